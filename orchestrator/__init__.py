@@ -1,0 +1,1 @@
+"""The sweep: Ray Tune schedules, Optuna suggests, ASHA stops, MLflow remembers."""

@@ -1,0 +1,31 @@
+"""How a trial ended, and what MLflow's own status says about it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Outcome(StrEnum):
+    """The end of a trial. Every finished MLflow run carries one as the tag `tinyattn.outcome`."""
+
+    COMPLETED = "completed"
+    """Ran all its evaluations."""
+    STOPPED = "stopped"
+    """Stopped by ASHA at a rung: not among the best there."""
+    DIVERGED = "diverged"
+    """Its loss became NaN or infinite."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The device or host had too little memory for it."""
+    FAILED = "failed"
+    """An error of another kind; the run's tag `tinyattn.error` holds its message."""
+    INTERRUPTED = "interrupted"
+    """The sweep itself was interrupted while the trial ran (Ctrl-C): no verdict on the trial."""
+
+    @property
+    def run_status(self) -> str:
+        """MLflow run status that agrees with this outcome."""
+        return {
+            Outcome.COMPLETED: "FINISHED",
+            Outcome.STOPPED: "FINISHED",
+            Outcome.INTERRUPTED: "KILLED",
+        }.get(self, "FAILED")

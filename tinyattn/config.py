@@ -1,0 +1,280 @@
+"""What a trial is: AdapterConfig, OptimizerConfig, TrainConfig, and the dotted-override grammar.
+
+Configs are data. They are read from YAML, checked by pydantic, and stop at the builders: modules
+such as TinyAttention take plain numbers. People, the searcher and the finalizer all change a
+config through `with_overrides({"optimizer.lr": 3e-4})`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from tinyattn.errors import ConfigError, did_you_mean
+
+
+class StrictModel(BaseModel):
+    """A frozen pydantic model that refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def with_overrides(self, overrides: Mapping[str, Any], source: str = "override") -> Self:
+        """Return a copy with dotted keys replaced, e.g. `{"optimizer.lr": 3e-4}`.
+
+        Raises:
+            ConfigError: a key is unknown or a value is not allowed.
+        """
+        data = self.model_dump(mode="json")
+        for key, value in overrides.items():
+            set_dotted(data, key, value)
+        return build(type(self), data, source)
+
+
+def _parse_layers(value: Any) -> Any:
+    """Accept 'all', 'none', 'top-6' or a list of layer indices; refuse anything else in one line."""
+    if isinstance(value, str):
+        if value in ("all", "none") or re.fullmatch(r"top-[1-9]\d*", value):
+            return value
+    elif isinstance(value, list | tuple) and value and all(type(i) is int and i >= 0 for i in value):
+        return tuple(sorted(set(value)))
+    raise ValueError("allowed are all, none, top-N (as in top-6) or a list such as [6, 7, 8]")
+
+
+Layers = Annotated[str | tuple[int, ...], BeforeValidator(_parse_layers)]
+
+
+class AdapterConfig(StrictModel):
+    """Shape and place of the tiny-attention adapters of one trial."""
+
+    num_heads: int = Field(1, ge=1, le=256)
+    """M, attention heads per adapter."""
+    head_dim: int = Field(1, ge=1, le=1024)
+    """D, dimension of each head's query, key and value (the paper: 1)."""
+    norm: Literal["none", "plain", "affine"] = "plain"
+    """LayerNorm before the projections: none, without affine parameters, or with them."""
+    bias: bool = True
+    """Query bias [M, D] and output bias [H]. Key and value biases add no function (see attention.py)."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Probability of dropping an attention weight in training."""
+    placement: Literal["sequential", "parallel", "parallel_heads"] = "sequential"
+    """sequential: after attention (the paper); parallel: beside it (the authors' code);
+    parallel_heads: beside the heads, added before attention's output projection (He et al.)."""
+    layers: Layers = "all"
+    """PLM layers that get an adapter: all, none (classifier alone), top-N, or a list of indices."""
+    share_layers: bool = False
+    """One adapter used at every layer (the authors' choice for ALBERT)."""
+
+
+class OptimizerConfig(StrictModel):
+    """How the adapter and classifier are trained."""
+
+    name: Literal["adamw", "radam"] = "adamw"
+    """Update rule."""
+    lr: float = Field(1e-3, gt=0, le=10)
+    """Peak learning rate."""
+    weight_decay: float = Field(0.0, ge=0, le=10)
+    """Decoupled weight decay."""
+    decay_bias_and_norm: bool = True
+    """Whether weight decay also applies to biases and LayerNorm parameters."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """Learning-rate decay after warm-up."""
+    warmup: float = Field(0.0, ge=0)
+    """Warm-up: below 1 a share of all steps (0.1 = 10 %), from 1 on a number of steps."""
+    max_grad_norm: float = Field(0.0, ge=0)
+    """Clip the gradient's global norm to this; 0: no clipping."""
+
+    @model_validator(mode="after")
+    def _whole_steps(self) -> Self:
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise ValueError(f"optimizer.warmup is {self.warmup}: from 1 on it counts whole steps")
+        return self
+
+
+class StartConfig(StrictModel):
+    """Start from the weights of a trained adapter instead of fresh ones (used by the finalizer)."""
+
+    adapter: str
+    """Adapter folder to start from; its one head is copied into `adapter.num_heads` heads."""
+    noise: float = Field(0.01, ge=0, le=1)
+    """σ of the zero-sum perturbation between heads, relative to each weight's own scale."""
+
+
+class TrainConfig(StrictModel):
+    """One trial, completely."""
+
+    task: str
+    """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
+    plm: str
+    """`minilm`, a Hugging Face name such as `roberta-large`, or a folder."""
+    protocol: Literal["paper", "heldout"] = "heldout"
+    """paper: select on the official dev set, as the paper does; heldout: select on a split carved
+    from train and keep dev for the report."""
+    adapter: AdapterConfig = AdapterConfig()
+    """The adapters."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """Their training."""
+    epochs: int = Field(20, ge=1, le=10_000)
+    """Passes over the training rows."""
+    batch_size: int = Field(16, ge=1, le=65_536)
+    """Rows per optimizer step."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Rows per forward pass; gradients accumulate to batch_size. None: batch_size."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """Optimizer steps between evaluations; None: twice an epoch."""
+    max_length: int = Field(128, ge=8, le=1_000_000)
+    """Tokens per row; longer rows are truncated."""
+    max_train_rows: int | None = Field(None, ge=1)
+    """Use a fixed random subset of this many training rows; None: all."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the frozen PLM; adapter and classifier are fp32 always."""
+    plm_dropout: bool = False
+    """Whether the frozen PLM's own dropout is active in training (the paper: off)."""
+    zero_stage: Literal[0, 1, 2] = 0
+    """DeepSpeed ZeRO stage."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seeds initial weights, order of rows and dropout."""
+    start: StartConfig | None = None
+    """Start from a trained adapter; None: fresh weights."""
+
+    @model_validator(mode="after")
+    def _micro_fits(self) -> Self:
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise ValueError(
+                f"micro_batch_size is {self.micro_batch_size}, allowed is at most batch_size, "
+                f"which is {self.batch_size}"
+            )
+        return self
+
+    def identity(self, data_fingerprint: str, commit: str) -> str:
+        """Return 16 hex digits that name this trial: config, data and code, never a file name."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(f"{content}\n{data_fingerprint}\n{commit}".encode()).hexdigest()[:16]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def build(model: type[Model], data: Any, source: str) -> Model:
+    """Check `data` against a pydantic model; raise ConfigError with one line a fault.
+
+    Args:
+        model: the pydantic class.
+        data: what came from YAML or overrides.
+        source: file name or other origin, the first part of each message.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{source}: a mapping of keys is needed, what came is {data!r}")
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        lines = [_fault(model, fault, source) for fault in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _fault(model: type[BaseModel], fault: Any, source: str) -> str:
+    """One pydantic fault as `source: key: what came, what is allowed, did you mean`."""
+    key = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        allowed = _siblings(model, fault["loc"])
+        word = str(fault["loc"][-1])
+        known = f"; allowed are {', '.join(allowed)}" if allowed else ""
+        return f"{source}: {key}: unknown key{did_you_mean(word, allowed)}{known}"
+    if fault["type"] == "missing":
+        return f"{source}: {key}: this key is required"
+    message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "allowed is")
+    came = fault["input"]
+    if isinstance(came, Mapping):  # a fault between keys: its message names them and their values
+        return f"{source}: {message}"
+    hint = ""
+    if fault["type"] == "literal_error" and isinstance(came, str):
+        hint = did_you_mean(came, re.findall(r"'([^']+)'", message))
+    return f"{source}: {key}: {came!r} came, {message}{hint}"
+
+
+def _siblings(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
+    """Names of the fields allowed where the unknown key `loc` stands, as far as they are known."""
+    current: Any = model
+    for part in list(loc)[:-1]:
+        field = getattr(current, "model_fields", {}).get(part)
+        if field is None:
+            return []
+        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        current = next((o for o in options if hasattr(o, "model_fields")), None)
+    return list(getattr(current, "model_fields", {}))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that reads 1e-5 as a number (YAML 1.1 wants a dot) and refuses repeated keys."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is given twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:\d[\d_]*)(?:\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Parse one YAML document; raise ConfigError with line and column where it is broken."""
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or error
+        raise ConfigError(f"{source}{place}: not valid YAML: {problem}") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Read one YAML file; raise ConfigError where it cannot be read or parsed."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
+    """Parse command-line words `key=value` into a dict of dotted keys; values are YAML."""
+    overrides: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][\w.\-]*", key):
+            raise ConfigError(f"'{word}' came, an override is key=value, as in optimizer.lr=3e-4")
+        overrides[key] = parse_yaml(value, f"override {key}")
+    return overrides
+
+
+def set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
+    """Set `data["a"]["b"] = value` for the key `a.b`, making mappings on the way.
+
+    Raises:
+        ConfigError: a part on the way holds something other than a mapping.
+    """
+    *parents, last = key.split(".")
+    for parent in parents:
+        if data.get(parent) is None:
+            data[parent] = {}
+        data = data[parent]
+        if not isinstance(data, dict):
+            raise ConfigError(f"override {key}: '{parent}' has no keys of its own")
+    data[last] = value

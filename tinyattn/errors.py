@@ -1,0 +1,71 @@
+"""Every error that a user can cause, as one tree.
+
+    TinyAttnError                 exit code 1: it failed, though it was asked correctly
+    ├── UsageError                exit code 2: it was asked wrongly
+    │   ├── ConfigError           a key, value or file of a configuration
+    │   ├── TaskError             a task, its data files, columns or labels
+    │   ├── PlmError              a PLM that cannot be found, or whose family is unknown
+    │   └── NameTakenError        a sweep, model or file name already in use
+    ├── AdapterError              an adapter folder that is damaged or fits another PLM
+    ├── DivergedError             a loss that is NaN or infinite
+    ├── OutOfMemoryError          a device or host that ran out of memory
+    └── StorageError              no space, no permission, a store that cannot be read
+
+A message says what came, what is allowed and what to do. The command line prints the message
+alone; a traceback means a defect of tinyattn.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TinyAttnError(Exception):
+    """Base of the tree; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class UsageError(TinyAttnError):
+    """The request itself is wrong: nothing was started."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A configuration key or value that is unknown or not allowed."""
+
+
+class TaskError(UsageError):
+    """A task that is unknown, or whose data do not fit it."""
+
+
+class PlmError(UsageError):
+    """A pretrained language model that cannot be found or adapted."""
+
+
+class NameTakenError(UsageError):
+    """A name that is already in use."""
+
+
+class AdapterError(TinyAttnError):
+    """An adapter folder that is truncated, tampered with, or made for another PLM."""
+
+
+class DivergedError(TinyAttnError):
+    """Training reached a NaN or infinite loss."""
+
+
+class OutOfMemoryError(TinyAttnError):
+    """A device or the host ran out of memory."""
+
+
+class StorageError(TinyAttnError):
+    """A place that cannot be read or written: no space, no permission, not there."""
+
+
+def did_you_mean(word: str, allowed: Iterable[str]) -> str:
+    """Return ` — did you mean 'x'?` for the allowed word nearest to `word`, or an empty string."""
+    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
+    return f" — did you mean '{close[0]}'?" if close else ""
