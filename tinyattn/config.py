@@ -42,7 +42,9 @@ def _parse_layers(value: Any) -> Any:
     if isinstance(value, str):
         if value in ("all", "none") or re.fullmatch(r"top-[1-9]\d*", value):
             return value
-    elif isinstance(value, list | tuple) and value and all(type(i) is int and i >= 0 for i in value):
+    elif (
+        isinstance(value, list | tuple) and value and all(type(i) is int and i >= 0 for i in value)
+    ):
         return tuple(sorted(set(value)))
     raise ValueError("allowed are all, none, top-N (as in top-6) or a list such as [6, 7, 8]")
 
@@ -236,7 +238,7 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str, source: str) -> Any:
     """Parse one YAML document; raise ConfigError with line and column where it is broken."""
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""

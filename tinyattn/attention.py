@@ -1,0 +1,150 @@
+"""TinyAttention: multi-head attention with a very small per-head dimension, as an adapter.
+
+Equations are those of Zhao, Tan & Mei (EMNLP 2022), "Tiny-Attention Adapter: Contexts Are More
+Important Than the Number of Parameters".
+
+Shape suffixes: B sequences, T query positions, S key positions, H hidden size of the PLM,
+M heads, D dimension of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Norm = Literal["none", "plain", "affine"]
+OUT_INIT = 0.01  # section B.1: the adapted model starts as (nearly) the PLM itself
+KeysValues = tuple[Tensor, Tensor]
+
+
+class TinyAttention(nn.Module):
+    """z̃ = (1/M) Σ_m O_m · Attn_m(z) + b, equations 1-4 in mean form.
+
+    The paper writes the sum Σ_m O_m Attn_m; the mean is stored instead (`experts.py` says why) and
+    equation 1's O_m is `out_weight[m] / M`. With one head the two are the same.
+
+    A key bias adds the same number to all scores of a query, which softmax cancels; a value bias
+    passes through the weighted mean unchanged, which makes it an output bias. So `bias` means a
+    query bias and an output bias: 4·H·M·D + M·D + H parameters, 4·H·M·D without.
+
+    Attributes:
+        qkv_weight: W_Q, W_K and W_V, [3, M, D, H].
+        query_bias: [M, D], or None.
+        out_weight: O in mean form, [M, D, H].
+        out_bias: [H], or None.
+        generator: source of dropout masks; None: torch's global one.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 1,
+        head_dim: int = 1,
+        *,
+        norm: Norm = "plain",
+        bias: bool = True,
+        dropout: float = 0.0,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
+        self.dropout = dropout
+        self.generator: torch.Generator | None = None
+        self.norm = (
+            nn.Identity()
+            if norm == "none"
+            else nn.LayerNorm(hidden_size, eps=norm_eps, elementwise_affine=norm == "affine")
+        )
+        self.qkv_weight = nn.Parameter(torch.empty(3, num_heads, head_dim, hidden_size))
+        self.out_weight = nn.Parameter(torch.empty(num_heads, head_dim, hidden_size))
+        self.query_bias = nn.Parameter(torch.empty(num_heads, head_dim)) if bias else None
+        self.out_bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw fresh weights: projections U(±1/√H), output U(±0.01/√D), biases zero."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        nn.init.uniform_(self.qkv_weight, -bound, bound, generator=generator)
+        bound = OUT_INIT / math.sqrt(self.head_dim)
+        nn.init.uniform_(self.out_weight, -bound, bound, generator=generator)
+        for parameter in (self.query_bias, self.out_bias):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        z_BTH: Tensor,
+        allowed: Tensor | None = None,
+        is_causal: bool = False,
+        extend: Callable[[Tensor, Tensor], KeysValues] | None = None,
+    ) -> Tensor:
+        """Return the modification z̃, [B, T, H], in the dtype of `z_BTH`.
+
+        Args:
+            z_BTH: intermediate embeddings; positions to read and to modify.
+            allowed: bool, broadcastable to [B, M, T, S]: which keys a query may see; None: all.
+            is_causal: a query sees itself and earlier positions only; excludes `allowed`.
+            extend: takes this call's keys and values [B, M, T, D] and returns those of all
+                positions [B, M, S, D] (a generation cache).
+        """
+        query, key, value = self._project(z_BTH)
+        if extend is not None:
+            key, value = extend(key, value)
+        heads = self._attend(query, key, value, allowed, is_causal)
+        return self._combine(heads, z_BTH.dtype)
+
+    def _project(self, z_BTH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Equation 4 for all heads in one matrix product; each of q, k, v is [B, M, T, D]."""
+        weight = self.qkv_weight.flatten(0, 2).to(z_BTH.dtype)
+        qkv = F.linear(self._normed(z_BTH), weight).to(self.qkv_weight.dtype)
+        qkv = qkv.unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        query, key, value = qkv.unbind(0)
+        if self.query_bias is not None:
+            query = query + self.query_bias[:, None, :]
+        return query, key, value
+
+    def _normed(self, z_BTH: Tensor) -> Tensor:
+        if isinstance(self.norm, nn.LayerNorm) and self.norm.elementwise_affine:
+            return self.norm(z_BTH.to(self.norm.weight.dtype)).to(z_BTH.dtype)
+        return self.norm(z_BTH)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """Equation 3; a query that may see no key at all gets zeros. Returns [B, M, T, D]."""
+        if self.training and self.dropout > 0:
+            return self._attend_with_dropout(query, key, value, allowed, is_causal)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=allowed, is_causal=is_causal
+        )
+
+    def _attend_with_dropout(
+        self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, is_causal: bool
+    ) -> Tensor:
+        """Equation 3 written out, since SDPA cannot draw its masks from a trial's own generator."""
+        scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # [B, M, T, S]
+        if is_causal:
+            allowed = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        if allowed is not None:
+            weights = weights.masked_fill(~allowed, 0.0)  # 0, not NaN, where no key is allowed
+        draws = torch.rand(weights.shape, generator=self.generator, device=weights.device)
+        return (weights * (draws >= self.dropout) / (1 - self.dropout)) @ value
+
+    def _combine(self, heads_BMTD: Tensor, dtype: torch.dtype) -> Tensor:
+        """Equation 1a in mean form: [B, M, T, D] to [B, T, H]."""
+        heads = heads_BMTD.transpose(1, 2).flatten(2).to(dtype)
+        weight = (self.out_weight.flatten(0, 1) / self.num_heads).to(dtype)  # [M·D, H]
+        bias = None if self.out_bias is None else self.out_bias.to(dtype)
+        return F.linear(heads, weight.t(), bias)
+
+    def extra_repr(self) -> str:
+        """Sizes shown by print(module)."""
+        return f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"

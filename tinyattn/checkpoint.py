@@ -1,0 +1,155 @@
+"""Adapter folders: safetensors + JSON, tens of kilobytes, nothing that is executed when read.
+
+adapter_config.json         what it is: shapes, PLM, task, lineage, SHA-256 of the weights
+adapter_model.safetensors   `layers.<call>.<parameter>` and `classifier.{weight,bias}`, fp32
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors
+import safetensors.torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from tinyattn.config import AdapterConfig, StrictModel
+from tinyattn.errors import AdapterError, StorageError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+class PlmCard(StrictModel):
+    """The PLM an adapter was trained on; `fingerprint` is verified when the adapter is loaded."""
+
+    name: str
+    revision: str
+    family: str
+    hidden_size: int
+    fingerprint: str
+
+
+class TaskCard(StrictModel):
+    """Enough of a task to read new rows and to name what the classifier answers."""
+
+    name: str
+    text_columns: tuple[str, ...]
+    labels: tuple[str, ...] | None
+    score_range: tuple[float, float] | None
+    metrics: tuple[str, ...]
+    label_column: str = "label"
+    max_length: int
+
+
+class AdapterCard(StrictModel):
+    """adapter_config.json."""
+
+    format: Literal["tinyattn-1"] = "tinyattn-1"
+    peft_type: Literal["TINY_ATTENTION"] = "TINY_ATTENTION"
+    adapter: AdapterConfig
+    plm: PlmCard
+    num_outputs: int | None
+    """Outputs of the classifier; None: no classifier (a decoder that generates)."""
+    task: TaskCard | None = None
+    scores: dict[str, float] = {}
+    """Metrics by name, as `select/accuracy` or `heldout/accuracy`."""
+    lineage: dict[str, Any] = {}
+    """Where it comes from: training config, run, the adapters it was made of."""
+    weights_sha256: str = ""
+
+
+def write_adapter(folder: Path, card: AdapterCard, weights: Mapping[str, Tensor]) -> None:
+    """Write an adapter folder as a whole or not at all.
+
+    Raises:
+        StorageError: no space or no permission; what was there before is unchanged.
+    """
+    tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+    content = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    card = card.model_copy(update={"weights_sha256": hashlib.sha256(content).hexdigest()})
+    with replace_folder(folder) as fresh:
+        (fresh / WEIGHTS_FILE).write_bytes(content)
+        (fresh / CONFIG_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def read_card(folder: Path) -> AdapterCard:
+    """Read adapter_config.json; raise AdapterError where it is missing, damaged or not ours."""
+    path = folder / CONFIG_FILE
+    try:
+        return AdapterCard.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise AdapterError(
+            f"{folder} holds no adapter: {CONFIG_FILE} is missing; name the folder that "
+            "`tinyattn train --output` or a run's artifacts hold"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdapterError(f"{path}: cannot be read: {error}") from None
+    except json.JSONDecodeError as error:
+        raise AdapterError(f"{path}: damaged, not valid JSON ({error}); restore a copy") from None
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(str(part) for part in fault["loc"])
+        raise AdapterError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
+
+
+def read_adapter(folder: Path) -> tuple[AdapterCard, dict[str, Tensor]]:
+    """Read an adapter folder and verify its weights.
+
+    Raises:
+        AdapterError: a file is missing, truncated, or its SHA-256 is not the recorded one.
+    """
+    card = read_card(folder)
+    path = folder / WEIGHTS_FILE
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise AdapterError(f"{path}: cannot be read: {error.strerror}; restore a copy") from None
+    if hashlib.sha256(content).hexdigest() != card.weights_sha256:
+        raise AdapterError(
+            f"{path}: truncated or changed since it was saved (its SHA-256 is not the one in "
+            f"{CONFIG_FILE}); restore a copy"
+        )
+    try:
+        return card, safetensors.torch.load(content)
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise AdapterError(f"{path}: not a safetensors file: {error}; restore a copy") from None
+
+
+@contextlib.contextmanager
+def replace_folder(folder: Path) -> Iterator[Path]:
+    """Yield a fresh folder that takes the place of `folder` when the block ends without error.
+
+    Raises:
+        StorageError: it cannot be written; `folder` is then as it was.
+    """
+    folder = folder.absolute()
+    fresh: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        yield fresh
+        fresh.chmod(0o755)
+        if folder.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+            os.replace(folder, old)
+            os.replace(fresh, folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(fresh, folder)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: cannot be written: {error.strerror or error}; free space or choose "
+            "another place"
+        ) from None
+    finally:
+        if fresh is not None and fresh.exists():
+            shutil.rmtree(fresh, ignore_errors=True)

@@ -1,0 +1,285 @@
+"""AdaptedModel: one frozen PLM with named adapters, each with a classifier of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tinyattn.attention import TinyAttention
+from tinyattn.checkpoint import AdapterCard, PlmCard, TaskCard, read_adapter, write_adapter
+from tinyattn.config import AdapterConfig
+from tinyattn.errors import AdapterError, NameTakenError, PlmError, UsageError, did_you_mean
+from tinyattn.placement import Sites, layer_calls, select_layers
+from tinyattn.plm import Plm
+
+CLASSIFIER_INIT = 0.02  # standard deviation, as transformers initialises classifiers
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of parameters."""
+
+    adapter: int
+    classifier: int
+    plm: int
+
+    @property
+    def trainable(self) -> int:
+        """Adapter and classifier together."""
+        return self.adapter + self.classifier
+
+
+class Adapter(nn.Module):
+    """What is trained, saved and switched as one: TinyAttention by layer call, and a classifier.
+
+    Its state dict is the content of an adapter file. With `share_layers` all calls share one
+    module, which is stored once, under the first call's index.
+    """
+
+    def __init__(
+        self, plm: PreTrainedModel, config: AdapterConfig, num_outputs: int | None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.config, self.num_outputs = config, num_outputs
+        self.calls = select_layers(config.layers, len(layer_calls(plm)))
+        hidden = plm.config.hidden_size
+        generator = torch.Generator().manual_seed(seed)
+        stored = self.calls[:1] if config.share_layers else self.calls
+        self.layers = nn.ModuleDict()
+        for index in stored:
+            module = TinyAttention(
+                hidden,
+                config.num_heads,
+                config.head_dim,
+                norm=config.norm,
+                bias=config.bias,
+                dropout=config.dropout,
+            )
+            module.reset_parameters(generator)
+            self.layers[str(index)] = module
+        self.classifier = None if num_outputs is None else nn.Linear(hidden, num_outputs)
+        if self.classifier is not None:
+            nn.init.normal_(self.classifier.weight, std=CLASSIFIER_INIT, generator=generator)
+            nn.init.zeros_(self.classifier.bias)
+
+    def by_call(self) -> dict[int, TinyAttention]:
+        """The TinyAttention of each layer call that has one."""
+        shared = self.config.share_layers and self.calls
+        return {
+            index: self.layers[str(self.calls[0] if shared else index)]  # type: ignore[misc]
+            for index in self.calls
+        }
+
+    def seed_dropout(self, seed: int, device: torch.device) -> torch.Generator:
+        """Draw this adapter's dropout masks from a generator of its own, and return it."""
+        generator = torch.Generator(device=device).manual_seed(seed)
+        for module in self.layers.values():
+            module.generator = generator  # type: ignore[assignment]
+        return generator
+
+    def num_parameters(self) -> tuple[int, int]:
+        """(adapter, classifier)."""
+        classifier = 0 if self.classifier is None else _count(self.classifier)
+        return _count(self) - classifier, classifier
+
+
+class AdaptedModel(nn.Module):
+    """A frozen PLM with named adapters; the active one modifies it and classifies.
+
+    Args:
+        plm: a transformers base model, or a causal language model for generation.
+        placement: where adapters go, see AdapterConfig.placement. All adapters on one
+            AdaptedModel share it.
+        plm_dropout: whether `train()` also switches the PLM's own dropout on.
+    """
+
+    def __init__(
+        self, plm: PreTrainedModel, placement: str = "sequential", plm_dropout: bool = False
+    ) -> None:
+        super().__init__()
+        self.plm = plm
+        self.plm_dropout = plm_dropout
+        self.adapters = nn.ModuleDict()
+        self.active: str | None = None
+        self.sites = Sites(plm, placement)
+        plm.requires_grad_(False)
+        plm.eval()
+
+    # ---- adapters by name ----
+
+    def add_adapter(
+        self, name: str, config: AdapterConfig, num_outputs: int | None = None, seed: int = 0
+    ) -> Adapter:
+        """Attach a fresh adapter under `name`; the first one becomes active.
+
+        Raises:
+            NameTakenError: there is an adapter of that name.
+            UsageError: the name or the placement is not allowed.
+        """
+        if name in self.adapters:
+            raise NameTakenError(f"an adapter '{name}' is attached already; choose another name")
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise UsageError(f"adapter name '{name}' came, allowed are letters, digits, _ and -")
+        if config.placement != self.sites.placement:
+            raise UsageError(
+                f"adapter '{name}' has placement {config.placement}, but this model's adapters "
+                f"are {self.sites.placement}; attach it to another AdaptedModel"
+            )
+        adapter = Adapter(self.plm, config, num_outputs, seed)
+        device = next(self.plm.parameters()).device
+        self.adapters[name] = adapter.to(device).train(self.training)
+        if self.active is None:
+            self.switch(name)
+        return adapter
+
+    def switch(self, name: str | None) -> None:
+        """Make `name` the active adapter; None: the PLM alone."""
+        if name is not None and name not in self.adapters:
+            raise UsageError(
+                f"no adapter '{name}' is attached{did_you_mean(name, self.adapters)}; "
+                f"attached are {', '.join(self.adapters) or 'none'}"
+            )
+        self.active = name
+        self.sites.adapters = {} if name is None else self.adapter(name).by_call()
+
+    def adapter(self, name: str | None = None) -> Adapter:
+        """Return the adapter of that name, the active one by default."""
+        name = name or self.active
+        if name is None:
+            raise UsageError("no adapter is active; add_adapter or switch to one first")
+        return self.adapters[name]  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """Within the block the PLM runs as it was; the active classifier still answers."""
+        before, self.sites.adapters = self.sites.adapters, {}
+        try:
+            yield
+        finally:
+            self.sites.adapters = before
+
+    def detach(self) -> PreTrainedModel:
+        """Take the hooks out and return the PLM, as it was before."""
+        self.sites.remove()
+        return self.plm
+
+    # ---- running ----
+
+    def forward(self, **batch: Tensor) -> Any:
+        """Return logits [B, num_outputs] in fp32, or the PLM's own output without a classifier."""
+        classifier = None if self.active is None else self.adapter().classifier
+        if classifier is None:
+            return self.plm(**batch)
+        options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
+        hidden = self.plm.base_model(**batch, **options).last_hidden_state
+        return classifier(self._pool(hidden, batch.get("attention_mask")).to(torch.float32))
+
+    def _pool(self, hidden_BTH: Tensor, mask: Tensor | None) -> Tensor:
+        """The embedding that stands for a row: first token; in a decoder, last real token."""
+        if not self.sites.family.causal:
+            return hidden_BTH[:, 0]
+        if mask is None:
+            return hidden_BTH[:, -1]
+        positions = torch.arange(mask.shape[1], device=mask.device)
+        last = (positions * mask).argmax(dim=1)
+        return hidden_BTH[torch.arange(len(last), device=last.device), last]
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate with the active adapter; takes what transformers' generate takes."""
+        if not self.plm.can_generate():
+            raise PlmError(f"{type(self.plm).__name__} cannot generate: load a causal LM")
+        return self.plm.generate(*args, **kwargs)  # type: ignore[operator]
+
+    def train(self, mode: bool = True) -> AdaptedModel:
+        """Switch adapters to training; the PLM only if it was built with plm_dropout."""
+        super().train(mode)
+        if not self.plm_dropout:
+            self.plm.eval()
+        return self
+
+    def counts(self) -> Counts:
+        """Parameters of the active adapter, its classifier, and the PLM."""
+        adapter, classifier = self.adapter().num_parameters() if self.active else (0, 0)
+        return Counts(adapter, classifier, _count(self.plm))
+
+    # ---- files ----
+
+    def save(
+        self,
+        folder: Path,
+        plm: Plm,
+        *,
+        name: str | None = None,
+        task: TaskCard | None = None,
+        scores: Mapping[str, float] | None = None,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the adapter `name` (the active one by default) with its classifier to a folder."""
+        adapter = self.adapter(name)
+        card = AdapterCard(
+            adapter=adapter.config,
+            plm=plm_card(plm),
+            num_outputs=adapter.num_outputs,
+            task=task,
+            scores=dict(scores or {}),
+            lineage=dict(lineage or {}),
+        )
+        write_adapter(folder, card, adapter.state_dict())
+
+    def load(self, folder: Path, plm: Plm, name: str = "loaded") -> AdapterCard:
+        """Attach and switch to the adapter of a folder, after verifying file and PLM.
+
+        Raises:
+            AdapterError: the files are damaged, or the adapter was made for another PLM.
+        """
+        card, weights = read_adapter(folder)
+        check_plm(card, plm, folder)
+        adapter = self.add_adapter(name, card.adapter, card.num_outputs)
+        load_weights(adapter, weights, folder)
+        self.switch(name)
+        return card
+
+
+def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
+    """Copy an adapter file's tensors into an adapter; AdapterError names what does not fit."""
+    expected = adapter.state_dict()
+    wrong = sorted(set(expected) ^ set(weights))
+    wrong += [k for k in expected if k in weights and expected[k].shape != weights[k].shape]
+    if wrong:
+        raise AdapterError(
+            f"{source}: the weights do not fit adapter_config.json ({wrong[0]}"
+            f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}); restore a copy"
+        )
+    adapter.load_state_dict(dict(weights))
+
+
+def plm_card(plm: Plm) -> PlmCard:
+    """What an adapter folder records of its PLM."""
+    return PlmCard(
+        name=plm.name,
+        revision=plm.revision,
+        family=plm.model.config.model_type,
+        hidden_size=plm.hidden_size,
+        fingerprint=plm.fingerprint,
+    )
+
+
+def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
+    """Raise AdapterError unless `plm` is the one that the adapter was trained on."""
+    if card.plm.fingerprint != plm.fingerprint:
+        raise AdapterError(
+            f"{source}: made for the PLM {card.plm.name} (fingerprint {card.plm.fingerprint}), "
+            f"loaded is {plm.name} (fingerprint {plm.fingerprint}); use the PLM it was made for"
+        )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

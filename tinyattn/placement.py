@@ -1,0 +1,330 @@
+"""Where each PLM family takes an adapter, and the hooks that put it there.
+
+The PLM's own files stay untouched. `FAMILIES` says, for each family, where a layer's attention is;
+`Sites` hooks those places and runs the active adapters. In the paper's words h enters a layer,
+attention turns it into z, and the feed-forward net reads z + z̃ and carries it in its residual.
+
+A family of one's own is one entry:
+
+    register_family("mymodel", Family(layers="encoder.layer", attention="attn", projection="attn.o"))
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from tinyattn.attention import TinyAttention
+from tinyattn.errors import PlmError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Family:
+    """Module paths of a PLM family, relative to its base model or to one layer."""
+
+    layers: str
+    """Path of the list of layers in the base model; `*` stands for every entry of a list."""
+    attention: str
+    """In a layer: the module that reads h (its first argument)."""
+    projection: str
+    """In a layer: attention's output projection; reads the concatenated heads."""
+    after: str | None = None
+    """In a layer: the module whose output is z; None: `attention` itself."""
+    pre_norm: bool = False
+    """Whether attention's output still lacks the residual: then z is attention(h) + layer input."""
+    causal: bool = False
+    """Whether a position may only see earlier ones (decoders)."""
+    calls: Callable[[PreTrainedModel, list[nn.Module]], list[nn.Module]] | None = None
+    """The layers in the order of their calls, for PLMs that call one layer several times."""
+
+
+def _albert_calls(plm: PreTrainedModel, layers: list[nn.Module]) -> list[nn.Module]:
+    """ALBERT calls group i/(L/G) at step i, and every inner layer of it."""
+    config = plm.config
+    per_call = config.num_hidden_layers / config.num_hidden_groups
+    inner = config.inner_group_num
+    groups = [layers[g * inner : (g + 1) * inner] for g in range(config.num_hidden_groups)]
+    return [layer for i in range(config.num_hidden_layers) for layer in groups[int(i / per_call)]]
+
+
+_BERT = Family(layers="encoder.layer.*", attention="attention", projection="attention.output.dense")
+
+FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "roberta": _BERT,
+    "xlm-roberta": _BERT,
+    "electra": _BERT,
+    "deberta-v2": _BERT,
+    "distilbert": Family(
+        layers="transformer.layer.*",
+        attention="attention",
+        projection="attention.out_lin",
+        after="sa_layer_norm",
+    ),
+    "albert": Family(
+        layers="encoder.albert_layer_groups.*.albert_layers.*",
+        attention="attention",
+        projection="attention.dense",
+        calls=_albert_calls,
+    ),
+    "gpt2": Family(
+        layers="h.*", attention="attn", projection="attn.c_proj", pre_norm=True, causal=True
+    ),
+    "llama": Family(
+        layers="layers.*",
+        attention="self_attn",
+        projection="self_attn.o_proj",
+        pre_norm=True,
+        causal=True,
+    ),
+}
+
+
+def register_family(model_type: str, family: Family) -> None:
+    """Teach a PLM family by its `config.model_type`; replaces an entry of the same name."""
+    FAMILIES[model_type] = family
+
+
+def family_of(plm: PreTrainedModel) -> Family:
+    """Return the family of a PLM; raise PlmError with the known ones if it has none."""
+    model_type = plm.config.model_type
+    if model_type not in FAMILIES:
+        raise PlmError(
+            f"PLM family '{model_type}' is unknown{did_you_mean(model_type, FAMILIES)}; known are "
+            f"{', '.join(sorted(FAMILIES))}; tinyattn.placement.register_family adds one"
+        )
+    return FAMILIES[model_type]
+
+
+def layer_calls(plm: PreTrainedModel) -> list[nn.Module]:
+    """Return the base model's layers in call order; ALBERT's shared layer appears L times."""
+    family, base = family_of(plm), plm.base_model
+    found: list[nn.Module] = [base]
+    for part in family.layers.split("."):
+        if part == "*":
+            found = [child for module in found for child in module.children()]
+        else:
+            found = [_submodule(module, part, base) for module in found]
+    return family.calls(base, found) if family.calls else found
+
+
+def _submodule(module: nn.Module, path: str, plm: nn.Module) -> nn.Module:
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        raise PlmError(
+            f"{type(plm).__name__} has no '{path}' in its {type(module).__name__}: its family's "
+            "entry in tinyattn.placement.FAMILIES does not describe it"
+        ) from None
+
+
+def select_layers(layers: str | Sequence[int], total: int) -> list[int]:
+    """Turn 'all', 'none', 'top-N' or indices into sorted indices below `total`.
+
+    Raises:
+        PlmError: an index or N is larger than the PLM has layers.
+    """
+    if layers == "all":
+        return list(range(total))
+    if layers == "none":
+        return []
+    if isinstance(layers, str):
+        count = int(layers.removeprefix("top-"))
+        chosen = list(range(total - count, total))
+    else:
+        chosen = sorted(layers)
+    if chosen[0] < 0 or chosen[-1] >= total:
+        raise PlmError(
+            f"adapter.layers is {layers}, but the PLM has {total} layers (0-{total - 1})"
+        )
+    return chosen
+
+
+@dataclass
+class _Pass:
+    """What the hooks know of the forward pass that is under way."""
+
+    allowed: Tensor | None = None
+    is_causal: bool = False
+    cache: Any = None
+    position: dict[nn.Module, int] = field(default_factory=dict)
+    layer_input: Tensor | None = None
+    attention_input: Tensor | None = None
+
+
+class Sites:
+    """Hooks on one PLM that run the active adapters.
+
+    `adapters` maps the index of a layer call to its TinyAttention; replacing the dict switches
+    adapters, an empty dict leaves the PLM as it was. `remove()` takes the hooks out again.
+    """
+
+    def __init__(self, plm: PreTrainedModel, placement: str) -> None:
+        self.adapters: dict[int, TinyAttention] = {}
+        self.placement = placement
+        self.family = family_of(plm)
+        self.base: Any = plm.base_model
+        self.calls = layer_calls(plm)
+        self.indices: dict[nn.Module, list[int]] = {}
+        for index, layer in enumerate(self.calls):
+            self.indices.setdefault(layer, []).append(index)
+        self._signature = inspect.signature(self.base.forward)
+        self._pass = _Pass()
+        self._handles = [self.base.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        for layer in self.indices:
+            self._hook_layer(layer)
+
+    def remove(self) -> None:
+        """Take all hooks out of the PLM."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._pass = _Pass()
+
+    # ---- one forward pass ----
+
+    def _begin(
+        self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Before the PLM runs: read its padding mask and cache."""
+        if not self.adapters:
+            return None
+        given = self._signature.bind_partial(*args, **kwargs).arguments
+        given.update(given.pop("kwargs", {}))
+        inputs = given.get("input_ids")
+        inputs = inputs if inputs is not None else given["inputs_embeds"]
+        mask = given.get("attention_mask")
+        if mask is not None and mask.ndim != 2:
+            raise PlmError(f"attention_mask of shape {tuple(mask.shape)} came, allowed is [B, T]")
+        self._pass = _Pass(cache=given.get("past_key_values"))
+        if not self.family.causal:
+            self._pass.allowed = _key_mask(mask)
+            return None
+        if self._pass.cache is None and given.get("use_cache", self.base.config.use_cache):
+            # The PLM would make a cache that the adapters could not fill.
+            self._pass.cache = DynamicCache(config=self.base.config)
+            kwargs = {**kwargs, "past_key_values": self._pass.cache}
+        self._pass.allowed, self._pass.is_causal = self._causal_mask(inputs, mask)
+        return args, kwargs
+
+    def _causal_mask(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor | None, bool]:
+        """The keys each of this call's T queries may see, [B or 1, 1, T, S], or a causal flag."""
+        length, past = inputs.shape[1], 0
+        if self._pass.cache is not None:
+            past = self._pass.cache.get_seq_length()
+        key_mask = _key_mask(mask)
+        if key_mask is None and (past == 0 or length == 1):
+            return None, length > 1
+        total = past + length
+        causal = torch.ones(length, total, dtype=torch.bool, device=inputs.device).tril(past)
+        return (causal if key_mask is None else causal & key_mask[..., :total]), False
+
+    def _run(self, layer: nn.Module, z_BTH: Tensor) -> Tensor | None:
+        """Run the adapter of this call of `layer` on z; None where the call has none."""
+        calls = self.indices[layer]
+        turn = self._pass.position.get(layer, 0)
+        self._pass.position[layer] = turn + 1
+        index = calls[turn]
+        adapter = self.adapters.get(index)
+        if adapter is None:
+            return None
+        extend = None
+        if self._pass.cache is not None:
+            extend = functools.partial(self._extend, index)
+        return adapter(z_BTH, self._pass.allowed, self._pass.is_causal, extend)
+
+    def _extend(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep an adapter's keys and values in the PLM's cache, behind the PLM's own layers."""
+        layers = self._pass.cache.layers
+        while len(layers) <= len(self.calls) + index:
+            layers.append(DynamicLayer())
+        return layers[len(self.calls) + index].update(key, value)
+
+    # ---- hooks ----
+
+    def _hook_layer(self, layer: nn.Module) -> None:
+        attention = _submodule(layer, self.family.attention, self.base)
+        after = _submodule(layer, self.family.after or self.family.attention, self.base)
+        keep = self._handles.append
+        if self.placement == "sequential":
+            if self.family.pre_norm:
+                keep(layer.register_forward_pre_hook(self._keep_layer_input, with_kwargs=True))
+            keep(after.register_forward_hook(functools.partial(self._sequential, layer)))
+            return
+        keep(attention.register_forward_pre_hook(self._keep_attention_input, with_kwargs=True))
+        if self.placement == "parallel":
+            keep(after.register_forward_hook(functools.partial(self._parallel, layer)))
+        else:
+            projection = _submodule(layer, self.family.projection, self.base)
+            keep(projection.register_forward_pre_hook(functools.partial(self._on_heads, layer)))
+
+    def _keep_layer_input(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.adapters:
+            self._pass.layer_input = _first(args, kwargs)
+
+    def _keep_attention_input(self, attention: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.adapters:
+            self._pass.attention_input = _first(args, kwargs)
+
+    def _sequential(self, layer: nn.Module, module: nn.Module, args: Any, output: Any) -> Any:
+        """z + tiny(z), the paper's figure 2b."""
+        if not self.adapters:
+            return output
+        z = out = output[0] if isinstance(output, tuple) else output
+        if self._pass.layer_input is not None:
+            z = out + self._pass.layer_input
+        return _add(output, out, self._run(layer, z))
+
+    def _parallel(self, layer: nn.Module, module: nn.Module, args: Any, output: Any) -> Any:
+        """LN(h + Attn(h)) + tiny(h), the paper's figure 3 as its authors wrote it."""
+        if not self.adapters:
+            return output
+        out = output[0] if isinstance(output, tuple) else output
+        assert self._pass.attention_input is not None
+        return _add(output, out, self._run(layer, self._pass.attention_input))
+
+    def _on_heads(self, layer: nn.Module, projection: nn.Module, args: tuple[Any, ...]) -> Any:
+        """W_O (heads + tiny(h)): He et al. (ICLR 2022), before attention's output projection."""
+        if not self.adapters:
+            return None
+        assert self._pass.attention_input is not None
+        heads = args[0]
+        change = self._run(layer, self._pass.attention_input)
+        if change is None:
+            return None
+        if change.shape != heads.shape:
+            raise PlmError(
+                f"placement parallel_heads needs heads as wide as the hidden size: "
+                f"{heads.shape[-1]} came, the hidden size is {change.shape[-1]}"
+            )
+        return (heads + change, *args[1:])
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _add(output: Any, first: Tensor, change: Tensor | None) -> Any:
+    """Add `change` to the first part of a module's output."""
+    if change is None:
+        return output
+    return (first + change, *output[1:]) if isinstance(output, tuple) else first + change
+
+
+def _key_mask(mask: Tensor | None) -> Tensor | None:
+    """[B, S] padding mask (1 = real) to bool [B, 1, 1, S]; None where nothing is padded."""
+    if mask is None:
+        return None
+    mask = mask.bool()
+    # Asking a GPU for the answer would stall it, and a full mask gives the same result.
+    if mask.device.type == "cpu" and bool(mask.all()):
+        return None
+    return mask[:, None, None, :]

