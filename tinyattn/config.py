@@ -38,7 +38,7 @@ class StrictModel(BaseModel):
 
 
 def _parse_layers(value: Any) -> Any:
-    """Accept 'all', 'none', 'top-6' or a list of layer indices; refuse anything else in one line."""
+    """Accept 'all', 'none', 'top-6' or a list of layer indices."""
     if isinstance(value, str):
         if value in ("all", "none") or re.fullmatch(r"top-[1-9]\d*", value):
             return value
@@ -62,7 +62,7 @@ class AdapterConfig(StrictModel):
     norm: Literal["none", "plain", "affine"] = "plain"
     """LayerNorm before the projections: none, without affine parameters, or with them."""
     bias: bool = True
-    """Query bias [M, D] and output bias [H]. Key and value biases add no function (see attention.py)."""
+    """Query bias [M, D] and output bias [H]; key and value biases would add no function."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Probability of dropping an attention weight in training."""
     placement: Literal["sequential", "parallel", "parallel_heads"] = "sequential"

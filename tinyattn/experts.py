@@ -33,7 +33,7 @@ def perturb(
     order the function is unchanged. LayerNorm, biases and classifier are copied.
 
     Args:
-        adapter: one head, or already `num_heads` heads, which are then perturbed in place of copies.
+        adapter: one head; or `num_heads` heads already, which are then perturbed as they are.
         plm: the PLM it is attached to.
         num_heads: M.
         noise: σ relative to the root mean square of each weight tensor.
