@@ -6,7 +6,9 @@ attention turns it into z, and the feed-forward net reads z + z̃ and carries it
 
 A family of one's own is one entry:
 
-    register_family("mymodel", Family(layers="encoder.layer", attention="attn", projection="attn.o"))
+    register_family(
+        "mymodel", Family(layers="encoder.layer.*", attention="attn", projection="attn.o")
+    )
 """
 
 from __future__ import annotations
@@ -42,11 +44,11 @@ class Family:
     """Whether attention's output still lacks the residual: then z is attention(h) + layer input."""
     causal: bool = False
     """Whether a position may only see earlier ones (decoders)."""
-    calls: Callable[[PreTrainedModel, list[nn.Module]], list[nn.Module]] | None = None
+    calls: Callable[[Any, list[nn.Module]], list[nn.Module]] | None = None
     """The layers in the order of their calls, for PLMs that call one layer several times."""
 
 
-def _albert_calls(plm: PreTrainedModel, layers: list[nn.Module]) -> list[nn.Module]:
+def _albert_calls(plm: Any, layers: list[nn.Module]) -> list[nn.Module]:
     """ALBERT calls group i/(L/G) at step i, and every inner layer of it."""
     config = plm.config
     per_call = config.num_hidden_layers / config.num_hidden_groups
@@ -106,7 +108,8 @@ def family_of(plm: PreTrainedModel) -> Family:
 
 def layer_calls(plm: PreTrainedModel) -> list[nn.Module]:
     """Return the base model's layers in call order; ALBERT's shared layer appears L times."""
-    family, base = family_of(plm), plm.base_model
+    family: Family = family_of(plm)
+    base: Any = plm.base_model
     found: list[nn.Module] = [base]
     for part in family.layers.split("."):
         if part == "*":

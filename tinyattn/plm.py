@@ -28,7 +28,11 @@ _KNOWN_SHAPES: dict[str, dict[str, Any]] = {
     "roberta-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
     "roberta-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
 }
-_ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
+_ROBERTA: dict[str, Any] = {
+    "vocab_size": 50265,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+}
 
 
 @dataclass(frozen=True)
