@@ -1,0 +1,321 @@
+"""Reads sweeps and trials back from MLflow. `tracking.py` writes what is read here.
+
+Layout of the store: one experiment a task and PLM (`rte/roberta-large`), a parent run a sweep, a
+child run a trial. Tags of the project start with `tinyattn.`; what a run *is* stands in its tags
+and params, what it *measured* in its metrics, by evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import sqlite3
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+# Both are read when mlflow is imported: no telemetry, and no server address printed per run.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+# A server that is down blocks a call for minutes by default.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from orchestrator.outcome import Outcome
+from tinyattn.errors import StorageError, UsageError, did_you_mean
+
+for _noisy in ("alembic", "mlflow.store.db.utils"):
+    logging.getLogger(_noisy).setLevel(logging.CRITICAL)  # creation of tables; tracebacks of locks
+
+TAG = "tinyattn."
+"""Prefix of every tag that the project writes."""
+PARENT_TAG = "mlflow.parentRunId"
+CONNECT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """The parent run of one sweep."""
+
+    run_id: str
+    experiment_id: str
+    name: str
+    task: str
+    plm: str
+    protocol: str
+    outcome: Outcome | None
+    """None while it runs."""
+    start_time: int
+    """Milliseconds since 1970."""
+    tags: dict[str, str]
+    """Tags of the project, without their prefix."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """The child run of one trial, as far as it got."""
+
+    run_id: str
+    trial_id: str
+    sweep: str
+    task: str
+    plm: str
+    protocol: str
+    kind: str
+    """trial, finalist, expert (several heads) or collapsed."""
+    outcome: Outcome | None
+    """None while it runs."""
+    start_time: int
+    """Milliseconds since 1970."""
+    params: dict[str, Any]
+    """What the searcher chose, by dotted key."""
+    config: dict[str, Any]
+    """The whole resolved configuration, by dotted key."""
+    metrics: dict[str, float]
+    """Latest value of every metric, by its MLflow name."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """Tags of the project, without their prefix."""
+
+    @property
+    def score(self) -> float | None:
+        """Primary metric on the selection split at the last evaluation."""
+        return self.metrics.get("score")
+
+    @property
+    def best_score(self) -> float | None:
+        """Best primary metric on the selection split; what the leaderboard ranks."""
+        return self.metrics.get("best_score")
+
+    @property
+    def evaluations(self) -> int:
+        """How many evaluations the trial reported."""
+        return int(self.metrics.get("evaluation", 0))
+
+    @cached_property
+    def heldout(self) -> dict[str, float]:
+        """Metrics on the held-out split: empty unless the trial completed under `heldout`."""
+        return _group(self.metrics, "heldout/")
+
+    @property
+    def adapter_params(self) -> int | None:
+        """Trainable parameters of the adapters."""
+        return _whole(self.metrics.get("adapter_params"))
+
+    @property
+    def classifier_params(self) -> int | None:
+        """Trainable parameters of the classifier."""
+        return _whole(self.metrics.get("classifier_params"))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and evaluation spent on the trial."""
+        return self.metrics.get("seconds", 0.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation of a trial's history."""
+
+    index: int
+    score: float
+    best_score: float
+    seconds: float
+
+
+class Store:
+    """Read access to an MLflow store."""
+
+    def __init__(self, tracking_uri: str) -> None:
+        """Connect; raise StorageError where the store cannot be reached or opened."""
+        self.uri = tracking_uri
+        try:
+            _knock(tracking_uri)
+            self.client = MlflowClient(tracking_uri, registry_uri=tracking_uri)
+            self.client.search_experiments(max_results=1)
+        except (MlflowException, OSError, sqlite3.Error) as error:
+            first = str(error).strip().splitlines()[0]
+            raise StorageError(
+                f"the MLflow store {without_password(tracking_uri)} cannot be opened: {first}. "
+                "Check the address and that it may be written, or leave the address out to keep "
+                "an SQLite store under runs/"
+            ) from None
+
+    def sweeps(self, task: str | None = None) -> list[SweepRecord]:
+        """Return all sweeps, oldest first."""
+        found = [_sweep_record(run) for run in self._runs(f"tags.\"{TAG}kind\" = 'sweep'")]
+        return sorted(
+            (sweep for sweep in found if task is None or sweep.task == task),
+            key=lambda sweep: sweep.start_time,
+        )
+
+    def name_is_free(self, name: str) -> bool:
+        """Return whether no sweep is called `name`."""
+        return all(sweep.name != name for sweep in self.sweeps())
+
+    def find_sweep(self, name: str) -> SweepRecord:
+        """Return the sweep called `name`; raise UsageError that lists the sweeps there are."""
+        sweeps = self.sweeps()
+        for sweep in sweeps:
+            if sweep.name == name:
+                return sweep
+        names = [sweep.name for sweep in sweeps]
+        known = f"known are {', '.join(names)}" if names else "the store holds no sweep yet"
+        raise UsageError(f"no sweep is called '{name}'{did_you_mean(name, names)}; {known}")
+
+    def trials_of(self, sweep: SweepRecord) -> list[TrialRecord]:
+        """Return the trials of a sweep, finalists and experts included, oldest first."""
+        runs = self._runs(f"tags.\"{PARENT_TAG}\" = '{sweep.run_id}'", [sweep.experiment_id])
+        return sorted((_trial_record(run) for run in runs), key=lambda trial: trial.start_time)
+
+    def trial(self, run_id: str) -> TrialRecord:
+        """Return the trial with this run id; raise UsageError where there is none."""
+        try:
+            run = self.client.get_run(run_id)
+        except MlflowException:
+            raise UsageError(
+                f"no run has the id '{run_id}'; `tinyattn leaderboard` lists run ids"
+            ) from None
+        if TAG + "trial" not in run.data.tags:
+            raise UsageError(f"run {run_id} is not a trial; `tinyattn leaderboard` lists trials")
+        return _trial_record(run)
+
+    def history(self, trial: TrialRecord) -> list[Point]:
+        """Return the evaluations of a trial in order (four requests to the store)."""
+        columns = {}
+        for key in ("score", "best_score", "seconds"):
+            entries = self.client.get_metric_history(trial.run_id, key)
+            columns[key] = {entry.step: entry.value for entry in entries}
+        return [
+            Point(
+                index,
+                score,
+                columns["best_score"][index],
+                columns["seconds"].get(index, float("nan")),
+            )
+            for index, score in sorted(columns["score"].items())
+        ]
+
+    def sweep_config(self, sweep: SweepRecord) -> dict[str, Any]:
+        """Return the resolved sweep file."""
+        return self._read_json(sweep.run_id, "sweep.json")
+
+    def download(self, run_id: str, path: str, destination: Path) -> Path:
+        """Copy a run's artifact, file or folder, under `destination`; return the copy's path."""
+        if not self.has_artifact(run_id, path):
+            raise StorageError(f"run {run_id} has no artifact '{path}'")
+        try:
+            return Path(self.client.download_artifacts(run_id, path, str(destination)))
+        except (MlflowException, OSError) as error:
+            raise StorageError(f"artifact '{path}' of run {run_id}: {error}") from None
+
+    def has_artifact(self, run_id: str, path: str) -> bool:
+        """Return whether a run has an artifact at this top-level path."""
+        try:
+            return any(item.path == path for item in self.client.list_artifacts(run_id))
+        except (MlflowException, OSError) as error:
+            raise StorageError(f"the artifacts of run {run_id} cannot be listed: {error}") from None
+
+    def _read_json(self, run_id: str, path: str) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            return json.loads(self.download(run_id, path, Path(folder)).read_text("utf-8"))
+
+    def _runs(self, query: str, experiments: list[str] | None = None) -> list[Run]:
+        """Return every active run that the query matches, page by page."""
+        if experiments is None:
+            experiments = [found.experiment_id for found in self.client.search_experiments()]
+        runs: list[Run] = []
+        token = None
+        while True:
+            page = self.client.search_runs(experiments, query, max_results=1000, page_token=token)
+            runs += page
+            token = page.token
+            if not token:
+                return runs
+
+
+def without_password(uri: str) -> str:
+    """Return a store's URI fit for messages and logs."""
+    return re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", uri)
+
+
+def _knock(uri: str) -> None:
+    """Fail in seconds where MLflow would retry for minutes; raise OSError or sqlite3.Error."""
+    if uri.startswith("sqlite:///"):
+        path = Path(uri.removeprefix("sqlite:///"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with sqlite3.connect(path, timeout=CONNECT_SECONDS) as connection:
+            connection.execute("PRAGMA schema_version")
+        connection.close()
+        if not os.access(path, os.W_OK):
+            raise PermissionError(f"{path} may not be written")
+        return
+    parts = urlsplit(uri)
+    ports = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
+    port = parts.port or ports.get(parts.scheme.split("+")[0])
+    if parts.hostname and port:
+        socket.create_connection((parts.hostname, port), CONNECT_SECONDS).close()
+
+
+def _sweep_record(run: Run) -> SweepRecord:
+    tags = _group(run.data.tags, TAG)
+    return SweepRecord(
+        run_id=run.info.run_id,
+        experiment_id=run.info.experiment_id,
+        name=tags["sweep"],
+        task=tags["task"],
+        plm=tags["plm"],
+        protocol=tags["protocol"],
+        outcome=_outcome(tags),
+        start_time=run.info.start_time,
+        tags=tags,
+    )
+
+
+def _trial_record(run: Run) -> TrialRecord:
+    tags = _group(run.data.tags, TAG)
+    return TrialRecord(
+        run_id=run.info.run_id,
+        trial_id=tags["trial"],
+        sweep=tags["sweep"],
+        task=tags["task"],
+        plm=tags["plm"],
+        protocol=tags["protocol"],
+        kind=tags["kind"],
+        outcome=_outcome(tags),
+        start_time=run.info.start_time,
+        params=json.loads(tags["searched"]),
+        config={key: _value(text) for key, text in run.data.params.items()},
+        metrics=dict(run.data.metrics),
+        tags=tags,
+    )
+
+
+def _outcome(tags: Mapping[str, str]) -> Outcome | None:
+    return Outcome(tags["outcome"]) if "outcome" in tags else None
+
+
+def _group(items: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the items under a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in items.items() if k.startswith(prefix)}
+
+
+def _value(text: str) -> Any:
+    """Read a param back: numbers, booleans, null and lists were written as JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)

@@ -1,0 +1,256 @@
+"""What MLflow itself says about a sweep: read with its own client, not with ours."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import subprocess
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from conftest import Sweeps
+from mlflow import MlflowClient
+
+from orchestrator import provenance, tracking
+from orchestrator.outcome import Outcome
+from orchestrator.tracking import Tracker
+from tinyattn.config import TrainConfig
+from tinyattn.errors import NameTakenError, StorageError, UsageError
+
+
+def _client(tracker: Tracker) -> MlflowClient:
+    return MlflowClient(tracker.uri)
+
+
+def test_a_sweep_is_a_parent_run_and_its_trials_are_children(sweeps: Sweeps) -> None:
+    parent = sweeps.start("first", task="rte")
+    child = sweeps.trial("t1", [0.5, 0.7, 0.6])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    client = _client(sweeps.tracker)
+    experiment = client.get_experiment_by_name("rte/roberta-large")
+    run = client.get_run(child)
+    assert run.info.experiment_id == experiment.experiment_id
+    assert run.data.tags["mlflow.parentRunId"] == parent
+    assert run.data.tags["tinyattn.identity"] == "id-t1"
+    assert run.data.tags["tinyattn.version.torch"] == metadata.version("torch")
+    assert run.data.params["optimizer.lr"] == "0.001"
+    assert run.data.params["adapter.num_heads"] == "1"
+    assert run.data.params["max_train_rows"] == "null"
+    assert {a.path for a in client.list_artifacts(child)} == {"config.json"}
+    assert client.get_run(parent).info.status == "FINISHED"
+
+
+def test_metrics_stand_at_their_evaluation_with_the_best_so_far(sweeps: Sweeps) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("t1", [0.5, 0.7, 0.6], heldout=0.65)
+    client = _client(sweeps.tracker)
+    history = client.get_metric_history(run_id, "select/accuracy")
+    assert [(m.step, m.value) for m in history] == [(1, 0.5), (2, 0.7), (3, 0.6)]
+    latest = client.get_run(run_id).data.metrics
+    assert (latest["score"], latest["best_score"], latest["best_index"]) == (0.6, 0.7, 2)
+    assert latest["heldout/accuracy"] == 0.65
+    assert latest["adapter_params"] == 98_304
+
+
+def test_one_request_to_the_store_for_one_evaluation(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps.start()
+    sweeps.trial("t1", [0.5], None)
+    calls: list[str] = []
+    client = sweeps.tracker.client
+    for name in ("log_batch", "log_metric", "set_tag", "log_param"):
+        monkeypatch.setattr(client, name, lambda *a, _n=name, **k: calls.append(_n))
+    sweeps.tracker.log_evaluation("t1", Sweeps.result(2, [0.5, 0.6], None, (1, 1)))
+    assert calls == ["log_batch"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [
+        (Outcome.COMPLETED, "FINISHED"),
+        (Outcome.STOPPED, "FINISHED"),
+        (Outcome.DIVERGED, "FAILED"),
+        (Outcome.OUT_OF_MEMORY, "FAILED"),
+        (Outcome.INTERRUPTED, "KILLED"),
+    ],
+)
+def test_outcome_and_status_agree(sweeps: Sweeps, outcome: Outcome, status: str) -> None:
+    sweeps.start()
+    run = _client(sweeps.tracker).get_run(sweeps.trial("t1", [0.5], outcome))
+    assert (run.data.tags["tinyattn.outcome"], run.info.status) == (outcome.value, status)
+
+
+def test_the_adapter_is_an_artifact_and_the_error_a_tag(sweeps: Sweeps, tmp_path: Path) -> None:
+    sweeps.start()
+    kept = sweeps.trial("t1", [0.5], adapter=True)
+    broken = sweeps.trial("t2", [], None)
+    sweeps.tracker.end_trial("t2", Outcome.FAILED, error="x" * 20_000)
+    copy = sweeps.tracker.download(kept, "adapter", tmp_path)
+    assert json.loads((copy / "adapter_config.json").read_text()) == {"trial": "t1"}
+    tags = _client(sweeps.tracker).get_run(broken).data.tags
+    assert tags["tinyattn.error"] == "x" * tracking.TAG_LENGTH
+
+
+def test_nan_and_infinite_losses_read_back_as_not_a_number(sweeps: Sweeps) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("t1", [0.5], None)
+    result = Sweeps.result(2, [0.5, 0.5], None, (1, 1)) | {"train_loss": math.inf}
+    sweeps.tracker.log_evaluation("t1", result)
+    assert math.isnan(_client(sweeps.tracker).get_run(run_id).data.metrics["train_loss"])
+
+
+def test_nothing_is_left_running_after_an_interrupt(sweeps: Sweeps) -> None:
+    parent = sweeps.start()
+    done = sweeps.trial("t1", [0.5])
+    live = [sweeps.trial(f"t{i}", [0.4], None) for i in (2, 3)]
+    sweeps.tracker.close_all(Outcome.INTERRUPTED)
+    client = _client(sweeps.tracker)
+    assert [client.get_run(r).info.status for r in (*live, parent)] == ["KILLED"] * 3
+    assert client.get_run(done).info.status == "FINISHED"
+    assert client.get_run(live[0]).data.tags["tinyattn.outcome"] == "interrupted"
+
+
+def test_a_resumed_sweep_goes_on_in_the_same_runs_without_repeated_steps(sweeps: Sweeps) -> None:
+    parent = sweeps.start("first")
+    run_id = sweeps.trial("t1", [0.5, 0.6, 0.7], None)
+    sweeps.tracker.close_all(Outcome.INTERRUPTED)
+    again = Tracker(sweeps.tracker.uri)
+    assert again.resume_sweep("first") == parent
+    config = TrainConfig(task="sst2", plm="roberta-large")
+    assert again.start_trial("t1", config=config, params={}, tags={}) == run_id
+    client = _client(again)
+    assert client.get_run(run_id).info.status == "RUNNING"
+    assert "tinyattn.outcome" not in client.get_run(run_id).data.tags
+    scores = [0.5, 0.6, 0.7, 0.8]
+    for index in (3, 4):  # evaluation 3 came after the last checkpoint and is repeated
+        again.log_evaluation("t1", Sweeps.result(index, scores, None, (1, 1)))
+    assert [m.step for m in client.get_metric_history(run_id, "score")] == [1, 2, 3, 4]
+
+
+def test_close_all_also_ends_what_a_killed_process_left_running(sweeps: Sweeps) -> None:
+    sweeps.start("first")
+    orphan = sweeps.trial("t1", [0.5], None)  # the process died here: no close_all
+    again = Tracker(sweeps.tracker.uri)
+    again.resume_sweep("first")
+    again.close_all(Outcome.INTERRUPTED)
+    assert _client(again).get_run(orphan).info.status == "KILLED"
+
+
+def test_a_used_name_is_refused_and_nothing_is_written(sweeps: Sweeps) -> None:
+    sweeps.start("first", task="rte")
+    with pytest.raises(NameTakenError, match="'first' exists already"):
+        sweeps.start("first", task="cola")
+    assert _client(sweeps.tracker).get_experiment_by_name("cola/roberta-large") is None
+
+
+def test_names_with_quotes_are_found(sweeps: Sweeps) -> None:
+    sweeps.start("""it's "mine" """)
+    assert not sweeps.tracker.name_is_free("""it's "mine" """)
+    with pytest.raises(UsageError, match="no sweep is called 'other'"):
+        sweeps.tracker.find_sweep("other")
+
+
+def test_records_carry_typed_params_and_held_out_scores(sweeps: Sweeps) -> None:
+    sweeps.start("first")
+    overrides = {"adapter.layers": [3, 4], "optimizer.schedule": "cosine"}
+    sweeps.trial("t1", [0.5, 0.7, 0.6], heldout=0.65, overrides=overrides)
+    sweeps.trial("t2", [], None)
+    tracker = sweeps.tracker
+    first, second = tracker.trials_of(tracker.find_sweep("first"))
+    assert first.params == {"optimizer.lr": 1e-3, **overrides}
+    assert first.config["adapter.layers"] == [3, 4]
+    assert first.config["start"] is None
+    assert (first.best_score, first.heldout, first.evaluations) == (0.7, {"accuracy": 0.65}, 3)
+    assert (second.outcome, second.best_score, second.adapter_params) == (None, None, None)
+    assert [(p.index, p.best_score) for p in tracker.history(first)] == [
+        (1, 0.5),
+        (2, 0.7),
+        (3, 0.7),
+    ]
+    assert tracker.sweep_config(tracker.find_sweep("first"))["name"] == "first"
+
+
+def test_a_locked_database_delays_writes_and_loses_none(sweeps: Sweeps, tmp_path: Path) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("t1", [0.1], None)
+    tracker = sweeps.tracker
+    other = sqlite3.connect(tmp_path / "runs" / "mlflow.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    for index in (2, 3):  # the first waits for SQLite's own timeout, the second does not try
+        tracker.log_evaluation("t1", Sweeps.result(index, [0.1] * 3, None, (1, 1)))
+    assert len(tracker._outbox) == 2
+    other.execute("COMMIT")
+    tracker._outbox._not_before = 0.0
+    tracker.end_trial("t1", Outcome.COMPLETED)
+    history = _client(tracker).get_metric_history(run_id, "score")
+    assert [m.step for m in history] == [1, 2, 3]
+    assert _client(tracker).get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_run_deleted_meanwhile_warns_and_the_sweep_goes_on(sweeps: Sweeps) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("t1", [0.1], None)
+    _client(sweeps.tracker).delete_run(run_id)
+    with pytest.warns(UserWarning, match="MLflow refused a write"):
+        sweeps.tracker.log_evaluation("t1", Sweeps.result(2, [0.1, 0.2], None, (1, 1)))
+    other = sweeps.trial("t2", [0.3])
+    assert _client(sweeps.tracker).get_run(other).info.status == "FINISHED"
+
+
+def test_a_store_that_is_away_is_one_clear_error_at_once(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(StorageError, match=r"u:\*\*\*@127.0.0.1:9/db cannot be opened"):
+        Tracker("postgresql://u:secret@127.0.0.1:9/db")
+    with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9 cannot be opened"):
+        Tracker("http://127.0.0.1:9")
+    assert time.monotonic() - began < 10
+
+
+def test_a_file_that_is_no_database_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_bytes(b"this is not a database, whatever its name says" * 100)
+    with pytest.raises(StorageError, match="file is not a database"):
+        Tracker.open(tmp_path)
+
+
+def test_a_folder_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    with pytest.raises(StorageError, match="cannot be opened"):
+        Tracker.open(tmp_path / "runs")
+
+
+def test_sqlite_artifacts_stay_beside_the_database(sweeps: Sweeps, tmp_path: Path) -> None:
+    sweeps.start()
+    sweeps.trial("t1", [0.5], adapter=True)
+    found = list((tmp_path / "runs" / "artifacts").rglob("adapter/adapter_config.json"))
+    assert len(found) == 1
+    rows = sqlite3.connect(tmp_path / "runs" / "mlflow.db").execute("select count(*) from runs")
+    assert rows.fetchone() == (2,)
+
+
+def test_commit_names_the_checkout_that_holds_the_code() -> None:
+    here = Path(provenance.__file__).parent
+    head = subprocess.run(
+        ["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    if head and provenance._git(here, "ls-files", "provenance.py"):
+        assert provenance.commit().removesuffix("+dirty") == head
+    else:
+        assert provenance.commit() == f"release-{metadata.version('tinyattn')}"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("roberta-large", "roberta-large"),
+        ("FacebookAI/roberta-large", "facebookai-roberta-large"),
+        ("/data/plms/My Model", "my-model"),
+        ("../models/tiny:1", "tiny-1"),
+        ("~/größe", "gr-e"),
+    ],
+)
+def test_slugs_are_fit_for_model_names(name: str, expected: str) -> None:
+    assert provenance.slug(name) == expected
