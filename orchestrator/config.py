@@ -1,0 +1,355 @@
+"""The sweep file: what is common to all trials, what is searched, who is stopped, what comes after.
+
+    extends: ../paper-grid.yaml      # files whose keys come first, relative to this one
+    name: my-sweep                   # default: the file's name and the time
+    train: {task: sst2, plm: minilm, epochs: 3}
+    space:
+      optimizer.lr: {type: log_uniform, low: 1e-4, high: 1e-2}
+      optimizer.schedule: {type: choice, values: [linear, constant]}
+      optimizer.warmup: {type: uniform, low: 0, high: 0.2, when: {optimizer.schedule: [linear]}}
+    search: {sampler: tpe, trials: 80, points: [{optimizer.lr: 8e-4}]}
+    asha: {grace: 2, reduction: 3}   # or null: no early stopping
+    finalize: {finalists: 3, seeds: 3, heads: 4, space: {...}, search: {...}}
+    resources: {cpus: 1, gpus: 0}
+
+`load_sweep` reads such a file by path, or by short name from `search_spaces`, and applies dotted
+overrides: `search.trials=10` addresses the sweep, `optimizer.lr=3e-4` what all trials share. An
+override that fixes a searched key takes it out of the space.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+import search_spaces
+from orchestrator.space import (
+    Point,
+    Space,
+    complete,
+    count,
+    endless,
+    fix,
+    point_faults,
+    same,
+)
+from tinyattn.config import StrictModel, TrainConfig, build, read_yaml, set_dotted
+from tinyattn.errors import ConfigError, did_you_mean
+
+SECTIONS = ("name", "train", "space", "search", "asha", "finalize", "resources")
+"""First parts of a dotted override that address the sweep; any other addresses `train`."""
+
+
+class SearchConfig(StrictModel):
+    """What to try next."""
+
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    """tpe: model-based; random: independent draws; grid: every point, in random order."""
+    trials: int = Field(20, ge=1, le=1_000_000)
+    """Trials in all; fewer where the space has fewer points."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seeds what is suggested."""
+    startup_trials: int = Field(10, ge=0)
+    """Finished trials before tpe starts to use its model; random until then."""
+    points: list[dict[str, Any]] = []
+    """Points tried first, in this order; searched keys that a point leaves out have the value of
+    `train` if the space holds it, else they are suggested."""
+
+
+class AshaConfig(StrictModel):
+    """Whom to stop: asynchronous successive halving."""
+
+    grace: int = Field(2, ge=1)
+    """Evaluations that every trial gets (two an epoch unless train.evaluate_every says other)."""
+    reduction: int = Field(3, ge=2)
+    """η: about one trial in η goes on at each rung; rungs are at grace · η^k evaluations."""
+
+
+class FinalizeConfig(StrictModel):
+    """What comes after the search: fresh seeds for the best, then more heads and back to one."""
+
+    finalists: int = Field(3, ge=1)
+    """How many of the best one-head trials are run again."""
+    seeds: int = Field(3, ge=1)
+    """Fresh seeds for each finalist."""
+    heads: int = Field(4, ge=2, le=256)
+    """M: heads that the winner's single head is perturbed into."""
+    noise: float = Field(0.01, ge=0, le=1)
+    """σ of the zero-sum perturbation between heads."""
+    space: Space = {}
+    """What is searched for the M-head adapter; other keys stay the winner's. Empty: one trial."""
+    search: SearchConfig = SearchConfig(trials=8)
+    """How it is searched."""
+
+
+class Resources(StrictModel):
+    """What one trial occupies."""
+
+    cpus: float = Field(1, gt=0)
+    """CPU cores."""
+    gpus: float = Field(0, ge=0)
+    """GPUs: a fraction up to 1, or a whole number."""
+    concurrent: int | None = Field(None, ge=1)
+    """Trials that run at once at most; None: as many as fit."""
+
+    @field_validator("gpus")
+    @classmethod
+    def _whole_or_part(cls, gpus: float) -> float:
+        if gpus > 1 and gpus != int(gpus):
+            raise ValueError("allowed is a fraction up to 1, or a whole number of GPUs")
+        return gpus
+
+
+class Sweep(StrictModel):
+    """One sweep, completely."""
+
+    name: str
+    """Names the study, the runs and the folder; never a path."""
+    train: TrainConfig
+    """The part common to all trials."""
+    space: Space
+    """Searched keys of `train` and their domains."""
+    search: SearchConfig = SearchConfig()
+    """What to try next."""
+    asha: AshaConfig | None = AshaConfig()
+    """Whom to stop; None: nobody."""
+    finalize: FinalizeConfig = FinalizeConfig()
+    """What comes after the search."""
+    resources: Resources = Resources()
+    """What one trial occupies."""
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}", name):
+            raise ValueError(
+                "allowed are 1 to 80 letters, digits, '.', '_' and '-', the first one none of . -"
+            )
+        return name
+
+    def trial_config(self, point: Point) -> TrainConfig:
+        """Return the config of the trial at `point` of the space."""
+        return self.train.with_overrides(point, "trial")
+
+
+def load_sweep(name_or_path: str, overrides: Mapping[str, Any]) -> Sweep:
+    """Read a sweep by short name (`glue/rte`) or path, apply overrides and check everything.
+
+    Args:
+        name_or_path: a name that `search_spaces` knows, or the path of a YAML file.
+        overrides: dotted keys and values, as from `tinyattn.config.parse_overrides`.
+
+    Raises:
+        ConfigError: one line a fault.
+    """
+    path = Path(name_or_path)
+    shipped = path.suffix not in (".yaml", ".yml") and not path.is_file()
+    data = _read(search_spaces.find(name_or_path) if shipped else path)
+    fixed = _apply(data, overrides)
+    stem = name_or_path if shipped else path.stem
+    data.setdefault("name", default_name(stem, datetime.now()))
+    sweep = _without(build(Sweep, data, name_or_path), fixed)
+    check(sweep, name_or_path)
+    return _with_whole_points(sweep)
+
+
+def default_name(stem: str, now: datetime) -> str:
+    """Return the name of a sweep that was given none, as in `glue-rte-20260131-235959`."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:60] or "sweep"
+    return f"{plain}-{now:%Y%m%d-%H%M%S}"
+
+
+def _read(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file after the ones that it extends; a key of null takes a base's domain away."""
+    if path in children:
+        raise ConfigError(f"{path}: extends: files extend each other in a circle")
+    if children and not path.is_file():
+        raise ConfigError(f"{children[-1]}: extends: {path} is not there")
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a mapping of keys is needed, what came is {data!r}")
+    bases = data.pop("extends", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: extends: {bases!r} came, allowed is a file or a list of files")
+    merged: dict[str, Any] = {}
+    for base in bases:
+        _merge(merged, _read((path.parent / base).resolve(), (*children, path)))
+    _merge(merged, data)
+    return merged
+
+
+def _merge(data: dict[str, Any], update: Mapping[str, Any], *, whole: bool = False) -> None:
+    """Merge `update` into `data`, mappings into mappings; domains of a space are taken whole."""
+    for key, value in update.items():
+        old = data.get(key)
+        if whole and value is None:
+            data.pop(key, None)
+        elif not whole and isinstance(value, Mapping):
+            data[key] = dict(old) if isinstance(old, Mapping) else {}
+            _merge(data[key], value, whole=key == "space")
+        else:
+            data[key] = value
+
+
+def _apply(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply overrides to the raw sweep in place; return those that fix keys of `train`."""
+    fixed: dict[str, Any] = {}
+    for key, value in overrides.items():
+        head, _, rest = key.partition(".")
+        if head not in SECTIONS and head not in TrainConfig.model_fields:
+            allowed = [*SECTIONS, *TrainConfig.model_fields]
+            raise ConfigError(
+                f"override {key}: unknown key{did_you_mean(head, allowed)}; allowed are "
+                f"{', '.join(allowed)}"
+            )
+        if head not in SECTIONS or head == "train":
+            fixed.update(_leaves(rest if head == "train" else key, value))
+        elif key.startswith(("space.", "finalize.space.")):
+            _override_domain(data, key, value)
+        else:
+            set_dotted(data, key, value)
+    for key, value in fixed.items():
+        set_dotted(data, f"train.{key}", value)
+    return fixed
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and values of a mapping, or the pair itself."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _leaves(f"{key}.{name}" if key else str(name), part)
+    elif key:
+        yield key, value
+    else:
+        raise ConfigError(f"override train: {value!r} came, allowed is a mapping of keys")
+
+
+def _override_domain(data: dict[str, Any], key: str, value: Any) -> None:
+    """Apply `space.optimizer.lr={...}` or `space.optimizer.lr.low=1e-5`; null takes a key away."""
+    section, _, rest = key.rpartition("space.")
+    if section:
+        data = data.setdefault("finalize", {})
+    space = data.setdefault("space", {})
+    name = next((known for known in space if rest.startswith(f"{known}.")), rest)
+    if name != rest:
+        space[name] = dict(space[name])
+        set_dotted(space[name], rest.removeprefix(f"{name}."), value)
+    else:
+        _merge(space, {name: value}, whole=True)
+
+
+def _without(sweep: Sweep, fixed: Point) -> Sweep:
+    """Return the sweep without fixed keys in its spaces and points."""
+    space, search = _fix(sweep.space, sweep.search, fixed)
+    final_space, final_search = _fix(sweep.finalize.space, sweep.finalize.search, fixed)
+    finalize = sweep.finalize.model_copy(update={"space": final_space, "search": final_search})
+    return sweep.model_copy(update={"space": space, "search": search, "finalize": finalize})
+
+
+def _fix(space: Space, search: SearchConfig, fixed: Point) -> tuple[Space, SearchConfig]:
+    rest = fix(space, fixed)
+    gone = space.keys() - rest.keys()
+    points: list[dict[str, Any]] = []
+    for point in search.points:
+        kept = {key: value for key, value in point.items() if key not in gone}
+        if (kept or not point) and kept not in points:
+            points.append(kept)
+    return rest, search.model_copy(update={"points": points})
+
+
+def _with_whole_points(sweep: Sweep) -> Sweep:
+    """Return the sweep with each of its points completed from what all trials share."""
+    defaults = dict(_leaves("", sweep.train.model_dump(mode="json")))
+    points = [complete(sweep.space, point, defaults) for point in sweep.search.points]
+    search = sweep.search.model_copy(update={"points": points})
+    return sweep.model_copy(update={"search": search})
+
+
+def check(sweep: Sweep, source: str = "sweep") -> None:
+    """Check what needs the whole sweep: points, the grid's size, every extreme of the spaces.
+
+    Raises:
+        ConfigError: one line a fault.
+    """
+    faults = _search_faults(sweep.space, sweep.search, "")
+    faults += _search_faults(sweep.finalize.space, sweep.finalize.search, "finalize.")
+    if faults:
+        raise ConfigError("\n".join(f"{source}: {fault}" for fault in faults))
+    check_extremes(sweep, source)
+
+
+def _search_faults(space: Space, search: SearchConfig, section: str) -> list[str]:
+    faults = [
+        f"{section}search.points: point {i}: {fault}"
+        for i, point in enumerate(search.points, 1)
+        for fault in point_faults(space, point)
+    ]
+    if search.sampler != "grid":
+        return faults
+    if keys := endless(space):
+        faults.append(
+            f"{section}search.sampler: a grid needs finitely many values, but {', '.join(keys)} "
+            "have no end; use type choice or int there, or the sampler random or tpe"
+        )
+    elif (size := count(space)) > search.trials:
+        faults.append(
+            f"{section}search.trials: {search.trials} came, the grid has {size} points; set "
+            f"{section}search.trials={size}, or use the sampler random or tpe"
+        )
+    return faults
+
+
+def check_extremes(sweep: Sweep, source: str = "sweep") -> None:
+    """Check that each bound and choice, alone and with each other one, makes a valid trial.
+
+    Raises:
+        ConfigError: one line a fault.
+    """
+    grown = sweep.train.with_overrides(
+        {
+            "adapter.num_heads": sweep.finalize.heads,
+            "start": {"adapter": "winner", "noise": sweep.finalize.noise},
+        }
+    )
+    faults = [
+        *_extreme_faults(sweep.train, sweep.space, f"{source}: space"),
+        *_extreme_faults(grown, sweep.finalize.space, f"{source}: finalize.space"),
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
+    singles = [_with_parents(space, k, v) for k, d in space.items() for v in d.extremes()]
+    return _build_faults(train, singles, source) or _build_faults(train, _pairs(singles), source)
+
+
+def _with_parents(space: Space, key: str, value: Any) -> dict[str, Any]:
+    """The point {key: value}, with values for the keys that switch this one on."""
+    point: dict[str, Any] = {}
+    for parent, values in space[key].when.items():
+        point.update(_with_parents(space, parent, values[0]))
+    return {**point, key: value}
+
+
+def _pairs(points: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for a, b in itertools.combinations(points, 2):
+        if all(same(a[key], b[key]) for key in a.keys() & b.keys()):
+            yield {**a, **b}
+
+
+def _build_faults(train: TrainConfig, points: Iterable[Point], source: str) -> list[str]:
+    faults: dict[str, None] = {}
+    for point in points:
+        try:
+            train.with_overrides(point, source)
+        except ConfigError as error:
+            faults[str(error)] = None
+    return list(faults)
