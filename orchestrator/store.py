@@ -178,16 +178,18 @@ class Store:
         return sorted((_trial_record(run) for run in runs), key=lambda trial: trial.start_time)
 
     def trial(self, run_id: str) -> TrialRecord:
-        """Return the trial with this run id; raise UsageError where there is none."""
-        try:
-            run = self.client.get_run(run_id)
-        except MlflowException:
-            raise UsageError(
-                f"no run has the id '{run_id}'; `tinyattn leaderboard` lists run ids"
-            ) from None
-        if TAG + "trial" not in run.data.tags:
-            raise UsageError(f"run {run_id} is not a trial; `tinyattn leaderboard` lists trials")
-        return _trial_record(run)
+        """Return the trial whose run id is, or alone starts with, `run_id` (6 digits or more).
+
+        Raises:
+            UsageError: no trial has it, or several start with it.
+        """
+        runs = self._runs(f"tags.\"{TAG}trial\" LIKE '%'") if len(run_id) >= 6 else []
+        found = [run for run in runs if run.info.run_id.startswith(run_id)]
+        if len(found) != 1:
+            many = ", ".join(run.info.run_id for run in found)
+            fault = f"fits several trials: {many}" if found else "is no trial's run id"
+            raise UsageError(f"'{run_id}' {fault}; `tinyattn leaderboard` lists them")
+        return _trial_record(found[0])
 
     def history(self, trial: TrialRecord) -> list[Point]:
         """Return the evaluations of a trial in order (four requests to the store)."""

@@ -54,13 +54,17 @@ class Tracker(Store):
         """
         super().__init__(tracking_uri)
         self._artifacts = artifacts
+        self._outbox = Outbox()
+        self._forget_sweep()
+
+    def _forget_sweep(self) -> None:
+        """Drop what belongs to one sweep: trials of the next one may have the same names."""
         self._sweep_tags: dict[str, str] = {}
         self._sweep_run: str | None = None
         self._experiment: str | None = None
         self._runs_of_trials: dict[str, str] = {}
         self._live: set[str] = set()
         self._logged: dict[str, int] = {}
-        self._outbox = Outbox()
 
     @classmethod
     def open(cls, runs_dir: Path, tracking_uri: str | None = None) -> Tracker:
@@ -90,6 +94,7 @@ class Tracker(Store):
                 f"a sweep called '{name}' exists already; choose another name, or go on with it: "
                 f"`tinyattn sweep resume {name}` or `tinyattn sweep extend {name}`"
             )
+        self._forget_sweep()
         self._experiment = self._experiment_id(f"{slug(task)}/{slug(plm)}")
         self._sweep_tags = {"sweep": name, "task": task, "plm": plm, "protocol": protocol}
         own = {**self._sweep_tags, **code_tags(), **tags, "kind": "sweep"}
@@ -102,6 +107,7 @@ class Tracker(Store):
     def resume_sweep(self, name: str) -> str:
         """Reopen a sweep's parent run, so that its trials go on in the runs they had."""
         sweep = self.find_sweep(name)
+        self._forget_sweep()
         self._experiment, self._sweep_run = sweep.experiment_id, sweep.run_id
         self._sweep_tags = {
             "sweep": name, "task": sweep.task, "plm": sweep.plm, "protocol": sweep.protocol,

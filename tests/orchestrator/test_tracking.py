@@ -11,8 +11,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from conftest import Sweeps
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
+from mlflow_sweeps import Sweeps
 
 from orchestrator import provenance, tracking
 from orchestrator.outcome import Outcome
@@ -174,21 +176,37 @@ def test_records_carry_typed_params_and_held_out_scores(sweeps: Sweeps) -> None:
     assert tracker.sweep_config(tracker.find_sweep("first"))["name"] == "first"
 
 
-def test_a_locked_database_delays_writes_and_loses_none(sweeps: Sweeps, tmp_path: Path) -> None:
+def test_a_locked_database_delays_writes_and_loses_none(sweeps: Sweeps) -> None:
     sweeps.start()
     run_id = sweeps.trial("t1", [0.1], None)
     tracker = sweeps.tracker
-    other = sqlite3.connect(tmp_path / "runs" / "mlflow.db", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
-    for index in (2, 3):  # the first waits for SQLite's own timeout, the second does not try
+    send, locks = tracker.client.log_batch, [True]
+
+    def locked(*args: object, **kwargs: object) -> None:
+        if locks:
+            raise MlflowException("database is locked", TEMPORARILY_UNAVAILABLE)
+        send(*args, **kwargs)
+
+    # Stands in for a long transaction of another process; MLflow waits 20 s before it says so.
+    tracker.client.log_batch = locked
+    for index in (2, 3):  # the second is not tried so soon after the first
         tracker.log_evaluation("t1", Sweeps.result(index, [0.1] * 3, None, (1, 1)))
     assert len(tracker._outbox) == 2
-    other.execute("COMMIT")
+    locks.clear()
     tracker._outbox._not_before = 0.0
     tracker.end_trial("t1", Outcome.COMPLETED)
     history = _client(tracker).get_metric_history(run_id, "score")
     assert [m.step for m in history] == [1, 2, 3]
     assert _client(tracker).get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_trial_is_found_by_the_start_of_its_run_id(sweeps: Sweeps) -> None:
+    parent = sweeps.start()
+    run_id = sweeps.trial("t1", [0.5])
+    assert sweeps.tracker.trial(run_id[:8]).trial_id == "t1"
+    for wrong in ("", "zzzzzzzz", parent):
+        with pytest.raises(UsageError, match="is no trial's run id"):
+            sweeps.tracker.trial(wrong)
 
 
 def test_a_run_deleted_meanwhile_warns_and_the_sweep_goes_on(sweeps: Sweeps) -> None:

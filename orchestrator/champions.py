@@ -1,0 +1,151 @@
+"""Who is champion of a task, and who was before.
+
+A registered model is a task on a PLM: `tinyattn-rte-roberta-large`. Its tag `tinyattn.champions`
+is the list of versions that held the alias `champion`, oldest first: what `rollback` walks back.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from orchestrator.provenance import slug
+from orchestrator.store import TAG, Store
+from tinyattn.errors import UsageError, did_you_mean
+
+ALIAS = "champion"
+_HISTORY = TAG + "champions"
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The version that holds the alias."""
+
+    model: str
+    version: int
+    run_id: str
+    task: str
+    plm: str
+    tags: dict[str, str]
+    """Tags of the project on this version, without their prefix."""
+
+
+def model_name(task: str, plm: str) -> str:
+    """Return the name of the registered model of a task on a PLM."""
+    return f"tinyattn-{slug(task)}-{slug(plm)}"
+
+
+def champion(store: Store, task: str, plm: str | None = None) -> Champion:
+    """Return the champion of a task, on one PLM or on the only PLM that has one.
+
+    Raises:
+        UsageError: there is none, or several PLMs have one; the message lists what exists.
+    """
+    if plm is not None:
+        return champion_of(store, model_name(task, plm))
+    found = [known for known in champions(store) if known.task == task]
+    if len(found) > 1:
+        plms = ", ".join(sorted(known.plm for known in found))
+        raise UsageError(f"task '{task}' has champions on several PLMs: {plms}; add plm=NAME")
+    if not found:
+        tasks = sorted({known.task for known in champions(store)})
+        known = f"champions exist for {', '.join(tasks)}" if tasks else "no task has a champion yet"
+        raise UsageError(
+            f"task '{task}' has no champion{did_you_mean(task, tasks)}; {known}. "
+            "`tinyattn promote NAME` makes one"
+        )
+    return found[0]
+
+
+def champions(store: Store) -> list[Champion]:
+    """Return every champion in the store, by model name."""
+    return [champion_of(store, m) for m, aliases in models(store).items() if ALIAS in aliases]
+
+
+def rollback(store: Store, model: str) -> Champion:
+    """Give the alias back to the champion before; repeated calls walk further back.
+
+    Raises:
+        UsageError: unknown model, no champion, or none before it.
+    """
+    current = champion_of(store, model)
+    history = _history(store, model, current.version)[:-1]
+    while history and not _exists(store, model, history[-1]):
+        history.pop()  # its version was deleted since
+    if not history:
+        raise UsageError(
+            f"{model} version {current.version} is the first champion: there is none before it to "
+            "return to"
+        )
+    _write_history(store, model, history)
+    store.client.set_registered_model_alias(model, ALIAS, str(history[-1]))
+    return champion_of(store, model)
+
+
+def move_alias(store: Store, model: str, version: int) -> None:
+    """Give the alias to a version, and remember who had it."""
+    before = holder(store, model)
+    history = _history(store, model, int(before.version)) if before is not None else []
+    _write_history(store, model, [*history, version])
+    store.client.set_registered_model_alias(model, ALIAS, str(version))
+
+
+def _history(store: Store, model: str, current: int) -> list[int]:
+    """Return the versions that held the alias up to the current one.
+
+    The alias itself is the truth: it may have been moved by hand in MLflow's page, or a crash may
+    have come between the two writes of `move_alias`.
+    """
+    tags = store.client.get_registered_model(model).tags
+    history: list[int] = json.loads(tags.get(_HISTORY, "[]"))
+    if current in history:
+        return history[: len(history) - history[::-1].index(current)]
+    return [*history, current]
+
+
+def _write_history(store: Store, model: str, history: list[int]) -> None:
+    store.client.set_registered_model_tag(model, _HISTORY, json.dumps(history))
+
+
+def champion_of(store: Store, model: str) -> Champion:
+    """Return the champion of a registered model; raise UsageError where there is none."""
+    names = list(models(store))
+    if model not in names:
+        known = f"known are {', '.join(names)}" if names else "none is registered yet"
+        raise UsageError(f"no model is called '{model}'{did_you_mean(model, names)}; {known}")
+    version = holder(store, model)
+    if version is None:
+        raise UsageError(f"{model} has no champion; `tinyattn promote NAME` makes one")
+    tags = store.client.get_registered_model(model).tags
+    return Champion(
+        model=model,
+        version=int(version.version),
+        run_id=version.run_id or "",
+        task=tags[TAG + "task"],
+        plm=tags[TAG + "plm"],
+        tags={k.removeprefix(TAG): v for k, v in version.tags.items() if k.startswith(TAG)},
+    )
+
+
+def holder(store: Store, model: str) -> ModelVersion | None:
+    """Return the version that the alias points to; None where there is none."""
+    version = models(store).get(model, {}).get(ALIAS)
+    return store.client.get_model_version(model, str(version)) if version is not None else None
+
+
+def models(store: Store) -> dict[str, dict[str, str]]:
+    """Return the aliases of each registered model of the project, by model name."""
+    found = store.client.search_registered_models("name LIKE 'tinyattn-%'", max_results=1000)
+    names = [model.name for model in found if TAG + "task" in model.tags]
+    return {name: store.client.get_registered_model(name).aliases for name in sorted(names)}
+
+
+def _exists(store: Store, model: str, version: int) -> bool:
+    try:
+        store.client.get_model_version(model, str(version))
+    except MlflowException:
+        return False
+    return True

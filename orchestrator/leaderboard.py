@@ -1,0 +1,270 @@
+"""Reads MLflow and ranks: trials of a task, tasks of the GLUE suite.
+
+Scores rank only among trials of one task and one protocol: `paper` selects on the official dev
+set, `heldout` on a split carved from train, and the two do not compare. Each row says which.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.outcome import Outcome
+from orchestrator.store import Store, TrialRecord
+from tinyattn.errors import TaskError
+from tinyattn.tasks import find_task
+
+GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
+"""The eight tasks of the paper's table 8, in its order."""
+RANKED = (Outcome.COMPLETED, Outcome.STOPPED)
+"""Outcomes with a verdict; a running trial is ranked too."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial on the leaderboard. Scores are shares (0.84), not points (84)."""
+
+    rank: int | None
+    """Place within its task and protocol; None: it diverged, failed or was interrupted."""
+    task: str
+    plm: str
+    protocol: str
+    score: float | None
+    """Best primary metric on the selection split."""
+    heldout: float | None
+    """Primary metric on the held-out split, if it was measured."""
+    paper: float | None
+    """The paper's number, where task, PLM and heads are the paper's."""
+    adapter_params: int | None
+    classifier_params: int | None
+    config: str
+    """The searched keys and their values, as overrides."""
+    kind: str
+    """trial, finalist, expert or collapsed."""
+    outcome: str
+    seconds: float
+    """Seconds of training and evaluation."""
+    sweep: str
+    trial: str
+    run_id: str
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters, adapter and classifier."""
+        return (self.adapter_params or 0) + (self.classifier_params or 0)
+
+    @property
+    def dev(self) -> float | None:
+        """Score on the official dev set, as in the paper's tables."""
+        return self.score if self.protocol == "paper" else self.heldout
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The best row of each GLUE task and their mean."""
+
+    rows: list[Row]
+    """In the order of table 8; only tasks that were swept."""
+    missing: list[str]
+    """Tasks of table 8 without a score on the official dev set."""
+    average: float | None
+    """Mean of the primary metrics on the official dev set, in points (89.1); None: no task yet."""
+    paper_average: float | None
+    """The paper's mean over the same tasks; None where the PLM is not the paper's."""
+
+
+def leaderboard(store: Store, task: str | None = None, sweep: str | None = None) -> list[Row]:
+    """Return the rows of one task, one sweep or everything, the best first within each group."""
+    sweeps = [store.find_sweep(sweep)] if sweep is not None else store.sweeps(task)
+    groups: dict[tuple[str, str], list[TrialRecord]] = defaultdict(list)
+    for trial in (t for s in sweeps for t in store.trials_of(s)):
+        if task is None or trial.task == task:
+            groups[trial.task, trial.protocol].append(trial)
+    return [row for key in sorted(groups) for row in _ranked(groups[key])]
+
+
+def suite(rows: Iterable[Row]) -> Suite:
+    """Return the best row of each GLUE task, chosen by selection score, and the mean over tasks."""
+    best: dict[str, Row] = {}
+    for row in rows:
+        if row.task in GLUE and row.rank is not None and _better(row, best.get(row.task)):
+            best[row.task] = row
+    found = [best[task] for task in GLUE if task in best]
+    scored = [row for row in found if row.dev is not None]
+    known = [row.paper for row in scored if row.paper is not None]
+    return Suite(
+        rows=found,
+        missing=[task for task in GLUE if task not in {row.task for row in scored}],
+        average=_points(row.dev for row in scored if row.dev is not None),
+        paper_average=_points(known) if len(known) == len(scored) else None,
+    )
+
+
+def render(rows: Sequence[Row], title: str = "Leaderboard") -> Table:
+    """Return a terminal table; scores in points, as in the paper."""
+    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    many_tasks = len({row.task for row in rows}) > 1
+    table.add_column("rank", justify="right", no_wrap=True)
+    if many_tasks:
+        table.add_column("task", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("protocol", no_wrap=True)
+    table.add_column("held-out", justify="right", no_wrap=True)
+    table.add_column("paper", justify="right", no_wrap=True)
+    table.add_column("parameters", justify="right", no_wrap=True)
+    table.add_column("config", overflow="fold", ratio=1)
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("run", no_wrap=True, overflow="crop")
+    for row in rows:
+        table.add_row(*_cells(row, many_tasks), style="bold" if row.rank == 1 else None)
+    return table
+
+
+def render_suite(found: Suite) -> Table:
+    """Return the suite as a terminal table, one row a task, the average below."""
+    table = Table(title="GLUE", title_justify="left", header_style="bold", show_footer=True)
+    missing = f"without {', '.join(found.missing)}" if found.missing else "all eight tasks"
+    table.add_column("task", Text(f"average ({missing})"))
+    table.add_column("score", justify="right")
+    table.add_column("protocol")
+    table.add_column("dev", _number(found.average, 1), justify="right")
+    table.add_column("paper", _number(found.paper_average, 1), justify="right")
+    table.add_column("parameters", justify="right")
+    table.add_column("sweep")
+    for row in found.rows:
+        table.add_row(
+            row.task, _share(row.score), _protocol(row), _share(row.dev), _share(row.paper, 1),
+            f"{row.parameters:,}", row.sweep,
+        )  # fmt: skip
+    return table
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """Return the rows as JSON; what was not measured is null."""
+    plain = [{k: _finite(v) for k, v in asdict(row).items()} for row in rows]
+    return json.dumps(plain, indent=2, allow_nan=False)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return the rows as CSV with a header."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(Row.__dataclass_fields__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    return text.getvalue()
+
+
+def short_config(params: dict[str, object]) -> str:
+    """Return what was searched as overrides: `optimizer.lr=0.00068 optimizer.schedule=cosine`."""
+    return " ".join(f"{key}={_brief(value)}" for key, value in sorted(params.items()))
+
+
+def primary_score(task: str, metrics: dict[str, float]) -> float | None:
+    """Return the task's primary metric among `metrics`; None where it was not measured."""
+    try:
+        return metrics.get(find_task(task).metrics[0])
+    except TaskError:  # a task file that has moved since: one metric is the primary one
+        return next(iter(metrics.values())) if len(metrics) == 1 else None
+
+
+def paper_score(trial: TrialRecord) -> float | None:
+    """Return the paper's number for this task, PLM and number of heads, as a share."""
+    heads = "1H" if trial.config.get("adapter.num_heads") == 1 else "4H"
+    if trial.kind in ("expert", "collapsed"):  # the paper's 4H is trained with four heads
+        heads = "4H"
+    try:
+        points = find_task(trial.task).paper.get(trial.plm.rpartition("/")[2], {}).get(heads)
+    except TaskError:
+        return None
+    return None if points is None else points / 100
+
+
+def _ranked(trials: Sequence[TrialRecord]) -> list[Row]:
+    """Return the rows of one task and protocol: ranked ones first, then the others."""
+    ordered = sorted(trials, key=_sort_key)
+    return [_row(t, i if _counts(t) else None) for i, t in enumerate(ordered, start=1)]
+
+
+def _sort_key(trial: TrialRecord) -> tuple[bool, float, int, int]:
+    """Best score first; ties by fewer parameters, then by the earlier start."""
+    score = trial.best_score if _counts(trial) and trial.best_score is not None else -math.inf
+    parameters = (trial.adapter_params or 0) + (trial.classifier_params or 0)
+    return (not _counts(trial), -score, parameters, trial.start_time)
+
+
+def _counts(trial: TrialRecord) -> bool:
+    """Return whether a trial is ranked: it has a finite score and did not break down."""
+    has_score = trial.best_score is not None and math.isfinite(trial.best_score)
+    return has_score and (trial.outcome is None or trial.outcome in RANKED)
+
+
+def _row(trial: TrialRecord, rank: int | None) -> Row:
+    return Row(
+        rank=rank,
+        task=trial.task,
+        plm=trial.plm,
+        protocol=trial.protocol,
+        score=trial.best_score,
+        heldout=primary_score(trial.task, trial.heldout),
+        paper=paper_score(trial),
+        adapter_params=trial.adapter_params,
+        classifier_params=trial.classifier_params,
+        config=short_config(trial.params),
+        kind=trial.kind,
+        outcome=trial.outcome.value if trial.outcome is not None else "running",
+        seconds=trial.seconds,
+        sweep=trial.sweep,
+        trial=trial.trial_id,
+        run_id=trial.run_id,
+    )
+
+
+def _better(row: Row, other: Row | None) -> bool:
+    """Return whether `row` is the one to show: measured on dev first, then by selection score."""
+    if other is None:
+        return True
+    return (row.dev is not None, row.score or 0.0) > (other.dev is not None, other.score or 0.0)
+
+
+def _cells(row: Row, with_task: bool) -> list[str]:
+    seconds = timedelta(seconds=round(row.seconds))
+    kind = "" if row.kind == "trial" else f"[{row.kind}] "
+    cells = [str(row.rank or "–"), *([row.task] if with_task else []), _share(row.score)]
+    cells += [_protocol(row), _share(row.heldout), _share(row.paper, 1), f"{row.parameters:,}"]
+    return [*cells, escape(kind + row.config), row.outcome, str(seconds), row.run_id[:8]]
+
+
+def _protocol(row: Row) -> str:
+    return "paper (dev)" if row.protocol == "paper" else row.protocol
+
+
+def _points(shares: Iterable[float]) -> float | None:
+    values = list(shares)
+    return 100 * sum(values) / len(values) if values else None
+
+
+def _share(value: float | None, digits: int = 2) -> str:
+    return _number(None if value is None else 100 * value, digits)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _brief(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value).replace(" ", "")
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

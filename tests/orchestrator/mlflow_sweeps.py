@@ -1,0 +1,78 @@
+"""Sweeps and trials in a real MLflow store, written as the scheduler writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.outcome import Outcome
+from orchestrator.tracking import Tracker
+from tinyattn.config import TrainConfig
+
+
+class Sweeps:
+    """Writes sweeps and trials as the scheduler does, in one line each."""
+
+    def __init__(self, tracker: Tracker, folder: Path) -> None:
+        self.tracker = tracker
+        self.folder = folder
+
+    def start(self, name: str = "first", task: str = "sst2", **changes: str) -> str:
+        """Start a sweep; returns its run id."""
+        fields = {"plm": "roberta-large", "protocol": "heldout"} | changes
+        config = {"name": name, "space": {"optimizer.lr": {"type": "loguniform"}}}
+        self.settings = {"task": task, "plm": fields["plm"], "protocol": fields["protocol"]}
+        return self.tracker.start_sweep(name=name, task=task, config=config, tags={}, **fields)
+
+    def trial(
+        self,
+        trial_id: str,
+        scores: list[float],
+        outcome: Outcome | None = Outcome.COMPLETED,
+        *,
+        heldout: float | None = None,
+        lr: float = 1e-3,
+        kind: str = "trial",
+        params: tuple[int, int] = (98_304, 2_050),
+        adapter: bool = False,
+        overrides: dict[str, object] | None = None,
+    ) -> str:
+        """Run a trial through its evaluations; outcome None leaves it running."""
+        searched = {"optimizer.lr": lr, **(overrides or {})}
+        config = TrainConfig(**self.settings).with_overrides(searched)
+        run_id = self.tracker.start_trial(
+            trial_id, config=config, params=searched, tags={"identity": f"id-{trial_id}"}, kind=kind
+        )
+        for index in range(1, len(scores) + 1):
+            self.tracker.log_evaluation(
+                trial_id,
+                self.result(index, scores, heldout if index == len(scores) else None, params),
+            )
+        if outcome is not None:
+            self.tracker.end_trial(
+                trial_id, outcome, adapter=self.adapter(trial_id) if adapter else None
+            )
+        return run_id
+
+    def adapter(self, trial_id: str) -> Path:
+        """A folder that stands in for an adapter."""
+        folder = self.folder / trial_id / "adapter"
+        folder.mkdir(parents=True)
+        (folder / "adapter_config.json").write_text(f'{{"trial": "{trial_id}"}}')
+        return folder
+
+    @staticmethod
+    def result(
+        index: int, scores: list[float], heldout: float | None, params: tuple[int, int]
+    ) -> dict[str, object]:
+        """One evaluation as the trainer reports it."""
+        best = max(scores[:index])
+        return {
+            "evaluation": index, "total": len(scores), "epoch": index / 2, "step": 100 * index,
+            "score": scores[index - 1], "best_score": best,
+            "best_index": scores.index(best) + 1, "train_loss": 1 / index, "lr": 1e-3,
+            "seconds": 10.0 * index, "rows_per_second": 50.0,
+            "metrics": {"accuracy": scores[index - 1]},
+            "heldout": {} if heldout is None else {"accuracy": heldout},
+            "outcome": None, "adapter_params": params[0], "classifier_params": params[1],
+            "peak_memory_mb": 500.0,
+        }  # fmt: skip

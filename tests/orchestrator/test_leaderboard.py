@@ -1,0 +1,170 @@
+"""Ranking by honest scores; numbers of the paper from its table 8."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from mlflow_sweeps import Sweeps
+from rich.console import Console
+
+from orchestrator.leaderboard import (
+    Row,
+    leaderboard,
+    render,
+    render_suite,
+    suite,
+    to_csv,
+    to_json,
+)
+from orchestrator.outcome import Outcome
+from tinyattn.errors import UsageError
+
+
+def _text(table: object, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+def test_ranks_by_selection_score_then_fewer_parameters_then_earlier_start(sweeps: Sweeps) -> None:
+    sweeps.start()
+    sweeps.trial("late", [0.7, 0.8], params=(100, 10))
+    sweeps.trial("large", [0.8], params=(400, 10))
+    sweeps.trial("later", [0.8], params=(100, 10))
+    sweeps.trial("best", [0.9, 0.2])
+    rows = leaderboard(sweeps.tracker)
+    assert [(row.rank, row.trial) for row in rows] == [
+        (1, "best"), (2, "late"), (3, "later"), (4, "large"),
+    ]  # fmt: skip
+
+
+def test_a_better_held_out_score_does_not_move_a_trial_up(sweeps: Sweeps) -> None:
+    sweeps.start()
+    sweeps.trial("lucky", [0.7], heldout=0.95)
+    sweeps.trial("chosen", [0.8], heldout=0.75)
+    first, second = leaderboard(sweeps.tracker)
+    assert (first.trial, first.heldout, second.heldout) == ("chosen", 0.75, 0.95)
+
+
+def test_trials_without_a_verdict_stand_below_without_rank(sweeps: Sweeps) -> None:
+    sweeps.start()
+    sweeps.trial("diverged", [0.99], Outcome.DIVERGED)
+    sweeps.trial("nan", [math.nan])
+    sweeps.trial("unborn", [], Outcome.FAILED)
+    sweeps.trial("interrupted", [0.95], Outcome.INTERRUPTED)
+    sweeps.trial("stopped", [0.6], Outcome.STOPPED)
+    sweeps.trial("running", [0.7], None)
+    ranks = {row.trial: row.rank for row in leaderboard(sweeps.tracker)}
+    assert ranks == {
+        "running": 1, "stopped": 2, "diverged": None, "nan": None, "unborn": None,
+        "interrupted": None,
+    }  # fmt: skip
+
+
+def test_protocols_rank_apart_and_each_row_says_its_own(sweeps: Sweeps) -> None:
+    sweeps.start("honest")
+    sweeps.trial("h1", [0.8], heldout=0.79)
+    sweeps.start("literal", protocol="paper")
+    sweeps.trial("p1", [0.9])
+    rows = leaderboard(sweeps.tracker)
+    assert [(r.protocol, r.rank) for r in rows] == [("heldout", 1), ("paper", 1)]
+    text = _text(render(rows))
+    assert "paper (dev)" in text
+    assert "79.00" in text
+
+
+@pytest.mark.parametrize(
+    ("heads", "kind", "plm", "expected"),
+    [
+        (1, "trial", "roberta-large", 0.888),  # table 8, RTE, 1H
+        (4, "expert", "roberta-large", 0.892),  # table 8, RTE, 4H
+        (1, "collapsed", "roberta-large", 0.892),
+        (1, "trial", "FacebookAI/roberta-large", 0.888),
+        (1, "trial", "minilm", None),
+    ],
+)
+def test_the_papers_number_stands_beside_only_where_it_applies(
+    sweeps: Sweeps, heads: int, kind: str, plm: str, expected: float | None
+) -> None:
+    sweeps.start(task="rte", plm=plm)
+    sweeps.trial("t1", [0.8], kind=kind, overrides={"adapter.num_heads": heads})
+    (row,) = leaderboard(sweeps.tracker)
+    assert row.paper == (None if expected is None else pytest.approx(expected))
+
+
+def test_filters_by_task_and_sweep_and_names_unknown_sweeps(sweeps: Sweeps) -> None:
+    sweeps.start("a", task="rte")
+    sweeps.trial("t1", [0.5])
+    sweeps.start("b", task="cola")
+    sweeps.trial("t1", [0.6])
+    assert [r.sweep for r in leaderboard(sweeps.tracker, task="cola")] == ["b"]
+    assert [r.task for r in leaderboard(sweeps.tracker, sweep="a")] == ["rte"]
+    assert leaderboard(sweeps.tracker, task="mrpc") == []
+    with pytest.raises(UsageError, match="known are a, b"):
+        leaderboard(sweeps.tracker, sweep="c")
+
+
+def test_a_list_in_the_config_is_no_markup(sweeps: Sweeps) -> None:
+    sweeps.start()
+    sweeps.trial("t1", [0.5], lr=6.8e-4, kind="expert", overrides={"adapter.layers": [6, 7]})
+    text = _text(render(leaderboard(sweeps.tracker)))
+    assert "[expert] adapter.layers=[6,7] optimizer.lr=0.00068" in text
+
+
+def test_json_and_csv_hold_every_row_and_null_for_nan(sweeps: Sweeps) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("t1", [0.75], heldout=0.5)
+    sweeps.trial("t2", [math.nan])
+    rows = leaderboard(sweeps.tracker)
+    parsed = json.loads(to_json(rows))
+    assert [r["score"] for r in parsed] == [0.75, None]
+    assert parsed[0]["run_id"] == run_id
+    table = list(csv.DictReader(io.StringIO(to_csv(rows))))
+    assert (table[0]["heldout"], table[0]["outcome"]) == ("0.5", "completed")
+
+
+# Table 8, Tiny-Attn-1H on roberta-large, with its accuracy on MNLI matched (89.6).
+TABLE_8 = {
+    "mnli": 89.6, "sst2": 96.6, "mrpc": 92.4, "cola": 68.8,
+    "qnli": 94.3, "qqp": 90.1, "rte": 88.8, "stsb": 92.3,
+}  # fmt: skip
+
+
+def _row(task: str, score: float, protocol: str = "paper", heldout: float | None = None) -> Row:
+    return Row(
+        rank=1, task=task, plm="roberta-large", protocol=protocol, score=score, heldout=heldout,
+        paper=TABLE_8[task] / 100, adapter_params=1, classifier_params=1, config="", kind="trial",
+        outcome="completed", seconds=1.0, sweep=f"glue-{task}", trial="t", run_id="r" * 32,
+    )  # fmt: skip
+
+
+def test_the_suite_average_is_the_papers() -> None:
+    found = suite([_row(task, points / 100) for task, points in TABLE_8.items()])
+    assert round(found.average or 0, 1) == 89.1  # table 8, last column
+    assert found.average == pytest.approx(found.paper_average)
+    assert not found.missing
+    assert "all eight tasks" in _text(render_suite(found))
+
+
+def test_the_suite_says_what_is_missing_and_averages_held_out_scores() -> None:
+    rows = [
+        _row("rte", 0.99, "heldout", heldout=0.80),
+        _row("cola", 0.70),
+        _row("sst2", 0.9, "heldout"),  # not measured on dev: no completed trial
+    ]
+    found = suite(rows)
+    assert found.average == pytest.approx((80 + 70) / 2)
+    assert found.missing == ["mnli", "sst2", "mrpc", "qnli", "qqp", "stsb"]
+    assert [row.task for row in found.rows] == ["sst2", "cola", "rte"]
+    assert "without mnli, sst2, mrpc, qnli, qqp, stsb" in _text(render_suite(found))
+
+
+def test_an_empty_store_gives_an_empty_table(sweeps: Sweeps) -> None:
+    assert leaderboard(sweeps.tracker) == []
+    assert suite([]).average is None
+    assert json.loads(to_json([])) == []
+    _text(render([]))

@@ -1,0 +1,327 @@
+"""Promotion and rollback in MLflow's real registry; the test behind the gate against scipy's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+from mlflow.models import validate_serving_input
+from mlflow_sweeps import Sweeps
+from scipy import stats
+
+from orchestrator import serving
+from orchestrator.champions import champion, rollback
+from orchestrator.outcome import Outcome
+from orchestrator.registry import HeldOut, Promotion, promote
+from orchestrator.significance import paired_test
+from orchestrator.store import TrialRecord
+from tinyattn.errors import UsageError
+from tinyattn.tasks import find_task
+
+ROWS = 200
+LABELS = np.arange(ROWS) % 2
+MODEL = "tinyattn-sst2-roberta-large"
+
+
+def _outputs(accuracy: float) -> np.ndarray:
+    """Logits [N, 2] of a model that is right on the first rows and wrong on the others."""
+    right = np.arange(ROWS) < accuracy * ROWS
+    predicted = np.where(right, LABELS, 1 - LABELS)
+    return np.eye(2)[predicted] + np.arange(ROWS)[:, None] * 1e-6
+
+
+class Gate:
+    """Stands in for the evaluation of adapters: each trial's name says how good it is."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, trial: TrialRecord) -> HeldOut:
+        return HeldOut(find_task("sst2"), LABELS, self._outputs_of)
+
+    def _outputs_of(self, adapter: Path) -> np.ndarray:
+        name = (adapter / "adapter_config.json").read_text().split('"')[3]
+        self.asked.append(name)
+        return _outputs(int(name.split("-")[1]) / 100)
+
+
+def _promote(sweeps: Sweeps, trial_id: str, force: bool = False) -> Promotion:
+    """Run a trial called `x-<accuracy>` and promote it."""
+    accuracy = int(trial_id.split("-")[1]) / 100
+    run_id = sweeps.trial(trial_id, [accuracy], heldout=accuracy, adapter=True)
+    return promote(sweeps.tracker, run_id, Gate(), force=force)
+
+
+def _alias(sweeps: Sweeps) -> int:
+    found = MlflowClient(sweeps.tracker.uri).get_model_version_by_alias(MODEL, "champion")
+    return int(found.version)
+
+
+def test_the_first_is_champion_and_chance_does_not_dethrone_it(sweeps: Sweeps) -> None:
+    sweeps.start()
+    first = _promote(sweeps, "a-70")
+    assert (first.version, first.moved, first.previous, first.test) == (1, True, None, None)
+    lucky = _promote(sweeps, "b-71")  # 2 rows of 200: p = 1/4
+    assert (lucky.version, lucky.moved, lucky.previous) == (2, False, 1)
+    assert "the champion stays" in lucky.reason
+    assert _alias(sweeps) == 1
+    better = _promote(sweeps, "c-80")  # 20 rows of 200: p = 2 ** -20, at the floor of 10,001
+    assert (better.moved, better.forced) == (True, False)
+    assert better.test is not None
+    assert better.test.p_value == pytest.approx(1 / 10_001)
+    assert _alias(sweeps) == 3
+
+
+def test_force_moves_the_alias_and_says_so(sweeps: Sweeps) -> None:
+    sweeps.start()
+    _promote(sweeps, "a-70")
+    worse = _promote(sweeps, "b-60", force=True)
+    assert (worse.moved, worse.forced) == (True, True)
+    assert worse.reason.startswith("forced, though 0.6000 against 0.7000")
+    supported = _promote(sweeps, "c-90", force=True)
+    assert (supported.moved, supported.forced) == (True, False)
+
+
+def test_one_run_is_one_version_however_often_it_is_promoted(sweeps: Sweeps) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("a-70", [0.7], heldout=0.7, adapter=True)
+    gate = Gate()
+    promote(sweeps.tracker, run_id, gate)
+    again = promote(sweeps.tracker, run_id, gate)
+    assert (again.version, again.moved, again.reason) == (1, False, "it is the champion already")
+    assert len(MlflowClient(sweeps.tracker.uri).search_model_versions(f"name='{MODEL}'")) == 1
+    assert gate.asked == []
+
+
+def test_version_tags_hold_the_evidence(sweeps: Sweeps) -> None:
+    sweeps.start()
+    _promote(sweeps, "a-70")
+    _promote(sweeps, "b-90")
+    tags = MlflowClient(sweeps.tracker.uri).get_model_version(MODEL, "2").tags
+    assert tags["tinyattn.previous_champion"] == "1"
+    assert float(tags["tinyattn.p_value"]) < 0.05
+    assert (tags["tinyattn.score"], tags["tinyattn.protocol"]) == ("0.9", "heldout")
+    assert champion(sweeps.tracker, "sst2").version == 2
+
+
+@pytest.mark.parametrize(
+    ("protocol", "outcome", "why"),
+    [
+        ("paper", Outcome.COMPLETED, "selects on the official dev set"),
+        ("heldout", Outcome.STOPPED, "it is stopped: only a completed trial"),
+    ],
+)
+def test_a_run_without_held_out_score_needs_force(
+    sweeps: Sweeps, protocol: str, outcome: Outcome, why: str
+) -> None:
+    sweeps.start(protocol=protocol)
+    run_id = sweeps.trial("a-90", [0.9], outcome, adapter=True)
+    with pytest.raises(UsageError, match=why):
+        promote(sweeps.tracker, run_id, Gate())
+    assert MlflowClient(sweeps.tracker.uri).search_registered_models() == []
+    forced = promote(sweeps.tracker, run_id, Gate(), force=True)
+    assert (forced.moved, forced.forced, forced.test) == (True, True, None)
+    assert forced.reason == "forced, though it has no held-out score"
+
+
+def test_rollback_walks_back_and_ends_with_a_message(sweeps: Sweeps) -> None:
+    sweeps.start()
+    for trial_id in ("a-50", "b-70", "c-90"):
+        assert _promote(sweeps, trial_id).moved
+    assert [rollback(sweeps.tracker, MODEL).version for _ in range(2)] == [2, 1]
+    with pytest.raises(UsageError, match="version 1 is the first champion"):
+        rollback(sweeps.tracker, MODEL)
+    assert _alias(sweeps) == 1
+
+
+def test_a_version_promoted_again_after_a_rollback_does_not_make_a_circle(sweeps: Sweeps) -> None:
+    sweeps.start()
+    _promote(sweeps, "a-50")
+    second = sweeps.trial("b-70", [0.7], heldout=0.7, adapter=True)
+    assert promote(sweeps.tracker, second, Gate()).moved
+    rollback(sweeps.tracker, MODEL)
+    assert promote(sweeps.tracker, second, Gate()).moved
+    assert rollback(sweeps.tracker, MODEL).version == 1
+    with pytest.raises(UsageError, match="first champion"):
+        rollback(sweeps.tracker, MODEL)
+
+
+def test_rollback_skips_deleted_versions_and_trusts_an_alias_moved_by_hand(sweeps: Sweeps) -> None:
+    sweeps.start()
+    for trial_id in ("a-50", "b-70", "c-90"):
+        _promote(sweeps, trial_id)
+    client = MlflowClient(sweeps.tracker.uri)
+    _promote(sweeps, "d-91")  # version 4, a challenger that did not win
+    client.set_registered_model_alias(MODEL, "champion", "4")
+    client.delete_model_version(MODEL, "3")
+    client.delete_model_version(MODEL, "2")
+    assert rollback(sweeps.tracker, MODEL).version == 1
+
+
+def test_a_sweeps_candidate_is_chosen_without_looking_at_held_out_scores(sweeps: Sweeps) -> None:
+    sweeps.start("first")
+    sweeps.trial("a-70", [0.70], heldout=0.99, adapter=True)
+    sweeps.trial("b-80", [0.80], heldout=0.60, adapter=True)
+    sweeps.trial("c-90", [0.90], Outcome.STOPPED)
+    assert promote(sweeps.tracker, "first", Gate()).moved
+    assert champion(sweeps.tracker, "sst2").tags["trial"] == "b-80"
+
+
+def test_the_finalizers_winner_goes_before_the_best_selection_score(sweeps: Sweeps) -> None:
+    parent = sweeps.start("first")
+    winner = sweeps.trial("a-70", [0.70], heldout=0.7, adapter=True)
+    sweeps.trial("b-80", [0.80], heldout=0.6, adapter=True)
+    sweeps.tracker.tag(parent, {"winner": winner})
+    promote(sweeps.tracker, "first", Gate())
+    assert champion(sweeps.tracker, "sst2").run_id == winner
+
+
+def test_unknown_names_are_answered_with_what_exists(sweeps: Sweeps) -> None:
+    sweeps.start("first")
+    with pytest.raises(UsageError, match="no task has a champion yet"):
+        champion(sweeps.tracker, "sst2")
+    with pytest.raises(UsageError, match="no completed trial yet"):
+        promote(sweeps.tracker, "first", Gate())
+    with pytest.raises(UsageError, match="did you mean 'first'"):
+        promote(sweeps.tracker, "frst", Gate())
+    _promote(sweeps, "a-70")
+    with pytest.raises(UsageError, match="did you mean 'sst2'"):
+        champion(sweeps.tracker, "sst")
+    with pytest.raises(UsageError, match=f"known are {MODEL}"):
+        rollback(sweeps.tracker, "tinyattn-rte-minilm")
+
+
+def test_champions_on_several_plms_ask_which_one(sweeps: Sweeps) -> None:
+    sweeps.start("large")
+    _promote(sweeps, "a-70")
+    sweeps.start("small", plm="minilm")
+    _promote(sweeps, "b-60")
+    with pytest.raises(UsageError, match="several PLMs: minilm, roberta-large"):
+        champion(sweeps.tracker, "sst2")
+    assert champion(sweeps.tracker, "sst2", "minilm").model == "tinyattn-sst2-minilm"
+
+
+def test_a_trial_without_adapter_is_refused_and_nothing_is_registered(sweeps: Sweeps) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("a-70", [0.7], heldout=0.7)
+    with pytest.raises(Exception, match="has no artifact 'adapter'"):
+        promote(sweeps.tracker, run_id, Gate())
+    assert MlflowClient(sweeps.tracker.uri).search_registered_models() == []
+
+
+class StandInPredictor:
+    """Answers without a PLM: the label is the parity of the sentence's length."""
+
+    task = find_task("sst2")
+
+    def predict(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        shares = [len(row["sentence"]) % 2 for row in rows]
+        return [
+            {
+                "label": self.task.labels[share],
+                "probabilities": {"negative": 1.0 - share, "positive": float(share)},
+            }
+            for share in shares
+        ]
+
+
+@pytest.fixture
+def served(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], mlflow.pyfunc.PyFuncModel]:
+    """Loads the champion by its alias, with the predictor replaced by the stand-in."""
+    monkeypatch.setattr(serving, "load_predictor", lambda folder: StandInPredictor())
+    sweeps.start()
+    _promote(sweeps, "a-70")
+    mlflow.set_tracking_uri(sweeps.tracker.uri)
+    yield lambda: mlflow.pyfunc.load_model(f"models:/{MODEL}@champion")
+    mlflow.set_tracking_uri(None)
+
+
+def test_the_champion_loads_by_alias_with_signature_and_example(
+    served: Callable[[], mlflow.pyfunc.PyFuncModel],
+) -> None:
+    model = served()
+    table = model.predict(pd.DataFrame({"sentence": ["odd", "even"]}, index=[7, 9]))
+    assert list(table.columns) == ["label", "probability_negative", "probability_positive"]
+    assert table["label"].to_dict() == {7: "positive", 9: "negative"}
+    assert model.metadata.signature.outputs.input_names() == list(table.columns)
+    assert list(model.input_example) == ["sentence"]
+    with pytest.raises(mlflow.exceptions.MlflowException, match="missing inputs"):
+        model.predict(pd.DataFrame({"text": ["a"]}))
+    answer = validate_serving_input(
+        f"models:/{MODEL}@champion", '{"dataframe_records": [{"sentence": "odd"}]}'
+    )
+    assert answer["label"].tolist() == ["positive"]
+
+
+def test_nothing_in_the_registered_model_is_a_pickle(sweeps: Sweeps, tmp_path: Path) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("a-70", [0.7], heldout=0.7, adapter=True)
+    promote(sweeps.tracker, run_id, Gate())
+    folder = sweeps.tracker.download(run_id, "model", tmp_path / "copy")
+    suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert suffixes <= {".json", ".yaml", ".txt", ""}
+    assert "loader_module: orchestrator.serving" in (folder / "MLmodel").read_text()
+
+
+def _accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
+    return float((outputs.argmax(1) == labels).mean())
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(5, 1), (12, 6), (9, 9), (3, 8)])
+def test_for_accuracy_the_test_is_the_sign_test(gained: int, lost: int) -> None:
+    """Swapping rows that only one model gets right is flipping coins: scipy's binomtest."""
+    old = _outputs(0.5)
+    new = old.copy()
+    new[100 : 100 + gained] = new[100 : 100 + gained, ::-1]  # now right
+    new[:lost] = new[:lost, ::-1]  # now wrong
+    expected = stats.binomtest(gained, gained + lost, alternative="greater").pvalue
+    found = paired_test(_accuracy, new, old, LABELS)
+    assert found.p_value == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(10_000))
+    assert found.new_score - found.old_score == pytest.approx((gained - lost) / ROWS)
+
+
+def test_for_pearson_scipy_permutes_to_the_same_p_value() -> None:
+    generator = np.random.default_rng(1)
+    labels = generator.normal(size=60)
+    old = labels + 1.2 * generator.normal(size=60)
+    new = labels + 1.0 * generator.normal(size=60)
+
+    def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
+        return float(np.corrcoef(outputs[:, 0], labels)[0, 1])
+
+    reference = stats.permutation_test(
+        (new, old),
+        lambda x, y: np.corrcoef(x, labels)[0, 1] - np.corrcoef(y, labels)[0, 1],
+        permutation_type="samples", n_resamples=4000, alternative="greater", rng=2,
+    )  # fmt: skip
+    found = paired_test(pearson, new[:, None], old[:, None], labels)
+    assert 0.01 < reference.pvalue < 0.5
+    assert found.p_value == pytest.approx(reference.pvalue, abs=0.03)
+
+
+def test_equal_models_have_no_lead_and_the_same_seed_the_same_answer() -> None:
+    same = paired_test(_accuracy, _outputs(0.7), _outputs(0.7), LABELS)
+    assert (same.p_value, same.new_score) == (1.0, pytest.approx(0.7))
+    new, old = _outputs(0.73), _outputs(0.7)
+    assert paired_test(_accuracy, new, old, LABELS) == paired_test(_accuracy, new, old, LABELS)
+
+
+def test_an_undefined_metric_counts_against_the_newcomer() -> None:
+    undefined = paired_test(lambda o, y: float("nan"), _outputs(0.9), _outputs(0.5), LABELS)
+    assert undefined.p_value == 1.0
+
+
+def test_a_thousand_rows_take_seconds_not_minutes() -> None:
+    new, old = np.tile(_outputs(0.75), (5, 1)), np.tile(_outputs(0.7), (5, 1))
+    began = time.process_time()
+    paired_test(_accuracy, new, old, np.tile(LABELS, 5))
+    assert time.process_time() - began < 10
