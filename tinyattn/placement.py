@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from tinyattn.attention import TinyAttention
-from tinyattn.errors import PlmError, did_you_mean
+from tinyattn.errors import PlmError, UsageError, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,7 @@ class _Pass:
     allowed: Tensor | None = None
     is_causal: bool = False
     cache: Any = None
+    past: int = 0
     position: dict[nn.Module, int] = field(default_factory=dict)
     layer_input: Tensor | None = None
     attention_input: Tensor | None = None
@@ -174,6 +175,11 @@ class Sites:
         self.adapters: dict[int, TinyAttention] = {}
         self.placement = placement
         self.family = family_of(plm)
+        if getattr(plm.config, "is_decoder", False) and not self.family.causal:
+            raise PlmError(
+                f"this {plm.config.model_type} PLM has is_decoder set, and adapters in its family "
+                "are not causal: they would see the future; load it without is_decoder"
+            )
         self.base: Any = plm.base_model
         self.calls = layer_calls(plm)
         self.indices: dict[nn.Module, list[int]] = {}
@@ -211,18 +217,20 @@ class Sites:
         if not self.family.causal:
             self._pass.allowed = _key_mask(mask)
             return None
-        if self._pass.cache is None and given.get("use_cache", self.base.config.use_cache):
+        use_cache = given.get("use_cache")
+        if use_cache is None:  # a language model hands its own unset argument on as None
+            use_cache = self.base.config.use_cache
+        if use_cache and self._pass.cache is None:
             # The PLM would make a cache that the adapters could not fill.
-            self._pass.cache = DynamicCache(config=self.base.config)
-            kwargs = {**kwargs, "past_key_values": self._pass.cache}
+            given["past_key_values"] = self._pass.cache = DynamicCache(config=self.base.config)
+        if self._pass.cache is not None:
+            self._pass.past = self._pass.cache.get_seq_length()
         self._pass.allowed, self._pass.is_causal = self._causal_mask(inputs, mask)
-        return args, kwargs
+        return (), given
 
     def _causal_mask(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor | None, bool]:
         """The keys each of this call's T queries may see, [B or 1, 1, T, S], or a causal flag."""
-        length, past = inputs.shape[1], 0
-        if self._pass.cache is not None:
-            past = self._pass.cache.get_seq_length()
+        length, past = inputs.shape[1], self._pass.past
         key_mask = _key_mask(mask)
         if key_mask is None and (past == 0 or length == 1):
             return None, length > 1
@@ -249,7 +257,14 @@ class Sites:
         layers = self._pass.cache.layers
         while len(layers) <= len(self.calls) + index:
             layers.append(DynamicLayer())
-        return layers[len(self.calls) + index].update(key, value)
+        kept = layers[len(self.calls) + index]
+        if kept.get_seq_length() != self._pass.past:
+            raise UsageError(
+                f"the cache holds {self._pass.past} positions, but this adapter's keys of "
+                f"{kept.get_seq_length()}: it was filled with another adapter or none; "
+                "start with a fresh cache"
+            )
+        return kept.update(key, value)
 
     # ---- hooks ----
 
