@@ -1,0 +1,384 @@
+"""What to try next: an Optuna study that Ray Tune asks and tells.
+
+Tune's own OptunaSearch tells trials that ASHA stopped as complete at the score of a low rung, and
+leaves trials with NaN running for ever. Here every end of a trial is told as what it was:
+
+| outcome       | Optuna state | what TPE makes of it                                           |
+|---------------|--------------|----------------------------------------------------------------|
+| completed     | COMPLETE     | its best score                                                 |
+| stopped       | PRUNED       | ranked by its last rung, then by its score there                |
+| diverged      | PRUNED       | infeasible: ranked below all others, so search goes elsewhere  |
+| out_of_memory | PRUNED       | infeasible, as above                                           |
+| failed        | FAIL         | nothing: the error says little about the region                |
+| interrupted   | FAIL         | nothing: the trial may be tried again                          |
+| (duplicate)   | FAIL         | nothing: a suggestion that was there before and was never run  |
+
+The study is a journal file and the only state: a searcher made anew on the same file goes on as
+if it had never stopped. Every trial carries `outcome` and, unless it is a duplicate,
+`tune_trial_id` as user attributes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.trial import FrozenTrial, TrialState
+from ray.tune.search import Searcher
+
+from orchestrator.config import SearchConfig
+from orchestrator.outcome import Outcome
+from orchestrator.space import Choice, Domain, Integer, LogUniform, Point, count, enumerate_points
+from tinyattn.errors import StorageError
+
+DUPLICATE = "duplicate"
+"""`outcome` of a suggestion that was discarded because it was there before."""
+
+INFEASIBLE = (Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
+"""Outcomes that say: nothing good lies here."""
+
+_SAMPLER_TRIES = 10
+"""Draws of the sampler before a suggestion that was there before is replaced in another way."""
+
+_RANDOM_TRIES = 100
+"""Independent draws after that, where the space has infinitely many points."""
+
+
+class OptunaSearcher(Searcher):
+    """Suggests configs to Ray Tune and tells an Optuna study truthfully how they ended."""
+
+    def __init__(
+        self, space: Mapping[str, Domain], search: SearchConfig, path: Path, name: str
+    ) -> None:
+        """Open the study `name` in the journal file `path`, or begin it.
+
+        Args:
+            space: domains by dotted key; a key comes after those that its `when` names.
+            search: sampler, number of trials, seed and points to try first.
+            path: the journal file; folders on the way are made.
+            name: name of the study: the sweep's.
+
+        Raises:
+            StorageError: the file cannot be read or written.
+        """
+        super().__init__()
+        self._space = dict(space)
+        self._search = search
+        self._path = Path(path)
+        self._name = name
+        self._opened: optuna.Study | None = None
+        self._study  # noqa: B018 - an unusable file shows now, not at the first suggestion
+
+    @property
+    def _study(self) -> optuna.Study:
+        if self._opened is None:
+            self._opened = _open_study(self._path, self._name)
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the open study behind: the journal file holds all there is."""
+        return {**self.__dict__, "_opened": None}
+
+    def set_search_properties(self, *_: Any, **__: Any) -> bool:
+        """Accept whatever Tune offers: space, metric and direction are this searcher's own."""
+        return True
+
+    def save(self, checkpoint_path: str) -> None:
+        """Note where the study is; its journal is its own checkpoint."""
+        Path(checkpoint_path).write_text(json.dumps({"study": self._name}), encoding="utf-8")
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Read the journal again: it is never older than Tune's snapshot."""
+        self._opened = None
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:  # type: ignore[override]
+        """Return dotted keys and values for a new trial, or FINISHED if there are none left."""
+        trials = self._trials()
+        seen = [trial.params for trial in trials if _counts(trial)]
+        if len(seen) >= self._search.trials:
+            return Searcher.FINISHED
+        keys = {_key(params) for params in seen}
+        for proposal in self._proposals(trials, seen):
+            trial = self._ask(proposal)
+            if _key(trial.params) not in keys:
+                trial.set_user_attr("tune_trial_id", trial_id)
+                return trial.params
+            self._end(trial, TrialState.FAIL, DUPLICATE)
+        return Searcher.FINISHED
+
+    def _proposals(
+        self, trials: Sequence[FrozenTrial], seen: list[dict[str, Any]]
+    ) -> Iterator[Point | BaseSampler]:
+        """Yield what to draw from, best first: points, then samplers, then what is left."""
+        interrupted = [trial.params for trial in trials if _interrupted(trial)]
+        for point in itertools.chain(interrupted, self._search.points):
+            if not any(point.items() <= params.items() for params in seen):
+                yield point
+        finite = all(domain.size is not None for domain in self._space.values())
+        if finite and len(seen) >= count(self._space):
+            return
+        if self._search.sampler != "grid":
+            yield from (self._sampler(len(trials) + i) for i in range(_SAMPLER_TRIES))
+        if finite:
+            yield from self._unseen(seen)
+        else:
+            yield from (RandomSampler(self._seed(len(trials), i)) for i in range(_RANDOM_TRIES))
+
+    def _unseen(self, seen: list[dict[str, Any]]) -> Iterator[Point]:
+        """Yield the points of a finite space that were not tried, a grid's in random order."""
+        keys = {_key(params) for params in seen}
+        points: Iterable[Point] = enumerate_points(self._space)
+        if self._search.sampler == "grid":
+            points = list(points)
+            random.Random(self._search.seed).shuffle(points)
+        return (point for point in points if _key(point) not in keys)
+
+    def _seed(self, *numbers: int) -> int:
+        """A seed that depends on the study's length, so that a resumed search does not repeat."""
+        return int(np.random.SeedSequence([self._search.seed, *numbers]).generate_state(1)[0])
+
+    def _sampler(self, number: int) -> BaseSampler:
+        """The sampler for one draw; its settings are pinned, as Optuna's defaults change."""
+        seed = self._seed(number)
+        if self._search.sampler == "random":
+            return RandomSampler(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return TPESampler(
+                seed=seed,
+                n_startup_trials=self._search.startup_trials,
+                n_ei_candidates=24,
+                multivariate=True,  # keys depend on each other, as lr does on warm-up
+                group=True,  # keys with and without conditions are modelled apart
+                constant_liar=True,  # keep away from what is running
+            )
+
+    def _ask(self, proposal: Point | BaseSampler) -> optuna.Trial:
+        """Begin a trial at a point, or where a sampler says."""
+        if isinstance(proposal, BaseSampler):
+            self._study.sampler = proposal
+        else:
+            self._study.sampler = RandomSampler(self._search.seed)
+            self._study.enqueue_trial(dict(proposal))
+        trial = self._study.ask()
+        for key, domain in self._space.items():
+            if domain.active(trial.params):
+                _suggest(trial, key, domain)
+        return trial
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Note the best score so far at this evaluation."""
+        if trial := self._running(trial_id):
+            _report(trial, result)
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Tell how a trial ended; a trial that was told before stays as it was told."""
+        trial = self._running(trial_id)
+        if trial is None:
+            return
+        result = result or {}
+        _report(trial, result)
+        outcome = _outcome(result, error)
+        if outcome == Outcome.COMPLETED:
+            self._end(trial, TrialState.COMPLETE, outcome, result["best_score"])
+        elif outcome == Outcome.STOPPED:
+            self._end(trial, TrialState.PRUNED, outcome)
+        elif outcome in INFEASIBLE:
+            trial.set_constraint("feasible", 1.0)
+            self._end(trial, TrialState.PRUNED, outcome)
+        else:
+            self._end(trial, TrialState.FAIL, outcome)
+
+    def finish(self, outcome: Outcome = Outcome.INTERRUPTED) -> None:
+        """Settle every trial that still runs in the study: the sweep itself was ended."""
+        for frozen in self._trials():
+            if frozen.state == TrialState.RUNNING:
+                self._end(optuna.Trial(self._study, frozen._trial_id), TrialState.FAIL, outcome)
+
+    def resume(self, live: Collection[str]) -> None:
+        """Make the study agree with a sweep that goes on after an interruption or a crash.
+
+        Args:
+            live: Tune's ids of the trials that go on from their checkpoints. Interrupted ones
+                among them run again; other trials that the study believes running are
+                interrupted, and their configs are the next to be suggested.
+        """
+        for frozen in self._trials():
+            known = frozen.user_attrs.get("tune_trial_id")
+            if frozen.state == TrialState.RUNNING and known not in live:
+                trial = optuna.Trial(self._study, frozen._trial_id)
+                self._end(trial, TrialState.FAIL, Outcome.INTERRUPTED)
+        for trial_id in live:
+            self._running(trial_id)
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _running(self, trial_id: str) -> optuna.Trial | None:
+        """The running trial of Tune's `trial_id`, revived if interrupted; None if it is settled."""
+        mine = [t for t in self._trials() if t.user_attrs.get("tune_trial_id") == trial_id]
+        if not mine:
+            return None
+        if _interrupted(mine[-1]):
+            self._study.add_trial(
+                optuna.trial.create_trial(
+                    state=TrialState.RUNNING,
+                    params=mine[-1].params,
+                    distributions=mine[-1].distributions,
+                    user_attrs={"tune_trial_id": trial_id},
+                    intermediate_values=mine[-1].intermediate_values,
+                )
+            )
+            return self._running(trial_id)
+        if mine[-1].state.is_finished():
+            return None
+        return optuna.Trial(self._study, mine[-1]._trial_id)
+
+    def _end(
+        self, trial: optuna.Trial, state: TrialState, outcome: str, value: float | None = None
+    ) -> None:
+        trial.set_user_attr("outcome", str(outcome))
+        self._study.tell(trial, value, state)
+
+
+def _open_study(path: Path, name: str) -> optuna.Study:
+    """Open or begin a study in a journal file whose last line a crash may have torn."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        backend = JournalFileBackend(str(path), JournalFileSymlinkLock(str(path)))
+        _mend(path)
+        return optuna.create_study(
+            study_name=name,
+            storage=JournalStorage(backend),
+            direction="maximize",
+            load_if_exists=True,
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise StorageError(
+            f"{path}: the search's journal cannot be used: {error}; check space and permissions, "
+            "or give the sweep another name"
+        ) from None
+
+
+def _mend(path: Path) -> None:
+    """Cut off a last line without its end, which would make all later lines unreadable."""
+    lock = JournalFileSymlinkLock(str(path))
+    lock.acquire()
+    try:
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            with path.open("r+b") as file:
+                file.truncate(whole)
+    finally:
+        lock.release()
+
+
+def _counts(trial: FrozenTrial) -> bool:
+    """Whether a trial was run, or is running, and needs no second try."""
+    return "tune_trial_id" in trial.user_attrs and not _interrupted(trial)
+
+
+def _interrupted(trial: FrozenTrial) -> bool:
+    return (
+        "tune_trial_id" in trial.user_attrs
+        and trial.state == TrialState.FAIL
+        and trial.user_attrs.get("outcome") == Outcome.INTERRUPTED
+    )
+
+
+def _key(params: Point) -> str:
+    return json.dumps(params, sort_keys=True)
+
+
+def _suggest(trial: optuna.Trial, key: str, domain: Domain) -> None:
+    if isinstance(domain, Choice):
+        trial.suggest_categorical(key, domain.values)
+    elif isinstance(domain, Integer):
+        trial.suggest_int(key, domain.low, domain.high, log=domain.log)
+    else:
+        trial.suggest_float(key, domain.low, domain.high, log=isinstance(domain, LogUniform))
+
+
+def _report(trial: optuna.Trial, result: Mapping[str, Any]) -> None:
+    """Note the best score at this evaluation, once: a resumed trial may report it again."""
+    step = result.get("evaluation")
+    seen = trial.storage.get_trial(trial._trial_id).intermediate_values
+    if step is not None and step not in seen and _finite(result):
+        trial.report(float(result["best_score"]), step=int(step))
+
+
+def _finite(result: Mapping[str, Any]) -> bool:
+    scores = (result.get("score", 0.0), result.get("best_score", math.nan))
+    return all(math.isfinite(score) for score in scores)
+
+
+def _outcome(result: Mapping[str, Any], error: bool) -> Outcome:
+    """How a trial ended, from its last result: one that ends without a word was stopped."""
+    if "outcome" in result:
+        outcome = Outcome(result["outcome"])
+        lost = outcome == Outcome.COMPLETED and not _finite(result)
+        return Outcome.DIVERGED if lost else outcome
+    if error:
+        return Outcome.FAILED
+    if "evaluation" not in result:  # removed before it began
+        return Outcome.INTERRUPTED
+    return Outcome.STOPPED if _finite(result) else Outcome.DIVERGED
+
+
+def importances(rows: Sequence[tuple[Point, float]]) -> dict[str, float]:
+    """Return how much of the score's variance each key explains, by fANOVA (Hutter et al. 2014).
+
+    Args:
+        rows: (values of the searched keys, score) of each trial.
+
+    Returns:
+        {key: share}, most important first, summing to 1. Keys that some row lacks or that never
+        change are left out; empty if fewer than two rows, or no difference between scores, remain.
+    """
+    rows = [(dict(point), float(score)) for point, score in rows if math.isfinite(score)]
+    if len({score for _, score in rows}) < 2:
+        return {}
+    shared = [key for key in rows[0][0] if all(key in point for point, _ in rows)]
+    columns = {key: [point[key] for point, _ in rows] for key in shared}
+    domains = {
+        key: _distribution(values) for key, values in columns.items() if len(_distinct(values)) > 1
+    }
+    if not domains:
+        return {}
+    study = optuna.create_study(direction="maximize")
+    for point, score in rows:
+        params = {key: point[key] for key in domains}
+        study.add_trial(
+            optuna.trial.create_trial(value=score, params=params, distributions=domains)
+        )
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: float(share) for key, share in shares.items()}
+
+
+def _distinct(values: Sequence[Any]) -> list[Any]:
+    return [value for i, value in enumerate(values) if value not in values[:i]]
+
+
+def _distribution(values: Sequence[Any]) -> BaseDistribution:
+    """The narrowest distribution that holds the values; logarithmic from a factor of 20 on."""
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        return CategoricalDistribution(_distinct(values))
+    low, high = min(values), max(values)
+    return FloatDistribution(low, high, log=low > 0 and high / low >= 20)

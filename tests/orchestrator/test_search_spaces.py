@@ -1,0 +1,115 @@
+"""The sweep files that ship: all valid, all findable, known points equal to the paper's tables."""
+
+from __future__ import annotations
+
+import pytest
+
+import search_spaces
+from orchestrator.config import load_sweep
+from orchestrator.space import count
+from tinyattn.errors import ConfigError
+
+# Zhao, Tan, Mei (EMNLP 2022), tables 4-6: lr, weight decay, warm-up, schedule.
+TABLE_4 = {  # one head, roberta-large
+    "sst2": (8e-4, 0.01, 0.1, "cosine"),
+    "cola": (5e-4, 0.04, 0, "linear"),
+    "mnli": (1e-3, 0, 0.1, "linear"),
+    "qqp": (5e-4, 0.01, 0, "linear"),
+    "rte": (2e-3, 0.05, 0, "linear"),
+    "mrpc": (3e-3, 0.3, 0.1, "cosine"),
+    "qnli": (8e-4, 0.02, 0, "linear"),
+    "stsb": (1.5e-3, 0, 0, "cosine"),
+}
+TABLE_5 = {  # four heads, roberta-large
+    "cola": (8e-4, 0.05, 0.1, "cosine"),
+    "rte": (1e-5, 0.3, 0, "linear"),
+    "mrpc": (3e-3, 0.3, 0, "linear"),
+    "qnli": (1e-6, 0.4, 0, "cosine"),
+}
+TABLE_6 = {  # one head, roberta-base, sequential
+    "sst2": (1e-3, 0.02, 0.1, "cosine"),
+    "mnli": (1e-4, 0.01, 0.1, "linear"),
+}
+TABLE_6_PARALLEL = {"sst2": (1e-3, 0.01, 0.1, "cosine"), "mnli": (1e-3, 0.01, 0.1, "linear")}
+# Section 4's grid.
+RATES = [1e-6, 1e-5, 1e-4, 5e-4, 8e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 7e-3]
+DECAYS = [0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def values(point: dict) -> tuple:
+    keys = ("lr", "weight_decay", "warmup", "schedule")
+    return tuple(point[f"optimizer.{key}"] for key in keys)
+
+
+@pytest.mark.parametrize("name", search_spaces.names())
+def test_every_file_loads_and_its_extremes_are_valid(name):
+    sweep = load_sweep(name, {})  # checks points and extremes too
+    assert sweep.name.startswith(name.replace("/", "-"))
+    assert sweep.train.protocol == "heldout"
+
+
+def test_every_task_has_four_sweeps():
+    tasks = [*search_spaces.GLUE, "wnli"]
+    kinds = ("", "-wide", "-base", "-base-wide")
+    glue = {f"glue/{task}{kind}" for task in tasks for kind in kinds}
+    assert set(search_spaces.names()) == glue | {"agreement", "minilm"}
+
+
+@pytest.mark.parametrize("task", search_spaces.GLUE)
+def test_the_papers_grid_and_points(task):
+    large, base = load_sweep(f"glue/{task}", {}), load_sweep(f"glue/{task}-base", {})
+    assert (large.train.task, large.train.plm) == (task, "roberta-large")
+    assert (base.train.task, base.train.plm) == (task, "roberta-base")
+    for sweep in (large, base):
+        assert sweep.space["optimizer.lr"].values == RATES
+        assert sweep.space["optimizer.weight_decay"].values == DECAYS
+        assert count(sweep.space) == 11 * 11 * 2 * 2
+        assert sweep.search.trials == (20 if task in ("mnli", "qqp") else 80)
+        train = sweep.train
+        assert (train.epochs, train.batch_size, train.max_length) == (20, 16, 128)
+        assert (train.adapter.num_heads, train.adapter.head_dim) == (1, 1)
+    assert [values(point) for point in large.search.points] == [TABLE_4[task]]
+    known = [TABLE_6[task]] if task in TABLE_6 else []
+    assert [values(point) for point in base.search.points] == [*known, TABLE_4[task]]
+    four_heads = [TABLE_5[task]] if task in TABLE_5 else []
+    assert [values(point) for point in large.finalize.search.points] == four_heads
+    assert large.finalize.heads == 4
+
+
+@pytest.mark.parametrize("task", search_spaces.GLUE)
+def test_the_wide_space_tries_the_papers_adapter_first(task):
+    for name, known in ((f"glue/{task}-wide", [TABLE_4[task]]), (f"glue/{task}-base-wide", None)):
+        sweep = load_sweep(name, {})
+        assert sweep.space["optimizer.lr"].type == "log_uniform"
+        points = sweep.search.points
+        if known is None:
+            tables = (TABLE_6, TABLE_6_PARALLEL, TABLE_4)
+            known = [table[task] for table in tables if task in table]
+        assert [values(point) for point in points] == known
+        assert all(point["adapter.num_heads"] == 1 for point in points)
+        assert all(point["adapter.layers"] == "all" for point in points)
+        placements = [point["adapter.placement"] for point in points]
+        assert placements.count("parallel") == ("base" in name and task in TABLE_6_PARALLEL)
+
+
+def test_small_sweeps_need_no_gpu():
+    minilm, demo = load_sweep("minilm", {}), load_sweep("agreement", {})
+    for sweep in (minilm, demo):
+        assert (sweep.train.plm, sweep.resources.cpus, sweep.resources.gpus) == ("minilm", 1, 0)
+    assert (minilm.search.trials, minilm.train.max_train_rows) == (12, 4000)
+    assert demo.search.trials >= 8
+    assert load_sweep("minilm", {"task": "cola"}).train.task == "cola"
+
+
+def test_suites():
+    assert search_spaces.suite("glue") == [
+        "glue/sst2", "glue/cola", "glue/mnli", "glue/qqp",
+        "glue/rte", "glue/mrpc", "glue/qnli", "glue/stsb",
+    ]  # fmt: skip
+    assert [load_sweep(n, {}).train.plm for n in search_spaces.suite("glue-base")] == [
+        "roberta-base"
+    ] * 8
+    with pytest.raises(ConfigError, match="did you mean 'glue'"):
+        search_spaces.suite("glu")
+    with pytest.raises(ConfigError, match="is no sweep"):
+        search_spaces.find("_base/paper")

@@ -1,0 +1,328 @@
+"""The sweep file: extending, overriding, and one clear message for each fault."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import datetime
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from orchestrator.config import Sweep, check, default_name, load_sweep
+from orchestrator.space import count, enumerate_points
+from tinyattn.config import build
+from tinyattn.errors import ConfigError
+
+BASE = """
+train: {task: sst2, plm: minilm, epochs: 3, optimizer: {lr: 1e-3, warmup: 0.05}}
+space:
+  optimizer.lr: {type: log_uniform, low: 1e-4, high: 1e-2}
+  optimizer.schedule: {type: choice, values: [linear, cosine, constant]}
+  optimizer.warmup:
+    {type: uniform, low: 0, high: 0.2, when: {optimizer.schedule: [linear, cosine]}}
+search:
+  trials: 10
+  points:
+    - {optimizer.lr: 8e-4, optimizer.schedule: linear, optimizer.warmup: 0.1}
+    - {optimizer.lr: 8e-4, optimizer.schedule: cosine, optimizer.warmup: 0.1}
+"""
+
+
+def write(folder: Path, text: str, name: str = "sweep.yaml") -> str:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(dedent(text))
+    return str(path)
+
+
+def fault(folder: Path, text: str, **overrides: object) -> str:
+    with pytest.raises(ConfigError) as error:
+        load_sweep(write(folder, text), {k.replace("__", "."): v for k, v in overrides.items()})
+    return str(error.value)
+
+
+def with_space(space: str, rest: str = "") -> str:
+    return f"train: {{task: sst2, plm: minilm}}\nspace: {{{space}}}\n{rest}"
+
+
+def test_a_whole_file(tmp_path):
+    sweep = load_sweep(write(tmp_path, BASE), {})
+    assert sweep.asha is not None
+    assert sweep.asha.grace == 2
+    assert sweep.space["optimizer.lr"].low == 1e-4  # 1e-4 is a number, not YAML 1.1's string
+    config = sweep.trial_config({"optimizer.lr": 3e-4, "optimizer.schedule": "cosine"})
+    assert (config.optimizer.lr, config.optimizer.schedule, config.epochs) == (3e-4, "cosine", 3)
+    assert config.optimizer.warmup == 0.05
+
+
+def test_a_sweep_survives_json(tmp_path):
+    sweep = load_sweep(write(tmp_path, BASE), {})
+    assert build(Sweep, sweep.model_dump(mode="json"), "json") == sweep
+
+
+def test_extends_replaces_domains_whole_and_points_as_a_list(tmp_path):
+    write(tmp_path, BASE, "parts/base.yaml")
+    child = """
+    extends: ../parts/base.yaml
+    train: {task: rte, optimizer: {weight_decay: 0.1}}
+    space:
+      optimizer.lr: {type: choice, values: [1e-3, 2e-3]}
+      optimizer.schedule: {type: choice, values: [linear]}
+      optimizer.warmup: null
+    search: {points: [{optimizer.lr: 2e-3}]}
+    asha: null
+    """
+    sweep = load_sweep(write(tmp_path, child, "mine/child.yaml"), {})
+    assert list(sweep.space) == ["optimizer.lr", "optimizer.schedule"]
+    assert sweep.space["optimizer.lr"].values == [1e-3, 2e-3]
+    assert (sweep.train.task, sweep.train.plm, sweep.train.epochs) == ("rte", "minilm", 3)
+    assert (sweep.train.optimizer.weight_decay, sweep.train.optimizer.warmup) == (0.1, 0.05)
+    assert sweep.search.trials == 10
+    assert sweep.search.points == [{"optimizer.lr": 2e-3, "optimizer.schedule": "linear"}]
+    assert sweep.asha is None
+
+
+def test_extends_several_files_the_last_one_wins(tmp_path):
+    write(tmp_path, BASE, "a.yaml")
+    write(tmp_path, "train: {plm: roberta-base}\nsearch: {trials: 5}", "b.yaml")
+    sweep = load_sweep(write(tmp_path, "extends: [a.yaml, b.yaml]\nsearch: {seed: 7}"), {})
+    assert (sweep.train.plm, sweep.search.trials, sweep.search.seed) == ("roberta-base", 5, 7)
+
+
+def test_extends_faults(tmp_path):
+    assert "gone.yaml is not there" in fault(tmp_path, "extends: gone.yaml")
+    assert "circle" in fault(tmp_path, "extends: sweep.yaml")
+    assert "allowed is a file or a list" in fault(tmp_path, "extends: {a: 1}")
+    assert "a mapping of keys is needed" in fault(tmp_path, "")
+
+
+def test_points_left_open_take_what_all_trials_share(tmp_path):
+    text = BASE.replace(
+        "{optimizer.lr: 8e-4, optimizer.schedule: linear, optimizer.warmup: 0.1}",
+        "{optimizer.schedule: linear}",
+    )
+    points = load_sweep(write(tmp_path, text), {}).search.points
+    assert points[0] == {
+        "optimizer.schedule": "linear",
+        "optimizer.lr": 1e-3,
+        "optimizer.warmup": 0.05,
+    }
+    text = text.replace("warmup: 0.05", "warmup: 0.5")  # outside: the searcher suggests it
+    points = load_sweep(write(tmp_path, text), {}).search.points
+    assert points[0] == {"optimizer.schedule": "linear", "optimizer.lr": 1e-3}
+
+
+def test_overrides_address_the_sweep_or_the_trials(tmp_path):
+    sweep = load_sweep(
+        write(tmp_path, BASE),
+        {
+            "name": "n1",
+            "search.trials": 3,
+            "asha.grace": 4,
+            "resources.gpus": 0.25,
+            "plm": "roberta-base",
+            "train.batch_size": 8,
+            "finalize.heads": 2,
+            "space.optimizer.lr.high": 5e-3,
+            "space.adapter.head_dim": {"type": "int", "low": 1, "high": 4},
+        },
+    )
+    assert (sweep.name, sweep.search.trials, sweep.asha.grace) == ("n1", 3, 4)
+    assert (sweep.train.plm, sweep.train.batch_size) == ("roberta-base", 8)
+    assert (sweep.resources.gpus, sweep.finalize.heads) == (0.25, 2)
+    assert (sweep.space["optimizer.lr"].low, sweep.space["optimizer.lr"].high) == (1e-4, 5e-3)
+    assert list(sweep.space["adapter.head_dim"].members()) == [1, 2, 3, 4]
+
+
+def test_a_fixed_key_leaves_spaces_and_points(tmp_path):
+    text = BASE + "finalize: {space: {optimizer.lr: {type: uniform, low: 0.001, high: 0.01}}}"
+    sweep = load_sweep(write(tmp_path, text), {"optimizer.lr": 3e-4})
+    assert "optimizer.lr" not in sweep.space
+    assert sweep.finalize.space == {}
+    assert sweep.trial_config({}).optimizer.lr == 3e-4
+    assert [sorted(point) for point in sweep.search.points] == [
+        ["optimizer.schedule", "optimizer.warmup"]
+    ] * 2
+    as_mapping = load_sweep(write(tmp_path, text), {"optimizer": {"lr": 3e-4}})
+    assert as_mapping.space == sweep.space
+    assert as_mapping.train == sweep.train
+
+
+def test_a_fixed_parent_settles_the_condition(tmp_path):
+    path = write(tmp_path, BASE)
+    on = load_sweep(path, {"optimizer.schedule": "linear"})
+    assert list(on.space) == ["optimizer.lr", "optimizer.warmup"]
+    assert on.space["optimizer.warmup"].when == {}
+    assert on.search.points == [{"optimizer.lr": 8e-4, "optimizer.warmup": 0.1}]  # two became one
+    off = load_sweep(path, {"optimizer.schedule": "constant"})
+    assert list(off.space) == ["optimizer.lr"]
+    assert off.search.points == [{"optimizer.lr": 8e-4}]
+
+
+def test_a_grid_may_become_finite_by_fixing(tmp_path):
+    path = write(tmp_path, BASE)
+    with pytest.raises(ConfigError, match=r"but optimizer\.lr, optimizer\.warmup have no end"):
+        load_sweep(path, {"search.sampler": "grid"})
+    fixed = {"search.sampler": "grid", "optimizer.lr": 1e-3, "optimizer.warmup": 0}
+    assert count(load_sweep(path, fixed).space) == 3
+    with pytest.raises(ConfigError, match=r"the grid has 3 points; set search\.trials=3"):
+        load_sweep(path, {**fixed, "search.trials": 2})
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        ("optimizer.lrr: {type: uniform, low: 0, high: 1}", "did you mean 'optimizer.lr'?"),
+        ("optimizer: {type: uniform, low: 0, high: 1}", "space.optimizer: unknown key"),
+        ("task: {type: choice, values: [rte]}", "holds for a whole sweep"),
+        ("epochs: {type: integer, low: 1, high: 2}", "did you mean 'int'?"),
+        ("epochs: {low: 1, high: 2}", "space.epochs:"),
+        ("epochs: 4", "space.epochs: 4 came, allowed is a mapping with type"),
+        ("epochs: {type: int, low: 1.5, high: 2}", "1.5 came"),
+        ("epochs: {type: int, low: 1}", "high: this key is required"),
+        ("epochs: {type: int, low: 3, high: 3}", "to fix a key give it under train"),
+        ("epochs: {type: int, low: 0, high: 3, log: true}", "allowed with log: true is 1 or more"),
+        ("optimizer.lr: {type: log_uniform, low: 0, high: 1}", "greater than 0"),
+        ("optimizer.lr: {type: uniform, low: 0.1, high: .nan}", "finite"),
+        ("optimizer.lr: {type: uniform, low: 0.1, high: 1, step: 2}", "step: unknown key"),
+        ("epochs: {type: choice, values: []}", "at least 1 item"),
+        ("epochs: {type: choice, values: [2, 2]}", "2 is given twice"),
+        ("epochs: {type: choice, values: [{a: 1}]}", "allowed are numbers, words and lists"),
+        # extremes that make no trial
+        ("optimizer.lr: {type: uniform, low: 0.1, high: 20}", "optimizer.lr: 20.0 came"),
+        ("adapter.norm: {type: choice, values: [plain, afine]}", "did you mean 'affine'?"),
+        ("adapter.layers: {type: choice, values: [all, best]}", "'best' came"),
+        # each bound is allowed alone, not the two together: 32 rows a pass, 16 a step
+        ("batch_size: {type: int, low: 16, high: 64}, "
+         "micro_batch_size: {type: int, low: 8, high: 32}",
+         "micro_batch_size is 32, allowed is at most batch_size"),
+    ],
+)  # fmt: skip
+def test_space_faults(tmp_path, space, said):
+    message = fault(tmp_path, with_space(space))
+    assert said in message
+    assert all(line.startswith(str(tmp_path)) for line in message.splitlines())
+
+
+def test_one_line_for_an_unknown_domain_type(tmp_path):
+    message = fault(tmp_path, with_space("epochs: {type: log, low: 1, high: 2}"))
+    assert len(message.splitlines()) == 1
+    assert "space.epochs: type 'log' came" in message
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ("{optimizer.schedul: [linear]}", "did you mean 'optimizer.schedule'?"),
+        ("{optimizer.lr: [0.001]}", "not another key of the space"),
+        ("{optimizer.schedule: [lineal]}", "never has the value 'lineal'"),
+        ("{optimizer.schedule: []}", "at least 1 item"),
+        ("{optimizer.warmup: [0.1]}", "go round in a circle"),
+    ],
+)
+def test_condition_faults(tmp_path, when, said):
+    space = (
+        "optimizer.schedule: {type: choice, values: [linear, cosine]}, "
+        f"optimizer.warmup: {{type: uniform, low: 0, high: 0.2, when: {when}}}"
+    )
+    assert said in fault(tmp_path, with_space(space))
+
+
+def test_a_longer_circle(tmp_path):
+    space = (
+        "epochs: {type: int, low: 1, high: 2, when: {adapter.bias: [true]}}, "
+        "adapter.bias: {type: choice, values: [true, false], when: {epochs: [1]}}"
+    )
+    assert "epochs, adapter.bias go round in a circle" in fault(tmp_path, with_space(space))
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ("{optimizer.lr: 0.5}", "point 1: optimizer.lr: 0.5 came, allowed is 0.0001 to 0.01"),
+        ("{optimizer.lr: high}", "'high' came"),
+        ("{optimizer.lr: true}", "True came"),
+        ("{optimizr.lr: 0.001}", "did you mean 'optimizer.lr'?"),
+        ("{optimizer.schedule: constant, optimizer.warmup: 0.1}", "searched only when"),
+    ],
+)
+def test_point_faults(tmp_path, point, said):
+    assert said in fault(tmp_path, BASE, search__points=[build_point(point)])
+
+
+def build_point(text: str) -> dict:
+    from tinyattn.config import parse_yaml
+
+    return parse_yaml(text, "point")
+
+
+@pytest.mark.parametrize("name", ["a/b", "../x", "", "-x", ".x", "ä", "a b", "x" * 81])
+def test_names_are_never_paths(tmp_path, name):
+    assert "allowed are 1 to 80 letters" in fault(tmp_path, BASE, name=name)
+
+
+def test_default_names():
+    now = datetime(2026, 1, 31, 23, 59, 59)
+    assert default_name("glue/rte", now) == "glue-rte-20260131-235959"
+    assert default_name("my sweep ü", now) == "my-sweep-20260131-235959"
+    assert len(default_name("x" * 500, now)) <= 80
+
+
+def test_other_faults(tmp_path):
+    assert "did you mean 'search'?" in fault(tmp_path, BASE, serch__trials=3)
+    assert "did you mean 'lr'?" in fault(tmp_path, BASE, optimizer__lrr=3)
+    assert "did you mean 'trials'?" in fault(tmp_path, BASE, search__trial=3)
+    assert "train.task: this key is required" in fault(tmp_path, "train: {plm: x}\nspace: {}")
+    assert "fraction up to 1" in fault(tmp_path, BASE, resources__gpus=1.5)
+    assert "reduction: 1 came" in fault(tmp_path, BASE, asha__reduction=1)
+    assert "allowed is a mapping" in fault(tmp_path, BASE, train=3)
+    assert "space" in fault(tmp_path, "train: {task: a, plm: b}\nspace: [1]")
+
+
+def test_unknown_names_list_the_known(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'glue/rte'") as error:
+        load_sweep("glue/rtee", {})
+    assert "minilm" in str(error.value)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_sweep(str(tmp_path / "gone.yaml"), {})
+
+
+def test_every_fault_has_a_line_of_its_own(tmp_path):
+    points = [{"optimizer.lr": 1.0}, {"optimizer.schedule": "none"}]
+    lines = fault(tmp_path, BASE, search__points=points).splitlines()
+    assert len(lines) == 2
+    assert "point 1" in lines[0]
+    assert "point 2" in lines[1]
+
+
+def test_finalize_is_checked_with_its_heads(tmp_path):
+    text = BASE + "finalize: {space: {start.noise: {type: uniform, low: 0.01, high: 2}}}"
+    assert "finalize.space: start.noise: 2.0 came" in fault(tmp_path, text)
+    sweep = load_sweep(write(tmp_path, text.replace("high: 2}", "high: 0.1}")), {})
+    check(sweep)
+
+
+def test_points_of_a_conditional_space_against_a_plain_product(tmp_path):
+    """Every combination written out, keys that are switched off dropped, duplicates removed."""
+    space = """
+    train: {task: sst2, plm: minilm}
+    space:
+      epochs: {type: int, low: 1, high: 3, when: {adapter.norm: [plain], adapter.bias: [true]}}
+      adapter.num_heads: {type: choice, values: [1, 2], when: {epochs: [2, 3]}}
+      adapter.norm: {type: choice, values: [none, plain]}
+      adapter.bias: {type: choice, values: [true, false]}
+      adapter.head_dim: {type: int, low: 1, high: 4}
+    """
+    expected = set()
+    for epochs, heads, norm, bias, dim in itertools.product(
+        (1, 2, 3), (1, 2), ("none", "plain"), (True, False), (1, 2, 3, 4)
+    ):
+        on = norm == "plain" and bias
+        heads_on = on and epochs >= 2
+        expected.add((norm, bias, dim, epochs if on else None, heads if heads_on else None))
+    found = load_sweep(write(tmp_path, space), {}).space
+    keys = ("adapter.norm", "adapter.bias", "adapter.head_dim", "epochs", "adapter.num_heads")
+    points = [tuple(point.get(key) for key in keys) for point in enumerate_points(found)]
+    assert set(points) == expected
+    assert len(points) == len(expected) == count(found)
