@@ -1,0 +1,155 @@
+"""Rows of text become batches: found, tokenised once a machine, split by protocol, padded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
+
+from tinyattn.errors import StorageError, TaskError
+from tinyattn.tasks.base import Task
+from tinyattn.tasks.cache import stored_splits
+from tinyattn.tasks.files import read_file
+from tinyattn.tasks.rows import LABEL, check_rows
+from tinyattn.tasks.sources import find_source
+from tinyattn.tasks.tokens import Split, as_split, pad_id, tokenise
+
+__all__ = ["Split", "TaskData", "collate", "epoch_order", "load_data", "read_rows", "tokenise"]
+
+_SUBSET_SEED = 527  # of max_train_rows: the same rows for every trial, whatever its seed
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """All labelled splits of one task under one protocol."""
+
+    task: Task
+    """The task."""
+    train: Split
+    """Rows to train on."""
+    select: Split
+    """Rows whose score picks evaluations and trials."""
+    heldout: Split | None
+    """Rows never used to pick anything; None under the protocol `paper`."""
+    extra: dict[str, Split]
+    """More rows to report on, e.g. `mismatched`."""
+    fingerprint: str
+    """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""
+    truncated: int
+    """Rows in these splits whose text was cut to max_length."""
+
+
+def load_data(
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    protocol: Literal["paper", "heldout"],
+    max_length: int,
+    max_train_rows: int | None,
+    data_dir: Path | None = None,
+) -> TaskData:
+    """Find, check, tokenise and split a task's rows.
+
+    Args:
+        task: from `find_task`.
+        tokenizer: the PLM's.
+        protocol: `paper` selects on the official dev rows; `heldout` on rows carved from train,
+            and keeps dev for the report. Carved rows do not depend on any trial.
+        max_length: tokens per row; of longer texts the longer one of a pair is cut first.
+        max_train_rows: fixed random subset of the training rows, taken after carving; None: all.
+        data_dir: folder with `glue/<task>/<split>.jsonl` and so on, before TINYATTN_DATA.
+
+    Raises:
+        TaskError: data are missing or do not fit the task.
+        StorageError: the cache cannot be written.
+    """
+    stored = stored_splits(task, tokenizer, max_length, find_source(task, data_dir))
+    everything = stored.splits[task.splits.train]
+    train, select = np.arange(len(everything)), stored.carved["select"]
+    if task.splits.validation is None:
+        dev = as_split(everything.rows, "validation", stored.carved["validation"])
+        train = np.setdiff1d(train, stored.carved["validation"])
+    else:
+        dev = stored.splits[task.splits.validation]
+    if protocol == "heldout":
+        train = np.setdiff1d(train, select)
+    if not len(dev) or not len(train) or (protocol == "heldout" and not len(select)):
+        raise TaskError(
+            f"task '{task.name}': {len(everything)} training rows are too few to carve others from"
+        )
+    if max_train_rows is not None and max_train_rows < len(train):
+        chosen = np.random.RandomState(_SUBSET_SEED).permutation(len(train))[:max_train_rows]
+        train = train[np.sort(chosen)]
+    parts = {"train": as_split(everything.rows, "train", train)}
+    parts["select"] = dev if protocol == "paper" else as_split(everything.rows, "select", select)
+    extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
+    heldout = dev if protocol == "heldout" else None
+    used = [*parts.values(), *extra.values(), *([heldout] if heldout else [])]
+    return TaskData(
+        task=task,
+        **parts,
+        heldout=heldout,
+        extra=extra,
+        fingerprint=stored.fingerprint,
+        truncated=sum(split.truncated for split in used),
+    )
+
+
+def read_rows(path: Path, task: Task) -> datasets.Dataset:
+    """Read and check one file for prediction: its text columns, and `label` if every row has one.
+
+    Raises:
+        TaskError: the file is not there, damaged, empty, or does not fit the task.
+    """
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            # The rows stay memory-mapped when the scratch file's name is gone.
+            return check_rows(read_file(path, Path(scratch)), task, str(path), labelled=False)
+    except OSError as error:
+        raise StorageError(f"{path}: no scratch space to read it: {error}") from None
+
+
+def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+    """Return a uniformly random order of `num_rows` rows, the same for the same seed and epoch."""
+    # RandomState, because its streams never change with the version of numpy.
+    return np.random.RandomState([seed, epoch]).permutation(num_rows)
+
+
+def collate(
+    rows: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, torch.Tensor]:
+    """Pad rows on the right to the longest of them.
+
+    Args:
+        rows: B rows of a `Split`.
+        tokenizer: names the ids to pad with.
+
+    Returns:
+        `input_ids` and `attention_mask` [B, T], `token_type_ids` [B, T] where the rows have them,
+        and `labels` [B] (int64 class ids or float32 scores) where they have labels.
+    """
+    lengths = torch.tensor([len(row["input_ids"]) for row in rows])
+    batch = {"input_ids": _pad(rows, "input_ids", pad_id(tokenizer))}
+    positions = torch.arange(batch["input_ids"].shape[1])
+    batch["attention_mask"] = (positions < lengths[:, None]).long()
+    if "token_type_ids" in rows[0]:
+        batch["token_type_ids"] = _pad(rows, "token_type_ids", tokenizer.pad_token_type_id)
+    if LABEL in rows[0]:
+        labels = [row[LABEL] for row in rows]
+        kind = torch.float32 if isinstance(labels[0], float) else torch.long
+        batch["labels"] = torch.tensor(labels, dtype=kind)
+    return batch
+
+
+def _pad(rows: Sequence[Mapping[str, Any]], column: str, value: int) -> torch.Tensor:
+    """[B, T] of one column, filled up with `value`."""
+    filled = [torch.tensor(row[column], dtype=torch.long) for row in rows]
+    return pad_sequence(filled, batch_first=True, padding_value=value)

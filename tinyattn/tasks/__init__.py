@@ -1,0 +1,36 @@
+"""Tasks: what they are, where their rows come from, how they are scored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tinyattn.errors import TaskError, did_you_mean
+from tinyattn.tasks.agreement import AGREEMENT
+from tinyattn.tasks.base import Splits, Task
+from tinyattn.tasks.glue import GLUE
+from tinyattn.tasks.metrics import compute_metrics
+from tinyattn.tasks.own import read_task
+
+TASKS = {**GLUE, AGREEMENT.name: AGREEMENT}
+
+__all__ = ["TASKS", "Splits", "Task", "compute_metrics", "find_task"]
+
+
+def find_task(name_or_path: str) -> Task:
+    """Return a built-in task by name, or a task of one's own from its YAML file.
+
+    Raises:
+        TaskError: there is no such task or file.
+        ConfigError: the file is not a task's YAML file.
+    """
+    if name_or_path in TASKS:
+        return TASKS[name_or_path]
+    path = Path(name_or_path).expanduser()
+    if path.suffix not in (".yaml", ".yml"):
+        raise TaskError(
+            f"task '{name_or_path}' is unknown{did_you_mean(name_or_path.lower(), TASKS)}; allowed "
+            f"are {', '.join(TASKS)}, or the YAML file of a task of your own"
+        )
+    if not path.is_file():
+        raise TaskError(f"task file '{name_or_path}' is not there; paths start at {Path.cwd()}")
+    return read_task(path, TASKS)

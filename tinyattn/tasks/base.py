@@ -1,0 +1,77 @@
+"""What a task is: its columns, labels, metrics and split names. Plain data, no files are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tinyattn.errors import TaskError
+
+CLASSIFICATION_METRICS: tuple[str, ...] = ("accuracy", "f1", "matthews")
+REGRESSION_METRICS: tuple[str, ...] = ("pearson", "spearman")
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Names of a task's splits: files `<name>.jsonl` and so on, or splits on the hub."""
+
+    train: str = "train"
+    """Rows to train on."""
+    validation: str | None = "validation"
+    """Official dev rows. None: there are none, and rows carved from train take their place."""
+    test: str = "test"
+    """Rows to predict, usually unlabelled."""
+    extra: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """More labelled rows to report on, e.g. `{"mismatched": "validation_mismatched"}`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One classification or regression task over single texts or pairs of texts."""
+
+    name: str
+    """Short name, also the name of its data folder."""
+    text_columns: tuple[str, ...]
+    """One column of texts, or two for pairs."""
+    labels: tuple[str, ...] | None
+    """Class names in the order of their ids; None: regression."""
+    score_range: tuple[float, float] | None
+    """Lowest and highest score of a regression task; None: classification."""
+    metrics: tuple[str, ...]
+    """Names for `compute_metrics`; the first is the primary one. Higher is better."""
+    label_column: str = "label"
+    """Column with the class id, class name or score."""
+    splits: Splits = Splits()
+    """Names of its splits."""
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    """PLM -> heads -> the paper's dev score, e.g. `{"roberta-large": {"1H": 96.6}}`: percent
+    points of the primary metric."""
+    folder: Path | None = None
+    """Where a task of one's own keeps its files; None: the data folder, cache or hub is asked."""
+    group_column: str | None = None
+    """Rows that share a value here are never parted by a carve (the twins of a minimal pair)."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Width of the classifier: one output a class, or one for a score."""
+        return 1 if self.labels is None else len(self.labels)
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the task predicts a score instead of a class."""
+        return self.labels is None
+
+
+def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -> None:
+    """Raise TaskError unless every metric suits the task; `num_labels` is None for regression."""
+    allowed = REGRESSION_METRICS if num_labels is None else CLASSIFICATION_METRICS
+    if num_labels is not None and num_labels > 2:
+        allowed = tuple(metric for metric in allowed if metric != "f1")
+    for metric in metrics:
+        if metric not in allowed:
+            kind = "regression" if num_labels is None else f"{num_labels} labels"
+            raise TaskError(
+                f"task '{name}': metric '{metric}' came, allowed with {kind} are "
+                f"{', '.join(allowed)}"
+            )

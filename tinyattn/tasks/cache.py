@@ -1,0 +1,167 @@
+"""Tokenised splits, made once a machine and memory-mapped from then on.
+
+They lie under TINYATTN_CACHE (default `~/.cache/tinyattn`), one folder for a hash of the data's
+bytes, the tokenizer, max_length and the columns. A folder appears by one rename when it is
+complete, and the checksums of its files are verified when it is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import filelock
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from tinyattn.errors import StorageError
+from tinyattn.tasks.base import Task
+from tinyattn.tasks.carve import carve
+from tinyattn.tasks.rows import GROUP, LABEL, check_rows
+from tinyattn.tasks.sources import Source, digest_file
+from tinyattn.tasks.tokens import Split, as_split, tokenise, tokenizer_fingerprint
+
+CACHE_VARIABLE = "TINYATTN_CACHE"
+_FORMAT = 1  # part of the key: raise it when the same data must be tokenised or carved anew
+_META = "meta.json"
+_SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The content of one cache folder."""
+
+    splits: Mapping[str, Split]
+    """All labelled splits by name."""
+    carved: Mapping[str, np.ndarray]
+    """Numbers of training rows that serve as `validation` (none if there is a file) or `select`."""
+    fingerprint: str
+    """16 hex digits of the rows' texts and labels."""
+
+
+def stored_splits(
+    task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, source: Source
+) -> Stored:
+    """Open the cache folder of these splits; make it first if it is not there or damaged.
+
+    Raises:
+        TaskError: the data do not fit the task.
+        StorageError: the cache cannot be written.
+    """
+    place = os.environ.get(CACHE_VARIABLE) or "~/.cache/tinyattn"
+    root = Path(place).expanduser() / "data"
+    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, source)}"
+    if stored := _open(folder):
+        return stored
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{folder}.lock"):
+            stored = _open(folder)  # another process may have made it meanwhile
+            if stored is None:
+                _replace(folder, task, tokenizer, max_length, source)
+                stored = _open(folder)
+    except OSError as error:
+        raise StorageError(
+            f"{root}: the tokenised rows of '{task.name}' cannot be stored: {error}. Make room "
+            f"there, or name another folder with {CACHE_VARIABLE}"
+        ) from None
+    if stored is None:
+        raise StorageError(f"{folder}: what was just written there cannot be read")
+    return stored
+
+
+def _key(task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, source: Source) -> str:
+    content = [
+        _FORMAT,
+        [task.text_columns, task.label_column, task.group_column, task.labels, task.score_range],
+        [task.splits.train, task.splits.validation, dict(task.splits.extra)],
+        dict(source.digests),
+        tokenizer_fingerprint(tokenizer),
+        max_length,
+    ]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _replace(folder: Path, *parts: Any) -> None:
+    """Build a folder beside its place and rename it into it. The caller holds the lock."""
+    building = Path(f"{folder}.building")
+    shutil.rmtree(building, ignore_errors=True)  # left by a process that was killed
+    building.mkdir()
+    try:
+        _build(building, *parts)
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _build(
+    folder: Path,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    source: Source,
+) -> None:
+    """Read, check, tokenise and carve; the description is written last."""
+    scratch = folder / "scratch"
+    checked = {
+        split: check_rows(source.read(split, scratch), task, place, labelled=True)
+        for split, place in source.places.items()
+    }
+    files = {split: f"{number}.arrow" for number, split in enumerate(checked)}
+    for split, rows in checked.items():
+        tokenise(rows, task, tokenizer, max_length, name=split, file=folder / files[split])
+    meta = {
+        "fingerprint": _fingerprint(task, checked),
+        "carved": _carve(task, checked[task.splits.train]),
+        "files": {split: [name, digest_file(folder / name)] for split, name in files.items()},
+    }
+    shutil.rmtree(scratch, ignore_errors=True)
+    (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+
+
+def _carve(task: Task, train: datasets.Dataset) -> dict[str, list[int]]:
+    """Numbers of the training rows that stand in for a missing dev file, and that select."""
+    texts = zip(*[train[column][:] for column in task.text_columns], strict=True)
+    groups = train[GROUP][:] if GROUP in train.column_names else list(texts)
+    classes = [0] * len(train) if task.is_regression else train[LABEL][:]
+    left = np.arange(len(train))
+    carved = {"validation": left[:0]}
+    if task.splits.validation is None:
+        carved["validation"] = carve(classes, groups, _VALIDATION_SEED)
+        left = np.setdiff1d(left, carved["validation"])
+    chosen = carve([classes[i] for i in left], [groups[i] for i in left], _SELECT_SEED)
+    carved["select"] = left[chosen]
+    return {name: numbers.tolist() for name, numbers in carved.items()}
+
+
+def _fingerprint(task: Task, checked: Mapping[str, datasets.Dataset]) -> str:
+    """Hash of texts and labels, whatever the format of the files they came in."""
+    digest = hashlib.sha256(json.dumps(task.labels).encode())
+    for split, rows in checked.items():
+        digest.update(json.dumps([split, len(rows)]).encode())
+        for column in (*task.text_columns, LABEL):
+            digest.update(json.dumps(rows[column][:]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _open(folder: Path) -> Stored | None:
+    """Open a cache folder; None if it is not there, incomplete or damaged."""
+    try:
+        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        splits = {}
+        for split, (name, digest) in meta["files"].items():
+            if digest_file(folder / name) != digest:
+                return None
+            splits[split] = as_split(datasets.Dataset.from_file(str(folder / name)), split)
+        carved = {name: np.array(rows, np.int64) for name, rows in meta["carved"].items()}
+        return Stored(splits, carved, meta["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,94 @@
+"""Read one file of rows: JSONL, CSV or parquet, gzipped or not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.csv
+
+from tinyattn.errors import StorageError, TaskError
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
+"""File names that are understood."""
+
+
+def find_split(folder: Path, split: str) -> Path | None:
+    """Return the file of a split in `folder`, or None; two files for one split are a TaskError."""
+    found = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise TaskError(f"{folder}: {names} are both there, needed is one file a split: keep one")
+    return found[0] if found else None
+
+
+def read_file(path: Path, scratch: Path) -> datasets.Dataset:
+    """Read all columns of one file, in the file's order.
+
+    Columns of a CSV file are text, whatever they look like; an empty cell is an empty text.
+
+    Args:
+        path: the file; its ending says its format.
+        scratch: folder for the Arrow file that the rows are memory-mapped from.
+
+    Raises:
+        TaskError: it is not there, empty, damaged, or of another format.
+        StorageError: it may not be read, or `scratch` not written.
+    """
+    if not path.name.endswith(ENDINGS):
+        raise TaskError(f"{path}: this ending came, allowed are {', '.join(ENDINGS)}")
+    if not path.is_file():
+        raise TaskError(f"{path}: there is no such file; paths start at {Path.cwd()}")
+    try:
+        with quiet_datasets():
+            rows = _parse(path, scratch)
+    except StopIteration:  # what datasets raises for a file without any bytes
+        raise TaskError(f"{path}: the file is empty, needed are rows") from None
+    except Exception as error:
+        raise _fault(path, error) from None
+    return rows
+
+
+def _parse(path: Path, scratch: Path) -> datasets.Dataset:
+    if ".csv" in path.suffixes:
+        return datasets.Dataset(_read_csv(path))
+    read = (
+        datasets.Dataset.from_parquet if path.suffix == ".parquet" else datasets.Dataset.from_json
+    )
+    return read(str(path), cache_dir=str(scratch))
+
+
+def _read_csv(path: Path) -> pa.Table:
+    """All columns as text: pandas, which datasets uses, turns 'NA' into a null and '01' into 1."""
+    parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    with pyarrow.csv.open_csv(path, parse_options=parse) as reader:
+        names = reader.schema.names
+    convert = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
+
+
+def _fault(path: Path, error: Exception) -> TaskError | StorageError:
+    """Tell a file that is damaged from a place that cannot be read or written."""
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return StorageError(f"{path}: cannot be read: {cause}")
+    reason = (str(cause) or type(cause).__name__).splitlines()[0]
+    return TaskError(f"{path}: damaged or not what its ending says: {reason}")
+
+
+@contextlib.contextmanager
+def quiet_datasets() -> Iterator[None]:
+    """Keep the progress bars and log lines of `datasets` off, for the time of this context."""
+    had_bars = not datasets.are_progress_bars_disabled()
+    verbosity = datasets.logging.get_verbosity()
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(verbosity)
+        if had_bars:
+            datasets.enable_progress_bars()

@@ -1,0 +1,91 @@
+"""Scores of a model's outputs, by scikit-learn and scipy. Higher is better, 1.0 is perfect.
+
+Undefined cases score 0.0 instead of NaN: Matthews, Pearson and Spearman where predictions or
+labels are constant, F1 where class 1 is neither present nor predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tinyattn.errors import DivergedError
+from tinyattn.tasks.base import Task
+
+
+def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Return the task's metrics by name, in the task's order.
+
+    Args:
+        task: names the metrics and says whether it is a regression.
+        outputs: [N, num_outputs] logits, or [N, 1] scores of a regression.
+        labels: [N] class ids or scores.
+
+    Raises:
+        DivergedError: an output is NaN or infinite, so nothing can be ranked.
+    """
+    outputs, labels = np.asarray(outputs, np.float64), np.asarray(labels)
+    if outputs.shape != (len(labels), task.num_outputs) or not len(labels):
+        raise ValueError(
+            f"outputs {outputs.shape} and labels {labels.shape} came, task '{task.name}' needs "
+            f"[N, {task.num_outputs}] and [N] with N of at least 1"
+        )
+    if not np.isfinite(outputs).all():
+        raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
+    predictions = outputs[:, 0] if task.is_regression else outputs.argmax(axis=1)
+    return {name: float(_METRICS[name](labels, predictions)) for name in task.metrics}
+
+
+# scikit-learn and scipy are imported where they are used: together they take a second, which
+# every command that only looks up a task would wait for.
+
+
+def _accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
+    return float(np.mean(labels == predictions))
+
+
+def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
+    from sklearn.metrics import f1_score
+
+    return f1_score(labels, predictions, labels=[1], average=None, zero_division=0.0)[0]
+
+
+def _matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return 0.0 if _is_constant(labels, predictions) else matthews_corrcoef(labels, predictions)
+
+
+def _pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
+    from scipy.stats import pearsonr
+
+    if _is_constant(labels, predictions):
+        return 0.0
+    return pearsonr(_standardised(labels), _standardised(predictions)).statistic
+
+
+def _spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return 0.0 if _is_constant(labels, predictions) else spearmanr(labels, predictions).statistic
+
+
+def _is_constant(*columns: np.ndarray) -> bool:
+    return any(np.ptp(column) == 0 for column in columns)
+
+
+def _standardised(column: np.ndarray) -> np.ndarray:
+    """Same correlation, but safe from scipy's warning on values that differ only slightly."""
+    column = np.asarray(column, np.float64)
+    centered = column - column.mean()
+    return centered / np.abs(centered).max()
+
+
+_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "matthews": _matthews,
+    "pearson": _pearson,
+    "spearman": _spearman,
+}

@@ -1,0 +1,129 @@
+"""A task of one's own: a YAML file that names a folder, its columns, labels and metrics.
+
+    name: tickets
+    folder: tickets/              # relative to this file: train.csv, validation.jsonl.gz, ...
+    text_columns: [subject, body]
+    label_column: team
+    labels: [billing, network, other]
+    metrics: [accuracy]
+
+A regression has `labels: null` and `score_range: [0, 5]`. Files hold label names or ids; where a
+label name is itself a whole number (`labels: [1, 2, 3]`), names only. Without a validation file,
+rows are carved from train.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tinyattn.config import StrictModel, build, read_yaml
+from tinyattn.errors import TaskError
+from tinyattn.tasks.base import Splits, Task, check_metrics
+from tinyattn.tasks.files import find_split
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_label(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("YAML reads yes, no, on, off, true and false as booleans: quote the label")
+    return str(value) if isinstance(value, int) else value
+
+
+Label = Annotated[str, BeforeValidator(_as_label), Field(min_length=1)]
+
+
+class SplitsFile(StrictModel):
+    """Names of the files, without their endings."""
+
+    train: str = "train"
+    """Rows to train on."""
+    validation: str | None = None
+    """Dev rows; None: the file `validation` if there is one, else rows carved from train."""
+    test: str = "test"
+    """Rows to predict."""
+    extra: dict[str, str] = Field(default_factory=dict)
+    """More labelled rows to report on: name -> file."""
+
+
+class TaskFile(StrictModel):
+    """The YAML file of a task of one's own."""
+
+    name: str
+    """Name in sweeps and leaderboards: letters, digits, `_`, `-` and `.`."""
+    folder: str
+    """Folder of the data files, relative to the YAML file."""
+    text_columns: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(
+        min_length=1, max_length=2
+    )
+    """One column of texts, or two for pairs."""
+    label_column: str = "label"
+    """Column with the label or score."""
+    labels: tuple[Label, ...] | None = Field(min_length=2)
+    """Class names by id; null: regression."""
+    score_range: tuple[float, float] | None = None
+    """Lowest and highest score, for a regression."""
+    metrics: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(min_length=1)
+    """The first one selects; see `tinyattn.tasks.base` for the allowed names."""
+    splits: SplitsFile = SplitsFile()
+    """Names of the files, where they differ from train, validation and test."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.name, flags=re.ASCII):
+            raise ValueError(f"name is {self.name!r}, allowed are letters, digits, _, - and .")
+        if self.labels is not None and len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels are {list(self.labels)}: each label once")
+        if len({*self.text_columns, self.label_column}) <= len(self.text_columns):
+            raise ValueError("text_columns and label_column: each column once")
+        if (self.labels is None) != (self.score_range is not None):
+            raise ValueError(
+                "either labels (a classification) or score_range with labels: null (a regression) "
+                "is needed, not both"
+            )
+        if self.score_range is not None and not self.score_range[0] < self.score_range[1]:
+            raise ValueError(f"score_range is {list(self.score_range)}, needed is [low, high]")
+        return self
+
+
+def read_task(path: Path, taken: Collection[str]) -> Task:
+    """Read the YAML file of a task of one's own.
+
+    Args:
+        path: the YAML file.
+        taken: names of the built-in tasks, which it must not use.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is not allowed.
+        TaskError: its name is taken, a metric does not suit it, or its folder is not there.
+    """
+    content = build(TaskFile, read_yaml(path), str(path))
+    if content.name in taken:
+        raise TaskError(
+            f"{path}: the name '{content.name}' is that of a built-in task: choose another"
+        )
+    check_metrics(
+        content.name, content.metrics, None if content.labels is None else len(content.labels)
+    )
+    folder = (path.parent / Path(content.folder).expanduser()).resolve()
+    if not folder.is_dir():
+        raise TaskError(f"{path}: folder: {folder} came, which is not a folder that can be read")
+    names = content.splits
+    validation = names.validation or ("validation" if find_split(folder, "validation") else None)
+    return Task(
+        name=content.name,
+        text_columns=content.text_columns,
+        labels=content.labels,
+        score_range=content.score_range,
+        metrics=content.metrics,
+        label_column=content.label_column,
+        splits=Splits(names.train, validation, names.test, names.extra),
+        folder=folder,
+    )
