@@ -212,7 +212,10 @@ class Sites:
         inputs = inputs if inputs is not None else given["inputs_embeds"]
         mask = given.get("attention_mask")
         if mask is not None and mask.ndim != 2:
-            raise PlmError(f"attention_mask of shape {tuple(mask.shape)} came, allowed is [B, T]")
+            raise PlmError(
+                f"attention_mask of shape {tuple(mask.shape)} came, allowed is [B, T] with 1 for a "
+                "real token (generation with a static cache makes others: use the default cache)"
+            )
         self._pass = _Pass(cache=given.get("past_key_values"))
         if not self.family.causal:
             self._pass.allowed = _key_mask(mask)
@@ -224,7 +227,7 @@ class Sites:
             # The PLM would make a cache that the adapters could not fill.
             given["past_key_values"] = self._pass.cache = DynamicCache(config=self.base.config)
         if self._pass.cache is not None:
-            self._pass.past = self._pass.cache.get_seq_length()
+            self._pass.past = int(self._pass.cache.get_seq_length())
         self._pass.allowed, self._pass.is_causal = self._causal_mask(inputs, mask)
         return (), given
 

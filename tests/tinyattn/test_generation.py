@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from tinyattn.config import AdapterConfig
-from tinyattn.errors import UsageError
+from tinyattn.errors import PlmError, UsageError
 from tinyattn.model import AdaptedModel
 
 PLACEMENTS = ["sequential", "parallel", "parallel_heads"]
@@ -129,6 +129,12 @@ def test_a_cache_filled_without_the_adapter_is_refused(decoder: AdaptedModel, mo
         cache = decoder.plm(ids[:, :4]).past_key_values
     with pytest.raises(UsageError, match=r"holds 4 positions.* of 0: .*fresh cache"):
         decoder.plm(ids[:, 4 : 4 + more], past_key_values=cache)
+
+
+def test_a_static_cache_is_refused_where_its_masks_are_not_read(build_plm: Any) -> None:
+    model = adapted(build_plm("llama", causal_lm=True), "sequential")
+    with pytest.raises(PlmError, match=r"\[B, T\].*static cache"):
+        generate(model, pad_left(PROMPTS), cache_implementation="static")
 
 
 def test_arguments_may_be_positional(build_plm: Any) -> None:
