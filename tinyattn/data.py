@@ -14,9 +14,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from tinyattn.errors import StorageError, TaskError
+from tinyattn.errors import ConfigError, StorageError, TaskError
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.cache import stored_splits
+from tinyattn.tasks.cache import Stored, stored_splits
 from tinyattn.tasks.files import read_file
 from tinyattn.tasks.rows import LABEL, check_rows
 from tinyattn.tasks.sources import find_source
@@ -71,36 +71,50 @@ def load_data(
         TaskError: data are missing or do not fit the task.
         StorageError: the cache cannot be written.
     """
+    if protocol not in ("paper", "heldout"):
+        raise ConfigError(f"protocol '{protocol}' came, allowed are paper, heldout")
     stored = stored_splits(task, tokenizer, max_length, find_source(task, data_dir))
-    everything = stored.splits[task.splits.train]
-    train, select = np.arange(len(everything)), stored.carved["select"]
-    if task.splits.validation is None:
-        dev = as_split(everything.rows, "validation", stored.carved["validation"])
-        train = np.setdiff1d(train, stored.carved["validation"])
-    else:
-        dev = stored.splits[task.splits.validation]
-    if protocol == "heldout":
-        train = np.setdiff1d(train, select)
-    if not len(dev) or not len(train) or (protocol == "heldout" and not len(select)):
-        raise TaskError(
-            f"task '{task.name}': {len(everything)} training rows are too few to carve others from"
-        )
-    if max_train_rows is not None and max_train_rows < len(train):
-        chosen = np.random.RandomState(_SUBSET_SEED).permutation(len(train))[:max_train_rows]
-        train = train[np.sort(chosen)]
-    parts = {"train": as_split(everything.rows, "train", train)}
-    parts["select"] = dev if protocol == "paper" else as_split(everything.rows, "select", select)
+    left, select, dev = _divide(task, stored, protocol)
+    rows = stored.splits[task.splits.train].rows
+    train = as_split(rows, "train", _subset(left, max_train_rows))
     extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
     heldout = dev if protocol == "heldout" else None
-    used = [*parts.values(), *extra.values(), *([heldout] if heldout else [])]
+    used = [train, select, *extra.values(), *([heldout] if heldout else [])]
     return TaskData(
         task=task,
-        **parts,
+        train=train,
+        select=select,
         heldout=heldout,
         extra=extra,
         fingerprint=stored.fingerprint,
         truncated=sum(split.truncated for split in used),
     )
+
+
+def _divide(task: Task, stored: Stored, protocol: str) -> tuple[np.ndarray, Split, Split]:
+    """Numbers of the training rows, the rows to select on, and dev or what is carved for it."""
+    rows = stored.splits[task.splits.train].rows
+    left = np.arange(len(rows))
+    if task.splits.validation is None:
+        dev = as_split(rows, "validation", stored.carved["validation"])
+        left = np.setdiff1d(left, stored.carved["validation"])
+    else:
+        dev = stored.splits[task.splits.validation]
+    select = dev
+    if protocol == "heldout":
+        select = as_split(rows, "select", stored.carved["select"])
+        left = np.setdiff1d(left, stored.carved["select"])
+    if not (len(left) and len(select) and len(dev)):
+        raise TaskError(
+            f"task '{task.name}': {len(rows)} training rows came, too few to carve others from"
+        )
+    return left, select, dev
+
+
+def _subset(numbers: np.ndarray, wanted: int | None) -> np.ndarray:
+    """A fixed random subset in its order; a smaller one lies within a larger one."""
+    order = np.random.RandomState(_SUBSET_SEED).permutation(len(numbers))
+    return numbers[np.sort(order[:wanted])]
 
 
 def read_rows(path: Path, task: Task) -> datasets.Dataset:
