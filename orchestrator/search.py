@@ -43,6 +43,8 @@ from orchestrator.outcome import Outcome
 from orchestrator.space import Choice, Domain, Integer, LogUniform, Point, count, enumerate_points
 from tinyattn.errors import StorageError
 
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
 DUPLICATE = "duplicate"
 """`outcome` of a suggestion that was discarded because it was there before."""
 
@@ -257,7 +259,6 @@ class OptunaSearcher(Searcher):
 
 def _open_study(path: Path, name: str) -> optuna.Study:
     """Open or begin a study in a journal file whose last line a crash may have torn."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         backend = JournalFileBackend(str(path), JournalFileSymlinkLock(str(path)))
@@ -308,7 +309,9 @@ def _key(params: Point) -> str:
 
 def _suggest(trial: optuna.Trial, key: str, domain: Domain) -> None:
     if isinstance(domain, Choice):
-        trial.suggest_categorical(key, domain.values)
+        with warnings.catch_warnings():  # Optuna doubts lists, which its journal keeps well
+            warnings.filterwarnings("ignore", "Choices for a categorical distribution")
+            trial.suggest_categorical(key, domain.values)
     elif isinstance(domain, Integer):
         trial.suggest_int(key, domain.low, domain.high, log=domain.log)
     else:
@@ -355,15 +358,14 @@ def importances(rows: Sequence[tuple[Point, float]]) -> dict[str, float]:
     if len({score for _, score in rows}) < 2:
         return {}
     shared = [key for key in rows[0][0] if all(key in point for point, _ in rows)]
-    columns = {key: [point[key] for point, _ in rows] for key in shared}
-    domains = {
-        key: _distribution(values) for key, values in columns.items() if len(_distinct(values)) > 1
-    }
-    if not domains:
+    columns = {key: _column([point[key] for point, _ in rows]) for key in shared}
+    columns = {key: values for key, values in columns.items() if len(set(values)) > 1}
+    if not columns:
         return {}
+    domains = {key: _distribution(values) for key, values in columns.items()}
     study = optuna.create_study(direction="maximize")
-    for point, score in rows:
-        params = {key: point[key] for key in domains}
+    for i, (_, score) in enumerate(rows):
+        params = {key: values[i] for key, values in columns.items()}
         study.add_trial(
             optuna.trial.create_trial(value=score, params=params, distributions=domains)
         )
@@ -372,13 +374,15 @@ def importances(rows: Sequence[tuple[Point, float]]) -> dict[str, float]:
     return {key: float(share) for key, share in shares.items()}
 
 
-def _distinct(values: Sequence[Any]) -> list[Any]:
-    return [value for i, value in enumerate(values) if value not in values[:i]]
+def _column(values: Sequence[Any]) -> list[Any]:
+    """The values as they are if all are numbers, else as words."""
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return list(values) if numbers else [str(value) for value in values]
 
 
 def _distribution(values: Sequence[Any]) -> BaseDistribution:
     """The narrowest distribution that holds the values; logarithmic from a factor of 20 on."""
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-        return CategoricalDistribution(_distinct(values))
+    if isinstance(values[0], str):
+        return CategoricalDistribution(sorted(set(values)))
     low, high = min(values), max(values)
     return FloatDistribution(low, high, log=low > 0 and high / low >= 20)

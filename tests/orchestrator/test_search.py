@@ -1,0 +1,414 @@
+"""The Optuna searcher: what it suggests, and what it tells, over crashes and interruptions."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import random
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from ray.tune.search import Searcher
+
+from orchestrator.config import FinalizeConfig, SearchConfig
+from orchestrator.outcome import Outcome
+from orchestrator.search import OptunaSearcher, importances
+from tinyattn.config import build
+from tinyattn.errors import StorageError
+
+LR = {"type": "log_uniform", "low": 1e-5, "high": 1e-1}
+SCHEDULE = {"type": "choice", "values": ["linear", "constant"]}
+WARMUP = {"type": "uniform", "low": 0, "high": 0.2, "when": {"optimizer.schedule": ["linear"]}}
+LAYERS = {"type": "choice", "values": ["all", [0, 1], "top-2"]}
+GRID = {"optimizer.schedule": SCHEDULE, "adapter.head_dim": {"type": "int", "low": 1, "high": 3}}
+
+
+def make(tmp_path: Path, space: dict, **search: object) -> OptunaSearcher:
+    checked = build(FinalizeConfig, {"space": space}, "test").space
+    config = build(SearchConfig, {"trials": 20, **search}, "test")
+    return OptunaSearcher(checked, config, tmp_path / "runs" / "search.log", "sweep-1")
+
+
+def study(tmp_path: Path) -> list[optuna.trial.FrozenTrial]:
+    """Read by Optuna itself from the file, as another program would."""
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "runs" / "search.log"))
+    storage = optuna.storages.JournalStorage(backend)
+    return optuna.load_study(study_name="sweep-1", storage=storage).get_trials()
+
+
+def by_id(tmp_path: Path) -> dict[str, optuna.trial.FrozenTrial]:
+    trials = [t for t in study(tmp_path) if "tune_trial_id" in t.user_attrs]
+    return {t.user_attrs["tune_trial_id"]: t for t in trials}
+
+
+def at(evaluation: int, best: float, **more: object) -> dict:
+    return {"evaluation": evaluation, "score": best, "best_score": best, **more}
+
+
+def complete(searcher: OptunaSearcher, trial_id: str, best: float = 0.5) -> None:
+    searcher.on_trial_complete(trial_id, at(4, best, outcome="completed"))
+
+
+def run_out(searcher: OptunaSearcher, score=lambda config: 0.5) -> list[dict]:
+    """Suggest and complete until there is nothing left."""
+    configs: list[dict] = []
+    while (config := searcher.suggest(f"t{len(configs)}")) != Searcher.FINISHED:
+        complete(searcher, f"t{len(configs)}", score(config))
+        configs.append(config)
+        assert len(configs) <= 1000
+    return configs
+
+
+def distinct(configs: list[dict]) -> int:
+    return len({json.dumps(config, sort_keys=True) for config in configs})
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_suggestions_lie_in_the_space_and_end(tmp_path, sampler):
+    space = {"optimizer.lr": LR, "optimizer.schedule": SCHEDULE, "optimizer.warmup": WARMUP,
+             "adapter.layers": LAYERS}  # fmt: skip
+    configs = run_out(make(tmp_path, space, sampler=sampler, trials=25, startup_trials=5))
+    assert len(configs) == distinct(configs) == 25
+    for config in configs:
+        assert 1e-5 <= config["optimizer.lr"] <= 1e-1
+        assert config["adapter.layers"] in ("all", [0, 1], "top-2")
+        assert ("optimizer.warmup" in config) == (config["optimizer.schedule"] == "linear")
+        json.dumps(config)
+    assert {config["optimizer.schedule"] for config in configs} == {"linear", "constant"}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_a_finite_space_is_exhausted_without_repeats(tmp_path, sampler):
+    points = [{"optimizer.schedule": "constant", "adapter.head_dim": 2}] * 2
+    configs = run_out(make(tmp_path, GRID, sampler=sampler, startup_trials=2, points=points))
+    assert configs[0] == points[0]
+    assert len(configs) == distinct(configs) == 6
+
+
+def test_grid_is_shuffled_by_its_seed(tmp_path):
+    orders = [
+        run_out(make(tmp_path / str(i), GRID, sampler="grid", seed=seed))
+        for i, seed in enumerate((1, 1, 2))
+    ]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_an_empty_space_is_one_trial(tmp_path):
+    assert run_out(make(tmp_path, {})) == [{}]
+
+
+def test_points_come_first_and_partial_ones_are_filled(tmp_path):
+    points = [{"optimizer.lr": 8e-4, "optimizer.schedule": "linear", "optimizer.warmup": 0},
+              {"optimizer.lr": 0.01}]  # fmt: skip
+    space = {"optimizer.schedule": SCHEDULE, "optimizer.warmup": WARMUP, "optimizer.lr": LR}
+    searcher = make(tmp_path, space, points=points)
+    assert searcher.suggest("a") == points[0]
+    second = searcher.suggest("b")
+    assert second["optimizer.lr"] == 0.01
+    assert "optimizer.schedule" in second
+    assert searcher.suggest("c")["optimizer.lr"] not in (8e-4, 0.01)
+
+
+def test_seeded_and_the_same_after_a_restart(tmp_path):
+    def suggest(folder: str, restart: bool, seed: int = 0) -> list[dict]:
+        space, options = {"optimizer.lr": LR}, {"seed": seed, "startup_trials": 3}
+        searcher = make(tmp_path / folder, space, **options)
+        configs = []
+        for i in range(12):
+            if restart:
+                searcher = make(tmp_path / folder, space, **options)
+            configs.append(searcher.suggest(f"t{i}"))
+            complete(searcher, f"t{i}", -abs(math.log10(configs[-1]["optimizer.lr"]) + 3))
+        return configs
+
+    whole = suggest("whole", False)
+    assert whole == suggest("restarted", True)
+    assert whole != suggest("other", False, seed=1)
+    assert distinct(whole) == 12
+
+
+def test_each_end_is_told_as_what_it_was(tmp_path):
+    searcher = make(tmp_path, {"optimizer.lr": LR})
+    for name in ("completed", "stopped", "diverged", "nan", "oom", "failed", "error", "removed"):
+        searcher.suggest(name)
+        if name != "removed":
+            searcher.on_trial_result(name, at(1, 0.4))
+    complete(searcher, "completed", 0.7)
+    searcher.on_trial_complete("stopped", at(2, 0.45))
+    searcher.on_trial_complete("diverged", at(2, 0.4, outcome="diverged"))
+    searcher.on_trial_complete("nan", {**at(2, 0.4), "score": math.nan})
+    searcher.on_trial_complete("oom", {"outcome": "out_of_memory"})
+    searcher.on_trial_complete("failed", at(2, 0.4, outcome="failed"))
+    searcher.on_trial_complete("error", None, error=True)
+    searcher.on_trial_complete("removed")
+    told = {key: (t.state, t.user_attrs["outcome"], t.value) for key, t in by_id(tmp_path).items()}
+    assert told == {
+        "completed": (TrialState.COMPLETE, "completed", 0.7),
+        "stopped": (TrialState.PRUNED, "stopped", 0.45),
+        "diverged": (TrialState.PRUNED, "diverged", 0.4),
+        "nan": (TrialState.PRUNED, "diverged", 0.4),
+        "oom": (TrialState.PRUNED, "out_of_memory", 0.4),
+        "failed": (TrialState.FAIL, "failed", None),
+        "error": (TrialState.FAIL, "failed", None),
+        "removed": (TrialState.FAIL, "interrupted", None),
+    }
+    values = by_id(tmp_path)["stopped"].intermediate_values
+    assert values == {1: 0.4, 2: 0.45}  # the one that it was stopped at too
+
+
+def test_completed_without_a_finite_score_is_no_success(tmp_path):
+    searcher = make(tmp_path, {"optimizer.lr": LR})
+    searcher.suggest("a")
+    searcher.on_trial_complete("a", at(4, math.nan, outcome="completed"))
+    assert by_id(tmp_path)["a"].state == TrialState.PRUNED
+    assert by_id(tmp_path)["a"].user_attrs["outcome"] == "diverged"
+
+
+def test_late_repeated_and_unknown_reports_do_no_harm(tmp_path):
+    searcher = make(tmp_path, {"optimizer.lr": LR})
+    searcher.suggest("a")
+    searcher.on_trial_result("a", at(1, 0.3))
+    searcher.on_trial_result("a", at(1, 0.9))  # resumed: reports evaluation 1 again
+    complete(searcher, "a", 0.6)
+    complete(searcher, "a", 0.1)
+    searcher.on_trial_result("a", at(5, 0.1))
+    searcher.on_trial_complete("a", None, error=True)
+    searcher.on_trial_result("nobody", at(1, 0.1))
+    complete(searcher, "nobody")
+    trial = by_id(tmp_path)["a"]
+    assert (trial.state, trial.value) == (TrialState.COMPLETE, 0.6)
+    assert trial.intermediate_values == {1: 0.3, 4: 0.6}
+    assert len(study(tmp_path)) == 1
+
+
+def test_finish_leaves_nothing_running_and_resume_tries_the_lost_ones_again(tmp_path):
+    space = {"optimizer.lr": LR}
+    searcher = make(tmp_path, space, trials=4)
+    configs = {name: searcher.suggest(name) for name in ("done", "kept", "lost")}
+    complete(searcher, "done")
+    searcher.on_trial_result("kept", at(1, 0.3))
+    searcher.finish()
+    states = {k: (t.state.name, t.user_attrs["outcome"]) for k, t in by_id(tmp_path).items()}
+    assert states == {
+        "done": ("COMPLETE", "completed"),
+        "kept": ("FAIL", Outcome.INTERRUPTED),
+        "lost": ("FAIL", Outcome.INTERRUPTED),
+    }
+
+    searcher = make(tmp_path, space, trials=4)
+    searcher.resume(live=["done", "kept"])
+    assert by_id(tmp_path)["kept"].state == TrialState.RUNNING
+    assert searcher.suggest("again") == configs["lost"]
+    assert searcher.suggest("fourth") not in list(configs.values())
+    assert searcher.suggest("fifth") == Searcher.FINISHED
+    complete(searcher, "kept", 0.8)
+    kept = by_id(tmp_path)["kept"]
+    assert (kept.state, kept.value, kept.intermediate_values) == (
+        TrialState.COMPLETE, 0.8, {1: 0.3, 4: 0.8}
+    )  # fmt: skip
+    assert kept.params == configs["kept"]
+
+
+def test_a_crash_leaves_zombies_that_resume_settles(tmp_path):
+    space = {"optimizer.lr": LR}
+    lost = make(tmp_path, space).suggest("lost")  # the driver dies here
+    searcher = make(tmp_path, space)
+    searcher.resume(live=[])
+    assert by_id(tmp_path)["lost"].state == TrialState.FAIL
+    assert searcher.suggest("new") == lost
+
+
+def test_a_torn_last_line_is_cut_off(tmp_path):
+    make(tmp_path, {"optimizer.lr": LR}).suggest("a")
+    log = tmp_path / "runs" / "search.log"
+    log.write_bytes(log.read_bytes() + b'{"op_code":4,"study')
+    searcher = make(tmp_path, {"optimizer.lr": LR})
+    searcher.suggest("b")
+    complete(searcher, "a")
+    assert set(by_id(tmp_path)) == {"a", "b"}
+
+
+def test_unusable_places_are_named(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(StorageError, match="journal cannot be used"):
+        make(tmp_path, {})
+    (tmp_path / "x" / "runs").mkdir(parents=True)
+    (tmp_path / "x" / "runs" / "search.log").write_text("no journal\nat all\n")
+    with pytest.raises(StorageError, match="give the sweep another name"):
+        make(tmp_path / "x", {})
+
+
+def test_pickled_and_saved_copies_go_on_with_the_same_study(tmp_path):
+    searcher = make(tmp_path, {"optimizer.lr": LR}, trials=2)
+    searcher.suggest("a")
+    copy = pickle.loads(pickle.dumps(searcher))
+    copy.suggest("b")
+    searcher.save(str(tmp_path / "state"))
+    searcher.restore(str(tmp_path / "state"))
+    assert searcher.suggest("c") == Searcher.FINISHED
+
+
+def test_an_extended_sweep_goes_on(tmp_path):
+    first = run_out(make(tmp_path, {"optimizer.lr": LR}, trials=3))
+    searcher = make(tmp_path, {"optimizer.lr": LR}, trials=5)
+    more = [searcher.suggest("x"), searcher.suggest("y")]
+    assert distinct(first + more) == 5
+    assert searcher.suggest("z") == Searcher.FINISHED
+
+
+def late_share(tmp_path: Path, space: dict, failing, result: dict, seed: int) -> float:
+    """Share of suggestions after the 20th that fall into the failing region."""
+    searcher = make(tmp_path, space, trials=60, seed=seed)
+    hits = 0
+    for i in range(60):
+        config = searcher.suggest(f"t{i}")
+        dim = config["adapter.head_dim"]
+        if failing(config):
+            hits += i >= 20
+            searcher.on_trial_result(f"t{i}", at(1, dim / 16))
+            searcher.on_trial_complete(f"t{i}", result)
+        else:  # the score rises towards the failing region
+            complete(searcher, f"t{i}", dim / 16 - abs(math.log10(config["optimizer.lr"]) + 3) / 6)
+    return hits / 40
+
+
+@pytest.mark.parametrize("outcome", ["out_of_memory", "diverged"])
+def test_search_leaves_a_failing_region(tmp_path, outcome):
+    """Half of the space runs out of memory, and looks better the nearer one comes.
+
+    Told as FAIL, which TPE ignores, 78 % of the picks fell there in such a simulation, and 95 %
+    in this one; independent draws would be 50 %.
+    """
+    space = {"optimizer.lr": LR, "adapter.head_dim": {"type": "int", "low": 1, "high": 16}}
+    shares = [
+        late_share(
+            tmp_path / str(seed), space, lambda c: c["adapter.head_dim"] > 8,
+            at(2, 0.9, outcome=outcome), seed,
+        )
+        for seed in range(3)
+    ]  # fmt: skip
+    assert sum(shares) / 3 < 0.42
+
+
+def test_tpe_learns_from_stopped_trials(tmp_path):
+    """Only lr within a factor of 3 of 1e-3 is completed; the others are stopped at evaluation 2."""
+    near, draws = 0, 0
+    for seed in range(3):
+        searcher = make(tmp_path / str(seed), {"optimizer.lr": LR}, trials=40, seed=seed)
+        for i in range(40):
+            distance = abs(math.log10(searcher.suggest(f"t{i}")["optimizer.lr"]) + 3)
+            if i >= 20:
+                near, draws = near + (distance < 0.5), draws + 1
+            outcome = {"outcome": "completed"} if distance < 0.5 else {}
+            evaluation = 8 if outcome else 2
+            searcher.on_trial_complete(f"t{i}", at(evaluation, 1 - distance / 4, **outcome))
+    assert near / draws > 0.5  # independent draws: 1 of 4 decades
+
+
+def test_many_at_once_are_spread(tmp_path):
+    """A batch asked before any answer must not pile up on one spot (constant liar)."""
+    searcher = make(tmp_path, {"optimizer.lr": LR}, trials=40, startup_trials=5)
+    for i in range(20):
+        config = searcher.suggest(f"t{i}")
+        complete(searcher, f"t{i}", -abs(math.log10(config["optimizer.lr"]) + 3))
+    batch = sorted(math.log10(searcher.suggest(f"b{i}")["optimizer.lr"]) for i in range(10))
+    assert batch[-1] - batch[0] > 0.3
+    assert len(set(batch)) == 10
+
+
+def test_importances_find_what_matters():
+    rng = random.Random(0)
+    rows = []
+    for _ in range(60):
+        point = {"lr": 10 ** rng.uniform(-5, -1), "bias": rng.choice([True, False]), "dead": 3}
+        rows.append((point, -abs(math.log10(point["lr"]) + 3)))
+    rows.append(({**rows[0][0], "sometimes": 1}, math.nan))
+    shares = importances(rows)
+    assert list(shares) == ["lr", "bias"]
+    assert shares["lr"] > 0.9
+    assert sum(shares.values()) == pytest.approx(1)
+
+
+def test_importances_of_too_little():
+    point = {"lr": 1e-3}
+    assert importances([]) == {}
+    assert importances([(point, 0.5)]) == {}
+    assert importances([(point, 0.5), (point, 0.6)]) == {}
+    assert importances([(point, 0.5), ({"lr": 1e-2}, 0.5)]) == {}
+    assert importances([({}, 0.5), ({"lr": 1e-2}, 0.6)]) == {}
+    assert importances([({"layers": "all"}, 0.5), ({"layers": [0, 1]}, 0.6)]) == {"layers": 1.0}
+
+
+@pytest.mark.slow
+def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
+    import ray
+    from ray import tune
+
+    from orchestrator.scheduler import Asha
+
+    total = 6
+
+    def result(evaluation, best):  # local, so that workers get it with the class
+        return {"evaluation": evaluation, "score": best, "best_score": best}
+
+    class Toy(tune.Trainable):
+        def setup(self, config):
+            self.evaluation, self.lr = 0, config["optimizer.lr"]
+
+        def step(self):
+            self.evaluation += 1
+            if self.lr > 3e-2:  # too large a learning rate
+                return {**result(self.evaluation, math.nan), "outcome": "diverged", "done": True}
+            if self.lr < 2e-5:
+                raise RuntimeError("no such device")
+            best = 1 - abs(math.log10(self.lr) + 3) / 4 + self.evaluation / 100
+            end = {"outcome": "completed", "done": True} if self.evaluation == total else {}
+            return {**result(self.evaluation, best), **end}
+
+        def reset_config(self, new_config):
+            self.setup(new_config)
+            return True
+
+        def save_checkpoint(self, checkpoint_dir):
+            return {"evaluation": self.evaluation}
+
+        def load_checkpoint(self, checkpoint):
+            self.evaluation = checkpoint["evaluation"]
+
+    points = [{"optimizer.lr": lr} for lr in (1e-3, 9e-2, 1.5e-5, 1e-2, 1e-4)]
+    searcher = make(tmp_path, {"optimizer.lr": LR}, trials=14, points=points, startup_trials=5)
+    asha = Asha(1, 3, total)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        tuner = tune.Tuner(
+            Toy,
+            tune_config=tune.TuneConfig(
+                search_alg=searcher, scheduler=asha, num_samples=-1, max_concurrent_trials=2,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(storage_path=str(tmp_path), name="tune", verbose=0),
+        )  # fmt: skip
+        results = tuner.fit()
+    finally:
+        ray.shutdown()
+    trials = by_id(tmp_path)
+    assert len(results) == len(trials) == 14
+    assert all(t.state.is_finished() for t in study(tmp_path))
+    outcomes = {trial_id: t.user_attrs["outcome"] for trial_id, t in trials.items()}
+    for trial_id, trial in trials.items():
+        lr = trial.params["optimizer.lr"]
+        if lr > 3e-2:
+            assert outcomes[trial_id] == "diverged"
+        elif lr < 2e-5:
+            assert outcomes[trial_id] == "failed"
+        else:
+            assert outcomes[trial_id] in ("completed", "stopped")
+    stopped = {key for key, outcome in outcomes.items() if outcome == "stopped"}
+    assert stopped == set(asha.stopped) != set()
+    for trial_id in stopped:
+        assert max(trials[trial_id].intermediate_values) == asha.stopped[trial_id]
+    assert {"completed", "stopped", "diverged", "failed"} == set(outcomes.values())
