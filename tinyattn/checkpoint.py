@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import safetensors
 import safetensors.torch
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from tinyattn.errors import AdapterError, StorageError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+STATE_FILE = "trial_state.pt"
 
 
 class PlmCard(StrictModel):
@@ -124,6 +126,28 @@ def read_adapter(folder: Path) -> tuple[AdapterCard, dict[str, Tensor]]:
         raise AdapterError(f"{path}: not a safetensors file: {error}; restore a copy") from None
 
 
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a trial's state into a folder; StorageError where it cannot be written."""
+    try:
+        torch.save(dict(state), folder / STATE_FILE)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
+        raise StorageError(f"{folder / STATE_FILE}: cannot be written: {error}") from None
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read a trial's state without executing anything in it.
+
+    Raises:
+        StorageError: the file is missing or damaged.
+    """
+    try:
+        return torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no error type of its own for damaged files
+        raise StorageError(
+            f"{folder / STATE_FILE}: cannot be read: {type(error).__name__}: {error}"
+        ) from None
+
+
 @contextlib.contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
     """Yield a fresh folder that takes the place of `folder` when the block ends without error.
@@ -153,3 +177,19 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     finally:
         if fresh is not None and fresh.exists():
             shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all; StorageError where it cannot be written."""
+    path = path.absolute()
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(text, encoding="utf-8")
+        os.replace(fresh, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        raise StorageError(
+            f"{path}: cannot be written: {error.strerror}; free space or choose another place"
+        ) from None

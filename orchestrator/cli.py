@@ -1,0 +1,306 @@
+"""The command line: verbs, nothing else.
+
+Exit codes: 0 done, 1 failed, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
+from tinyattn.errors import TinyAttnError, UsageError
+
+# What costs seconds to import (torch, ray, mlflow) is imported by the verb that needs it.
+
+
+class _Group(click.Group):
+    """Turns the project's errors into one message and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TinyAttnError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(1)
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of a pipe has gone: nothing to say to it
+            ctx.exit(0)
+
+
+def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of all verbs that read or write sweeps."""
+    path = click.Path(path_type=Path)
+    for option in (
+        click.option("--data", type=path, help="Folder with task files. [env: TINYATTN_DATA]"),
+        click.option("--tracking-uri", help="MLflow store. [env: MLFLOW_TRACKING_URI]"),
+        click.option(
+            "--runs", type=path, help="Where sweeps are kept; ./runs. [env: TINYATTN_RUNS]"
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _home(runs: Path | None, tracking_uri: str | None, data: Path | None) -> Any:
+    from orchestrator.home import Home
+
+    return Home.find(runs, tracking_uri, data)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tinyattn")
+def main() -> None:
+    """Sweep tiny-attention adapters over a frozen language model.
+
+    Configuration is given as key=value, as in: optimizer.lr=3e-4 plm=roberta-base
+    """
+
+
+@main.command()
+@click.option("--data", type=click.Path(path_type=Path), help="Folder with task files.")
+def doctor(data: Path | None) -> None:
+    """Say what this machine has, what it lacks, and how to get it."""
+    from orchestrator.doctor import examine
+
+    findings = examine(data)
+    for finding in findings:
+        click.echo(str(finding))
+    if any(finding.is_missing for finding in findings):
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("overrides", nargs=-1)
+@click.option("--output", type=click.Path(path_type=Path), help="Folder for the best adapter.")
+@click.option("--resume", is_flag=True, help="Go on with the interrupted training in --output.")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder with task files.")
+def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: Path | None) -> None:
+    """Train one adapter: tinyattn train task=rte plm=roberta-base optimizer.lr=2e-3"""
+    from orchestrator.solo import train_alone
+
+    raw: dict[str, Any] = {}
+    for key, value in parse_overrides(overrides).items():
+        set_dotted(raw, key, value)
+    train_alone(build(TrainConfig, raw, "train"), output, resume, data, click.echo)
+
+
+@main.group()
+def sweep() -> None:
+    """Check or run a sweep: a short name such as glue/rte, or a YAML file."""
+
+
+@sweep.command("list")
+def list_sweeps() -> None:
+    """List the sweeps and suites that ship with the package."""
+    import search_spaces
+
+    click.echo("\n".join(search_spaces.names()))
+    for name, members in search_spaces.SUITES.items():
+        click.echo(f"{name}: {', '.join(members)}")
+
+
+@sweep.command("check")
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@_place_options
+def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
+    """Say what a sweep would do and cost, and what is missing; start nothing."""
+    from orchestrator.plan import plan_of
+
+    complete = True
+    for sweep in _sweeps(name, overrides):
+        plan = plan_of(sweep, _home(**places))
+        click.echo(str(plan))
+        complete = complete and not plan.missing
+    if not complete:
+        sys.exit(1)
+
+
+@sweep.command("run")
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@_place_options
+def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
+    """Run a sweep, or a suite such as glue: a sweep a task."""
+    from cluster.local import this_machine
+    from orchestrator.sweep import run_sweep
+
+    home = _home(**places)
+    sweeps = _sweeps(name, overrides)
+    with this_machine():
+        for sweep in sweeps:
+            run_sweep(sweep, home)
+    _show_leaderboard(home, None if len(sweeps) > 1 else sweeps[0].name, suite=len(sweeps) > 1)
+    for sweep in sweeps:
+        click.echo(f"sweep {sweep.name} is done; next: tinyattn finalize {sweep.name}")
+
+
+def _sweeps(name: str, overrides: tuple[str, ...]) -> list[Any]:
+    """The sweeps of a name: one, or those of a suite."""
+    import search_spaces
+    from orchestrator.config import load_sweep
+
+    chosen = parse_overrides(overrides)
+    if name not in search_spaces.SUITES:
+        return [load_sweep(name, chosen)]
+    suite = chosen.pop("name", None)
+    sweeps = []
+    for member in search_spaces.suite(name):
+        task = member.rsplit("/", 1)[-1]
+        named = {} if suite is None else {"name": f"{suite}-{task}"}
+        sweeps.append(load_sweep(member, {**chosen, **named}))
+    return sweeps
+
+
+@main.command()
+@click.argument("task", required=False)
+@click.option("--sweep", "sweep_name", help="Only this sweep.")
+@click.option("--suite", is_flag=True, help="Best of each GLUE task and their average.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a table.")
+@_place_options
+def leaderboard(
+    task: str | None,
+    sweep_name: str | None,
+    suite: bool,
+    as_json: bool,
+    as_csv: bool,
+    **places: Any,
+) -> None:
+    """Rank the trials of a task, a sweep, or everything."""
+    from orchestrator import leaderboard as board
+
+    home = _home(**places)
+    if not (as_json or as_csv):
+        _show_leaderboard(home, sweep_name, task, suite)
+        return
+    rows = board.leaderboard(home.tracker(), task, sweep_name)
+    click.echo(board.to_json(rows) if as_json else board.to_csv(rows), nl=as_json)
+
+
+def _show_leaderboard(
+    home: Any, sweep_name: str | None, task: str | None = None, suite: bool = False
+) -> None:
+    from orchestrator import leaderboard as board
+
+    rows = board.leaderboard(home.tracker(), task, sweep_name)
+    if not rows:
+        raise UsageError(f"the store under {home.runs} has no such trials; run a sweep first")
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if suite:
+        console.print(board.render_suite(board.suite(rows)))
+    else:
+        console.print(board.render(rows, sweep_name or task or "Leaderboard"))
+
+
+@main.command()
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@_place_options
+def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
+    """Re-run a sweep's best on fresh seeds, grow heads, collapse them, and choose the winner.
+
+    Overrides change the sweep's finalize section: finalize.finalists=2 finalize.heads=8
+    """
+    from cluster.local import this_machine
+    from orchestrator.finalizer import finalize as run_finalizer
+    from orchestrator.sweep import sweep_as_it_ran
+    from orchestrator.verdict import render
+
+    home = _home(**places)
+    sweep = sweep_as_it_ran(home.tracker(), name, parse_overrides(overrides))
+    with this_machine():
+        verdict = run_finalizer(sweep, home)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for part in render(verdict):
+        console.print(part)
+    click.echo(f"next: tinyattn promote {name}")
+
+
+@main.command()
+@click.argument("name")
+@click.option("--force", is_flag=True, help="Move the alias whatever the test says.")
+@_place_options
+def promote(name: str, force: bool, **places: Any) -> None:
+    """Register the winner of a sweep (or a run, by id) and make it champion if it is better."""
+    from orchestrator.promotion import promote_adapter
+
+    promotion = promote_adapter(_home(**places), name, force)
+    state = "is the champion" if promotion.moved else "is registered; the alias did not move"
+    click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
+
+
+@main.command()
+@click.argument("task")
+@click.option("--plm", help="PLM, where several have a champion of this task.")
+@_place_options
+def rollback(task: str, plm: str | None, **places: Any) -> None:
+    """Give the alias champion back to the version that had it before."""
+    from orchestrator import champions
+
+    store = _home(**places).tracker()
+    model = champions.champion(store, task, plm).model
+    now = champions.rollback(store, model)
+    click.echo(f"{now.model} version {now.version} is the champion again")
+
+
+@main.command()
+@click.argument("task")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--plm", help="PLM, where several have a champion of this task.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; else stdout.")
+@_place_options
+def predict(task: str, file: Path, plm: str | None, output: Path | None, **places: Any) -> None:
+    """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities."""
+    from orchestrator.promotion import predict_file
+    from tinyattn.checkpoint import write_text
+
+    answers, truncated = predict_file(_home(**places), task, plm, file)
+    text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+    if truncated:
+        click.echo(
+            f"note: {truncated} rows were longer than the model reads and were cut", err=True
+        )
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(output, text)
+        click.echo(f"{len(answers)} predictions are in {output}", err=True)
+
+
+@main.command()
+@click.argument("name")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder; runs/sweeps/NAME.")
+@_place_options
+def report(name: str, output: Path | None, **places: Any) -> None:
+    """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow."""
+    from orchestrator.report import write_report
+
+    home = _home(**places)
+    folder = output or home.sweep_folder(name) / "report"
+    click.echo(f"the report is {write_report(home.tracker(), name, folder)}")
+
+
+@main.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=5000, show_default=True, type=int)
+@_place_options
+def ui(host: str, port: int, **places: Any) -> None:
+    """Serve MLflow's web pages on the sweeps' store."""
+    from orchestrator.ui import serve
+
+    serve(_home(**places), host, port, click.echo)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Where sweeps keep things: the runs folder, the MLflow store, the task data."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.tracking import Tracker
+from tinyattn.errors import StorageError
+
+
+@dataclass(frozen=True)
+class Home:
+    """Places of one project."""
+
+    runs: Path
+    """Folder of the SQLite store, artifacts, and a folder a sweep."""
+    tracking_uri: str | None = None
+    """MLflow store; None: SQLite in `runs`."""
+    data_dir: Path | None = None
+    """Folder with task files; None: TINYATTN_DATA, then the Hugging Face cache or hub."""
+
+    @classmethod
+    def find(
+        cls, runs: Path | None = None, tracking_uri: str | None = None, data: Path | None = None
+    ) -> Home:
+        """Take what is given, else TINYATTN_RUNS and MLFLOW_TRACKING_URI, else `./runs`."""
+        runs = runs or Path(os.environ.get("TINYATTN_RUNS") or "runs")
+        uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        return cls(runs.expanduser().absolute(), uri or None, data)
+
+    def has_store(self) -> bool:
+        """Whether there is a store to look into; opening one would make it."""
+        return self.tracking_uri is not None or (self.runs / "mlflow.db").exists()
+
+    def tracker(self) -> Tracker:
+        """Open the MLflow store for reading and writing."""
+        return Tracker.open(self.runs, self.tracking_uri)
+
+    def sweep_folder(self, name: str) -> Path:
+        """Make and return the folder of a sweep.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        folder = self.runs / "sweeps" / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"{folder}: cannot be made: {error.strerror}; choose another place with --runs"
+            ) from None
+        return folder

@@ -1,0 +1,104 @@
+"""`sweep check`: what a sweep would do and cost, and what is missing for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.config import Sweep
+from orchestrator.home import Home
+from orchestrator.preflight import (
+    A4000_FLOPS,
+    Cost,
+    Facts,
+    check_shapes,
+    inspect,
+    max_evaluations,
+    predict_cost,
+    rung_words,
+)
+from orchestrator.space import count
+from tinyattn.errors import ConfigError, TinyAttnError
+from tinyattn.tasks import find_task
+from tinyattn.workshop import Workshop
+
+TYPICAL_ROWS = 67_000
+"""Training rows assumed where the data are not here: SST-2's."""
+TYPICAL_LENGTH = 40.0
+"""Tokens a row assumed where the data are not here."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `sweep check` found; str() is what it prints."""
+
+    sweep: Sweep
+    cost: Cost
+    facts: Facts | None
+    """None: PLM or data are not here."""
+    missing: str
+    """Why a run would not start; empty: it would."""
+    name_taken: bool
+
+    def __str__(self) -> str:
+        sweep, cost, facts = self.sweep, self.cost, self.facts
+        rows = facts.train_rows if facts else sweep.train.max_train_rows or TYPICAL_ROWS
+        evaluations = facts.evaluations if facts else max_evaluations(sweep, rows)
+        size = _space_size(sweep)
+        hours = cost.trial_pflop * 1e15 / A4000_FLOPS / 3600
+        trials = sweep.search.trials
+        lines = [
+            f"sweep       {sweep.name}: {sweep.train.task} on {sweep.train.plm}, "
+            f"protocol {sweep.train.protocol}",
+            f"trials      {trials} of {size} by {sweep.search.sampler}, "
+            f"{len(sweep.search.points)} known points first",
+            f"searched    {', '.join(sweep.space) or 'nothing'}",
+            f"rungs       {rung_words(sweep, evaluations)}",
+            f"parameters  adapter {cost.counts.adapter:,} + classifier "
+            f"{cost.counts.classifier:,} = {cost.counts.trainable:,}; PLM "
+            f"{cost.counts.plm:,} frozen",
+            f"memory      at most {cost.memory_gb:.1f} GB a trial",
+            f"compute     {cost.trial_pflop:,.2f} PFLOP a whole trial, {trials * hours:,.1f} "
+            f"GPU-hours for all on RTX A4000 (8 TFLOP/s sustained) without early stopping",
+            f"resources   {sweep.resources.cpus:g} cores and {sweep.resources.gpus:g} GPUs a trial",
+        ]
+        if facts:
+            lines.insert(
+                1,
+                f"rows        train {facts.train_rows:,}, select {facts.select_rows:,}, held-out "
+                f"{facts.heldout_rows:,}; {facts.mean_length:.0f} tokens a row, "
+                f"{facts.truncated_rows:,} rows cut to {sweep.train.max_length}",
+            )
+        else:
+            lines.append("assumed     rows and lengths, since the data are not here")
+            lines.append(f"missing     {self.missing}")
+        if self.name_taken:
+            lines.append(f"missing     a free name: a sweep '{sweep.name}' exists; set name=...")
+        return "\n".join(lines)
+
+
+def plan_of(sweep: Sweep, home: Home) -> Plan:
+    """Work out a sweep's plan; nothing is started and nothing is trained.
+
+    Raises:
+        ConfigError: a value of the space does not fit the PLM or the task.
+    """
+    task = find_task(sweep.train.task)
+    check_shapes(sweep)
+    facts, missing = None, ""
+    try:
+        facts = inspect(sweep, Workshop(home.data_dir))
+    except ConfigError:
+        raise
+    except TinyAttnError as error:
+        missing = str(error)
+    rows = facts.train_rows if facts else sweep.train.max_train_rows or TYPICAL_ROWS
+    length = facts.mean_length if facts else TYPICAL_LENGTH
+    cost = predict_cost(sweep, rows, length, task.num_outputs)
+    taken = home.has_store() and not home.tracker().name_is_free(sweep.name)
+    return Plan(sweep, cost, facts, missing, taken)
+
+
+def _space_size(sweep: Sweep) -> str:
+    if any(domain.size is None for domain in sweep.space.values()):
+        return "infinitely many"
+    return f"{count(sweep.space):,}"

@@ -1,0 +1,147 @@
+"""What can be known of a sweep before it starts, and what would go wrong: nothing is trained here.
+
+`inspect` is also the first step of `sweep run`: a user's mistake ends there, not in a worker.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from orchestrator.config import Sweep
+from orchestrator.scheduler import rungs
+from tinyattn.config import TrainConfig
+from tinyattn.errors import ConfigError, TinyAttnError
+from tinyattn.model import AdaptedModel, Counts
+from tinyattn.placement import select_layers
+from tinyattn.plm import empty_plm
+from tinyattn.trainer import evaluation_steps
+from tinyattn.workshop import Workshop
+
+LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")
+"""Keys that set how many evaluations a trial has."""
+BYTES = {"fp32": 4, "bf16": 2}
+A4000_FLOPS = 8e12
+"""Sustained fp32 operations per second assumed of an RTX A4000 (16 GB): 40 % of its peak."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the sweep will meet."""
+
+    task: str
+    plm_fingerprint: str
+    data_fingerprint: str
+    train_rows: int
+    select_rows: int
+    heldout_rows: int
+    truncated_rows: int
+    mean_length: float
+    """Real tokens per training row."""
+    evaluations: int
+    """Evaluations of the longest trial of the space."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predictions, from shapes alone."""
+
+    counts: Counts
+    """Of the common configuration."""
+    memory_gb: float
+    """Of one trial at most: weights and activations of a full micro-batch."""
+    trial_pflop: float
+    """Arithmetic of one whole trial, 10^15 operations."""
+
+
+def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
+    """Load PLM and data as a trial would, and check the space's extremes against them.
+
+    Raises:
+        UsageError: PLM, task, data or a value of the space do not fit.
+    """
+    plm = workshop.plm(sweep.train.plm, sweep.train.precision)
+    check_shapes(sweep)
+    lengths = {config.max_length for config in extremes(sweep, ("max_length",))}
+    for length in sorted(lengths):
+        data = workshop.data(sweep.train.with_overrides({"max_length": length}))
+    return Facts(
+        task=data.task.name,
+        plm_fingerprint=plm.fingerprint,
+        data_fingerprint=data.fingerprint,
+        train_rows=len(data.train),
+        select_rows=len(data.select),
+        heldout_rows=0 if data.heldout is None else len(data.heldout),
+        truncated_rows=data.truncated,
+        mean_length=float(np.mean(data.train.rows["length"])),
+        evaluations=max_evaluations(sweep, len(data.train)),
+    )
+
+
+def max_evaluations(sweep: Sweep, train_rows: int) -> int:
+    """Evaluations of the longest trial that the space allows."""
+    return max(
+        len(evaluation_steps(config, -(-train_rows // config.batch_size)))
+        for config in extremes(sweep, LENGTH_KEYS)
+    )
+
+
+def check_shapes(sweep: Sweep) -> None:
+    """Build every extreme adapter on the PLM's shape, without memory for weights.
+
+    Raises:
+        UsageError: a layer, placement or head size does not fit the PLM.
+    """
+    plm = empty_plm(sweep.train.plm)
+    keys = [key for key in sweep.space if key.startswith("adapter.")]
+    for key in [None, *keys]:
+        for config in extremes(sweep, (key,) if key else ()):
+            try:
+                model = AdaptedModel(plm, config.adapter.placement)
+                select_layers(config.adapter.layers, len(model.sites.calls))
+                model.detach()
+            except TinyAttnError as error:
+                raise ConfigError(f"space: {key}: {error}" if key else str(error)) from None
+
+
+def extremes(sweep: Sweep, keys: tuple[str, ...]) -> Iterator[TrainConfig]:
+    """Yield the common configuration with every combination of the extremes of these keys."""
+    searched = [key for key in keys if key in sweep.space]
+    for values in itertools.product(*(sweep.space[key].extremes() for key in searched)):
+        yield sweep.trial_config(dict(zip(searched, values, strict=True)))
+
+
+def predict_cost(sweep: Sweep, train_rows: int, mean_length: float, num_outputs: int = 2) -> Cost:
+    """Predict parameters, memory and arithmetic of a trial from the PLM's shape."""
+    config, plm = sweep.train, empty_plm(sweep.train.plm)
+    model = AdaptedModel(plm, config.adapter.placement)
+    model.add_adapter("count", config.adapter, num_outputs)
+    counts = model.counts()
+    shape = plm.config
+    layers, hidden = shape.num_hidden_layers, shape.hidden_size
+    body = layers * 12 * hidden**2  # weights that every token passes: attention and feed-forward
+    micro, size = config.micro_batch_size or config.batch_size, BYTES[config.precision]
+    # Activations kept for the backward pass, per token and layer: 34 H + 5 heads T bytes at two
+    # bytes a number (Korthikanti et al., 2022, table 2): an upper bound, since frozen weights
+    # need no inputs kept.
+    per_token = 34 * hidden + 5 * shape.num_attention_heads * config.max_length
+    activations = micro * config.max_length * layers * per_token * size / 2
+    tokens = train_rows * config.epochs * mean_length
+    return Cost(
+        counts=counts,
+        memory_gb=(counts.plm * size + activations + 16 * counts.trainable) / 1e9,
+        # Forward 2 operations a weight, backward to the activations 2 more; no weight gradients.
+        trial_pflop=4 * body * tokens / 1e15,
+    )
+
+
+def rung_words(sweep: Sweep, evaluations: int) -> str:
+    """The rungs in words, as in `2, 6, 18 of 40 evaluations`."""
+    if sweep.asha is None:
+        return f"none: every trial runs its {evaluations} evaluations"
+    found = rungs(sweep.asha.grace, sweep.asha.reduction, evaluations)
+    words = ", ".join(map(str, found)) or "none"
+    return f"{words} of {evaluations} evaluations, about 1 in {sweep.asha.reduction} goes on"

@@ -1,0 +1,83 @@
+"""Promote an adapter and use the champion: where registry, adapter files and task data meet."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.champions import champion
+from orchestrator.home import Home
+from orchestrator.registry import HeldOut, Promotion, promote
+from orchestrator.store import TrialRecord
+from tinyattn.batches import labels_of
+from tinyattn.config import TrainConfig, build, set_dotted
+from tinyattn.data import read_rows
+from tinyattn.predict import Predictor
+from tinyattn.tasks import compute_metrics
+from tinyattn.workshop import Workshop
+
+
+def promote_adapter(home: Home, name: str, force: bool) -> Promotion:
+    """Register a run's adapter (a sweep's winner, or a run by id) and move the alias if better."""
+    workshop = Workshop(home.data_dir)
+    return promote(home.tracker(), name, _heldout_of(workshop), force=force)
+
+
+def _heldout_of(workshop: Workshop) -> Callable[[TrialRecord], HeldOut]:
+    def heldout_of(trial: TrialRecord) -> HeldOut:
+        config = config_of(trial)
+        data = workshop.data(config)
+        split = data.heldout or data.select  # a forced promotion has no held-out rows
+        task = data.task
+
+        def outputs_of(folder: Path) -> np.ndarray:
+            predictor = Predictor(folder, workshop, config.plm)
+            try:
+                return predictor.outputs(split)
+            finally:
+                predictor.close()
+
+        def metric(outputs: np.ndarray, labels: np.ndarray) -> float:
+            return compute_metrics(task, outputs, labels)[task.metrics[0]]
+
+        return HeldOut(
+            labels=labels_of(split),
+            metric=metric,
+            outputs_of=outputs_of,
+            text_columns=task.text_columns,
+            class_labels=task.labels or (),
+        )
+
+    return heldout_of
+
+
+def config_of(trial: TrialRecord) -> TrainConfig:
+    """The resolved configuration of a trial, from its MLflow run."""
+    raw: dict[str, Any] = {}
+    for key, value in trial.config.items():
+        set_dotted(raw, key, value)
+    return build(TrainConfig, raw, f"run {trial.run_id}")
+
+
+def predict_file(
+    home: Home, task: str, plm: str | None, file: Path
+) -> tuple[list[dict[str, Any]], int]:
+    """Use a task's champion on a file; return an answer a row, and how many rows were cut.
+
+    Raises:
+        UsageError: there is no champion, or the file does not fit the task.
+    """
+    tracker = home.tracker()
+    found = champion(tracker, task, plm)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = tracker.download(found.run_id, "adapter", Path(scratch))
+        predictor = Predictor(folder)
+        try:
+            split = predictor.split(read_rows(file, predictor.task))
+            return predictor.predict_split(split), split.truncated
+        finally:
+            predictor.close()

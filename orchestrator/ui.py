@@ -1,0 +1,47 @@
+"""`tinyattn ui`: MLflow's own web pages on the sweeps' store."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+from orchestrator.home import Home
+from tinyattn.errors import UsageError
+
+
+def serve(home: Home, host: str, port: int, say: Callable[[str], None]) -> None:
+    """Serve until interrupted.
+
+    Raises:
+        UsageError: the port is taken, or the store is a server with pages of its own.
+    """
+    if home.tracking_uri is not None and home.tracking_uri.startswith(("http:", "https:")):
+        raise UsageError(f"the store is a server: its pages are at {home.tracking_uri}")
+    uri = home.tracker().uri  # made and brought up to date if needed
+    _refuse_taken(host, port)
+    say(f"MLflow's pages are at http://{host}:{port} (Ctrl-C ends them)")
+    # The jobs that this switches off are for evaluating language models: eight processes.
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    command = [
+        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri,
+        "--artifacts-destination", (home.runs / "artifacts").as_uri(),
+        "--host", host, "--port", str(port), "--workers", "1",
+    ]  # fmt: skip
+    try:
+        subprocess.run(command, env=environment, check=False)
+    except KeyboardInterrupt:
+        say("ended")
+
+
+def _refuse_taken(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(
+                f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port"
+            ) from None

@@ -1,0 +1,244 @@
+"""What a sweep shows while it runs: a live panel in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.outcome import Outcome
+
+COLOURS = {
+    Outcome.COMPLETED: "green",
+    Outcome.STOPPED: "yellow",
+    Outcome.DIVERGED: "magenta",
+    Outcome.OUT_OF_MEMORY: "magenta",
+    Outcome.FAILED: "red",
+    Outcome.INTERRUPTED: "red",
+}
+
+
+@dataclass
+class Progress:
+    """The numbers behind the view; also what `time left` is computed from."""
+
+    title: str
+    total: int
+    """Trials in all."""
+    evaluations: int
+    """Evaluations of a whole trial."""
+    slots: int
+    """Trials that run at once."""
+    now: Callable[[], float] = time.monotonic
+    """Clock, seconds."""
+    ended: Counter[Outcome] = field(default_factory=Counter)
+    running: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Last result of each running trial, by trial id; empty before its first."""
+    params: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    best: tuple[float, str] | None = None
+    """(score, trial id)"""
+    spent: list[float] = field(default_factory=list)
+    """Wall-clock seconds in a worker of each ended trial."""
+    rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """ASHA's rungs: {evaluation: {trial id: score}}."""
+
+    def __post_init__(self) -> None:
+        self.began = self.now()
+        self._started: dict[str, float] = {}
+
+    def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
+        """A trial got a worker."""
+        self.params[trial_id] = params
+        self.running.setdefault(trial_id, {})
+        self._started.setdefault(trial_id, self.now())
+
+    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """A trial reported an evaluation."""
+        self.running[trial_id] = result
+        score = result.get("best_score")
+        if isinstance(score, float) and (self.best is None or score > self.best[0]):
+            self.best = (score, trial_id)
+
+    def finished(self, trial_id: str, outcome: Outcome) -> None:
+        """A trial ended."""
+        self.running.pop(trial_id, None)
+        self.ended[outcome] += 1
+        self.spent.append(self.now() - self._started.pop(trial_id, self.now()))
+
+    @property
+    def rows_per_second(self) -> float:
+        """Training rows per second of all running trials together."""
+        return sum(result.get("rows_per_second", 0.0) for result in self.running.values())
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate; None before the first trial has ended."""
+        if not self.spent:
+            return None
+        mean = sum(self.spent) / len(self.spent)
+        waiting = max(0, self.total - len(self.spent) - len(self.running))
+        under_way = sum(
+            max(0.0, mean - (self.now() - self._started[trial])) for trial in self.running
+        )
+        return (waiting * mean + under_way) / self.slots
+
+    def outcome_words(self) -> str:
+        """As in `5 completed, 2 stopped, 2 running, 3 to come`."""
+        words = [f"{count} {outcome.value}" for outcome, count in sorted(self.ended.items())]
+        if self.running:
+            words.append(f"{len(self.running)} running")
+        waiting = self.total - sum(self.ended.values()) - len(self.running)
+        if waiting > 0:
+            words.append(f"{waiting} to come")
+        return ", ".join(words)
+
+    def summary(self) -> str:
+        """One line: outcomes, best, speed, time left."""
+        parts = [self.outcome_words()]
+        if self.best is not None:
+            score, trial = self.best
+            parts.append(f"best {100 * score:.2f} ({brief(self.params.get(trial, {}))})")
+        if self.rows_per_second:
+            parts.append(f"{self.rows_per_second:,.0f} rows/s")
+        left = self.seconds_left
+        if left is not None and (self.running or self.total > sum(self.ended.values())):
+            parts.append(f"about {clock(left)} left")
+        return " | ".join(part for part in parts if part)
+
+    def rung_words(self) -> str:
+        """As in `2: 8 came, 6: 3 came`."""
+        return ", ".join(f"{rung}: {len(came)} came" for rung, came in self.rungs.items())
+
+
+class LineView:
+    """Plain lines, for files and pipes: one an evaluation, one an end."""
+
+    def __init__(self, progress: Progress, out: TextIO | None = None) -> None:
+        self.progress = progress
+        self.out = out or sys.stdout
+
+    def __enter__(self) -> LineView:
+        self._say(f"{self.progress.title}: {self.progress.total} trials")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._say(f"{self.progress.title}: {self.progress.summary()}")
+
+    def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
+        """Say which configuration starts."""
+        self.progress.started(trial_id, params)
+        self._say(f"{short(trial_id)} starts: {brief(params)}")
+
+    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Say how far a trial is and how good."""
+        self.progress.evaluated(trial_id, result)
+        if "score" in result and "total" in result:
+            self._say(
+                f"{short(trial_id)} evaluation {result['evaluation']}/{result['total']}: "
+                f"score {100 * result['score']:.2f}, loss {result['train_loss']:.4f}"
+            )
+
+    def finished(self, trial_id: str, outcome: Outcome, note: str = "") -> None:
+        """Say how a trial ended, and where the sweep stands."""
+        self.progress.finished(trial_id, outcome)
+        tail = f": {note}" if note else ""
+        self._say(f"{short(trial_id)} {outcome.value}{tail} | {self.progress.summary()}")
+
+    def _say(self, text: str) -> None:
+        elapsed = clock(self.progress.now() - self.progress.began)
+        print(f"[{elapsed}] {text}", file=self.out, flush=True)
+
+
+class LiveView:
+    """A panel that is drawn over again, for a terminal."""
+
+    def __init__(self, progress: Progress, console: Console | None = None) -> None:
+        self.progress = progress
+        self.live = Live(
+            get_renderable=self._panel,
+            console=console or Console(),
+            refresh_per_second=2,
+            transient=False,
+        )
+
+    def __enter__(self) -> LiveView:
+        self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.live.stop()
+
+    def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
+        """Show a new trial."""
+        self.progress.started(trial_id, params)
+
+    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Show a trial's new score."""
+        self.progress.evaluated(trial_id, result)
+
+    def finished(self, trial_id: str, outcome: Outcome, note: str = "") -> None:
+        """Count an ended trial, and keep a line of it above the panel."""
+        self.progress.finished(trial_id, outcome)
+        line = Text(f"{short(trial_id)} ", style="dim")
+        line.append(outcome.value, style=COLOURS[outcome])
+        line.append(f" {brief(self.progress.params.get(trial_id, {}))} {note}", style="dim")
+        self.live.console.print(line)
+
+    def _panel(self) -> Group:
+        progress = self.progress
+        elapsed = clock(progress.now() - progress.began)
+        head = Text(f"{progress.title}  {elapsed}  ", style="bold")
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("trial", "evaluation", "score", "best", "loss", "config"):
+            table.add_column(name)
+        for trial, result in sorted(progress.running.items()):
+            table.add_row(short(trial), *_cells(result), brief(progress.params.get(trial, {})))
+        parts: list[Any] = [head, Text(progress.summary()), table]
+        if progress.rungs:
+            parts.append(Text(f"rungs (evaluation: trials): {progress.rung_words()}", style="dim"))
+        return Group(*parts)
+
+
+def _cells(result: Mapping[str, Any]) -> list[str]:
+    if "total" not in result:
+        return ["starting", "", "", ""]
+    return [
+        f"{result['evaluation']}/{result['total']}",
+        f"{100 * result['score']:.2f}",
+        f"{100 * result['best_score']:.2f}",
+        f"{result['train_loss']:.4f}",
+    ]
+
+
+def view_of(progress: Progress) -> LineView | LiveView:
+    """The view that fits standard output."""
+    return LiveView(progress) if sys.stdout.isatty() else LineView(progress)
+
+
+def brief(params: Mapping[str, Any]) -> str:
+    """A configuration in a few words: last parts of the keys, three digits."""
+    words = []
+    for key, value in params.items():
+        shown = f"{value:.3g}" if isinstance(value, float) else value
+        words.append(f"{key.rsplit('.', 1)[-1]}={shown}")
+    return " ".join(words)
+
+
+def short(trial_id: str) -> str:
+    """`1f3a9_00004` to `#4`, which is unique within a batch of trials."""
+    number = trial_id.rsplit("_", 1)[-1]
+    return f"#{int(number)}" if number.isdigit() else trial_id
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,76 @@
+"""Rows as padded tensors: random batches to train on, length-sorted ones to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from tinyattn.tasks.tokens import Split, pad_id
+
+EVAL_TOKENS = 4096  # padded tokens of an evaluation batch: larger ones are no faster on a CPU
+
+
+class Batches:
+    """The rows of a split, as flat arrays that batches are cut from.
+
+    Attributes:
+        labels: [N] class ids (int64) or scores (float32); empty where the split has none.
+        lengths: [N] tokens.
+    """
+
+    def __init__(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
+        table = split.rows.with_format("arrow")[:]
+        ids = table["input_ids"].combine_chunks()
+        self._offsets = ids.offsets.to_numpy()
+        self._columns = {"input_ids": ids.values.to_numpy()}
+        if "token_type_ids" in table.column_names:
+            types = table["token_type_ids"].combine_chunks()
+            self._columns["token_type_ids"] = types.values.to_numpy()
+        self.lengths: np.ndarray = np.diff(self._offsets)
+        self.labels: np.ndarray = (
+            table["label"].to_numpy() if "label" in table.column_names else np.empty(0)
+        )
+        self._pad = {"input_ids": pad_id(tokenizer), "token_type_ids": 0}
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Return rows padded on the right to the longest: model inputs, and labels where known."""
+        lengths = self.lengths[indices]
+        shape = (len(indices), int(lengths.max()))
+        batch = {
+            name: torch.from_numpy(self._padded(name, indices, shape)) for name in self._columns
+        }
+        mask = np.arange(shape[1])[None, :] < lengths[:, None]
+        batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
+        if len(self.labels):
+            batch["labels"] = torch.from_numpy(self.labels[indices])
+        return batch
+
+    def _padded(self, name: str, indices: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+        padded = np.full(shape, self._pad[name], dtype=np.int64)
+        values = self._columns[name]
+        for row, index in enumerate(indices):
+            first, last = self._offsets[index], self._offsets[index + 1]
+            padded[row, : last - first] = values[first:last]
+        return padded
+
+    def by_length(self) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
+        """Yield (row indices, batch) over all rows, longest first, with little padding."""
+        order = np.argsort(-self.lengths, kind="stable")
+        first = 0
+        while first < len(order):
+            count = max(1, EVAL_TOKENS // int(self.lengths[order[first]]))
+            indices = order[first : first + count]
+            yield indices, self.batch(indices)
+            first += count
+
+
+def labels_of(split: Split) -> np.ndarray:
+    """The labels of a labelled split, [N]."""
+    return np.asarray(split.rows.with_format("numpy")["label"][:])

@@ -1,0 +1,138 @@
+"""TrainConfig to DeepSpeed engine; the only home of deepspeed.
+
+The engine sees the frozen PLM with its adapter. Only adapter and classifier are trainable, always
+in fp32, so it runs DeepSpeed's fp32 path whatever the PLM's format: no casts, no loss scale, and a
+bf16 PLM serves fp32 adapters. Gradients accumulate over as many backward passes as the caller
+makes before `step()`, so a short last batch needs no special case.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import get_scheduler
+
+from tinyattn.config import OptimizerConfig, TrainConfig
+
+_TAG = "state"
+
+
+def build_engine(model: nn.Module, config: TrainConfig, total_steps: int) -> Any:
+    """Wrap `model` in a DeepSpeed engine with the optimizer and schedule of `config`."""
+    deepspeed = _deepspeed()
+    optimizer = build_optimizer(model.named_parameters(), config.optimizer)
+    scheduler = get_scheduler(
+        "constant_with_warmup"
+        if config.optimizer.schedule == "constant"
+        else config.optimizer.schedule,
+        optimizer,
+        num_warmup_steps=warmup_steps(config.optimizer.warmup, total_steps),
+        num_training_steps=total_steps,
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer,
+        lr_scheduler=scheduler,
+        model_parameters=[p for p in model.parameters() if p.requires_grad],
+        config=deepspeed_config(config),
+    )
+    return engine
+
+
+def deepspeed_config(config: TrainConfig) -> dict[str, Any]:
+    """The DeepSpeed configuration of a trial."""
+    return {
+        "train_micro_batch_size_per_gpu": config.batch_size,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": config.optimizer.max_grad_norm,
+        "zero_optimization": {"stage": config.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31,
+    }
+
+
+def build_optimizer(
+    parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """AdamW or RAdam (decoupled decay) over the trainable parameters."""
+    trainable = [(name, p) for name, p in parameters if p.requires_grad]
+    spared = [
+        p for name, p in trainable if not config.decay_bias_and_norm and _is_bias_or_norm(name)
+    ]
+    decayed = [p for _, p in trainable if not any(p is other for other in spared)]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.name == "radam":
+        return torch.optim.RAdam(groups, lr=config.lr, decoupled_weight_decay=True)
+    return torch.optim.AdamW(groups, lr=config.lr)
+
+
+def _is_bias_or_norm(name: str) -> bool:
+    return name.endswith("bias") or ".norm." in name
+
+
+def warmup_steps(warmup: float, total_steps: int) -> int:
+    """Steps of warm-up: a share of all steps below 1, a number of steps from 1 on."""
+    return round(warmup * total_steps) if warmup < 1 else int(warmup)
+
+
+def save_optimizer(engine: Any, folder: Path, zero_stage: int) -> dict[str, Any]:
+    """Return optimizer and schedule state; under ZeRO the optimizer goes into files of its own."""
+    state: dict[str, Any] = {"schedule": engine.lr_scheduler.state_dict()}
+    if zero_stage == 0:
+        state["optimizer"] = engine.optimizer.state_dict()
+    else:
+        engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=True)
+    return state
+
+
+def load_optimizer(engine: Any, folder: Path, zero_stage: int, state: dict[str, Any]) -> None:
+    """Undo `save_optimizer`."""
+    if zero_stage == 0:
+        engine.optimizer.load_state_dict(state["optimizer"])
+    else:
+        engine.load_checkpoint(
+            str(folder), tag=_TAG, load_module_strict=False, load_lr_scheduler_states=False
+        )
+    engine.lr_scheduler.load_state_dict(state["schedule"])
+
+
+@functools.cache
+def _deepspeed() -> Any:
+    """Import DeepSpeed and prepare this process for it, once."""
+    # Without all five it looks for an MPI; port 0 lets every trial on a machine find a free one.
+    for key, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }.items():
+        os.environ.setdefault(key, value)
+    os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it looks for one, and says so
+    import deepspeed
+    import deepspeed.ops
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.ERROR)
+    if not torch.cuda.is_available():
+        # On a CPU its first engine would compile a shared-memory extension for half a minute, and
+        # a kill in mid-build leaves a lock on which later trials hang; gloo serves as well.
+        deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.init_distributed(
+        dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
+    )
+    return deepspeed

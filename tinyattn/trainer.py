@@ -1,0 +1,410 @@
+"""Train one adapter; the caller holds the loop.
+
+    trainer = Trainer(config, workshop)
+    for evaluation in trainer:          # twice an epoch
+        print(evaluation.score)         # stop whenever you like
+    trainer.save_adapter(folder)        # the best one so far
+
+`tinyattn train`, the Ray Tune trainable, the finalizer and the tests hold this same iterator. An
+interrupted trainer that is restored from `save()` goes on to the same losses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tinyattn.batches import Batches
+from tinyattn.checkpoint import TaskCard, read_adapter, read_state, write_state
+from tinyattn.config import TrainConfig
+from tinyattn.data import epoch_order
+from tinyattn.engine import build_engine, load_optimizer, save_optimizer
+from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
+from tinyattn.experts import perturb
+from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights
+from tinyattn.tasks import Task, compute_metrics
+from tinyattn.tasks.tokens import Split
+from tinyattn.workshop import Workshop
+
+NAME = "trial"  # of the adapter in its AdaptedModel
+_GPU_LOSS_CHECK = 16  # steps between looks at a GPU's loss; each look waits for the GPU
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One unit of progress; what ASHA counts."""
+
+    index: int
+    """1 for the first."""
+    total: int
+    """Evaluations of the whole trial."""
+    epoch: float
+    """Passes over the training rows so far."""
+    step: int
+    """Optimizer steps so far."""
+    score: float
+    """The task's primary metric on the selection rows now, higher is better."""
+    best_score: float
+    """The best of this and all evaluations before."""
+    best_index: int
+    """Index of the evaluation that had it first."""
+    train_loss: float
+    """Mean loss per row since the evaluation before."""
+    lr: float
+    """Learning rate of the last step."""
+    seconds: float
+    """Wall-clock time spent on this trial so far, interruptions left out."""
+    rows_per_second: float
+    """Training rows per second since the evaluation before, evaluation left out."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """All of the task's metrics on the selection rows now."""
+    heldout: dict[str, float] = field(default_factory=dict)
+    """Only on the last: metrics of the best adapter on rows that selected nothing. Keys of a
+    further split end in its name, as in `accuracy_mismatched`."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the trial is complete."""
+        return self.index == self.total
+
+
+class Trainer:
+    """One trial: an iterator over its evaluations.
+
+    Args:
+        config: the trial.
+        workshop: where PLM and data come from; shared by the trials of a process.
+
+    Raises:
+        UsageError: config, task, data or PLM do not fit.
+    """
+
+    def __init__(self, config: TrainConfig, workshop: Workshop) -> None:
+        self.config = config
+        self.task: Task = workshop.task(config)
+        self.plm = workshop.plm(config.plm, config.precision)
+        self.data = workshop.data(config)
+        self.device = workshop.device
+        torch.manual_seed(config.seed)  # the PLM's own dropout, where it is on
+        self.model = AdaptedModel(self.plm.model, config.adapter.placement, config.plm_dropout)
+        try:
+            self.adapter = self._start()
+            self._dropout_rng = self.adapter.seed_dropout(config.seed, self.device)
+            self.train_rows = Batches(self.data.train, self.plm.tokenizer)
+            rows = len(self.train_rows)
+            self.steps_per_epoch = math.ceil(rows / config.batch_size)
+            self.total_steps = self.steps_per_epoch * config.epochs
+            self.evaluation_steps = evaluation_steps(config, self.steps_per_epoch)
+            self.engine = build_engine(self.model, config, self.total_steps)
+        except BaseException:
+            self.model.detach()
+            raise
+        self.step = 0
+        self.seconds = 0.0
+        self.last: Evaluation | None = None
+        self.best_weights: dict[str, Tensor] = {}
+
+    def _start(self) -> Adapter:
+        """Attach a fresh adapter, or the one that `config.start` names."""
+        config = self.config
+        adapter = self.model.add_adapter(
+            NAME, config.adapter, self.task.num_outputs, seed=config.seed
+        )
+        if config.start is None:
+            return adapter
+        folder = Path(config.start.adapter)
+        card, weights = read_adapter(folder)
+        check_plm(card, self.plm, folder)
+        wanted = config.adapter.model_dump(exclude={"num_heads", "dropout"})
+        if card.adapter.model_dump(exclude={"num_heads", "dropout"}) != wanted:
+            raise ConfigError(
+                f"start.adapter {folder} has {card.adapter}, the trial has {config.adapter}; "
+                "only num_heads and dropout may differ"
+            )
+        one = Adapter(self.plm.model, card.adapter, card.num_outputs)
+        load_weights(one, weights, folder)
+        wide = perturb(
+            one, self.plm.model, config.adapter.num_heads, config.start.noise, config.seed
+        )
+        load_weights(adapter, wide.state_dict(), folder)
+        return adapter
+
+    # ---- the loop ----
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        """Train to the end, yielding at each evaluation.
+
+        Raises:
+            DivergedError: the loss is NaN or infinite.
+            OutOfMemoryError: the device has too little memory.
+        """
+        done = 0 if self.last is None else self.last.index
+        for index, until in enumerate(self.evaluation_steps[done:], start=done + 1):
+            with out_of_memory_is_an_error(self.config):
+                begin = time.perf_counter()
+                loss, lr = self._train_until(until)
+                trained = time.perf_counter() - begin
+                rows = self._rows_between(self._step_before(index), until)
+                self._evaluate(index, begin, loss / rows, lr, rows / trained)
+            assert self.last is not None
+            yield self.last
+
+    def _train_until(self, until: int) -> tuple[float, float]:
+        """Take optimizer steps up to `until`; return the rows' summed loss and the last lr."""
+        self.model.train()
+        total = torch.zeros((), device=self.device)
+        lr = 0.0
+        check = 1 if self.device.type == "cpu" else _GPU_LOSS_CHECK
+        order: np.ndarray | None = None
+        while self.step < until:
+            epoch, position = divmod(self.step, self.steps_per_epoch)
+            if order is None or position == 0:
+                order = epoch_order(len(self.train_rows), self.config.seed, epoch)
+            size = self.config.batch_size
+            lr = float(self.engine.lr_scheduler.get_last_lr()[0])
+            loss = self._train_step(order[position * size : (position + 1) * size])
+            total += loss
+            self.step += 1
+            if (self.step % check == 0 or self.step == until) and not math.isfinite(float(loss)):
+                raise DivergedError(
+                    f"the loss is {float(loss)} at step {self.step} of {self.total_steps} "
+                    f"(optimizer.lr is {self.config.optimizer.lr}); a lower optimizer.lr or "
+                    "optimizer.max_grad_norm=1 may help"
+                )
+        return float(total), lr
+
+    def _train_step(self, indices: np.ndarray) -> Tensor:
+        """One optimizer step on the mean loss of these rows; returns the sum over rows."""
+        micro = self.config.micro_batch_size or self.config.batch_size
+        total = torch.zeros((), device=self.device)
+        for first in range(0, len(indices), micro):
+            batch = self._to_device(self.train_rows.batch(indices[first : first + micro]))
+            labels = batch.pop("labels")
+            loss = row_losses(self.engine(**batch), labels).sum()
+            # Rows weigh the same whatever the micro-batches: the mean is over the whole batch.
+            self.engine.backward(loss / len(indices))
+            total += loss.detach()
+        self.engine.step()
+        return total
+
+    def _evaluate(
+        self, index: int, begin: float, train_loss: float, lr: float, rows_per_second: float
+    ) -> None:
+        """Score the selection rows, keep the best weights, and make this the last evaluation."""
+        metrics = compute_metrics(self.task, *self.outputs(self.data.select))
+        score = metrics[self.task.metrics[0]]
+        before = self.last
+        if before is None or score > before.best_score:
+            best, best_index = score, index
+            self.best_weights = {k: v.clone() for k, v in self.adapter.state_dict().items()}
+        else:
+            best, best_index = before.best_score, before.best_index
+        heldout = self.heldout_metrics() if index == len(self.evaluation_steps) else {}
+        self.seconds += time.perf_counter() - begin
+        self.last = Evaluation(
+            index=index,
+            total=len(self.evaluation_steps),
+            epoch=self.step / self.steps_per_epoch,
+            step=self.step,
+            score=score,
+            best_score=best,
+            best_index=best_index,
+            train_loss=train_loss,
+            lr=lr,
+            seconds=self.seconds,
+            rows_per_second=rows_per_second,
+            metrics=metrics,
+            heldout=heldout,
+        )
+
+    def heldout_metrics(self) -> dict[str, float]:
+        """Metrics of the best adapter on the report's rows, which selected nothing."""
+        found: dict[str, float] = {}
+        with self._best_in_place():
+            if self.data.heldout is not None:
+                found = compute_metrics(self.task, *self.outputs(self.data.heldout))
+            for name, split in self.data.extra.items():
+                extra = compute_metrics(self.task, *self.outputs(split))
+                found |= {f"{metric}_{name}": value for metric, value in extra.items()}
+        return found
+
+    def outputs(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
+        """Run the current adapter over a split: logits [N, num_outputs] and labels [N]."""
+        return outputs_of(self.model, Batches(split, self.plm.tokenizer), self.device)
+
+    def _rows_between(self, before: int, until: int) -> int:
+        """Training rows of the steps `before` < step <= `until`; an epoch's last batch is short."""
+        rows, size = len(self.train_rows), self.config.batch_size
+
+        def up_to(step: int) -> int:
+            epochs, position = divmod(step, self.steps_per_epoch)
+            return epochs * rows + min(position * size, rows)
+
+        return up_to(until) - up_to(before)
+
+    def _step_before(self, index: int) -> int:
+        return 0 if index == 1 else self.evaluation_steps[index - 2]
+
+    def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+
+    @contextlib.contextmanager
+    def _best_in_place(self) -> Iterator[None]:
+        """Within the block the adapter has its best weights instead of its latest."""
+        latest = {key: value.clone() for key, value in self.adapter.state_dict().items()}
+        self.adapter.load_state_dict(self.best_weights)
+        try:
+            yield
+        finally:
+            self.adapter.load_state_dict(latest)
+
+    # ---- files ----
+
+    def save(self, folder: Path) -> None:
+        """Write all that this trial needs to go on, without the PLM, into an existing folder.
+
+        Raises:
+            StorageError: no space or no permission.
+        """
+        state = {
+            "config": self.config.model_dump_json(),
+            "plm_fingerprint": self.plm.fingerprint,
+            "data_fingerprint": self.data.fingerprint,
+            "adapter": self.adapter.state_dict(),
+            "best": self.best_weights,
+            "step": self.step,
+            "seconds": self.seconds,
+            "last": None if self.last is None else asdict(self.last),
+            "rng": {"torch": torch.get_rng_state(), "dropout": self._dropout_rng.get_state()},
+            **save_optimizer(self.engine, folder, self.config.zero_stage),
+        }
+        if self.device.type == "cuda":
+            state["rng"]["cuda"] = torch.cuda.get_rng_state()
+        write_state(folder, state)
+
+    def restore(self, folder: Path) -> None:
+        """Go on from a folder that `save` wrote, possibly on another machine.
+
+        Raises:
+            StorageError: the folder is not there or damaged.
+            ConfigError: it belongs to another trial, PLM or data.
+        """
+        state = read_state(folder)
+        for what, here in {
+            "config": self.config.model_dump_json(),
+            "plm_fingerprint": self.plm.fingerprint,
+            "data_fingerprint": self.data.fingerprint,
+        }.items():
+            if state[what] != here:
+                raise ConfigError(
+                    f"{folder}: was saved with {what} {state[what]}, this trial has {here}; "
+                    "resume with the same, or start anew"
+                )
+        load_weights(self.adapter, state["adapter"], folder)
+        self.best_weights = {key: value.to(self.device) for key, value in state["best"].items()}
+        load_optimizer(self.engine, folder, self.config.zero_stage, state)
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.last = None if state["last"] is None else Evaluation(**state["last"])
+        torch.set_rng_state(state["rng"]["torch"])
+        self._dropout_rng.set_state(state["rng"]["dropout"])
+        if self.device.type == "cuda" and "cuda" in state["rng"]:
+            torch.cuda.set_rng_state(state["rng"]["cuda"])
+
+    def save_adapter(self, folder: Path, lineage: Mapping[str, Any] | None = None) -> None:
+        """Write the best adapter so far, with its classifier, as an adapter folder."""
+        assert self.last is not None, "nothing was evaluated yet"
+        scores = {f"select/{self.task.metrics[0]}": self.last.best_score}
+        scores |= {f"heldout/{name}": value for name, value in self.last.heldout.items()}
+        config = self.config.model_dump(mode="json")
+        with self._best_in_place():
+            self.model.save(
+                folder,
+                self.plm,
+                task=task_card(self.task, self.config.max_length),
+                scores=scores,
+                lineage={"config": config, **(lineage or {})},
+            )
+
+    def counts(self) -> Counts:
+        """Parameters of adapter, classifier and PLM."""
+        return self.model.counts()
+
+    def close(self) -> None:
+        """Give the PLM back as it was."""
+        self.engine.destroy()
+        self.model.detach()
+
+
+def evaluation_steps(config: TrainConfig, steps_per_epoch: int) -> list[int]:
+    """Optimizer steps after which to evaluate: twice an epoch, or every n and at the end."""
+    total = steps_per_epoch * config.epochs
+    if config.evaluate_every is not None:
+        return sorted({*range(config.evaluate_every, total + 1, config.evaluate_every), total})
+    halves = {steps_per_epoch // 2, steps_per_epoch} - {0}
+    return sorted(e * steps_per_epoch + half for e in range(config.epochs) for half in halves)
+
+
+def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Loss of each row, [N]: squared error where labels are floats, else cross-entropy."""
+    if labels.is_floating_point():
+        return F.mse_loss(outputs.squeeze(-1), labels, reduction="none")
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def outputs_of(
+    model: AdaptedModel, rows: Batches, device: torch.device
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run a model over rows: logits [N, num_outputs] and labels [N], empty where unlabelled."""
+    was_training = model.training
+    model.eval()
+    outputs: np.ndarray | None = None
+    with torch.inference_mode():
+        for indices, batch in rows.by_length():
+            batch.pop("labels", None)
+            logits = model(**{key: value.to(device) for key, value in batch.items()})
+            if outputs is None:
+                outputs = np.empty((len(rows), logits.shape[-1]), dtype=np.float32)
+            outputs[indices] = logits.cpu().numpy()
+    model.train(was_training)
+    assert outputs is not None, "a split is never empty"
+    return outputs, rows.labels
+
+
+def task_card(task: Task, max_length: int) -> TaskCard:
+    """What an adapter folder records of its task."""
+    return TaskCard(
+        name=task.name,
+        text_columns=task.text_columns,
+        labels=task.labels,
+        score_range=task.score_range,
+        metrics=task.metrics,
+        label_column=task.label_column,
+        max_length=max_length,
+    )
+
+
+@contextlib.contextmanager
+def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
+    """Turn the several ways of running out of memory into OutOfMemoryError."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not known and not re.search("not enough memory|out of memory", str(error)):
+            raise
+        micro = config.micro_batch_size or config.batch_size
+        raise OutOfMemoryError(
+            f"out of memory with micro-batches of {micro} rows of up to {config.max_length} "
+            f"tokens; set micro_batch_size={max(1, micro // 2)} (the same mathematics)"
+        ) from error

@@ -1,0 +1,89 @@
+"""What trials share and none of them changes: PLMs, tokenizers and tokenised data, kept warm.
+
+A worker process has one Workshop. Everything that belongs to a trial is in its Trainer.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from tinyattn.config import TrainConfig
+from tinyattn.data import TaskData, load_data
+from tinyattn.errors import ConfigError
+from tinyattn.plm import Plm, load_plm
+from tinyattn.tasks import Task, find_task
+
+Value = TypeVar("Value")
+_KEPT_PLMS, _KEPT_DATA = 1, 4  # a PLM can be gigabytes; tokenised data are memory-mapped
+
+
+class Workshop:
+    """Loads PLMs and data once and hands out the same objects again.
+
+    Args:
+        data_dir: where task files are; None: TINYATTN_DATA, then the Hugging Face cache or hub.
+    """
+
+    def __init__(self, data_dir: Path | None = None) -> None:
+        self.data_dir = data_dir
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._plms: OrderedDict[Hashable, Plm] = OrderedDict()
+        self._data: OrderedDict[Hashable, TaskData] = OrderedDict()
+
+    def plm(self, name: str, precision: str = "fp32") -> Plm:
+        """The PLM of that name and precision, frozen, on this worker's device."""
+
+        def load() -> Plm:
+            plm = load_plm(name, precision)
+            plm.model.to(self.device)
+            return plm
+
+        return _remember(self._plms, (name, precision), load, _KEPT_PLMS)
+
+    def data(self, config: TrainConfig) -> TaskData:
+        """The tokenised data of a trial.
+
+        Raises:
+            ConfigError: max_length is more than the PLM has positions for.
+            TaskError: the task or its data are not there or do not fit.
+        """
+        plm = self.plm(config.plm, config.precision)
+        if config.max_length > plm.max_positions:
+            raise ConfigError(
+                f"max_length is {config.max_length}, but {config.plm} takes at most "
+                f"{plm.max_positions} tokens; set max_length={plm.max_positions} or less"
+            )
+        key = (config.task, config.plm, config.protocol, config.max_length, config.max_train_rows)
+
+        def load() -> TaskData:
+            return load_data(
+                self.task(config),
+                plm.tokenizer,
+                protocol=config.protocol,
+                max_length=config.max_length,
+                max_train_rows=config.max_train_rows,
+                data_dir=self.data_dir,
+            )
+
+        return _remember(self._data, key, load, _KEPT_DATA)
+
+    @staticmethod
+    def task(config: TrainConfig) -> Task:
+        """The task of a trial."""
+        return find_task(config.task)
+
+
+def _remember(
+    kept: OrderedDict[Hashable, Value], key: Hashable, load: Callable[[], Value], most: int
+) -> Value:
+    if key not in kept:
+        while len(kept) >= most:  # let go before loading, so that two never need room at once
+            kept.popitem(last=False)
+        kept[key] = load()
+    kept.move_to_end(key)
+    return kept[key]
