@@ -11,9 +11,10 @@ import io
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -47,8 +48,8 @@ class Row:
     """The paper's number, where task, PLM and heads are the paper's."""
     adapter_params: int | None
     classifier_params: int | None
-    config: str
-    """The searched keys and their values, as overrides."""
+    config: dict[str, Any]
+    """What was searched, by dotted key."""
     kind: str
     """trial, finalist, expert or collapsed."""
     outcome: str
@@ -112,7 +113,7 @@ def suite(rows: Iterable[Row]) -> Suite:
 
 def render(rows: Sequence[Row], title: str = "Leaderboard") -> Table:
     """Return a terminal table; scores in points, as in the paper."""
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    table = Table(title=title, title_justify="left", header_style="bold")
     many_tasks = len({row.task for row in rows}) > 1
     table.add_column("rank", justify="right", no_wrap=True)
     if many_tasks:
@@ -161,13 +162,19 @@ def to_csv(rows: Sequence[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(Row.__dataclass_fields__), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
+    writer.writerows(asdict(row) | {"config": overrides(row.config)} for row in rows)
     return text.getvalue()
 
 
-def short_config(params: dict[str, object]) -> str:
-    """Return what was searched as overrides: `optimizer.lr=0.00068 optimizer.schedule=cosine`."""
-    return " ".join(f"{key}={_brief(value)}" for key, value in sorted(params.items()))
+def overrides(config: Mapping[str, Any]) -> str:
+    """Return what was searched as `tinyattn train` takes it: `optimizer.lr=0.00068 …`."""
+    words = (f"{key}={json.dumps(v) if not isinstance(v, str) else v}" for key, v in config.items())
+    return " ".join(word.replace(", ", ",") for word in sorted(words))
+
+
+def short_config(config: Mapping[str, Any]) -> str:
+    """Return what was searched in few characters: `lr=0.00068 schedule=cosine`."""
+    return " ".join(f"{key.rpartition('.')[2]}={_brief(v)}" for key, v in sorted(config.items()))
 
 
 def primary_score(task: str, metrics: dict[str, float]) -> float | None:
@@ -220,7 +227,7 @@ def _row(trial: TrialRecord, rank: int | None) -> Row:
         paper=paper_score(trial),
         adapter_params=trial.adapter_params,
         classifier_params=trial.classifier_params,
-        config=short_config(trial.params),
+        config=trial.params,
         kind=trial.kind,
         outcome=trial.outcome.value if trial.outcome is not None else "running",
         seconds=trial.seconds,
@@ -242,7 +249,13 @@ def _cells(row: Row, with_task: bool) -> list[str]:
     kind = "" if row.kind == "trial" else f"[{row.kind}] "
     cells = [str(row.rank or "–"), *([row.task] if with_task else []), _share(row.score)]
     cells += [_protocol(row), _share(row.heldout), _share(row.paper, 1), f"{row.parameters:,}"]
-    return [*cells, escape(kind + row.config), row.outcome, str(seconds), row.run_id[:8]]
+    return [
+        *cells,
+        escape(kind + short_config(row.config)),
+        row.outcome,
+        str(seconds),
+        row.run_id[:8],
+    ]
 
 
 def _protocol(row: Row) -> str:

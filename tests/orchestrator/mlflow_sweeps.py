@@ -19,7 +19,7 @@ class Sweeps:
     def start(self, name: str = "first", task: str = "sst2", **changes: str) -> str:
         """Start a sweep; returns its run id."""
         fields = {"plm": "roberta-large", "protocol": "heldout"} | changes
-        config = {"name": name, "space": {"optimizer.lr": {"type": "loguniform"}}}
+        config = {"name": name, "space": {"optimizer.lr": {"type": "log_uniform"}}}
         self.settings = {"task": task, "plm": fields["plm"], "protocol": fields["protocol"]}
         return self.tracker.start_sweep(name=name, task=task, config=config, tags={}, **fields)
 

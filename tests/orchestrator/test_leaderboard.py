@@ -21,6 +21,7 @@ from orchestrator.leaderboard import (
     to_json,
 )
 from orchestrator.outcome import Outcome
+from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
 
 
@@ -111,8 +112,12 @@ def test_filters_by_task_and_sweep_and_names_unknown_sweeps(sweeps: Sweeps) -> N
 def test_a_list_in_the_config_is_no_markup(sweeps: Sweeps) -> None:
     sweeps.start()
     sweeps.trial("t1", [0.5], lr=6.8e-4, kind="expert", overrides={"adapter.layers": [6, 7]})
-    text = _text(render(leaderboard(sweeps.tracker)))
-    assert "[expert] adapter.layers=[6,7] optimizer.lr=0.00068" in text
+    rows = leaderboard(sweeps.tracker)
+    text = _text(render(rows))
+    assert "[expert] layers=[6,7] lr=0.00068" in text
+    assert rows[0].config == {"adapter.layers": [6, 7], "optimizer.lr": 6.8e-4}
+    (line,) = csv.DictReader(io.StringIO(to_csv(rows)))
+    assert parse_overrides(line["config"].split()) == rows[0].config
 
 
 def test_json_and_csv_hold_every_row_and_null_for_nan(sweeps: Sweeps) -> None:
@@ -137,7 +142,7 @@ TABLE_8 = {
 def _row(task: str, score: float, protocol: str = "paper", heldout: float | None = None) -> Row:
     return Row(
         rank=1, task=task, plm="roberta-large", protocol=protocol, score=score, heldout=heldout,
-        paper=TABLE_8[task] / 100, adapter_params=1, classifier_params=1, config="", kind="trial",
+        paper=TABLE_8[task] / 100, adapter_params=1, classifier_params=1, config={}, kind="trial",
         outcome="completed", seconds=1.0, sweep=f"glue-{task}", trial="t", run_id="r" * 32,
     )  # fmt: skip
 

@@ -1,0 +1,233 @@
+"""A finished or running sweep as one HTML file without external links, and its figures as PNG.
+
+The figures are also kept on the sweep's MLflow run, under `figures/`.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+from matplotlib.figure import Figure
+
+from orchestrator import figures
+from orchestrator.figures import COLOURS, Curve
+from orchestrator.leaderboard import Row, leaderboard, short_config
+from orchestrator.outcome import Outcome
+from orchestrator.search import importances
+from orchestrator.store import Store, SweepRecord, TrialRecord
+from orchestrator.tracking import Tracker
+from tinyattn.errors import StorageError, TaskError, UsageError
+from tinyattn.tasks import find_task
+
+DPI = 130
+LOG_RATIO = 30
+"""A grid of positive values that spans more than this factor gets a log axis."""
+CAPTIONS = {
+    "learning_curves": (
+        "Learning curves",
+        "Score on the selection split at each evaluation. Lines that end early were stopped.",
+    ),
+    "rungs": (
+        "How far each trial came",
+        "Trials by best score. Dotted lines: rungs at which ASHA stopped trials, and how many.",
+    ),
+    "best_so_far": (
+        "Best score against compute spent",
+        "Trial-seconds of training and evaluation, trials in the order in which they ended. "
+        "Dots: best score of each trial.",
+    ),
+    "hyperparameters": (
+        "Score against each hyper-parameter",
+        "Each dot a trial, at its best score. Stopped trials had fewer evaluations to reach it.",
+    ),
+    "importance": (
+        "Importance of the hyper-parameters",
+        "Functional ANOVA over completed and stopped trials; rough below about 30 trials.",
+    ),
+}
+
+
+def report(tracker: Tracker, name: str, folder: Path) -> Path:
+    """Write `report.html` and `figures/*.png` of a sweep into `folder`; return the HTML's path.
+
+    Args:
+        tracker: the store; the figures are added to the sweep's run.
+        name: the sweep's name.
+        folder: made where needed.
+
+    Raises:
+        UsageError: unknown sweep, or one without any trial yet.
+        StorageError: the folder cannot be written.
+    """
+    sweep = tracker.find_sweep(name)
+    trials = tracker.trials_of(sweep)
+    if not trials:
+        raise UsageError(f"sweep '{name}' has no trial yet: there is nothing to report")
+    config = tracker.sweep_config(sweep)
+    drawn = draw(_curves(tracker, trials), _metric(sweep.task), log_keys(config, trials))
+    try:
+        images = _save(drawn, folder / "figures")
+        page = folder / "report.html"
+        rows = leaderboard(tracker, sweep=name)
+        page.write_text(_page(sweep, trials, rows, config, images), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"the report cannot be written to {folder}: {error}") from None
+    tracker.log_folder(sweep.run_id, folder / "figures", "figures")
+    return page
+
+
+def draw(curves: Sequence[Curve], metric: str, logs: set[str]) -> dict[str, Figure]:
+    """Return the figures by name; those that have nothing to show are left out."""
+    judged = [c for c in curves if c.outcome in (Outcome.COMPLETED, Outcome.STOPPED)]
+    scored = [(c.params, c.best_score) for c in judged if c.best_score is not None]
+    found = {
+        "learning_curves": figures.learning_curves(curves, metric),
+        "rungs": figures.rungs(curves),
+        "best_so_far": figures.best_so_far(curves, metric),
+        "hyperparameters": figures.score_by_parameter(curves, metric, logs),
+        "importance": figures.importance(importances(scored)),
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def log_keys(config: Mapping[str, Any], trials: Sequence[TrialRecord]) -> set[str]:
+    """Return the searched keys whose axis is logarithmic: as in the space, or by a grid's span."""
+    keys = set()
+    for key, domain in (config.get("space") or {}).items():
+        values = [t.params[key] for t in trials if key in t.params]
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        wide = bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) > LOG_RATIO
+        kind = domain["type"]
+        if kind == "log_uniform" or domain.get("log") or (kind == "choice" and wide):
+            keys.add(key)
+    return keys
+
+
+def _curves(store: Store, trials: Sequence[TrialRecord]) -> list[Curve]:
+    """Return what the figures show: the search itself, not the finalizer's re-runs."""
+    searched = [trial for trial in trials if trial.kind == "trial"] or trials
+    return [
+        Curve(
+            name=trial.trial_id,
+            outcome=trial.outcome,
+            points=store.history(trial),
+            params=trial.params,
+            best_score=trial.best_score,
+            end_time=trial.end_time if trial.end_time is not None else math.inf,
+        )
+        for trial in searched
+    ]
+
+
+def _metric(task: str) -> str:
+    """Return the primary metric's name, or 'score' for a task file that has moved since."""
+    try:
+        return find_task(task).metrics[0]
+    except TaskError:
+        return "score"
+
+
+def _save(drawn: Mapping[str, Figure], folder: Path) -> dict[str, Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name}.png" for name in drawn}
+    for name, figure in drawn.items():
+        figure.savefig(paths[name], dpi=DPI, facecolor="white")
+    return paths
+
+
+def _page(
+    sweep: SweepRecord,
+    trials: Sequence[TrialRecord],
+    rows: Sequence[Row],
+    config: Mapping[str, Any],
+    images: Mapping[str, Path],
+) -> str:
+    template = Template(Path(__file__).with_name("report.html").read_text("utf-8"))
+    outcome = sweep.outcome.value if sweep.outcome else "running"
+    about = [sweep.task, sweep.plm, f"protocol {sweep.protocol}", outcome]
+    about.append(f"commit {sweep.tags.get('commit', 'unknown')[:12]}")
+    return template.substitute(
+        title=escape(f"Sweep {sweep.name}"),
+        subtitle=escape(" · ".join(about)),
+        facts="".join(
+            f"<div class='fact'><b>{v}</b><span>{k}</span></div>" for k, v in _facts(rows, trials)
+        ),
+        figures="\n".join(_section(name, path) for name, path in images.items()),
+        ranking=_ranking_note(sweep.protocol),
+        leaderboard=_table(rows),
+        config=escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)),
+    )
+
+
+def _facts(rows: Sequence[Row], trials: Sequence[TrialRecord]) -> list[tuple[str, str]]:
+    """Return the numbers at the top of the page: (what, value)."""
+    counts = Counter(row.outcome for row in rows)
+    ended = ", ".join(f"{n} {escape(word.replace('_', ' '))}" for word, n in counts.most_common())
+    searched = [trial for trial in trials if trial.kind == "trial"]
+    run = sum(trial.evaluations for trial in searched)
+    planned = sum(int(trial.metrics.get("total", 0)) for trial in searched)
+    best = next((row for row in rows if row.rank == 1), None)
+    spent = timedelta(seconds=round(sum(trial.seconds for trial in trials)))
+    return [
+        (f"trials: {ended}", str(len(rows))),
+        ("best selection score", _percent(best.score if best else None)),
+        ("its held-out score", _percent(best.heldout if best else None)),
+        (f"of {planned} planned evaluations run", str(run)),
+        ("compute spent on trials", str(spent)),
+    ]
+
+
+def _section(name: str, path: Path) -> str:
+    title, caption = CAPTIONS[name]
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return (
+        f"<section><h2>{title}</h2><p>{caption}</p>"
+        f"<img alt='{title}' src='data:image/png;base64,{data}'></section>"
+    )
+
+
+def _ranking_note(protocol: str) -> str:
+    if protocol == "paper":
+        return (
+            "Protocol paper: selected and scored on the official dev set, as in the paper. The "
+            "best of many evaluations on the same rows is optimistic."
+        )
+    return (
+        "Ranked by the score on a split carved from train. The held-out score is measured once, on "
+        "rows that played no part in choosing."
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Return the leaderboard as an HTML table; scores in points."""
+    names = ["rank", "score", "held-out", "paper", "parameters"]
+    head = "".join(f"<th class='number'>{name}</th>" for name in names)
+    head += "".join(f"<th>{name}</th>" for name in ("outcome", "config", "kind", "time", "run"))
+    body = "".join(f"<tr>{_table_row(row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _table_row(row: Row) -> str:
+    numbers = [str(row.rank or "–"), _percent(row.score), _percent(row.heldout)]
+    numbers += [_percent(row.paper), f"{row.parameters:,}"]
+    outcome = None if row.outcome == "running" else Outcome(row.outcome)
+    dot = f"<span class='dot' style='background:{COLOURS[outcome]}'></span>"
+    cells = [f"<td class='number'>{number}</td>" for number in numbers]
+    cells.append(f"<td>{dot}{escape(row.outcome.replace('_', ' '))}</td>")
+    cells.append(f"<td class='wide'><code>{escape(short_config(row.config))}</code></td>")
+    cells.append(f"<td>{escape(row.kind)}</td><td>{timedelta(seconds=round(row.seconds))}</td>")
+    cells.append(f"<td><code>{row.run_id[:8]}</code></td>")
+    return "".join(cells)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.2f}"
