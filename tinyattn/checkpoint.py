@@ -19,7 +19,7 @@ from typing import Any, Literal
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from tinyattn.config import AdapterConfig, StrictModel
@@ -55,11 +55,13 @@ class TaskCard(StrictModel):
 class AdapterCard(StrictModel):
     """adapter_config.json."""
 
+    model_config = ConfigDict(ser_json_inf_nan="strings")  # a correlation can be NaN
+
     format: Literal["tinyattn-1"] = "tinyattn-1"
     peft_type: Literal["TINY_ATTENTION"] = "TINY_ATTENTION"
     adapter: AdapterConfig
     plm: PlmCard
-    num_outputs: int | None
+    num_outputs: int | None = Field(ge=1)
     """Outputs of the classifier; None: no classifier (a decoder that generates)."""
     task: TaskCard | None = None
     scores: dict[str, float] = {}
@@ -155,28 +157,36 @@ def replace_folder(folder: Path) -> Iterator[Path]:
     Raises:
         StorageError: it cannot be written; `folder` is then as it was.
     """
-    folder = folder.absolute()
-    fresh: Path | None = None
+    folder = folder.resolve()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        yield fresh
-        fresh.chmod(0o755)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-            os.replace(folder, old)
-            os.replace(fresh, folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            os.replace(fresh, folder)
+        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        fresh, aside = work / "new", work / "old"
+        try:
+            fresh.mkdir()
+            yield fresh
+            _take_place(fresh, folder, aside)
+        finally:
+            if folder.is_dir() or not aside.exists():  # never the only copy
+                shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise StorageError(
             f"{folder}: cannot be written: {error.strerror or error}; free space or choose "
             "another place"
         ) from None
-    finally:
-        if fresh is not None and fresh.exists():
-            shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _take_place(fresh: Path, folder: Path, aside: Path) -> None:
+    """Rename `fresh` to `folder`; what was there goes aside, and comes back if that fails."""
+    if not folder.is_dir():
+        os.replace(fresh, folder)
+        return
+    os.replace(folder, aside)
+    try:
+        os.replace(fresh, folder)
+    except OSError:
+        os.replace(aside, folder)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
