@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -29,6 +30,23 @@ GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""
 RANKED = (Outcome.COMPLETED, Outcome.STOPPED)
 """Outcomes with a verdict; a running trial is ranked too."""
+
+NUMBERS = ("rank", "score", "held-out", "paper", "parameters", "time")
+"""Columns that line up on the right."""
+_NAMES = "rank task score protocol held-out paper parameters outcome time run config"
+WIDE: tuple[tuple[str, ...], ...] = tuple((name,) for name in _NAMES.split())
+NARROW: tuple[tuple[str, ...], ...] = (
+    ("rank",),
+    ("task",),
+    ("score", "protocol"),
+    ("held-out", "paper"),
+    ("parameters", "time"),
+    ("outcome", "run"),
+    ("config",),
+)
+"""Columns of a narrow terminal, two values above each other."""
+WIDE_COLUMNS = 130
+"""Terminal columns from which each value has a column of its own."""
 
 
 @dataclass(frozen=True)
@@ -111,25 +129,35 @@ def suite(rows: Iterable[Row]) -> Suite:
     )
 
 
-def render(rows: Sequence[Row], title: str = "Leaderboard") -> Table:
-    """Return a terminal table; scores in points, as in the paper."""
-    table = Table(title=title, title_justify="left", header_style="bold")
-    many_tasks = len({row.task for row in rows}) > 1
-    table.add_column("rank", justify="right", no_wrap=True)
-    if many_tasks:
-        table.add_column("task", no_wrap=True)
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("protocol", no_wrap=True)
-    table.add_column("held-out", justify="right", no_wrap=True)
-    table.add_column("paper", justify="right", no_wrap=True)
-    table.add_column("parameters", justify="right", no_wrap=True)
-    table.add_column("config", overflow="fold", ratio=1)
-    table.add_column("outcome", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("run", no_wrap=True, overflow="crop")
-    for row in rows:
-        table.add_row(*_cells(row, many_tasks), style="bold" if row.rank == 1 else None)
-    return table
+@dataclass(frozen=True)
+class Leaderboard:
+    """Rows as a terminal table that fits its terminal; scores in points, as in the paper."""
+
+    rows: Sequence[Row]
+    title: str = "Leaderboard"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table: one line a row where there is room, two columns in one where not."""
+        groups = WIDE if options.max_width >= WIDE_COLUMNS else NARROW
+        if len({row.task for row in self.rows}) == 1:
+            groups = tuple(group for group in groups if group != ("task",))
+        table = Table(title=self.title, title_justify="left", header_style="bold")
+        for group in groups:
+            justify: JustifyMethod = "right" if group[0] in NUMBERS else "left"
+            last = group == ("config",)
+            table.add_column(
+                "\n".join(group), justify=justify, no_wrap=not last, ratio=1 if last else None
+            )
+        for row in self.rows:
+            cells = _cells(row)
+            lines = ("\n".join(cells[name] for name in group) for group in groups)
+            table.add_row(*lines, style="bold" if row.rank == 1 else None)
+        yield table
+
+
+def render(rows: Sequence[Row], title: str = "Leaderboard") -> Leaderboard:
+    """Return the rows as something that rich prints as a table."""
+    return Leaderboard(rows, title)
 
 
 def render_suite(found: Suite) -> Table:
@@ -244,18 +272,22 @@ def _better(row: Row, other: Row | None) -> bool:
     return (row.dev is not None, row.score or 0.0) > (other.dev is not None, other.score or 0.0)
 
 
-def _cells(row: Row, with_task: bool) -> list[str]:
-    seconds = timedelta(seconds=round(row.seconds))
+def _cells(row: Row) -> dict[str, str]:
+    """Return what a row shows, by column."""
     kind = "" if row.kind == "trial" else f"[{row.kind}] "
-    cells = [str(row.rank or "–"), *([row.task] if with_task else []), _share(row.score)]
-    cells += [_protocol(row), _share(row.heldout), _share(row.paper, 1), f"{row.parameters:,}"]
-    return [
-        *cells,
-        escape(kind + short_config(row.config)),
-        row.outcome,
-        str(seconds),
-        row.run_id[:8],
-    ]
+    return {
+        "rank": str(row.rank or "–"),
+        "task": row.task,
+        "score": _share(row.score),
+        "protocol": _protocol(row),
+        "held-out": _share(row.heldout),
+        "paper": _share(row.paper, 1),
+        "parameters": f"{row.parameters:,}",
+        "outcome": row.outcome,
+        "time": str(timedelta(seconds=round(row.seconds))),
+        "run": row.run_id[:8],
+        "config": escape(kind + short_config(row.config)),
+    }
 
 
 def _protocol(row: Row) -> str:

@@ -132,6 +132,20 @@ def test_json_and_csv_hold_every_row_and_null_for_nan(sweeps: Sweeps) -> None:
     assert (table[0]["heldout"], table[0]["outcome"]) == ("0.5", "completed")
 
 
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_table_fits_its_terminal_and_cuts_no_value(sweeps: Sweeps, width: int) -> None:
+    sweeps.start(task="rte")
+    overrides = {"optimizer.weight_decay": 0.0572, "optimizer.schedule": "constant"}
+    run_id = sweeps.trial("t1", [0.7976], heldout=0.7376, overrides=overrides)
+    sweeps.trial("t2", [0.5], Outcome.OUT_OF_MEMORY)
+    text = _text(render(leaderboard(sweeps.tracker)), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for value in ("79.76", "heldout", "73.76", "88.8", "100,354", "out_of_memory", run_id[:8]):
+        assert value in text
+    assert "schedule=constant" in text
+    assert "…" not in text
+
+
 # Table 8, Tiny-Attn-1H on roberta-large, with its accuracy on MNLI matched (89.6).
 TABLE_8 = {
     "mnli": 89.6, "sst2": 96.6, "mrpc": 92.4, "cola": 68.8,
