@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinyattn.attention import TinyAttention
+from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
 from tinyattn.model import Adapter
 
@@ -49,7 +50,7 @@ def perturb(
             f"{num_heads}; collapse it first"
         )
     config = adapter.config.model_copy(update={"num_heads": num_heads})
-    wide = Adapter(plm, config, adapter.num_outputs)
+    wide = _fresh(plm, config, adapter)
     generator = torch.Generator().manual_seed(seed)
     state = {
         key: _copies(value.cpu(), num_heads // heads, noise, generator, _head_axis(key))
@@ -92,9 +93,16 @@ def collapse(adapter: Adapter, plm: PreTrainedModel, method: CollapseMethod = "a
     All three are exact while heads share Q, K and V.
     """
     config = adapter.config.model_copy(update={"num_heads": 1})
-    single = Adapter(plm, config, adapter.num_outputs)
+    single = _fresh(plm, config, adapter)
     single.load_state_dict(adapter.state_dict() | _collapsed(adapter, method))
     return single
+
+
+def _fresh(plm: PreTrainedModel, config: AdapterConfig, model: Adapter) -> Adapter:
+    """An adapter on the device, in the number format and mode (dropout on or off) of `model`."""
+    like = next(model.parameters(), torch.empty(0))
+    adapter = Adapter(plm, config, model.num_outputs)
+    return adapter.to(like.device, like.dtype).train(model.training)
 
 
 def _collapsed(adapter: Adapter, method: CollapseMethod) -> dict[str, Tensor]:

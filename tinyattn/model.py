@@ -109,6 +109,7 @@ class AdaptedModel(nn.Module):
         self.plm_dropout = plm_dropout
         self.adapters = nn.ModuleDict()
         self.active: str | None = None
+        self._disabled = False
         self.sites = Sites(plm, placement)
         plm.requires_grad_(False)
         plm.eval()
@@ -124,52 +125,73 @@ class AdaptedModel(nn.Module):
             NameTakenError: there is an adapter of that name.
             UsageError: the name or the placement is not allowed.
         """
+        self._check_new(name, config)
+        adapter = Adapter(self.plm, config, num_outputs, seed)
+        self._attach(name, adapter)
+        return adapter
+
+    def _check_new(self, name: str, config: AdapterConfig) -> None:
         if name in self.adapters:
             raise NameTakenError(f"an adapter '{name}' is attached already; choose another name")
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             raise UsageError(f"adapter name '{name}' came, allowed are letters, digits, _ and -")
+        if hasattr(self.adapters, name):
+            raise UsageError(f"adapter name '{name}' came, which torch reserves; choose another")
         if config.placement != self.sites.placement:
             raise UsageError(
                 f"adapter '{name}' has placement {config.placement}, but this model's adapters "
                 f"are {self.sites.placement}; attach it to another AdaptedModel"
             )
-        adapter = Adapter(self.plm, config, num_outputs, seed)
+
+    def _attach(self, name: str, adapter: Adapter) -> None:
         device = next(self.plm.parameters()).device
         self.adapters[name] = adapter.to(device).train(self.training)
         if self.active is None:
             self.switch(name)
-        return adapter
 
     def switch(self, name: str | None) -> None:
         """Make `name` the active adapter; None: the PLM alone."""
-        if name is not None and name not in self.adapters:
+        if name is not None:
+            self.adapter(name)  # UsageError where there is none
+        self.active = name
+        self._activate()
+
+    def _activate(self) -> None:
+        """Let the PLM run with the active adapter, or alone."""
+        alone = self.active is None or self._disabled
+        self.sites.adapters = {} if alone else self.adapter().by_call()
+
+    def adapter(self, name: str | None = None) -> Adapter:
+        """Return the adapter of that name, the active one by default.
+
+        Raises:
+            UsageError: there is none of that name, or none is active.
+        """
+        name = self.active if name is None else name
+        if name is None:
+            raise UsageError("no adapter is active; add_adapter or switch to one first")
+        if name not in self.adapters:
             raise UsageError(
                 f"no adapter '{name}' is attached{did_you_mean(name, self.adapters)}; "
                 f"attached are {', '.join(self.adapters) or 'none'}"
             )
-        self.active = name
-        self.sites.adapters = {} if name is None else self.adapter(name).by_call()
-
-    def adapter(self, name: str | None = None) -> Adapter:
-        """Return the adapter of that name, the active one by default."""
-        name = name or self.active
-        if name is None:
-            raise UsageError("no adapter is active; add_adapter or switch to one first")
         return self.adapters[name]  # type: ignore[return-value]
 
     @contextlib.contextmanager
     def disable_adapter(self) -> Iterator[None]:
         """Within the block the PLM runs as it was; the active classifier still answers."""
-        before, self.sites.adapters = self.sites.adapters, {}
+        before, self._disabled = self._disabled, True
+        self._activate()
         try:
             yield
         finally:
-            self.sites.adapters = before
+            self._disabled = before
+            self._activate()
 
     def detach(self) -> PreTrainedModel:
-        """Take the hooks out and return the PLM, as it was before."""
+        """Take the hooks out and return the PLM: unchanged, frozen and in eval mode."""
         self.sites.remove()
-        return self.plm
+        return self.plm.eval()
 
     # ---- running ----
 
@@ -239,11 +261,17 @@ class AdaptedModel(nn.Module):
 
         Raises:
             AdapterError: the files are damaged, or the adapter was made for another PLM.
+            NameTakenError, UsageError: as `add_adapter`. In any case nothing has changed.
         """
         card, weights = read_adapter(folder)
         check_plm(card, plm, folder)
-        adapter = self.add_adapter(name, card.adapter, card.num_outputs)
+        self._check_new(name, card.adapter)
+        try:
+            adapter = Adapter(self.plm, card.adapter, card.num_outputs)
+        except PlmError as error:  # layers that the PLM it was made for does not have
+            raise AdapterError(f"{folder}: {error}; restore a copy") from None
         load_weights(adapter, weights, folder)
+        self._attach(name, adapter)
         self.switch(name)
         return card
 
