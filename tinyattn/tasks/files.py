@@ -36,20 +36,28 @@ def read_file(path: Path, scratch: Path) -> datasets.Dataset:
 
     Raises:
         TaskError: it is not there, empty, damaged, or of another format.
-        StorageError: it may not be read, or `scratch` not written.
+        StorageError: it may not be read.
+        OSError: `scratch` cannot be written.
     """
     if not path.name.endswith(ENDINGS):
         raise TaskError(f"{path}: this ending came, allowed are {', '.join(ENDINGS)}")
     if not path.is_file():
         raise TaskError(f"{path}: there is no such file; paths start at {Path.cwd()}")
     try:
+        path.open("rb").close()
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error}") from None
+    try:
         with quiet_datasets():
-            rows = _parse(path, scratch)
+            return _parse(path, scratch)
     except StopIteration:  # what datasets raises for a file without any bytes
         raise TaskError(f"{path}: the file is empty, needed are rows") from None
     except Exception as error:
-        raise _fault(path, error) from None
-    return rows
+        cause = error.__cause__ or error
+        if isinstance(cause, OSError) and cause.errno is not None:  # no space for scratch files
+            raise cause from None
+        reason = (str(cause) or type(cause).__name__).splitlines()[0]
+        raise TaskError(f"{path}: damaged or not what its ending says: {reason}") from None
 
 
 def _parse(path: Path, scratch: Path) -> datasets.Dataset:
@@ -68,15 +76,6 @@ def _read_csv(path: Path) -> pa.Table:
         names = reader.schema.names
     convert = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
     return pyarrow.csv.read_csv(path, parse_options=parse, convert_options=convert)
-
-
-def _fault(path: Path, error: Exception) -> TaskError | StorageError:
-    """Tell a file that is damaged from a place that cannot be read or written."""
-    cause = error.__cause__ or error
-    if isinstance(cause, OSError) and cause.errno is not None:
-        return StorageError(f"{path}: cannot be read: {cause}")
-    reason = (str(cause) or type(cause).__name__).splitlines()[0]
-    return TaskError(f"{path}: damaged or not what its ending says: {reason}")
 
 
 @contextlib.contextmanager
