@@ -31,16 +31,16 @@ GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 RANKED = (Outcome.COMPLETED, Outcome.STOPPED)
 """Outcomes with a verdict; a running trial is ranked too."""
 
-NUMBERS = ("rank", "score", "held-out", "paper", "parameters", "time")
+NUMBERS = ("rank", "score", "held-out", "paper", "params", "time")
 """Columns that line up on the right."""
-_NAMES = "rank task score protocol held-out paper parameters outcome time run config"
+_NAMES = "rank task score protocol held-out paper params outcome time run config"
 WIDE: tuple[tuple[str, ...], ...] = tuple((name,) for name in _NAMES.split())
 NARROW: tuple[tuple[str, ...], ...] = (
     ("rank",),
     ("task",),
     ("score", "protocol"),
     ("held-out", "paper"),
-    ("parameters", "time"),
+    ("params", "time"),
     ("outcome", "run"),
     ("config",),
 )
@@ -282,7 +282,7 @@ def _cells(row: Row) -> dict[str, str]:
         "protocol": _protocol(row),
         "held-out": _share(row.heldout),
         "paper": _share(row.paper, 1),
-        "parameters": f"{row.parameters:,}",
+        "params": f"{row.parameters:,}",
         "outcome": row.outcome,
         "time": str(timedelta(seconds=round(row.seconds))),
         "run": row.run_id[:8],

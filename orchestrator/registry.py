@@ -14,7 +14,7 @@ from mlflow.entities.model_registry import ModelVersion
 from orchestrator.champions import holder, model_name, models, move_alias
 from orchestrator.outcome import Outcome
 from orchestrator.serving import save_model
-from orchestrator.significance import Metric, PairedTest, paired_test
+from orchestrator.significance import Metric, PairedTest, by_confusion, paired_test
 from orchestrator.store import TAG, Store, TrialRecord
 from orchestrator.tracking import Tracker
 from tinyattn.errors import UsageError
@@ -152,7 +152,11 @@ def _primary(task: Task) -> Metric:
     """Return the task's primary metric alone: the others would be computed 20,000 times too."""
     name = task.metrics[0]
     alone = replace(task, metrics=(name,))
-    return lambda outputs, labels: compute_metrics(alone, outputs, labels)[name]
+
+    def metric(outputs: np.ndarray, labels: np.ndarray) -> float:
+        return compute_metrics(alone, outputs, labels)[name]
+
+    return metric if task.is_regression else by_confusion(metric)
 
 
 def _register(

@@ -15,12 +15,13 @@ from mlflow import MlflowClient
 from mlflow.models import validate_serving_input
 from mlflow_sweeps import Sweeps
 from scipy import stats
+from sklearn.metrics import matthews_corrcoef
 
 from orchestrator import serving
 from orchestrator.champions import champion, rollback
 from orchestrator.outcome import Outcome
 from orchestrator.registry import HeldOut, Promotion, promote
-from orchestrator.significance import paired_test
+from orchestrator.significance import by_confusion, paired_test
 from orchestrator.store import TrialRecord
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
@@ -318,6 +319,26 @@ def test_equal_models_have_no_lead_and_the_same_seed_the_same_answer() -> None:
 def test_an_undefined_metric_counts_against_the_newcomer() -> None:
     undefined = paired_test(lambda o, y: float("nan"), _outputs(0.9), _outputs(0.5), LABELS)
     assert undefined.p_value == 1.0
+
+
+def test_remembered_confusions_change_no_result_and_ask_the_metric_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 3, 300)
+    old, new = generator.normal(size=(2, 300, 3)) + 1.5 * np.eye(3)[labels]
+    calls = 0
+
+    def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
+        nonlocal calls
+        calls += 1
+        return float(matthews_corrcoef(labels, outputs.argmax(1)))
+
+    monkeypatch.setattr("orchestrator.significance.PERMUTATIONS", 500)
+    expected = paired_test(matthews, new, old, labels)
+    assert (calls, 0.001 < expected.p_value < 1) == (1002, True)
+    assert paired_test(by_confusion(matthews), new, old, labels) == expected
+    assert calls < 2004
 
 
 def test_a_thousand_rows_take_seconds_not_minutes() -> None:
