@@ -117,6 +117,8 @@ def run_batch(
                 num_samples=1 if points else batch.trials,
                 max_concurrent_trials=slots if searcher is not None else None,
                 reuse_actors=True,
+                # A folder named after the configuration would be longer than some disks allow.
+                trial_dirname_creator=lambda trial: trial.trial_id,
             ),
             run_config=tune.RunConfig(
                 name=batch.name,

@@ -79,7 +79,7 @@ def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[En
             folder=folder,
             tracker=tracker,
             searcher=searcher,
-            scheduler=asha and Asha(asha.grace, asha.reduction, facts.evaluations),
+            scheduler=None if asha is None else Asha(asha.grace, asha.reduction, facts.evaluations),
             data_dir=home.data_dir,
         )
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 
 from orchestrator.finalizer import Candidate, Verdict
+from orchestrator.registry import SIGNIFICANCE
 
 
 def render(verdict: Verdict) -> list[Table | str]:
@@ -33,9 +34,10 @@ def sentence(verdict: Verdict) -> str:
         f"Collapsing ({verdict.best.method}) moved the logits by "
         f"{100 * verdict.best.logit_distance:.1f} % and the score by {change:+.2f} points."
     )
-    if verdict.helps:
-        return f"{collapse}\nThe collapsed {verdict.best.expert.name} help: {evidence}."
     name = verdict.best.expert.name
+    if verdict.helps:
+        sure = "" if (verdict.p_value or 0) < SIGNIFICANCE else ", which may be chance"
+        return f"{collapse}\nThe collapsed {name} are kept: {evidence}{sure}."
     return f"{collapse}\nThe {name} do not help ({evidence}): the one-head adapter is kept."
 
 

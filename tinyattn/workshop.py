@@ -40,7 +40,7 @@ class Workshop:
 
         def load() -> Plm:
             plm = load_plm(name, precision)
-            plm.model.to(self.device)
+            plm.model.to(device=self.device)  # type: ignore[call-arg]
             return plm
 
         return _remember(self._plms, (name, precision), load, _KEPT_PLMS)

