@@ -141,13 +141,14 @@ def align(heads: Heads) -> Heads:
     """Turn heads so that they agree with the first one, without changing their functions.
 
     (q, k) → (Rq, Rk) and (v, o) → (Sv, So) leave a head's function unchanged for orthogonal R and
-    S; with D = 1 these are signs. R and S are the nearest to head 0 (orthogonal Procrustes).
+    S; with D = 1 these are signs. R brings q and k nearest to head 0's, S brings v (orthogonal
+    Procrustes). O follows S without a say: heads that share V average exactly whatever their O.
     """
     query, key, value, out = (part.clone() for part in heads)
     for m in range(1, len(query)):
         turn = _procrustes(query[0] @ query[m].T + key[0] @ key[m].T)
         query[m], key[m] = turn @ query[m], turn @ key[m]
-        turn = _procrustes(value[0] @ value[m].T + out[0] @ out[m].T)
+        turn = _procrustes(value[0] @ value[m].T)
         value[m], out[m] = turn @ value[m], turn @ out[m]
     return query, key, value, out
 
