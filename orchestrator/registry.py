@@ -73,6 +73,7 @@ def promote(
         UsageError: no such run, no adapter, or no held-out score and no `force`. Nothing changed.
     """
     trial = candidate(tracker, name)
+    _refuse_without_adapter(tracker, trial)
     _refuse_unmeasured(trial, force)
     heldout = heldout_of(trial)
     model = model_name(trial.task, trial.plm)
@@ -114,6 +115,15 @@ def candidate(store: Store, name: str) -> TrialRecord:
     if not scored:
         raise UsageError(f"sweep '{name}' has no completed trial yet: there is nothing to promote")
     return max(scored, key=lambda t: (t.best_score, -t.start_time))
+
+
+def _refuse_without_adapter(store: Store, trial: TrialRecord) -> None:
+    """Raise UsageError for a run that kept no adapter."""
+    if not store.has_artifact(trial.run_id, "adapter"):
+        raise UsageError(
+            f"run {trial.run_id} kept no adapter: there is nothing to promote; choose a completed "
+            "trial from `tinyattn leaderboard`"
+        )
 
 
 def _refuse_unmeasured(trial: TrialRecord, force: bool) -> None:

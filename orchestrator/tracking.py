@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import tempfile
 import time
-import warnings
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +21,15 @@ from typing import Any
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from orchestrator.outbox import PATIENCE_SECONDS, Outbox, patiently
 from orchestrator.outcome import Outcome
 from orchestrator.provenance import code_tags, slug
 from orchestrator.store import PARENT_TAG, TAG, Store
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 
-PATIENCE_SECONDS = 60.0
-"""How long a write that cannot wait is tried again."""
 TAG_LENGTH = 5000
 """Longest tag that every MLflow server of today takes."""
-_TRANSIENT = {
-    "TEMPORARILY_UNAVAILABLE",
-    "INTERNAL_ERROR",
-    "REQUEST_LIMIT_EXCEEDED",
-    "DEADLINE_EXCEEDED",
-}
 
 
 class Tracker(Store):
@@ -182,7 +175,7 @@ class Tracker(Store):
         """Close a trial's run with its outcome, and keep its best adapter as artifact `adapter`."""
         run_id = self._runs_of_trials[trial_id]
         if adapter is not None:
-            self.log_folder(run_id, adapter, "adapter")
+            self._send_copy(run_id, adapter, "adapter")
         self._end(run_id, outcome, error)
         self._live.discard(trial_id)
 
@@ -212,15 +205,29 @@ class Tracker(Store):
         """Copy a folder's files to a run's artifacts under `path`.
 
         Raises:
-            StorageError: the copy failed, e.g. for lack of space; artifacts do not wait in the
-                outbox, since their files may be gone later.
+            StorageError: the copy failed, e.g. for lack of space. It does not wait in the outbox.
         """
         try:
-            _patiently(partial(self.client.log_artifacts, run_id, str(folder), path))
+            patiently(partial(self.client.log_artifacts, run_id, str(folder), path))
         except (MlflowException, OSError) as error:
             raise StorageError(
                 f"the files of {folder} could not be kept in the MLflow store: {error}"
             ) from None
+
+    def _send_copy(self, run_id: str, folder: Path, path: str) -> None:
+        """Send a small folder through the outbox, from a copy: its owner may delete it."""
+        spool = Path(tempfile.mkdtemp(prefix="tinyattn-"))
+        try:
+            shutil.copytree(folder, spool, dirs_exist_ok=True)
+        except OSError as error:
+            shutil.rmtree(spool, ignore_errors=True)
+            raise StorageError(f"the files of {folder} could not be copied: {error}") from None
+
+        def write() -> None:
+            self.client.log_artifacts(run_id, str(spool), path)
+            shutil.rmtree(spool, ignore_errors=True)
+
+        self._outbox.send(write)
 
     def _experiment_id(self, name: str) -> str:
         """Return the experiment's id, creating it where needed."""
@@ -236,7 +243,7 @@ class Tracker(Store):
         if self._artifacts is not None:
             location = (self._artifacts / name.replace("/", "-")).resolve().as_uri()
         try:
-            return _patiently(lambda: self.client.create_experiment(name, location))
+            return patiently(lambda: self.client.create_experiment(name, location))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another sweep was quicker
                 raise
@@ -251,7 +258,7 @@ class Tracker(Store):
         experiment = self._experiment
         create = partial(self.client.create_run, experiment, tags=all_tags, run_name=name)
         try:
-            return _patiently(create).info.run_id
+            return patiently(create).info.run_id
         except MlflowException as error:
             raise StorageError(f"MLflow refused the run '{name}': {error}") from None
 
@@ -270,58 +277,6 @@ class Tracker(Store):
         self._outbox.send(
             partial(self.client.set_terminated, run_id, outcome.run_status, end_time=end)
         )
-
-
-class Outbox:
-    """Writes in their order; those that a passing fault delays wait here."""
-
-    def __init__(self, pause_seconds: float = 5.0) -> None:
-        self._waiting: deque[Callable[[], Any]] = deque()
-        self._pause_seconds = pause_seconds
-        self._not_before = 0.0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def send(self, write: Callable[[], Any]) -> None:
-        """Send what waits, then `write`; after a passing fault keep it and return."""
-        self._waiting.append(write)
-        if time.monotonic() >= self._not_before:
-            self._flush()
-
-    def drain(self, seconds: float) -> None:
-        """Send all that waits; give up after `seconds` with a warning that says what is lost."""
-        deadline = time.monotonic() + seconds
-        while not self._flush() and time.monotonic() < deadline:
-            time.sleep(min(1.0, seconds))
-        if self._waiting:
-            warnings.warn(f"{len(self)} writes never reached the MLflow store", stacklevel=2)
-
-    def _flush(self) -> bool:
-        """Send in order until one fails; return whether all went out."""
-        while self._waiting:
-            try:
-                self._waiting[0]()
-            except MlflowException as error:
-                if error.error_code in _TRANSIENT:
-                    self._not_before = time.monotonic() + self._pause_seconds
-                    return False
-                # Such as a run that somebody deleted in MLflow's page: no reason to stop a sweep.
-                warnings.warn(f"MLflow refused a write: {error}", stacklevel=2)
-            self._waiting.popleft()
-        return True
-
-
-def _patiently(call: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-    """Call until it works or `seconds` have passed; only passing faults are tried again."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return call()
-        except MlflowException as error:
-            if error.error_code not in _TRANSIENT or time.monotonic() > deadline:
-                raise
-        time.sleep(1.0)
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sqlite3
 import subprocess
 import time
@@ -198,6 +199,31 @@ def test_a_locked_database_delays_writes_and_loses_none(sweeps: Sweeps) -> None:
     history = _client(tracker).get_metric_history(run_id, "score")
     assert [m.step for m in history] == [1, 2, 3]
     assert _client(tracker).get_run(run_id).info.status == "FINISHED"
+
+
+def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("t1", [0.1], None)
+    tracker = sweeps.tracker
+    send, full = tracker.client.log_artifacts, [True]
+
+    def no_space(*args: object, **kwargs: object) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        send(*args, **kwargs)
+
+    tracker.client.log_artifacts = no_space  # stands in for a disk that is full for a while
+    folder = sweeps.adapter("t1")
+    tracker.end_trial("t1", Outcome.COMPLETED, adapter=folder)
+    assert _client(tracker).get_run(run_id).info.status == "RUNNING"  # in order: adapter first
+    shutil.rmtree(folder)
+    full.clear()
+    tracker.end_sweep(Outcome.COMPLETED)
+    assert _client(tracker).get_run(run_id).info.status == "FINISHED"
+    copy = tracker.download(run_id, "adapter", tmp_path / "copy")
+    assert json.loads((copy / "adapter_config.json").read_text()) == {"trial": "t1"}
 
 
 def test_a_trial_is_found_by_the_start_of_its_run_id(sweeps: Sweeps) -> None:
