@@ -17,7 +17,6 @@ from tinyattn.batches import labels_of
 from tinyattn.config import TrainConfig, build, set_dotted
 from tinyattn.data import read_rows
 from tinyattn.predict import Predictor
-from tinyattn.tasks import compute_metrics
 from tinyattn.workshop import Workshop
 
 
@@ -41,16 +40,7 @@ def _heldout_of(workshop: Workshop) -> Callable[[TrialRecord], HeldOut]:
             finally:
                 predictor.close()
 
-        def metric(outputs: np.ndarray, labels: np.ndarray) -> float:
-            return compute_metrics(task, outputs, labels)[task.metrics[0]]
-
-        return HeldOut(
-            labels=labels_of(split),
-            metric=metric,
-            outputs_of=outputs_of,
-            text_columns=task.text_columns,
-            class_labels=task.labels or (),
-        )
+        return HeldOut(task, labels_of(split), outputs_of)
 
     return heldout_of
 
