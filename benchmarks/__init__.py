@@ -1,0 +1,1 @@
+"""Measurements: ratios against floors and rivals in one run, order interleaved, medians, spread."""

@@ -1,0 +1,157 @@
+"""What an adapter costs: one training step against the frozen floor.
+
+The floor is the least that any adapter under the first feed-forward net must pay: forward through
+the frozen PLM and gradients of its activations, with one trainable vector after the first
+attention block, a classifier, and plain torch around it. Ours is the whole training step as a
+sweep takes it: DeepSpeed engine, adapters in every layer, AdamW.
+
+    python -m benchmarks.overhead [--repeats 15] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from orchestrator.provenance import commit
+from tinyattn.config import TrainConfig
+from tinyattn.engine import build_engine
+from tinyattn.model import AdaptedModel
+from tinyattn.trainer import row_losses
+from tinyattn.workshop import Workshop
+
+BATCH = 16
+LENGTHS = (32, 128)
+HEADS = (1, 2, 4)
+LIMIT = 1.08
+"""Highest allowed ratio."""
+
+
+def floor_step(plm: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
+    """A training step of the frozen PLM with one vector after its first attention block."""
+    hidden = plm.config.hidden_size  # type: ignore[union-attr]
+    vector = nn.Parameter(torch.zeros(hidden))
+    classifier = nn.Linear(hidden, 2)
+    optimizer = torch.optim.AdamW([vector, *classifier.parameters()], lr=1e-3)
+    attention = plm.encoder.layer[0].attention  # type: ignore[union-attr,index]
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+
+    def step() -> None:
+        handle = attention.register_forward_hook(
+            lambda module, args, output: (output[0] + vector, *output[1:])
+        )
+        logits = classifier(plm(**inputs).last_hidden_state[:, 0])
+        handle.remove()
+        row_losses(logits, batch["labels"]).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def adapter_step(
+    plm: nn.Module, batch: dict[str, torch.Tensor], heads: int
+) -> tuple[Callable[[], None], AdaptedModel]:
+    """A training step with tiny attention in every layer, as the trainer takes it."""
+    config = TrainConfig(task="agreement", plm="minilm", batch_size=BATCH).with_overrides(
+        {"adapter.num_heads": heads, "adapter.dropout": 0.0}
+    )
+    model = AdaptedModel(plm)  # type: ignore[arg-type]
+    model.add_adapter("bench", config.adapter, 2)
+    engine = build_engine(model, config, 10_000)
+    model.train()
+    inputs = {key: value for key, value in batch.items() if key != "labels"}
+    adapters = model.sites.adapters
+    model.sites.adapters = {}  # only the step that is measured switches its adapters on
+
+    def step() -> None:
+        model.sites.adapters = adapters
+        loss = row_losses(engine(**inputs), batch["labels"]).mean()
+        engine.backward(loss)
+        engine.step()
+        model.sites.adapters = {}
+
+    return step, model
+
+
+def measure(plm: nn.Module, length: int, repeats: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Time floor and adapters at one length, in an order drawn anew for every repeat."""
+    vocabulary = plm.config.vocab_size  # type: ignore[union-attr]
+    ids = torch.from_numpy(rng.integers(1000, vocabulary, (BATCH, length)))
+    batch = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": torch.from_numpy(rng.integers(0, 2, BATCH)),
+    }
+    steps = {"floor": floor_step(plm, batch)}
+    models = []
+    for heads in HEADS:
+        steps[f"M={heads}"], model = adapter_step(plm, batch, heads)
+        models.append(model)
+    for step in steps.values():
+        step()
+        step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(repeats):
+        for name in rng.permutation(list(steps)):
+            begin = time.process_time()
+            steps[name]()
+            times[name].append(time.process_time() - begin)
+    for model in models:
+        model.detach()
+    return {"length": length, "times": times}
+
+
+def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Median over repeats of the ratio to the floor's step in the same repeat, and its spread."""
+    found = {}
+    for name, values in times.items():
+        pairs = [value / base for value, base in zip(values, times["floor"], strict=True)]
+        quarters = statistics.quantiles(pairs, n=4)
+        found[name] = {
+            "ms": 1000 * statistics.median(values),
+            "ratio": statistics.median(values) / statistics.median(times["floor"]),
+            "q1": quarters[0],
+            "q3": quarters[2],
+        }
+    return found
+
+
+def main() -> int:
+    """Measure, print a table, keep JSON; 1 if a ratio is above the limit."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=25)
+    parser.add_argument("--json", type=Path, default=Path("runs/bench/overhead.json"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    plm = Workshop().plm("minilm").model
+    results = [measure(plm, length, options.repeats, rng) for length in LENGTHS]
+    print(f"one training step, CPU time, batch {BATCH}, fp32, one thread, {commit()}")
+    print(f"{'T':>4}  {'step':8}{'ms':>8}{'÷ floor':>9}{'quartiles':>16}")
+    worst = 0.0
+    for result in results:
+        for name, found in ratios(result["times"]).items():
+            spread = f"{found['q1']:.3f}-{found['q3']:.3f}"
+            print(
+                f"{result['length']:>4}  {name:8}{found['ms']:>8.1f}{found['ratio']:>9.3f}"
+                f"{spread:>16}"
+            )
+            worst = max(worst, found["ratio"])
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps({"commit": commit(), "results": results}, indent=1))
+    print(f"highest {worst:.3f}, allowed {LIMIT}; times are in {options.json}")
+    return 0 if worst <= LIMIT else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
