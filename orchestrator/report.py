@@ -56,7 +56,7 @@ CAPTIONS = {
 }
 
 
-def report(tracker: Tracker, name: str, folder: Path) -> Path:
+def write_report(tracker: Tracker, name: str, folder: Path) -> Path:
     """Write `report.html` and `figures/*.png` of a sweep into `folder`; return the HTML's path.
 
     Args:

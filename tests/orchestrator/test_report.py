@@ -13,7 +13,7 @@ from mlflow_sweeps import Sweeps
 
 from orchestrator.figures import COLOURS, Curve, best_of, best_so_far, score_by_parameter
 from orchestrator.outcome import Outcome
-from orchestrator.report import log_keys, report
+from orchestrator.report import log_keys, write_report
 from orchestrator.store import Point
 from tinyattn.errors import StorageError, UsageError
 
@@ -60,7 +60,7 @@ def _sweep(sweeps: Sweeps, trials: int) -> None:
 
 def test_one_file_without_external_links_and_pngs_beside_it(sweeps: Sweeps, tmp_path: Path) -> None:
     _sweep(sweeps, 12)
-    path = report(sweeps.tracker, "first", tmp_path / "out")
+    path = write_report(sweeps.tracker, "first", tmp_path / "out")
     page = Page(path)
     assert len(page.sources) == 5
     assert all(source.startswith("data:image/png;base64,") for source in page.sources)
@@ -77,7 +77,7 @@ def test_one_file_without_external_links_and_pngs_beside_it(sweeps: Sweeps, tmp_
 
 def test_the_figures_are_kept_on_the_sweeps_run(sweeps: Sweeps, tmp_path: Path) -> None:
     _sweep(sweeps, 5)
-    report(sweeps.tracker, "first", tmp_path / "out")
+    write_report(sweeps.tracker, "first", tmp_path / "out")
     run_id = sweeps.tracker.find_sweep("first").run_id
     kept = {Path(a.path).stem for a in sweeps.tracker.client.list_artifacts(run_id, "figures")}
     assert kept == FIGURES
@@ -87,7 +87,7 @@ def test_the_figures_are_kept_on_the_sweeps_run(sweeps: Sweeps, tmp_path: Path) 
 def test_a_single_trial_is_enough(sweeps: Sweeps, tmp_path: Path, outcome: Outcome | None) -> None:
     sweeps.start("first")
     sweeps.trial("t1", [0.5] if outcome is Outcome.COMPLETED else [], outcome)
-    page = Page(report(sweeps.tracker, "first", tmp_path))
+    page = Page(write_report(sweeps.tracker, "first", tmp_path))
     assert len(page.sources) == 4  # nothing can be said about importance
     assert (outcome.value if outcome else "running") in page.text
 
@@ -95,7 +95,7 @@ def test_a_single_trial_is_enough(sweeps: Sweeps, tmp_path: Path, outcome: Outco
 def test_hostile_names_stay_text(sweeps: Sweeps, tmp_path: Path) -> None:
     sweeps.start("<script>alert(1)</script>")
     sweeps.trial("$title", [0.5], overrides={"start.adapter": "<img src='http://x/y.png'>"})
-    page = Page(report(sweeps.tracker, "<script>alert(1)</script>", tmp_path))
+    page = Page(write_report(sweeps.tracker, "<script>alert(1)</script>", tmp_path))
     assert "Sweep <script>alert(1)</script>" in page.text
     assert all(source.startswith("data:") for source in page.sources)
 
@@ -103,14 +103,14 @@ def test_hostile_names_stay_text(sweeps: Sweeps, tmp_path: Path) -> None:
 def test_an_unknown_or_empty_sweep_and_an_unwritable_folder(sweeps: Sweeps, tmp_path: Path) -> None:
     sweeps.start("empty")
     with pytest.raises(UsageError, match="no trial yet"):
-        report(sweeps.tracker, "empty", tmp_path / "out")
+        write_report(sweeps.tracker, "empty", tmp_path / "out")
     with pytest.raises(UsageError, match="did you mean 'empty'"):
-        report(sweeps.tracker, "emty", tmp_path / "out")
+        write_report(sweeps.tracker, "emty", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     sweeps.trial("t1", [0.5])
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot be written"):
-        report(sweeps.tracker, "empty", tmp_path / "file")
+        write_report(sweeps.tracker, "empty", tmp_path / "file")
 
 
 def test_the_space_decides_which_axes_are_logarithmic(sweeps: Sweeps) -> None:
