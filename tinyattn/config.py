@@ -215,14 +215,15 @@ def _siblings(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
 class _Loader(yaml.SafeLoader):
     """SafeLoader that reads 1e-5 as a number (YAML 1.1 wants a dot) and refuses repeated keys."""
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                problem = f"the key {key.value!r} is given twice"
+                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+            seen.add(str(key.value))
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {
