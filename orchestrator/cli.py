@@ -284,7 +284,7 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
 @_place_options
 def report(name: str, output: Path | None, **places: Any) -> None:
     """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow."""
-    from orchestrator.report import report as write_report
+    from orchestrator.report import write_report
 
     home = _home(**places)
     folder = output or home.sweep_folder(name) / "report"
