@@ -22,6 +22,7 @@ from orchestrator.config import Sweep
 from orchestrator.home import Home
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
+from orchestrator.registry import primary_metric
 from orchestrator.runner import Batch, Ended, InterruptedSweepError, run_batch
 from orchestrator.search import OptunaSearcher
 from orchestrator.significance import paired_test
@@ -345,10 +346,8 @@ class _Finalizing:
             with _Loaded(candidate.adapter, config, self.workshop) as loaded:
                 outputs.append(loaded.outputs(split))
 
-        def metric(predictions: np.ndarray, labels: np.ndarray) -> float:
-            return compute_metrics(data.task, predictions, labels)[data.task.metrics[0]]
-
-        test = paired_test(metric, outputs[0], outputs[1], labels_of(split))
+        labels = labels_of(split)
+        test = paired_test(primary_metric(data.task), outputs[0], outputs[1], labels)
         return test.p_value, test.new_score > test.old_score
 
     def _batch(self, name: str, kind: str, base: TrainConfig, trials: int) -> Batch:

@@ -155,10 +155,10 @@ def _compare(
     (folder / "old").mkdir()
     old_adapter = tracker.download(previous.run_id or "", "adapter", folder / "old")
     new, old = heldout.outputs_of(adapter), heldout.outputs_of(old_adapter)
-    return paired_test(_primary(heldout.task), new, old, heldout.labels)
+    return paired_test(primary_metric(heldout.task), new, old, heldout.labels)
 
 
-def _primary(task: Task) -> Metric:
+def primary_metric(task: Task) -> Metric:
     """Return the task's primary metric alone: the others would be computed 20,000 times too."""
     name = task.metrics[0]
     alone = replace(task, metrics=(name,))
