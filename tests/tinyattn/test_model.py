@@ -157,6 +157,13 @@ def test_train_and_eval_reach_the_plm_only_with_plm_dropout(build_plm: Any) -> N
         assert not model.add_adapter("b", AdapterConfig()).training
 
 
+def test_a_plm_that_comes_trainable_is_frozen(build_plm: Any) -> None:
+    plm = build_plm("bert").requires_grad_(True).train()
+    AdaptedModel(plm)
+    assert not any(parameter.requires_grad for parameter in plm.parameters())
+    assert not plm.training
+
+
 def test_only_adapters_and_classifiers_can_be_trained(model: AdaptedModel) -> None:
     names = {name for name, p in model.named_parameters() if p.requires_grad}
     assert names == {f"adapters.first.{name}" for name, _ in model.adapter().named_parameters()}
