@@ -80,6 +80,19 @@ def test_one_changed_weight_changes_the_fingerprint(
     assert load_plm(str(tmp_path / "changed")).fingerprint != minilm.fingerprint
 
 
+def test_a_file_without_a_pooler_is_the_same_plm(
+    minilm: Plm, copy_of_minilm: Path, tmp_path: Path
+) -> None:
+    """Many checkpoints lack it; transformers then draws a random one that no adapter reads."""
+    shutil.copytree(copy_of_minilm, tmp_path / "headless")
+    path = tmp_path / "headless" / "model.safetensors"
+    weights = safetensors.torch.load_file(path)
+    kept = {key: value for key, value in weights.items() if "pooler" not in key}
+    assert len(kept) == len(weights) - 2
+    safetensors.torch.save_file(kept, path, metadata={"format": "pt"})
+    assert load_plm(str(tmp_path / "headless")).fingerprint == minilm.fingerprint
+
+
 @pytest.mark.parametrize(
     ("kind", "positions"), [("bert", 32), ("roberta", 31), ("xlm-roberta", 31), ("gpt2", 32)]
 )
