@@ -34,7 +34,10 @@ class Batches:
         self.labels: np.ndarray = (
             table["label"].to_numpy() if "label" in table.column_names else np.empty(0)
         )
-        self._pad = {"input_ids": pad_id(tokenizer), "token_type_ids": 0}
+        self._pad = {
+            "input_ids": pad_id(tokenizer),
+            "token_type_ids": tokenizer.pad_token_type_id,
+        }
 
     def __len__(self) -> int:
         return len(self.lengths)

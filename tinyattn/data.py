@@ -1,28 +1,25 @@
-"""Rows of text become batches: found, tokenised once a machine, split by protocol, padded."""
+"""Rows of text become splits: found, tokenised once a machine, divided by protocol."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import datasets
 import numpy as np
-import torch
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.errors import ConfigError, StorageError, TaskError
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.cache import Stored, stored_splits
 from tinyattn.tasks.files import read_file
-from tinyattn.tasks.rows import LABEL, check_rows
+from tinyattn.tasks.rows import check_rows
 from tinyattn.tasks.sources import find_source
-from tinyattn.tasks.tokens import Split, as_split, pad_id, tokenise
+from tinyattn.tasks.tokens import Split, as_split, tokenise
 
-__all__ = ["Split", "TaskData", "collate", "epoch_order", "load_data", "read_rows", "tokenise"]
+__all__ = ["Split", "TaskData", "epoch_order", "load_data", "read_rows", "tokenise"]
 
 _SUBSET_SEED = 527  # of max_train_rows: the same rows for every trial, whatever its seed
 
@@ -135,35 +132,3 @@ def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
     """Return a uniformly random order of `num_rows` rows, the same for the same seed and epoch."""
     # RandomState, because its streams never change with the version of numpy.
     return np.random.RandomState([seed, epoch]).permutation(num_rows)
-
-
-def collate(
-    rows: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, torch.Tensor]:
-    """Pad rows on the right to the longest of them.
-
-    Args:
-        rows: B rows of a `Split`.
-        tokenizer: names the ids to pad with.
-
-    Returns:
-        `input_ids` and `attention_mask` [B, T], `token_type_ids` [B, T] where the rows have them,
-        and `labels` [B] (int64 class ids or float32 scores) where they have labels.
-    """
-    lengths = torch.tensor([len(row["input_ids"]) for row in rows])
-    batch = {"input_ids": _pad(rows, "input_ids", pad_id(tokenizer))}
-    positions = torch.arange(batch["input_ids"].shape[1])
-    batch["attention_mask"] = (positions < lengths[:, None]).long()
-    if "token_type_ids" in rows[0]:
-        batch["token_type_ids"] = _pad(rows, "token_type_ids", tokenizer.pad_token_type_id)
-    if LABEL in rows[0]:
-        labels = [row[LABEL] for row in rows]
-        kind = torch.float32 if isinstance(labels[0], float) else torch.long
-        batch["labels"] = torch.tensor(labels, dtype=kind)
-    return batch
-
-
-def _pad(rows: Sequence[Mapping[str, Any]], column: str, value: int) -> torch.Tensor:
-    """[B, T] of one column, filled up with `value`."""
-    filled = [torch.tensor(row[column], dtype=torch.long) for row in rows]
-    return pad_sequence(filled, batch_first=True, padding_value=value)

@@ -21,7 +21,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tinyattn.data import TaskData, collate, epoch_order, load_data, read_rows, tokenise
+from tinyattn.batches import Batches
+from tinyattn.data import TaskData, epoch_order, load_data, read_rows, tokenise
 from tinyattn.errors import ConfigError, StorageError, TaskError
 from tinyattn.tasks import Task, cache, find_task
 
@@ -223,7 +224,7 @@ def test_stsb_regression(tmp_path: Path) -> None:
         write(tmp_path / "glue" / "stsb" / f"{split}.csv", rows)
     data = load("stsb", tmp_path, "paper")
     assert data.train.rows["label"][:] == pytest.approx([row["label"] for row in rows])
-    batch = collate([data.train.rows[i] for i in range(3)], bert_like())
+    batch = Batches(data.train, bert_like()).batch(np.arange(3))
     assert batch["labels"].dtype == torch.float32
     assert len(load("stsb", tmp_path, "heldout").select) == 12
 
@@ -687,15 +688,16 @@ def test_epoch_orders_are_uniform() -> None:
     assert all(abs(count - 400) < 90 for count in firsts.values())
 
 
-def test_collate_pads_on_the_right() -> None:
-    rows = [
-        {"input_ids": [2, 5, 3], "token_type_ids": [0, 0, 1], "label": 1, "length": 3},
-        {"input_ids": [2, 3], "token_type_ids": [0, 1], "label": 0, "length": 2},
-    ]
-    batch = collate(rows, bert_like())
-    assert batch["input_ids"].tolist() == [[2, 5, 3], [2, 3, 0]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert batch["token_type_ids"].tolist() == [[0, 0, 1], [0, 1, 0]]
+def test_batches_are_padded_on_the_right(tmp_path: Path) -> None:
+    rows = [{"sentence": "w1 a", "label": 1}, {"sentence": "w1", "label": 0}]
+    task, tokenizer = find_task("sst2"), bert_like()
+    split = tokenise(
+        read_rows(write(tmp_path / "x.jsonl", rows), task), task, tokenizer, 8, name="x"
+    )
+    ids = [tokenizer(row["sentence"])["input_ids"] for row in rows]
+    batch = Batches(split, tokenizer).batch(np.arange(2))
+    assert batch["input_ids"].tolist() == [ids[0], [*ids[1], 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
     assert batch["labels"].tolist() == [1, 0]
     assert {key: value.dtype for key, value in batch.items()} == dict.fromkeys(batch, torch.int64)
 
@@ -707,7 +709,7 @@ def test_decoder_without_pad_token(tmp_path: Path) -> None:
         read_rows(write(tmp_path / "x.jsonl", rows), task), task, tokenizer, 8, name="x"
     )
     assert "token_type_ids" not in split.rows.column_names
-    batch = collate([split.rows[i] for i in range(3)], tokenizer)
+    batch = Batches(split, tokenizer).batch(np.arange(3))
     assert batch["input_ids"].tolist() == [[1, 2, 1], [2, 0, 0], [0, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0], [1, 0, 0]]
     assert "labels" not in batch
