@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
-import ray
-
-# Ray, Hugging Face and MLflow would otherwise report home or ask hubs that may not be there.
+# Ray, Hugging Face and MLflow would otherwise report home, ask hubs that may not be there, and
+# write between our lines. Ray reads some of it when it is imported; its processes inherit it.
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -22,7 +22,12 @@ QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # a page on every worker that died: the view tells of it
 }
+for _key, _value in QUIET.items():
+    os.environ.setdefault(_key, _value)
+
+import ray
 
 
 @contextlib.contextmanager
@@ -33,8 +38,7 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
         num_cpus: cores to use; None: all.
         num_gpus: GPUs to use; None: all.
     """
-    for key, value in QUIET.items():
-        os.environ.setdefault(key, value)
+    on_terminate = signal.getsignal(signal.SIGTERM)
     ray.init(
         address="local",
         num_cpus=num_cpus,
@@ -44,6 +48,8 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
         logging_level=logging.ERROR,
         _node_ip_address="127.0.0.1",
     )
+    # Ray's own handler would end this process before its caller has closed what is open.
+    signal.signal(signal.SIGTERM, on_terminate)
     try:
         yield
     finally:

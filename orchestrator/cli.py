@@ -6,9 +6,11 @@ Exit codes: 0 done, 1 failed, 2 wrong use.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -20,17 +22,22 @@ from tinyattn.errors import TinyAttnError, UsageError
 # What costs seconds to import (torch, ray, mlflow) is imported by the verb that needs it.
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 class _Group(click.Group):
-    """Turns the project's errors into one message and an exit code."""
+    """Turns the project's errors into one message and an exit code, and SIGTERM into a Ctrl-C."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        signal.signal(signal.SIGTERM, _interrupt)
         try:
             return super().invoke(ctx)
         except TinyAttnError as error:
             click.echo(f"error: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            click.echo("interrupted; what had finished before is kept", err=True)
             ctx.exit(1)
         except BrokenPipeError:
             sys.stderr.close()  # the reader of a pipe has gone: nothing to say to it
@@ -86,12 +93,14 @@ def doctor(data: Path | None) -> None:
 @click.option("--data", type=click.Path(path_type=Path), help="Folder with task files.")
 def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: Path | None) -> None:
     """Train one adapter: tinyattn train task=rte plm=roberta-base optimizer.lr=2e-3"""
-    from orchestrator.solo import train_alone
-
     raw: dict[str, Any] = {}
     for key, value in parse_overrides(overrides).items():
         set_dotted(raw, key, value)
-    train_alone(build(TrainConfig, raw, "train"), output, resume, data, click.echo)
+    config = build(TrainConfig, raw, "train")
+
+    from orchestrator.solo import train_alone
+
+    train_alone(config, output, resume, data, click.echo)
 
 
 @main.group()
@@ -115,10 +124,12 @@ def list_sweeps() -> None:
 @_place_options
 def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Say what a sweep would do and cost, and what is missing; start nothing."""
+    sweeps = _sweeps(name, overrides)
+
     from orchestrator.plan import plan_of
 
     complete = True
-    for sweep in _sweeps(name, overrides):
+    for sweep in sweeps:
         plan = plan_of(sweep, _home(**places))
         click.echo(str(plan))
         complete = complete and not plan.missing
@@ -132,14 +143,16 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 @_place_options
 def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Run a sweep, or a suite such as glue: a sweep a task."""
+    sweeps = _sweeps(name, overrides)
+
     from cluster.local import this_machine
-    from orchestrator.sweep import run_sweep
+    from orchestrator.sweep import prepare, run_sweep
 
     home = _home(**places)
-    sweeps = _sweeps(name, overrides)
+    facts = prepare(sweeps, home)
     with this_machine():
-        for sweep in sweeps:
-            run_sweep(sweep, home)
+        for sweep, met in zip(sweeps, facts, strict=True):
+            run_sweep(sweep, met, home)
     _show_leaderboard(home, None if len(sweeps) > 1 else sweeps[0].name, suite=len(sweeps) > 1)
     for sweep in sweeps:
         click.echo(f"sweep {sweep.name} is done; next: tinyattn finalize {sweep.name}")
@@ -287,8 +300,10 @@ def report(name: str, output: Path | None, **places: Any) -> None:
     from orchestrator.report import write_report
 
     home = _home(**places)
+    tracker = home.tracker()
+    tracker.find_sweep(name)  # a wrong name must not get a folder
     folder = output or home.sweep_folder(name) / "report"
-    click.echo(f"the report is {write_report(home.tracker(), name, folder)}")
+    click.echo(f"the report is {write_report(tracker, name, folder)}")
 
 
 @main.command()

@@ -23,7 +23,7 @@ from orchestrator.home import Home
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
 from orchestrator.registry import primary_metric
-from orchestrator.runner import Batch, Ended, InterruptedSweepError, run_batch
+from orchestrator.runner import Batch, Ended, closed_in_any_case, concurrency, run_batch
 from orchestrator.search import OptunaSearcher
 from orchestrator.significance import paired_test
 from orchestrator.store import SweepRecord, TrialRecord
@@ -106,24 +106,17 @@ def finalize(sweep: Sweep, home: Home) -> Verdict:
 
     Raises:
         UsageError: there is no such sweep, or none of its one-head trials reached a score.
-        TinyAttnError: all finalists failed.
+        TinyAttnError: a trial needs more than there is, or all finalists failed.
     """
+    concurrency(sweep.resources)
     tracker = home.tracker()
     best = best_one_head(tracker, tracker.find_sweep(sweep.name), sweep.finalize.finalists)
     workshop = Workshop(home.data_dir)
     facts = inspect(sweep, workshop)
     tracker.resume_sweep(sweep.name)
-    work = _Finalizing(sweep, home, tracker, facts, workshop)
-    try:
-        verdict = work.run(best)
-    except (InterruptedSweepError, KeyboardInterrupt):
-        tracker.close_all(Outcome.INTERRUPTED)
-        raise
-    except BaseException:
-        tracker.close_all(Outcome.FAILED)
-        raise
-    tracker.tag(tracker.find_sweep(sweep.name).run_id, {"winner": verdict.winner.run_id})
-    tracker.end_sweep(Outcome.COMPLETED)
+    with closed_in_any_case(tracker):
+        verdict = _Finalizing(sweep, home, tracker, facts, workshop).run(best)
+        tracker.tag(tracker.find_sweep(sweep.name).run_id, {"winner": verdict.winner.run_id})
     return verdict
 
 
@@ -224,31 +217,19 @@ class _Finalizing:
         trials = final.search.trials if final.space else 1
         batch = self._batch("experts", "expert", base, trials)
         batch.tags["lineage"] = one_head.run_id  # type: ignore[index]
-        if not final.space:
-            ended = self._run_points(batch, [{}])
-        else:
+        searcher = None
+        if final.space:
             path = self.folder / f"experts-{one_head.run_id[:8]}.journal"
             searcher = OptunaSearcher(final.space, final.search, path, self.sweep.name)
-            try:
-                ended = run_batch(
-                    batch,
-                    folder=self.folder,
-                    tracker=self.tracker,
-                    searcher=searcher,
-                    data_dir=self.home.data_dir,
-                )
-            finally:
-                searcher.finish(Outcome.INTERRUPTED)
-        return [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-
-    def _run_points(self, batch: Batch, points: list[dict[str, Any]]) -> list[Ended]:
-        return run_batch(
+        ended = run_batch(
             batch,
             folder=self.folder,
             tracker=self.tracker,
-            points=points,
+            searcher=searcher,
+            points=() if final.space else [{}],
             data_dir=self.home.data_dir,
         )
+        return [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
 
     # ---- collapse ----
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from orchestrator.tracking import Tracker
-from tinyattn.errors import StorageError
+from tinyattn.errors import StorageError, UsageError
+
+if TYPE_CHECKING:  # mlflow takes seconds to import, and a check of a sweep may not need it
+    from orchestrator.tracking import Tracker
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,28 @@ class Home:
         return cls(runs.expanduser().absolute(), uri or None, data)
 
     def has_store(self) -> bool:
-        """Whether there is a store to look into; opening one would make it."""
+        """Whether there is a store to look into."""
         return self.tracking_uri is not None or (self.runs / "mlflow.db").exists()
 
-    def tracker(self) -> Tracker:
-        """Open the MLflow store for reading and writing."""
+    def tracker(self, *, create: bool = False) -> Tracker:
+        """Open the MLflow store for reading and writing.
+
+        Raises:
+            UsageError: it is not there, and `create` is not asked for.
+            StorageError: it cannot be opened or made.
+        """
+        if not (create or self.has_store()):
+            raise UsageError(
+                f"{self.runs} holds no store of sweeps; run a sweep first, or name the place with "
+                "--runs or --tracking-uri"
+            )
+        from orchestrator.tracking import Tracker
+
         return Tracker.open(self.runs, self.tracking_uri)
+
+    def path_of(self, name: str) -> Path:
+        """Where the folder of a sweep is, or would be."""
+        return self.runs / "sweeps" / name
 
     def sweep_folder(self, name: str) -> Path:
         """Make and return the folder of a sweep.
@@ -44,7 +63,7 @@ class Home:
         Raises:
             StorageError: it cannot be made.
         """
-        folder = self.runs / "sweeps" / name
+        folder = self.path_of(name)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

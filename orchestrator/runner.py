@@ -6,6 +6,7 @@ training, and one to MLflow.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -30,6 +31,8 @@ from orchestrator.trial import POINT, SweepTrial
 from orchestrator.view import Progress, view_of
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError, TinyAttnError
+
+logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # tracebacks of trials: MLflow has them
 
 RETRIES = 1
 """Times that a trial whose worker died is started again from its last evaluation."""
@@ -95,7 +98,7 @@ def run_batch(
         data_dir: where task files are.
 
     Raises:
-        InterruptedSweepError: Ctrl-C or SIGTERM.
+        KeyboardInterrupt: Ctrl-C or SIGTERM.
         TinyAttnError: Tune failed; trials that fail do not raise, they end with an outcome.
     """
     slots = concurrency(batch.resources)
@@ -106,43 +109,54 @@ def run_batch(
         tune.with_parameters(SweepTrial, base=batch.base, adapters=adapters, data_dir=data_dir),
         {"cpu": batch.resources.cpus, "gpu": batch.resources.gpus},
     )
+    tune_config = tune.TuneConfig(
+        search_alg=searcher,
+        scheduler=scheduler,
+        num_samples=1 if points else batch.trials,
+        max_concurrent_trials=slots if searcher is not None else None,
+        reuse_actors=True,
+        # A folder named after the configuration would be longer than some disks allow.
+        trial_dirname_creator=lambda trial: trial.trial_id,
+    )
     with view_of(progress) as view, signals_noted() as stop:
         watcher = _Watcher(batch, tracker, view, adapters, stop)
         tuner = tune.Tuner(
             trainable,
             param_space={POINT: tune.grid_search([dict(p) for p in points])} if points else {},
-            tune_config=tune.TuneConfig(
-                search_alg=searcher,
-                scheduler=scheduler,
-                num_samples=1 if points else batch.trials,
-                max_concurrent_trials=slots if searcher is not None else None,
-                reuse_actors=True,
-                # A folder named after the configuration would be longer than some disks allow.
-                trial_dirname_creator=lambda trial: trial.trial_id,
-            ),
-            run_config=tune.RunConfig(
-                name=batch.name,
-                storage_path=str(folder),
-                callbacks=[watcher],
-                verbose=0,
-                failure_config=tune.FailureConfig(max_failures=RETRIES),
-                checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=2),
-            ),
+            tune_config=tune_config,
+            run_config=_run_config(batch.name, folder, watcher),
         )
         try:
-            tuner.fit()
-        except (TuneError, RayError, OSError) as error:
-            if stop.asked:
-                raise InterruptedSweepError(
-                    f"stopped by a signal; what had finished is in MLflow and in {folder}"
-                ) from None
-            cause = error.__cause__ or error
-            if isinstance(cause, TinyAttnError):
-                raise cause from None
-            if isinstance(cause, OSError):
-                raise StorageError(f"{folder}: {cause}; free space or choose another") from None
-            raise
+            _fit(tuner, folder)
+        finally:
+            if searcher is not None:
+                with handled(signal.SIG_IGN):
+                    searcher.finish(Outcome.INTERRUPTED)
     return watcher.ended
+
+
+def _run_config(name: str, folder: Path, watcher: _Watcher) -> tune.RunConfig:
+    return tune.RunConfig(
+        name=name,
+        storage_path=str(folder),
+        callbacks=[watcher],
+        verbose=0,
+        failure_config=tune.FailureConfig(max_failures=RETRIES),
+        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1, num_to_keep=2),
+    )
+
+
+def _fit(tuner: tune.Tuner, folder: Path) -> None:
+    """Let Tune run; turn what it raises into errors of this project where a user caused it."""
+    try:
+        tuner.fit()
+    except (TuneError, RayError, OSError) as error:
+        cause = error.__cause__ or error
+        if isinstance(cause, TinyAttnError):
+            raise cause from None
+        if isinstance(cause, OSError):
+            raise StorageError(f"{folder}: {cause}; free space or choose another") from None
+        raise
 
 
 def concurrency(resources: Resources) -> int:
@@ -178,7 +192,9 @@ class _Watcher(tune.Callback):
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """End here, between two steps of Tune, when a signal came."""
         if self.stop.asked:
-            raise InterruptedSweepError("stopped by a signal")
+            # Not an Exception: Tune would clean up first, which takes a minute of waiting where
+            # the signal went to Ray's processes too, as `timeout` or a batch system sends it.
+            raise KeyboardInterrupt
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Open the trial's run, or go on in the one it has."""
@@ -197,10 +213,10 @@ class _Watcher(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Log one evaluation."""
+        """Log one evaluation; a trial that diverges reports its end without one."""
         if math.isfinite(result.get("score", math.nan)):
             self.tracker.log_evaluation(trial.trial_id, _numbers(result))
-        self.view.evaluated(trial.trial_id, result)
+            self.view.evaluated(trial.trial_id, result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Close the run of a trial that completed, was stopped, or ended itself."""
@@ -259,9 +275,38 @@ def signals_noted() -> Iterator[_Stop]:
 
     # Tune's own handler would end its loop silently, as if all trials had run.
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handled(note):
         yield stop
+
+
+@contextmanager
+def closed_in_any_case(tracker: Tracker) -> Iterator[None]:
+    """End the sweep's run with a truthful outcome however the block ends, and all that runs.
+
+    Raises:
+        InterruptedSweepError: in the place of a KeyboardInterrupt.
+    """
+    try:
+        yield
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        with handled(signal.SIG_IGN):  # an impatient second Ctrl-C must not leave runs open
+            tracker.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED)
+        if interrupted:
+            raise InterruptedSweepError(
+                "interrupted; what had ended is kept in the MLflow store with its adapters, what "
+                "was running is closed there as interrupted"
+            ) from None
+        raise
+    tracker.end_sweep(Outcome.COMPLETED)
+
+
+@contextmanager
+def handled(handler: Any) -> Iterator[None]:
+    """Give SIGINT and SIGTERM another handler for the length of the block."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old in before.items():
+            signal.signal(number, old)

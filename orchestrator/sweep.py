@@ -1,13 +1,13 @@
 """A sweep from its file to its best trial: the page to read first.
 
-inspect   load PLM and data once; a mistake ends here                    (preflight.py)
+prepare   load PLM and data once; a mistake ends here                    (preflight.py)
 search    Optuna suggests, ASHA stops, Ray Tune runs, MLflow remembers   (runner.py)
 close     every run has an outcome, whatever happened
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.config import Sweep
@@ -15,12 +15,12 @@ from orchestrator.home import Home
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
 from orchestrator.provenance import code_tags
-from orchestrator.runner import Batch, Ended, InterruptedSweepError, run_batch
+from orchestrator.runner import Batch, Ended, closed_in_any_case, concurrency, run_batch
 from orchestrator.scheduler import Asha
 from orchestrator.search import OptunaSearcher
 from orchestrator.tracking import Tracker
 from tinyattn.config import build, set_dotted
-from tinyattn.errors import ConfigError, TinyAttnError
+from tinyattn.errors import ConfigError, NameTakenError, TinyAttnError
 from tinyattn.workshop import Workshop
 
 STUDY_FILE = "study.journal"
@@ -28,16 +28,43 @@ CHANGEABLE = ("finalize", "resources")
 """Sections that may be given anew after the search."""
 
 
-def run_sweep(sweep: Sweep, home: Home) -> list[Ended]:
-    """Run a new sweep to its end; Ray must be running.
+def prepare(sweeps: Sequence[Sweep], home: Home) -> list[Facts]:
+    """Find out what the sweeps will meet, and open the store; a mistake in any ends here.
 
     Raises:
-        UsageError: something does not fit; nothing was started.
-        InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
-        TinyAttnError: no trial produced a score.
+        UsageError: a name is in use, or PLM, data or a value of a space do not fit.
+        StorageError: the store cannot be opened or made.
     """
+    for sweep in sweeps:
+        _refuse_taken(sweep.name, home)
+    workshop = Workshop(home.data_dir)
+    facts = [inspect(sweep, workshop) for sweep in sweeps]
+    home.tracker(create=True)
+    return facts
+
+
+def _refuse_taken(name: str, home: Home) -> None:
+    if home.has_store() and not home.tracker().name_is_free(name):
+        raise NameTakenError(
+            f"a sweep called '{name}' exists already; choose another with name=..., or see it by "
+            f"`tinyattn leaderboard --sweep {name}`"
+        )
+    if home.path_of(name).exists():  # its study would be gone on with
+        raise NameTakenError(
+            f"{home.path_of(name)} is there from a sweep of another store; choose another name "
+            "with name=..., or move the folder away"
+        )
+
+
+def run_sweep(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
+    """Run a new sweep, which was prepared, to its end; Ray must be running.
+
+    Raises:
+        InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
+        TinyAttnError: a trial needs more than there is, or none produced a score.
+    """
+    concurrency(sweep.resources)
     tracker = home.tracker()
-    facts = inspect(sweep, Workshop(home.data_dir))
     tracker.start_sweep(
         name=sweep.name,
         task=facts.task,
@@ -46,16 +73,9 @@ def run_sweep(sweep: Sweep, home: Home) -> list[Ended]:
         config=sweep.model_dump(mode="json"),
         tags=run_tags(facts),
     )
-    try:
+    with closed_in_any_case(tracker):
         ended = _search(sweep, home, tracker, facts)
-    except (InterruptedSweepError, KeyboardInterrupt):
-        tracker.close_all(Outcome.INTERRUPTED)
-        raise
-    except BaseException:
-        tracker.close_all(Outcome.FAILED)
-        raise
-    tracker.end_sweep(Outcome.COMPLETED)
-    _refuse_empty(ended)
+        _refuse_empty(ended)
     return ended
 
 
@@ -73,17 +93,14 @@ def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[En
         resources=sweep.resources,
         tags=run_tags(facts),
     )
-    try:
-        return run_batch(
-            batch,
-            folder=folder,
-            tracker=tracker,
-            searcher=searcher,
-            scheduler=None if asha is None else Asha(asha.grace, asha.reduction, facts.evaluations),
-            data_dir=home.data_dir,
-        )
-    finally:
-        searcher.finish(Outcome.INTERRUPTED)
+    return run_batch(
+        batch,
+        folder=folder,
+        tracker=tracker,
+        searcher=searcher,
+        scheduler=None if asha is None else Asha(asha.grace, asha.reduction, facts.evaluations),
+        data_dir=home.data_dir,
+    )
 
 
 def sweep_as_it_ran(tracker: Tracker, name: str, overrides: Mapping[str, Any]) -> Sweep:

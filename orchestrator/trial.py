@@ -17,7 +17,7 @@ from ray import tune
 
 from orchestrator.outcome import Outcome
 from tinyattn.config import TrainConfig
-from tinyattn.errors import DivergedError, OutOfMemoryError
+from tinyattn.errors import DivergedError, OutOfMemoryError, TinyAttnError
 from tinyattn.trainer import Evaluation, Trainer
 from tinyattn.workshop import Workshop
 
@@ -70,12 +70,14 @@ class SweepTrial(tune.Trainable):
         try:
             trainer = self._trainer()
             evaluation = next(self.evaluations)
+            if evaluation.best_index == evaluation.index or evaluation.is_last:
+                trainer.save_adapter(self.adapters / self.trial_id)
         except DivergedError as error:
             return self._ended(Outcome.DIVERGED, error)
         except OutOfMemoryError as error:
             return self._ended(Outcome.OUT_OF_MEMORY, error)
-        if evaluation.best_index == evaluation.index or evaluation.is_last:
-            trainer.save_adapter(self.adapters / self.trial_id)
+        except TinyAttnError as error:  # it would come again; other errors cost the worker
+            return self._ended(Outcome.FAILED, error)
         return self._result(trainer, evaluation)
 
     def _trainer(self) -> Trainer:
@@ -115,7 +117,8 @@ class SweepTrial(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write what this trial needs to go on after its last evaluation."""
-        self._trainer().save(Path(checkpoint_dir))
+        if self.trainer is not None:  # else it failed before it had anything to keep
+            self.trainer.save(Path(checkpoint_dir))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Go on from a checkpoint at the next step."""

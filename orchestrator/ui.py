@@ -20,7 +20,7 @@ def serve(home: Home, host: str, port: int, say: Callable[[str], None]) -> None:
     """
     if home.tracking_uri is not None and home.tracking_uri.startswith(("http:", "https:")):
         raise UsageError(f"the store is a server: its pages are at {home.tracking_uri}")
-    uri = home.tracker().uri  # made and brought up to date if needed
+    uri = home.tracker().uri
     _refuse_taken(host, port)
     say(f"MLflow's pages are at http://{host}:{port} (Ctrl-C ends them)")
     # The jobs that this switches off are for evaluating language models: eight processes.

@@ -64,9 +64,8 @@ class Progress:
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial reported an evaluation."""
         self.running[trial_id] = result
-        score = result.get("best_score")
-        if isinstance(score, float) and (self.best is None or score > self.best[0]):
-            self.best = (score, trial_id)
+        if self.best is None or result["best_score"] > self.best[0]:
+            self.best = (result["best_score"], trial_id)
 
     def finished(self, trial_id: str, outcome: Outcome) -> None:
         """A trial ended."""
@@ -135,17 +134,17 @@ class LineView:
 
     def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
         """Say which configuration starts."""
+        again = " again" if trial_id in self.progress.params else ""  # its worker had died
         self.progress.started(trial_id, params)
-        self._say(f"{short(trial_id)} starts: {brief(params)}")
+        self._say(f"{short(trial_id)} starts{again}: {brief(params)}")
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Say how far a trial is and how good."""
         self.progress.evaluated(trial_id, result)
-        if "score" in result and "total" in result:
-            self._say(
-                f"{short(trial_id)} evaluation {result['evaluation']}/{result['total']}: "
-                f"score {100 * result['score']:.2f}, loss {result['train_loss']:.4f}"
-            )
+        self._say(
+            f"{short(trial_id)} evaluation {result['evaluation']}/{result['total']}: "
+            f"score {100 * result['score']:.2f}, loss {result['train_loss']:.4f}"
+        )
 
     def finished(self, trial_id: str, outcome: Outcome, note: str = "") -> None:
         """Say how a trial ended, and where the sweep stands."""
@@ -209,7 +208,7 @@ class LiveView:
 
 
 def _cells(result: Mapping[str, Any]) -> list[str]:
-    if "total" not in result:
+    if not result:
         return ["starting", "", "", ""]
     return [
         f"{result['evaluation']}/{result['total']}",
