@@ -28,6 +28,8 @@ from orchestrator.store import PARENT_TAG, TAG, Store
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's pages show such an experiment as training runs, not as traces of a chat."""
 TAG_LENGTH = 5000
 """Longest tag that every MLflow server of today takes."""
 
@@ -243,7 +245,7 @@ class Tracker(Store):
         if self._artifacts is not None:
             location = (self._artifacts / name.replace("/", "-")).resolve().as_uri()
         try:
-            return patiently(lambda: self.client.create_experiment(name, location))
+            return patiently(lambda: self.client.create_experiment(name, location, EXPERIMENT_TAGS))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":  # another sweep was quicker
                 raise

@@ -28,7 +28,7 @@ def sentence(verdict: Verdict) -> str:
         return "No expert of several heads completed: the one-head adapter is kept."
     new, old = verdict.best.single, verdict.one_head
     scores = f"{_points(_compared(new))} against {_points(_compared(old))}"
-    evidence = f"{scores} on the {verdict.compared_on} rows, p = {verdict.p_value:.3f}"
+    evidence = f"{scores} on the {verdict.compared_on} rows, p {_p_words(verdict.p_value)}"
     change = 100 * (new.select - verdict.best.expert.select)
     collapse = (
         f"Collapsing ({verdict.best.method}) moved the logits by "
@@ -39,6 +39,12 @@ def sentence(verdict: Verdict) -> str:
         sure = "" if (verdict.p_value or 0) < SIGNIFICANCE else ", which may be chance"
         return f"{collapse}\nThe collapsed {name} are kept: {evidence}{sure}."
     return f"{collapse}\nThe {name} do not help ({evidence}): the one-head adapter is kept."
+
+
+def _p_words(p_value: float | None) -> str:
+    if p_value is None:
+        return "unknown"
+    return "< 0.001" if p_value < 0.001 else f"= {p_value:.3f}"
 
 
 def _compared(candidate: Candidate) -> float:
