@@ -24,10 +24,9 @@ QUIET = {
     "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # a page on every worker that died: the view tells of it
 }
-for _key, _value in QUIET.items():
-    os.environ.setdefault(_key, _value)
+os.environ.update({**QUIET, **os.environ})  # what the user has set stays
 
-import ray
+import ray  # noqa: E402 - with the settings above
 
 
 @contextlib.contextmanager
