@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -72,6 +73,12 @@ class Batches:
             indices = order[first : first + count]
             yield indices, self.batch(indices)
             first += count
+
+
+@functools.lru_cache(maxsize=8)
+def batches_of(split: Split, tokenizer: PreTrainedTokenizerBase) -> Batches:
+    """The rows of a split, made once for all trials of a process that use it."""
+    return Batches(split, tokenizer)
 
 
 def labels_of(split: Split) -> np.ndarray:

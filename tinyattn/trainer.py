@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinyattn.batches import Batches
+from tinyattn.batches import Batches, batches_of
 from tinyattn.checkpoint import TaskCard, read_adapter, read_state, write_state
 from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
@@ -101,7 +101,7 @@ class Trainer:
         try:
             self.adapter = self._start()
             self._dropout_rng = self.adapter.seed_dropout(config.seed, self.device)
-            self.train_rows = Batches(self.data.train, self.plm.tokenizer)
+            self.train_rows = batches_of(self.data.train, self.plm.tokenizer)
             rows = len(self.train_rows)
             self.steps_per_epoch = math.ceil(rows / config.batch_size)
             self.total_steps = self.steps_per_epoch * config.epochs
@@ -241,7 +241,7 @@ class Trainer:
 
     def outputs(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
         """Run the current adapter over a split: logits [N, num_outputs] and labels [N]."""
-        return outputs_of(self.model, Batches(split, self.plm.tokenizer), self.device)
+        return outputs_of(self.model, batches_of(split, self.plm.tokenizer), self.device)
 
     def _rows_between(self, before: int, until: int) -> int:
         """Training rows of the steps `before` < step <= `until`; an epoch's last batch is short."""
