@@ -1,0 +1,141 @@
+"""What is known before a sweep starts; expected numbers are worked out by hand in each test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_plm import save_tiny_plm
+
+from orchestrator.config import Sweep
+from orchestrator.home import Home
+from orchestrator.plan import plan_of
+from orchestrator.preflight import check_shapes, inspect, max_evaluations, predict_cost, rung_words
+from tinyattn.config import build
+from tinyattn.errors import ConfigError, TaskError
+from tinyattn.workshop import Workshop
+
+LR = {"optimizer.lr": {"type": "log_uniform", "low": 1e-4, "high": 1e-2}}
+LITERAL = {"norm": "none", "bias": False}
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny"))
+
+
+def sweep(plm: str, space: dict[str, Any] | None = None, **changes: Any) -> Sweep:
+    train = {"task": "agreement", "plm": plm, "max_length": 48, **changes.pop("train", {})}
+    return build(Sweep, {"name": "s", "train": train, "space": space or LR, **changes}, "test")
+
+
+def test_facts_are_those_of_the_data(tiny: str) -> None:
+    workshop = Workshop()
+    made = sweep(tiny, train={"max_train_rows": 500, "epochs": 3})
+    facts = inspect(made, workshop)
+    data = workshop.data(made.train)
+    assert (facts.task, facts.train_rows) == ("agreement", 500)
+    assert facts.data_fingerprint == data.fingerprint
+    assert facts.plm_fingerprint == workshop.plm(tiny).fingerprint
+    assert data.heldout is not None
+    assert (facts.select_rows, facts.heldout_rows) == (len(data.select), len(data.heldout))
+    tokens = [len(ids) for ids in data.train.rows["input_ids"]]
+    assert facts.mean_length == pytest.approx(sum(tokens) / 500)
+    assert facts.truncated_rows == 0
+    assert facts.evaluations == 6  # twice an epoch
+
+
+def test_no_heldout_rows_under_the_papers_protocol(tiny: str) -> None:
+    facts = inspect(sweep(tiny, train={"protocol": "paper", "max_train_rows": 64}), Workshop())
+    assert facts.heldout_rows == 0
+
+
+def test_every_length_of_the_space_is_tried_against_the_plm(tiny: str) -> None:
+    space = {"max_length": {"type": "choice", "values": [16, 32, 65]}}
+    with pytest.raises(ConfigError, match=r"max_length is 65, .* at most 64 tokens"):
+        inspect(sweep(tiny, space), Workshop())
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"adapter.layers": {"type": "choice", "values": ["all", "top-3"]}}, r"adapter\.layers"),
+        ({"adapter.layers": {"type": "choice", "values": [[0], [1, 2]]}}, r"adapter\.layers"),
+    ],
+)
+def test_layers_that_the_plm_lacks(tiny: str, space: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^space: {message}: .*2"):
+        check_shapes(sweep(tiny, space))
+
+
+def test_all_placements_and_layers_that_fit_are_allowed(tiny: str) -> None:
+    placements = ["sequential", "parallel", "parallel_heads"]
+    space = {
+        "adapter.placement": {"type": "choice", "values": placements},
+        "adapter.layers": {"type": "choice", "values": ["all", "none", "top-2", [1]]},
+        "adapter.num_heads": {"type": "int", "low": 1, "high": 8},
+    }
+    check_shapes(sweep(tiny, space))
+
+
+@pytest.mark.parametrize(
+    ("space", "rows", "expected"),
+    [
+        (None, 100, 40),  # 20 epochs, twice each
+        ({"epochs": {"type": "int", "low": 1, "high": 25}}, 100, 50),
+        ({"batch_size": {"type": "choice", "values": [16, 100]}}, 100, 40),
+        (None, 10, 20),  # one step an epoch: one evaluation
+        ({"evaluate_every": {"type": "choice", "values": [7, 30]}}, 100, 20),  # 140 steps / 7
+    ],
+)
+def test_evaluations_of_the_longest_trial(
+    tiny: str, space: dict[str, Any] | None, rows: int, expected: int
+) -> None:
+    assert max_evaluations(sweep(tiny, space), rows) == expected
+
+
+def test_costs_of_roberta_large() -> None:
+    """Counts from the paper's shapes: H = 1024, 24 layers, 4 matrices of H an adapter."""
+    made = sweep("roberta-large", train={"adapter": LITERAL, "epochs": 2, "max_length": 128})
+    cost = predict_cost(made, train_rows=1000, mean_length=50, num_outputs=3)
+    assert cost.counts.adapter == 24 * 4 * 1024 == 98_304
+    assert cost.counts.classifier == 3 * 1024 + 3
+    # 12 H² weights a layer (4 of attention, 8 of feed-forward), 4 operations a weight and token.
+    assert cost.trial_pflop == pytest.approx(4 * 24 * 12 * 1024**2 * 1000 * 50 * 2 / 1e15)
+    weights = 4 * cost.counts.plm / 1e9
+    assert weights < cost.memory_gb < weights + 12
+    assert cost.counts.plm == pytest.approx(355e6, rel=0.01)  # published size of the model
+
+
+def test_half_the_bytes_and_half_the_micro_batch_need_less_memory() -> None:
+    def memory(**train: Any) -> float:
+        made = sweep("roberta-large", train={"max_length": 128, **train})
+        return predict_cost(made, 1000, 50).memory_gb
+
+    assert memory(precision="bf16") == pytest.approx(memory() / 2, rel=0.01)
+    assert memory(micro_batch_size=4) < memory(micro_batch_size=8) < memory()
+
+
+def test_rungs_in_words(tiny: str) -> None:
+    made = sweep(tiny, asha={"grace": 2, "reduction": 3})
+    assert rung_words(made, 40) == "2, 6, 18 of 40 evaluations, about 1 in 3 goes on"
+    assert rung_words(made, 2).startswith("none of 2")
+    assert rung_words(sweep(tiny, asha=None), 40) == "none: every trial runs its 40 evaluations"
+
+
+def test_a_plan_says_what_is_missing_and_leaves_nothing(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYATTN_DATA", str(tmp_path / "nowhere"))
+    runs = tmp_path / "runs"
+    plan = plan_of(sweep(tiny, train={"task": "rte"}), Home(runs))
+    assert plan.facts is None
+    assert "its data were not found" in plan.missing
+    assert str(tmp_path / "nowhere") in str(plan)
+    assert not runs.exists()
+
+
+def test_a_plan_of_an_unknown_task_is_an_error(tiny: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="did you mean 'rte'"):
+        plan_of(sweep(tiny, train={"task": "rtee"}), Home(tmp_path / "runs"))

@@ -1,0 +1,170 @@
+"""What a sweep shows: numbers under a clock that the test moves, lines, and the live panel."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from orchestrator.outcome import Outcome
+from orchestrator.view import LineView, LiveView, Progress, brief, clock, short, view_of
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def result(evaluation: int, score: float, best: float | None = None, **more: Any) -> dict[str, Any]:
+    numbers = {
+        "evaluation": evaluation, "total": 4, "score": score, "train_loss": 0.5,
+        "best_score": score if best is None else best, "rows_per_second": 100.0,
+    }  # fmt: skip
+    return {**numbers, **more}
+
+
+@pytest.fixture
+def now() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def progress(now: Clock) -> Progress:
+    return Progress("demo", total=6, evaluations=4, slots=2, now=now)
+
+
+def test_time_left_before_and_after_the_first_end(progress: Progress, now: Clock) -> None:
+    progress.started("a_0", {})
+    progress.started("a_1", {})
+    assert progress.seconds_left is None
+    now.time += 30
+    progress.finished("a_0", Outcome.COMPLETED)
+    progress.started("a_2", {})
+    now.time += 10
+    # Trials last 30 s. Of 6 one has ended and two run, with 0 s (40 have passed) and 20 s to go;
+    # three wait, and there are two slots.
+    assert progress.seconds_left == pytest.approx((3 * 30 + 0 + 20) / 2)
+
+
+def test_no_time_is_left_when_all_have_ended(progress: Progress, now: Clock) -> None:
+    for i in range(6):
+        progress.started(f"a_{i}", {})
+        now.time += 5
+        progress.finished(f"a_{i}", Outcome.STOPPED)
+    assert progress.seconds_left == 0
+    assert progress.summary() == "6 stopped"
+
+
+def test_a_retried_trial_counts_from_its_first_start(progress: Progress, now: Clock) -> None:
+    progress.started("a_0", {})
+    now.time += 20
+    progress.started("a_0", {})  # its worker died
+    now.time += 20
+    progress.finished("a_0", Outcome.COMPLETED)
+    assert progress.spent == [40]
+    assert progress.outcome_words() == "1 completed, 5 to come"
+
+
+def test_best_is_the_best_evaluation_of_all_trials(progress: Progress) -> None:
+    progress.started("a_0", {"optimizer.lr": 0.001})
+    progress.started("a_1", {"optimizer.lr": 0.1, "adapter.norm": "plain"})
+    progress.evaluated("a_0", result(1, 0.7))
+    progress.evaluated("a_1", result(1, 0.9))
+    progress.evaluated("a_1", result(2, 0.2, best=0.9))
+    progress.evaluated("a_0", result(2, 0.8))
+    assert progress.best == (0.9, "a_1")
+    assert "best 90.00 (lr=0.1 norm=plain)" in progress.summary()
+    assert progress.rows_per_second == 200
+
+
+def test_a_score_of_zero_is_a_best_too(progress: Progress) -> None:
+    progress.evaluated("a_0", result(1, -0.1))
+    progress.evaluated("a_1", result(1, 0.0))
+    assert progress.best == (0.0, "a_1")
+
+
+def test_outcome_words_name_every_outcome(progress: Progress) -> None:
+    for i, outcome in enumerate(
+        [Outcome.COMPLETED, Outcome.COMPLETED, Outcome.DIVERGED, Outcome.OUT_OF_MEMORY]
+    ):
+        progress.started(f"a_{i}", {})
+        progress.finished(f"a_{i}", outcome)
+    progress.started("a_4", {})
+    assert progress.outcome_words() == (
+        "2 completed, 1 diverged, 1 out_of_memory, 1 running, 1 to come"
+    )
+
+
+def test_lines(progress: Progress, now: Clock) -> None:
+    out = io.StringIO()
+    with LineView(progress, out) as view:
+        view.started("a_00003", {"optimizer.lr": 6.789e-4, "optimizer.schedule": "linear"})
+        now.time += 65
+        view.evaluated("a_00003", result(1, 0.51234))
+        view.started("a_00003", {"optimizer.lr": 6.789e-4, "optimizer.schedule": "linear"})
+        view.finished("a_00003", Outcome.FAILED, "no space")
+    assert out.getvalue().splitlines() == [
+        "[0:00:00] demo: 6 trials",
+        "[0:00:00] #3 starts: lr=0.000679 schedule=linear",
+        "[0:01:05] #3 evaluation 1/4: score 51.23, loss 0.5000",
+        "[0:01:05] #3 starts again: lr=0.000679 schedule=linear",
+        "[0:01:05] #3 failed: no space | 1 failed, 5 to come | best 51.23 "
+        "(lr=0.000679 schedule=linear) | about 0:02:42 left",
+        "[0:01:05] demo: 1 failed, 5 to come | best 51.23 (lr=0.000679 schedule=linear) | "
+        "about 0:02:42 left",
+    ]
+
+
+def test_live_panel_shows_running_trials_rungs_and_ended_ones(progress: Progress) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=120, color_system=None)
+    progress.rungs = {2: {"a_0": 0.5, "a_1": 0.6}, 6: {}}
+    with LiveView(progress, console) as view:
+        view.started("a_00000", {"optimizer.lr": 0.01})
+        view.started("a_00001", {"adapter.layers": [1, 2]})
+        view.evaluated("a_00000", result(2, 0.5, best=0.75))
+        view.finished("a_00001", Outcome.DIVERGED, "the loss is [nan]")
+        view.live.refresh()
+    shown = out.getvalue()
+    assert "#1 diverged layers=[1, 2] the loss is [nan]" in shown
+    last = shown[shown.rindex("demo") :]
+    assert "1 diverged, 1 running, 4 to come" in last
+    row = next(line for line in last.splitlines() if line.startswith("#0"))
+    assert row.split() == ["#0", "2/4", "50.00", "75.00", "0.5000", "lr=0.01"]
+    assert "rungs (evaluation: trials): 2: 2 came, 6: 0 came" in last
+
+
+def test_live_panel_before_anything_happened(progress: Progress) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, color_system=None)
+    with LiveView(progress, console) as view:
+        view.started("a_0", {})
+    row = next(line for line in out.getvalue().splitlines() if line.startswith("#0"))
+    assert row.split() == ["#0", "starting"]
+
+
+def test_plain_lines_where_output_is_no_terminal(
+    progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert isinstance(view_of(progress), LineView)
+
+
+@pytest.mark.parametrize(
+    ("trial_id", "shown"), [("1f3a9_00004", "#4"), ("3c4338f8", "3c4338f8"), ("x_y", "x_y")]
+)
+def test_short_names(trial_id: str, shown: str) -> None:
+    assert short(trial_id) == shown
+
+
+def test_words_of_a_configuration_and_of_time() -> None:
+    assert brief({"a.b": 1234567.0, "c": True, "d": None}) == "b=1.23e+06 c=True d=None"
+    assert brief({}) == ""
+    assert [clock(59.6), clock(3661)] == ["0:01:00", "1:01:01"]
