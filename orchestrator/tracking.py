@@ -86,8 +86,7 @@ class Tracker(Store):
         """
         if not self.name_is_free(name):
             raise NameTakenError(
-                f"a sweep called '{name}' exists already; choose another name, or go on with it: "
-                f"`tinyattn sweep resume {name}` or `tinyattn sweep extend {name}`"
+                f"a sweep called '{name}' exists already; choose another name with name=..."
             )
         self._forget_sweep()
         self._experiment = self._experiment_id(f"{slug(task)}/{slug(plm)}")
