@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -27,10 +28,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class _Group(click.Group):
-    """Turns the project's errors into one message and an exit code, and SIGTERM into a Ctrl-C."""
+    """Turns errors into one message and an exit code, warnings into lines, SIGTERM into Ctrl-C."""
 
     def invoke(self, ctx: click.Context) -> Any:
         signal.signal(signal.SIGTERM, _interrupt)
+        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
         try:
             return super().invoke(ctx)
         except TinyAttnError as error:
@@ -132,7 +134,7 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     for sweep in sweeps:
         plan = plan_of(sweep, _home(**places))
         click.echo(str(plan))
-        complete = complete and not plan.missing
+        complete = complete and not (plan.missing or plan.name_taken)
     if not complete:
         sys.exit(1)
 

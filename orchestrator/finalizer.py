@@ -109,6 +109,7 @@ def finalize(sweep: Sweep, home: Home) -> Verdict:
         TinyAttnError: a trial needs more than there is, or all finalists failed.
     """
     concurrency(sweep.resources)
+    home.require_space()
     tracker = home.tracker()
     best = best_one_head(tracker, tracker.find_sweep(sweep.name), sweep.finalize.finalists)
     workshop = Workshop(home.data_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,10 @@ from tinyattn.errors import StorageError, UsageError
 
 if TYPE_CHECKING:  # mlflow takes seconds to import, and a check of a sweep may not need it
     from orchestrator.tracking import Tracker
+
+
+LEAST_FREE_MB = 100
+"""Disk space that a sweep needs at least: store, adapters and states of some dozens of trials."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,16 @@ class Home:
         from orchestrator.tracking import Tracker
 
         return Tracker.open(self.runs, self.tracking_uri)
+
+    def require_space(self) -> None:
+        """Raise StorageError where the disk of the runs folder is nearly full."""
+        there = next(place for place in (self.runs, *self.runs.parents) if place.exists())
+        free = shutil.disk_usage(there).free // 10**6
+        if free < LEAST_FREE_MB:
+            raise StorageError(
+                f"{there} has {free} MB free, a sweep needs {LEAST_FREE_MB} MB or more; free space "
+                "or choose another disk with --runs"
+            )
 
     def path_of(self, name: str) -> Path:
         """Where the folder of a sweep is, or would be."""

@@ -228,7 +228,8 @@ class _Watcher(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Close the run of a trial that failed more often than it is retried."""
         error = trial.get_error()
-        message = str(getattr(error, "cause", None) or error or "unknown error").strip()
+        unknown = "its error could not be kept: is the disk full?"
+        message = str(getattr(error, "cause", None) or error or unknown).strip()
         self._end(trial, Outcome.FAILED, dict(trial.last_result or {}), message)
 
     def _end(self, trial: Any, outcome: Outcome, result: dict[str, Any], error: str | None) -> None:

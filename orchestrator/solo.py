@@ -40,6 +40,8 @@ def train_alone(
         )
         if resume and state is not None:
             trainer.restore(state)
+        elif output is not None:
+            _make(output)  # what cannot be written must show now, not after hours
         for evaluation in trainer:
             say(_line(evaluation, trainer.task.metrics[0]))
             if state is not None and output is not None:
@@ -73,6 +75,15 @@ def _entries(folder: Path) -> Iterator[Path]:
         yield from folder.iterdir()
     except OSError as error:
         raise StorageError(f"{folder}: cannot be used as a folder: {error.strerror}") from None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: cannot be made: {error.strerror}; choose another --output"
+        ) from None
 
 
 def _line(evaluation: Evaluation, metric: str) -> str:

@@ -33,8 +33,9 @@ def prepare(sweeps: Sequence[Sweep], home: Home) -> list[Facts]:
 
     Raises:
         UsageError: a name is in use, or PLM, data or a value of a space do not fit.
-        StorageError: the store cannot be opened or made.
+        StorageError: too little space, or the store cannot be opened or made.
     """
+    home.require_space()
     for sweep in sweeps:
         _refuse_taken(sweep.name, home)
     workshop = Workshop(home.data_dir)

