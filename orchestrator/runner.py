@@ -113,7 +113,7 @@ def run_batch(
         search_alg=searcher,
         scheduler=scheduler,
         num_samples=1 if points else batch.trials,
-        max_concurrent_trials=slots if searcher is not None else None,
+        max_concurrent_trials=slots,
         reuse_actors=True,
         # A folder named after the configuration would be longer than some disks allow.
         trial_dirname_creator=lambda trial: trial.trial_id,
@@ -169,7 +169,7 @@ def concurrency(resources: Resources) -> int:
     cpus, gpus = available.get("CPU", 0), available.get("GPU", 0)
     fits = math.floor(cpus / resources.cpus + 1e-9)
     if resources.gpus:
-        fits = min(fits, math.floor(gpus / resources.gpus + 1e-9))
+        fits = min(fits, _on_gpus(math.floor(gpus), resources.gpus))
     if fits < 1:
         raise TinyAttnError(
             f"a trial needs {resources.cpus:g} cores and {resources.gpus:g} GPUs, the cluster has "
@@ -177,6 +177,11 @@ def concurrency(resources: Resources) -> int:
             "alone), or use a larger cluster"
         )
     return min(fits, resources.concurrent or fits)
+
+
+def _on_gpus(gpus: int, share: float) -> int:
+    """Trials that fit on `gpus` devices; a share of one never spans two."""
+    return gpus // int(share) if share >= 1 else gpus * math.floor(1 / share + 1e-9)
 
 
 class _Watcher(tune.Callback):
@@ -188,6 +193,11 @@ class _Watcher(tune.Callback):
         self.batch, self.tracker, self.view, self.stop = batch, tracker, view, stop
         self.adapters = adapters
         self.ended: list[Ended] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune writes its callbacks to disk, but a terminal's view cannot be pickled, and
+        a store's password must not be."""
+        return {}
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """End here, between two steps of Tune, when a signal came."""
@@ -230,7 +240,9 @@ class _Watcher(tune.Callback):
         error = trial.get_error()
         unknown = "its error could not be kept: is the disk full?"
         message = str(getattr(error, "cause", None) or error or unknown).strip()
-        self._end(trial, Outcome.FAILED, dict(trial.last_result or {}), message)
+        killed = isinstance(getattr(error, "cause", None) or error, ray.exceptions.OutOfMemoryError)
+        outcome = Outcome.OUT_OF_MEMORY if killed else Outcome.FAILED
+        self._end(trial, outcome, dict(trial.last_result or {}), message)
 
     def _end(self, trial: Any, outcome: Outcome, result: dict[str, Any], error: str | None) -> None:
         adapter: Path | None = self.adapters / trial.trial_id

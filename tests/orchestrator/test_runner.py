@@ -1,0 +1,275 @@
+"""One batch of trials on a real Ray: what kills, fails or diverges one trial touches no other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from tiny_plm import save_tiny_plm
+
+from cluster.local import this_machine
+from orchestrator import runner
+from orchestrator.config import Resources
+from orchestrator.outcome import Outcome
+from orchestrator.runner import Batch, Ended, InterruptedSweepError, closed_in_any_case, concurrency
+from orchestrator.store import TrialRecord
+from orchestrator.tracking import Tracker
+from orchestrator.view import LineView, LiveView, Progress
+from tinyattn.checkpoint import read_adapter
+from tinyattn.config import TrainConfig
+from tinyattn.errors import TinyAttnError
+from tinyattn.trainer import Evaluation, Trainer
+from tinyattn.workshop import Workshop
+
+TWIN, DIVERGES, FAILS = {"seed": 1}, {"optimizer.weight_decay": 10.0}, {"max_length": 65}
+POINTS: list[dict[str, Any]] = [
+    {"seed": 0},
+    TWIN,  # its worker is killed
+    FAILS,
+    {"optimizer.lr": 10.0, "optimizer.schedule": "constant", **DIVERGES},
+    {**TWIN, "epochs": 2},  # the same as TWIN
+]
+
+
+class Killer(LineView):
+    """Kills the worker of the second trial when it reports its second evaluation, once."""
+
+    killed = 0
+
+    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        super().evaluated(trial_id, result)
+        is_victim = self.progress.params[trial_id] == TWIN and result["evaluation"] == 2
+        if is_victim and not self.killed:
+            self.killed += 1
+            os.kill(result["pid"], signal.SIGKILL)
+
+
+@dataclass
+class Ran:
+    """What the batch left."""
+
+    base: TrainConfig
+    ended: dict[str, Ended]
+    records: dict[str, TrialRecord]
+    tracker: Tracker
+    lines: str
+
+    def at(self, number: int) -> tuple[Ended, TrialRecord]:
+        trial_id = next(name for name in self.ended if name.endswith(f"_0000{number}"))
+        return self.ended[trial_id], self.records[trial_id]
+
+    def history(self, number: int, key: str) -> list[tuple[int, float]]:
+        run_id = self.at(number)[1].run_id
+        found = self.tracker.client.get_metric_history(run_id, key)
+        return [(metric.step, metric.value) for metric in found]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    folder, out = tmp_path_factory.mktemp("runs"), io.StringIO()
+    base = TrainConfig(task="agreement", plm=tiny, epochs=2, max_train_rows=160, max_length=32)
+    tracker = Tracker.open(folder)
+    tracker.start_sweep(
+        name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={}
+    )
+    batch = Batch(
+        name="search", title="five", kind="trial", base=base, trials=5, evaluations=4,
+        resources=Resources(cpus=1, concurrent=2),
+        tags={"data_fingerprint": "data", "commit": "code"},
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "view_of", lambda progress: Killer(progress, out))
+        with this_machine(num_cpus=2), closed_in_any_case(tracker):
+            ended = runner.run_batch(
+                batch, folder=folder / "sweeps" / "s", tracker=tracker, points=POINTS
+            )
+    records = {r.trial_id: r for r in tracker.trials_of(tracker.find_sweep("s"))}
+    return Ran(base, {e.trial_id: e for e in ended}, records, tracker, out.getvalue())
+
+
+slow = pytest.mark.slow
+
+
+@slow
+def test_each_trial_has_one_run_with_a_truthful_end(ran: Ran) -> None:
+    outcomes = Counter(e.outcome for e in ran.ended.values())
+    assert outcomes == {Outcome.COMPLETED: 3, Outcome.FAILED: 1, Outcome.DIVERGED: 1}
+    assert len(ran.records) == 5
+    for trial_id, record in ran.records.items():
+        assert record.outcome == ran.ended[trial_id].outcome
+        run = ran.tracker.client.get_run(record.run_id)
+        assert run.info.status == record.outcome.run_status
+        assert run.info.end_time is not None
+    parent = ran.tracker.client.get_run(ran.tracker.find_sweep("s").run_id)
+    assert parent.info.status == "FINISHED"
+
+
+@slow
+def test_a_killed_worker_is_made_good(ran: Ran) -> None:
+    """It goes on from its last state: every evaluation once, and the same numbers as its twin."""
+    assert ran.lines.count("#1 starts again") == 1
+    for key in ("score", "train_loss", "best_score", "lr"):
+        killed = ran.history(1, key)
+        assert [step for step, _ in killed] == [1, 2, 3, 4]
+        assert killed == ran.history(4, key)
+    assert ran.at(1)[1].heldout == ran.at(4)[1].heldout != {}
+    killed, twin = ran.at(1)[0].adapter, ran.at(4)[0].adapter
+    assert killed is not None
+    assert twin is not None
+    a, b = read_adapter(killed)[1], read_adapter(twin)[1]
+    assert a.keys() == b.keys()
+    assert all(a[key].equal(b[key]) for key in a)
+
+
+@slow
+def test_used_and_fresh_workers_agree_with_a_trainer_without_ray(ran: Ran) -> None:
+    config = ran.base.with_overrides(TWIN)
+    with contextlib.closing(Trainer(config, Workshop())) as trainer:
+        alone: list[Evaluation] = list(trainer)
+    assert ran.history(4, "train_loss") == [(e.index, e.train_loss) for e in alone]
+    assert ran.history(0, "train_loss") != ran.history(4, "train_loss")
+
+
+@slow
+def test_a_diverged_trial_keeps_what_it_had(ran: Ran) -> None:
+    ended, record = ran.at(3)
+    assert "the loss is" in record.tags["error"]
+    steps = [step for step, _ in ran.history(3, "score")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) < 4
+    assert (ended.adapter is not None) == bool(steps)
+
+
+@slow
+def test_a_failing_trial_says_why_and_is_not_tried_again(ran: Ran) -> None:
+    ended, record = ran.at(2)
+    assert record.tags["error"] == (
+        f"max_length is 65, but {ran.base.plm} takes at most 64 tokens; set max_length=64 or less"
+    )
+    assert ended.adapter is None
+    assert ran.lines.count("#2 starts") == 1
+    assert ran.lines.count("#2 failed: max_length is 65") == 1
+
+
+@slow
+def test_runs_carry_config_and_origin(ran: Ran, tmp_path: Path) -> None:
+    record = ran.at(4)[1]
+    config = ran.base.with_overrides(POINTS[4])
+    assert record.config["seed"] == 1
+    assert record.config["optimizer.lr"] == config.optimizer.lr
+    assert record.params == POINTS[4]
+    assert record.tags["identity"] == config.identity("data", "code")
+    assert ran.at(1)[1].tags["identity"] == record.tags["identity"]
+    assert ran.at(0)[1].tags["identity"] != record.tags["identity"]
+    card, _ = read_adapter(ran.tracker.download(record.run_id, "adapter", tmp_path))
+    assert card.lineage["config"]["seed"] == 1
+
+
+# ---- without Ray ----
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "concurrent", "expected"),
+    [
+        (1, 0, None, 8),
+        (2, 0, None, 4),
+        (3, 0, None, 2),
+        (0.5, 0, None, 16),
+        (1, 0.5, None, 4),
+        (1, 1, None, 2),
+        (1, 0, 3, 3),
+        (1, 0, 100, 8),
+        (0.1, 0, None, 80),  # 8 / 0.1 is 79.99... in floating point
+    ],
+)
+def test_trials_at_once(
+    monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float, concurrent: Any, expected: int
+) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+    assert concurrency(Resources(cpus=cpus, gpus=gpus, concurrent=concurrent)) == expected
+
+
+@pytest.mark.parametrize(("cpus", "gpus"), [(9, 0), (1, 3), (1, 0.5)])
+def test_a_trial_that_never_fits(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: float) -> None:
+    here = {"CPU": 8.0} if gpus == 0.5 else {"CPU": 8.0, "GPU": 2.0}
+    monkeypatch.setattr(ray, "cluster_resources", lambda: here)
+    with pytest.raises(TinyAttnError, match=rf"needs {cpus} cores and {gpus:g} GPUs, the cluster"):
+        concurrency(Resources(cpus=cpus, gpus=gpus))
+
+
+@pytest.fixture
+def open_sweep(tracker: Tracker) -> Tracker:
+    tracker.start_sweep(name="s", task="rte", plm="p", protocol="heldout", config={}, tags={})
+    config = TrainConfig(task="rte", plm="p")
+    tracker.start_trial("t", config=config, params={}, tags={"identity": "x"})
+    return tracker
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "outcome"),
+    [
+        (KeyboardInterrupt(), InterruptedSweepError, Outcome.INTERRUPTED),
+        (RuntimeError("a defect"), RuntimeError, Outcome.FAILED),
+        (SystemExit(1), SystemExit, Outcome.FAILED),
+    ],
+)
+def test_runs_are_closed_whatever_ends_a_sweep(
+    open_sweep: Tracker, error: BaseException, raised: type[BaseException], outcome: Outcome
+) -> None:
+    with pytest.raises(raised), closed_in_any_case(open_sweep):
+        raise error
+    sweep = open_sweep.find_sweep("s")
+    assert sweep.outcome == outcome
+    assert [trial.outcome for trial in open_sweep.trials_of(sweep)] == [outcome]
+
+
+def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
+    tracker: Tracker, tmp_path: Path
+) -> None:
+    """Tune pickles its callbacks into the sweep's folder; a live view holds locks."""
+    base = TrainConfig(task="rte", plm="p")
+    batch = Batch("search", "t", "trial", base, 1, 1, Resources(), {})
+    tracker.uri = "postgresql://me:secret@host/db"
+    view = LiveView(Progress("t", 1, 1, 1))
+    watcher = runner._Watcher(batch, tracker, view, tmp_path, runner._Stop())
+    assert b"secret" not in pickle.dumps(watcher)
+
+
+def test_a_signal_while_runs_are_closed_waits(
+    open_sweep: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = open_sweep.close_all
+
+    def interrupted(outcome: Outcome) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        close(outcome)
+
+    monkeypatch.setattr(open_sweep, "close_all", interrupted)
+    with pytest.raises(InterruptedSweepError), closed_in_any_case(open_sweep):
+        raise KeyboardInterrupt
+    assert open_sweep.find_sweep("s").outcome == Outcome.INTERRUPTED
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_first_signal_is_noted_and_the_second_ends() -> None:
+    with runner.signals_noted() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
