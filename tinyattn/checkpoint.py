@@ -14,12 +14,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import safetensors
 import safetensors.torch
 import torch
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from tinyattn.config import AdapterConfig, StrictModel
@@ -38,6 +38,8 @@ class PlmCard(StrictModel):
     family: str
     hidden_size: int
     fingerprint: str
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Format of the PLM's weights in training: predictions repeat to the bit only with the same."""
 
 
 class TaskCard(StrictModel):
@@ -55,7 +57,7 @@ class TaskCard(StrictModel):
 class AdapterCard(StrictModel):
     """adapter_config.json."""
 
-    model_config = ConfigDict(ser_json_inf_nan="strings")  # a correlation can be NaN
+    model_config = ConfigDict(ser_json_inf_nan="strings", allow_inf_nan=True)  # NaN correlations
 
     format: Literal["tinyattn-1"] = "tinyattn-1"
     peft_type: Literal["TINY_ATTENTION"] = "TINY_ATTENTION"
@@ -69,6 +71,21 @@ class AdapterCard(StrictModel):
     lineage: dict[str, Any] = {}
     """Where it comes from: training config, run, the adapters it was made of."""
     weights_sha256: str = ""
+    card_sha256: str = ""
+    """Of this file with this value empty."""
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> Self:
+        outputs = None if self.task is None else len(self.task.labels or ("score",))
+        if outputs is not None and self.num_outputs not in (None, outputs):
+            raise ValueError(f"the task has {outputs} outputs, the classifier {self.num_outputs}")
+        return self
+
+    def sealed(self) -> Self:
+        """Return a copy with the right `card_sha256`."""
+        blank = self.model_copy(update={"card_sha256": ""}).model_dump_json()
+        digest = hashlib.sha256(blank.encode()).hexdigest()
+        return self.model_copy(update={"card_sha256": digest})
 
 
 def write_adapter(folder: Path, card: AdapterCard, weights: Mapping[str, Tensor]) -> None:
@@ -80,6 +97,7 @@ def write_adapter(folder: Path, card: AdapterCard, weights: Mapping[str, Tensor]
     tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
     content = safetensors.torch.save(tensors, metadata={"format": "pt"})
     card = card.model_copy(update={"weights_sha256": hashlib.sha256(content).hexdigest()})
+    card = card.sealed()
     with replace_folder(folder) as fresh:
         (fresh / WEIGHTS_FILE).write_bytes(content)
         (fresh / CONFIG_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -89,7 +107,7 @@ def read_card(folder: Path) -> AdapterCard:
     """Read adapter_config.json; raise AdapterError where it is missing, damaged or not ours."""
     path = folder / CONFIG_FILE
     try:
-        return AdapterCard.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        card = AdapterCard.model_validate(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise AdapterError(
             f"{folder} holds no adapter: {CONFIG_FILE} is missing; name the folder that "
@@ -103,6 +121,9 @@ def read_card(folder: Path) -> AdapterCard:
         fault = error.errors()[0]
         key = ".".join(str(part) for part in fault["loc"])
         raise AdapterError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
+    if card.card_sha256 != card.sealed().card_sha256:
+        raise AdapterError(f"{path}: changed since it was saved; restore a copy")
+    return card
 
 
 def read_adapter(folder: Path) -> tuple[AdapterCard, dict[str, Tensor]]:

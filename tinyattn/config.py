@@ -23,7 +23,9 @@ from tinyattn.errors import ConfigError, did_you_mean
 class StrictModel(BaseModel):
     """A frozen pydantic model that refuses unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
     def with_overrides(self, overrides: Mapping[str, Any], source: str = "override") -> Self:
         """Return a copy with dotted keys replaced, e.g. `{"optimizer.lr": 3e-4}`.
@@ -240,7 +242,7 @@ def parse_yaml(text: str, source: str) -> Any:
     """Parse one YAML document; raise ConfigError with line and column where it is broken."""
     try:
         return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-45
         mark = getattr(error, "problem_mark", None)
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error

@@ -119,7 +119,7 @@ def _deepspeed() -> Any:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
     }.items():
-        os.environ.setdefault(key, value)
+        os.environ[key] = value  # a shell or pod may have others: a trial is one process
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it looks for one, and says so

@@ -112,7 +112,7 @@ class AdaptedModel(nn.Module):
         self._disabled = False
         self.sites = Sites(plm, placement)
         plm.requires_grad_(False)
-        plm.eval()
+        self.eval()  # to use it needs no dropout; who trains it calls train()
 
     # ---- adapters by name ----
 
@@ -297,6 +297,7 @@ def plm_card(plm: Plm) -> PlmCard:
         family=plm.model.config.model_type,
         hidden_size=plm.hidden_size,
         fingerprint=plm.fingerprint,
+        precision=plm.precision,
     )
 
 

@@ -48,6 +48,8 @@ class Plm:
     tokenizer: Any
     fingerprint: str
     revision: str
+    precision: str = "fp32"
+    """Format of its weights, `fp32` or `bf16`."""
 
     @property
     def hidden_size(self) -> int:
@@ -90,7 +92,7 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
         )
     model.eval().requires_grad_(False)
     revision = getattr(model.config, "_commit_hash", None) or "local"
-    return Plm(name, model, tokenizer, fingerprint(model), revision)
+    return Plm(name, model, tokenizer, fingerprint(model), revision, precision)
 
 
 def find_plm(name: str) -> str:

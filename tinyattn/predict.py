@@ -43,7 +43,7 @@ class Predictor:
             raise AdapterError(f"{folder}: this adapter has no classifier, so it predicts nothing")
         self.task = Task(**self.card.task.model_dump(exclude={"max_length"}))
         workshop = workshop or Workshop()
-        self.plm = workshop.plm(plm or self.card.plm.name)
+        self.plm = workshop.plm(plm or self.card.plm.name, self.card.plm.precision)
         self.device = workshop.device
         self.model = AdaptedModel(self.plm.model, self.card.adapter.placement)
         try:

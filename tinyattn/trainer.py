@@ -38,6 +38,7 @@ from tinyattn.tasks.tokens import Split
 from tinyattn.workshop import Workshop
 
 NAME = "trial"  # of the adapter in its AdaptedModel
+_OUT_OF_MEMORY = "not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 _GPU_LOSS_CHECK = 16  # steps between looks at a GPU's loss; each look waits for the GPU
 
 
@@ -401,7 +402,7 @@ def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not known and not re.search("not enough memory|out of memory", str(error)):
+        if not known and not re.search(_OUT_OF_MEMORY, str(error)):
             raise
         micro = config.micro_batch_size or config.batch_size
         raise OutOfMemoryError(

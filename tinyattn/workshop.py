@@ -27,11 +27,12 @@ class Workshop:
 
     Args:
         data_dir: where task files are; None: TINYATTN_DATA, then the Hugging Face cache or hub.
+        device: where PLMs go; None: a GPU if there is one.
     """
 
-    def __init__(self, data_dir: Path | None = None) -> None:
+    def __init__(self, data_dir: Path | None = None, device: str | None = None) -> None:
         self.data_dir = data_dir
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._plms: OrderedDict[Hashable, Plm] = OrderedDict()
         self._data: OrderedDict[Hashable, TaskData] = OrderedDict()
 

@@ -46,7 +46,8 @@ WEIGHTS = {"layers.0.out_weight": torch.tensor([[[0.1, -2.5, 3e-8, 4.0]]]), "b":
 
 
 def card(**changes: Any) -> AdapterCard:
-    fields: dict[str, Any] = {"adapter": AdapterConfig(layers=[1, 4]), "plm": PLM, "task": TASK}
+    task = TASK if changes.get("num_outputs", 2) == 2 else None  # RTE has two labels
+    fields: dict[str, Any] = {"adapter": AdapterConfig(layers=[1, 4]), "plm": PLM, "task": task}
     return AdapterCard(**fields | {"num_outputs": 2} | changes)
 
 
@@ -63,7 +64,7 @@ def entries(folder: Path) -> list[str]:
 
 def test_what_is_written_is_read_back(folder: Path) -> None:
     found, weights = read_adapter(folder)
-    assert found.model_copy(update={"weights_sha256": ""}) == card()
+    assert found.model_copy(update={"weights_sha256": "", "card_sha256": ""}) == card()
     assert set(weights) == set(WEIGHTS)
     assert all(torch.equal(weights[key], WEIGHTS[key]) for key in WEIGHTS)
     assert entries(folder) == [CONFIG_FILE, WEIGHTS_FILE]
@@ -133,7 +134,15 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "extra key": (edit(auto_map={"x": "y.py"}), "auto_map: Extra inputs are not permitted"),
     "number of heads": (edit(adapter={"num_heads": 0}), r"adapter\.num_heads: .*greater than"),
     "no outputs": (edit(num_outputs=-1), "num_outputs: .*greater than or equal to 1"),
-    "another hash": (edit(weights_sha256="0" * 64), "its SHA-256 is not the one in"),
+    "another hash": (edit(weights_sha256="0" * 64), "json: changed since it was saved"),
+    "swapped labels": (
+        edit(task=TASK.model_dump() | {"labels": ["not_entailment", "entailment"]}),
+        "json: changed since it was saved",
+    ),
+    "a label too many": (
+        edit(task=TASK.model_dump() | {"labels": ["a", "b", "c"]}),
+        "the task has 3 outputs, the classifier 2",
+    ),
 }
 
 
@@ -149,7 +158,9 @@ def test_a_damaged_folder_says_what_is_wrong(folder: Path, damage: str) -> None:
 def test_weights_that_are_no_safetensors_though_their_hash_fits(folder: Path) -> None:
     content = b"\x00" * 40
     (folder / WEIGHTS_FILE).write_bytes(content)
-    edit(weights_sha256=hashlib.sha256(content).hexdigest())(folder)
+    fitting = {"weights_sha256": hashlib.sha256(content).hexdigest()}
+    sealed = read_card(folder).model_copy(update=fitting).sealed()
+    (folder / CONFIG_FILE).write_text(sealed.model_dump_json())
     with pytest.raises(AdapterError, match="not a safetensors file"):
         read_adapter(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -13,9 +14,10 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from pydantic import ValidationError
 from torch import Tensor
 
-from tinyattn.checkpoint import CONFIG_FILE, WEIGHTS_FILE, TaskCard, write_adapter
+from tinyattn.checkpoint import CONFIG_FILE, WEIGHTS_FILE, AdapterCard, TaskCard, write_adapter
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import AdapterError, NameTakenError, PlmError, UsageError
 from tinyattn.model import AdaptedModel
@@ -353,7 +355,10 @@ def rewrite(folder: Path, **changes: Any) -> None:
         for parent in parents:
             place = place[parent]
         place[last] = value
-    (folder / CONFIG_FILE).write_text(json.dumps(card))
+    text = json.dumps(card)
+    with contextlib.suppress(ValidationError):  # what has the right form gets a fitting seal
+        text = AdapterCard.model_validate(card).sealed().model_dump_json()
+    (folder / CONFIG_FILE).write_text(text)
 
 
 @pytest.mark.parametrize(
