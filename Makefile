@@ -2,7 +2,9 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-NAME ?= demo-$(shell date +%Y%m%d-%H%M%S)
+ifndef NAME
+NAME := demo-$(shell date +%Y%m%d-%H%M%S)
+endif
 
 .PHONY: setup demo test lint bench clean
 

@@ -151,7 +151,7 @@ def load_sweep(name_or_path: str, overrides: Mapping[str, Any]) -> Sweep:
     path = Path(name_or_path)
     shipped = path.suffix not in (".yaml", ".yml") and not path.is_file()
     data = _read(search_spaces.find(name_or_path) if shipped else path)
-    fixed = _apply(data, overrides)
+    fixed = apply_overrides(data, overrides)
     stem = name_or_path if shipped else path.stem
     data.setdefault("name", default_name(stem, datetime.now()))
     sweep = _without(build(Sweep, data, name_or_path), fixed)
@@ -198,7 +198,7 @@ def _merge(data: dict[str, Any], update: Mapping[str, Any], *, whole: bool = Fal
             data[key] = value
 
 
-def _apply(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def apply_overrides(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Apply overrides to the raw sweep in place; return those that fix keys of `train`."""
     fixed: dict[str, Any] = {}
     for key, value in overrides.items():

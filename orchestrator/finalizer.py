@@ -3,16 +3,18 @@
     finalists   the best k configurations again on fresh seeds: mean ± std, and a classifier alone
     experts     the winner's head perturbed into M heads (equations 5-8), trained by a small search
     collapse    each expert back into one head; the collapsed adapter is what would be deployed
-    verdict     the collapsed M heads against the one head, on the held-out rows
+    verdict     the collapsed M heads against the one head: they must lead on the selection rows
+                and not fall behind on the held-out rows
 
 All training goes through run_batch, as in the sweep itself.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +36,7 @@ from tinyattn.checkpoint import read_card
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError, UsageError
 from tinyattn.experts import CollapseMethod, collapse
-from tinyattn.model import AdaptedModel, Counts
+from tinyattn.model import AdaptedModel
 from tinyattn.tasks import compute_metrics
 from tinyattn.tasks.tokens import Split
 from tinyattn.trainer import outputs_of
@@ -111,14 +113,27 @@ def finalize(sweep: Sweep, home: Home) -> Verdict:
     concurrency(sweep.resources)
     home.require_space()
     tracker = home.tracker()
-    best = best_one_head(tracker, tracker.find_sweep(sweep.name), sweep.finalize.finalists)
-    workshop = Workshop(home.data_dir)
-    facts = inspect(sweep, workshop)
-    tracker.resume_sweep(sweep.name)
-    with closed_in_any_case(tracker):
-        verdict = _Finalizing(sweep, home, tracker, facts, workshop).run(best)
-        tracker.tag(tracker.find_sweep(sweep.name).run_id, {"winner": verdict.winner.run_id})
+    record = tracker.find_sweep(sweep.name)
+    best = best_one_head(tracker, record, sweep.finalize.finalists)
+    facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
+    _refuse_other_data(record, facts)
+    # A sweep that nobody holds and that has no outcome was left by a process that died.
+    outcome = record.outcome or Outcome.INTERRUPTED
+    with home.lock(sweep.name), closed_in_any_case(tracker, sweep=outcome):
+        tracker.resume_sweep(sweep.name)
+        verdict = _Finalizing(sweep, home, tracker, facts).run(best)
+        tracker.tag(record.run_id, {"winner": verdict.winner.run_id})
     return verdict
+
+
+def _refuse_other_data(record: SweepRecord, facts: Facts) -> None:
+    """Raise UsageError where the task's rows are not those that the sweep was trained on."""
+    before = record.tags.get("data_fingerprint", facts.data_fingerprint)
+    if before != facts.data_fingerprint:
+        raise UsageError(
+            f"sweep '{record.name}' ran on data with fingerprint {before}, here are "
+            f"{facts.data_fingerprint}: rows it trained on could be held out now; use its data"
+        )
 
 
 def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[TrialRecord]:
@@ -147,12 +162,14 @@ def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[Tria
 class _Finalizing:
     """One run of the finalizer: what its steps share."""
 
-    def __init__(
-        self, sweep: Sweep, home: Home, tracker: Tracker, facts: Facts, workshop: Workshop
-    ) -> None:
+    def __init__(self, sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> None:
         self.sweep, self.home, self.tracker, self.facts = sweep, home, tracker, facts
-        self.workshop = workshop
         self.folder = home.sweep_folder(sweep.name)
+
+    @functools.cached_property
+    def workshop(self) -> Workshop:
+        """PLM and data in this process, loaded when no trial needs the device any more."""
+        return Workshop(self.home.data_dir)
 
     def run(self, best: Sequence[TrialRecord]) -> Verdict:
         """Finalists, experts, collapse, verdict."""
@@ -179,17 +196,18 @@ class _Finalizing:
         """Run the best configurations on fresh seeds, and the best one's classifier alone."""
         seeds = [FRESH_SEED + i for i in range(self.sweep.finalize.seeds)]
         points = [{**t.params, "seed": seed} for t in best for seed in seeds]
-        baseline = {**best[0].params, **BASELINE, "seed": seeds[0]}
-        batch = self._batch("finalists", "finalist", self.sweep.train, len(points) + 1)
+        points += [{**best[0].params, **BASELINE, "seed": seed} for seed in seeds]
+        batch = self._batch("finalists", "finalist", self.sweep.train, len(points))
         ended = run_batch(
             batch,
             folder=self.folder,
             tracker=self.tracker,
-            points=[*points, baseline],
+            points=points,
             data_dir=self.home.data_dir,
         )
         done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-        alone = next((_candidate("classifier alone", t) for t in done if _is_baseline(t)), None)
+        baseline = [trial for trial in done if _is_baseline(trial)]
+        alone = self._mean_candidate("classifier alone", baseline) if baseline else None
         groups = [
             [trial for trial in done if {**trial.params, "seed": 0} == {**t.params, "seed": 0}]
             for t in best
@@ -199,9 +217,9 @@ class _Finalizing:
             raise TinyAttnError("no finalist completed; the runs in MLflow say why")
         groups.sort(key=lambda group: -statistics.mean(t.result["best_score"] for t in group))
         winner = max(groups[0], key=lambda trial: trial.result["best_score"])
-        rows = [_mean_candidate(f"1 head, rank {i}", g) for i, g in enumerate(groups, start=1)]
+        rows = [self._mean_candidate(f"1 head, rank {i}", g) for i, g in enumerate(groups, 1)]
         config = self.sweep.trial_config(winner.params)
-        return alone, rows, _candidate("1 head", winner), config
+        return alone, rows, self._candidate("1 head", winner), config
 
     # ---- experts ----
 
@@ -216,8 +234,7 @@ class _Finalizing:
             }
         )
         trials = final.search.trials if final.space else 1
-        batch = self._batch("experts", "expert", base, trials)
-        batch.tags["lineage"] = one_head.run_id  # type: ignore[index]
+        batch = self._batch("experts", "expert", base, trials, lineage=one_head.run_id)
         searcher = None
         if final.space:
             path = self.folder / f"experts-{one_head.run_id[:8]}.journal"
@@ -238,7 +255,7 @@ class _Finalizing:
         """Collapse an expert by each method, keep the best on the selection rows, and track it."""
         assert trial.adapter is not None
         data = self.workshop.data(config)
-        expert = _candidate(f"{self.sweep.finalize.heads} heads", trial)
+        expert = self._candidate(f"{self.sweep.finalize.heads} heads", trial)
         with _Loaded(trial.adapter, config, self.workshop) as loaded:
             wide = loaded.model.adapter()
             before = loaded.outputs(data.select)
@@ -291,7 +308,7 @@ class _Finalizing:
         loaded.save(folder, scores, lineage)
         run_id = self.tracker.start_trial(
             trial_id,
-            config=config,
+            config=config.with_overrides(trial.params),
             params={**trial.params, "collapse": method},
             tags={**run_tags(self.facts), "lineage": trial.run_id, "collapse_method": method},
             kind="collapsed",
@@ -330,9 +347,36 @@ class _Finalizing:
 
         labels = labels_of(split)
         test = paired_test(primary_metric(data.task), outputs[0], outputs[1], labels)
-        return test.p_value, test.new_score > test.old_score
+        # Selection rows choose, as everywhere; held-out rows may only speak against.
+        better = best.single.select > one_head.select
+        return test.p_value, better and test.new_score >= test.old_score
 
-    def _batch(self, name: str, kind: str, base: TrainConfig, trials: int) -> Batch:
+    def _candidate(self, name: str, trial: Ended) -> Candidate:
+        result = trial.result
+        heldout = (result.get("heldout") or {}).get(self.facts.primary_metric)
+        return Candidate(
+            name,
+            trial.run_id,
+            float(result["best_score"]),
+            None if heldout is None else float(heldout),
+            trial.adapter,
+            parameters=int(result["adapter_params"] + result["classifier_params"]),
+        )
+
+    def _mean_candidate(self, name: str, group: list[Ended]) -> Candidate:
+        """Mean and standard deviation over seeds; run and adapter are the best seed's."""
+        each = [self._candidate(name, trial) for trial in group]
+        scores = [one.select for one in each]
+        heldout = [one.heldout for one in each if one.heldout is not None]
+        return replace(
+            max(each, key=lambda one: one.select),
+            select=statistics.mean(scores),
+            heldout=statistics.mean(heldout) if heldout else None,
+            std=statistics.stdev(scores) if len(scores) > 1 else None,
+            heldout_std=statistics.stdev(heldout) if len(heldout) > 1 else None,
+        )
+
+    def _batch(self, name: str, kind: str, base: TrainConfig, trials: int, **tags: str) -> Batch:
         return Batch(
             name=f"{name}-{len(list(self.folder.glob(f'{name}-*'))) + 1}",
             title=f"{self.sweep.name} {name}",
@@ -341,7 +385,7 @@ class _Finalizing:
             trials=trials,
             evaluations=self.facts.evaluations,
             resources=self.sweep.resources,
-            tags=run_tags(self.facts),
+            tags={**run_tags(self.facts), **tags},
         )
 
 
@@ -380,41 +424,3 @@ class _Loaded:
 
 def _is_baseline(trial: Ended) -> bool:
     return trial.params.get("adapter.layers") == BASELINE["adapter.layers"]
-
-
-def _candidate(name: str, trial: Ended) -> Candidate:
-    result = trial.result
-    counts = Counts(int(result["adapter_params"]), int(result["classifier_params"]), 0)
-    return Candidate(
-        name,
-        trial.run_id,
-        float(result["best_score"]),
-        _primary_heldout(trial),
-        trial.adapter,
-        parameters=counts.trainable,
-    )
-
-
-def _primary_heldout(trial: Ended) -> float | None:
-    """The held-out value of the primary metric, which is the first that compute_metrics gives."""
-    heldout = trial.result.get("heldout") or {}
-    primary = next(iter(trial.result["metrics"]))
-    return float(heldout[primary]) if primary in heldout else None
-
-
-def _mean_candidate(name: str, group: list[Ended]) -> Candidate:
-    """Mean and standard deviation over seeds; the adapter is the best seed's."""
-    best = max(group, key=lambda trial: trial.result["best_score"])
-    scores = [trial.result["best_score"] for trial in group]
-    heldout = [score for score in map(_primary_heldout, group) if score is not None]
-    one = _candidate(name, best)
-    return Candidate(
-        name,
-        one.run_id,
-        statistics.mean(scores),
-        statistics.mean(heldout) if heldout else None,
-        one.adapter,
-        std=statistics.stdev(scores) if len(scores) > 1 else None,
-        heldout_std=statistics.stdev(heldout) if len(heldout) > 1 else None,
-        parameters=one.parameters,
-    )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
 
 from tinyattn.errors import StorageError, UsageError
 
@@ -40,7 +44,18 @@ class Home:
 
     def has_store(self) -> bool:
         """Whether there is a store to look into."""
-        return self.tracking_uri is not None or (self.runs / "mlflow.db").exists()
+        uri = self.tracking_uri or f"sqlite:///{self.runs}/mlflow.db"
+        scheme, _, path = uri.partition(":///")
+        return scheme != "sqlite" or Path(path).exists()  # whether a server is there, opening shows
+
+    @property
+    def place(self) -> str:
+        """Where the store is or would be, fit for messages."""
+        if self.tracking_uri is None:
+            return str(self.runs)
+        from orchestrator.store import without_password
+
+        return without_password(self.tracking_uri)
 
     def tracker(self, *, create: bool = False) -> Tracker:
         """Open the MLflow store for reading and writing.
@@ -51,7 +66,7 @@ class Home:
         """
         if not (create or self.has_store()):
             raise UsageError(
-                f"{self.runs} holds no store of sweeps; run a sweep first, or name the place with "
+                f"{self.place} holds no store of sweeps; run a sweep first, or name the place with "
                 "--runs or --tracking-uri"
             )
         from orchestrator.tracking import Tracker
@@ -71,6 +86,25 @@ class Home:
     def path_of(self, name: str) -> Path:
         """Where the folder of a sweep is, or would be."""
         return self.runs / "sweeps" / name
+
+    @contextmanager
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold a sweep for the length of the block; a process that dies lets go of it.
+
+        Raises:
+            UsageError: another process holds it.
+        """
+        lock = FileLock(self.sweep_folder(name) / "driver.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"another process is working on sweep '{name}'; wait for it, or end it with Ctrl-C"
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def sweep_folder(self, name: str) -> Path:
         """Make and return the folder of a sweep.

@@ -33,6 +33,7 @@ class Facts:
     """What the sweep will meet."""
 
     task: str
+    primary_metric: str
     plm_fingerprint: str
     data_fingerprint: str
     train_rows: int
@@ -70,6 +71,7 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
         data = workshop.data(sweep.train.with_overrides({"max_length": length}))
     return Facts(
         task=data.task.name,
+        primary_metric=data.task.metrics[0],
         plm_fingerprint=plm.fingerprint,
         data_fingerprint=data.fingerprint,
         train_rows=len(data.train),

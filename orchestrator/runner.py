@@ -293,8 +293,12 @@ def signals_noted() -> Iterator[_Stop]:
 
 
 @contextmanager
-def closed_in_any_case(tracker: Tracker) -> Iterator[None]:
-    """End the sweep's run with a truthful outcome however the block ends, and all that runs.
+def closed_in_any_case(tracker: Tracker, sweep: Outcome | None = None) -> Iterator[None]:
+    """End all that runs, and the sweep's run, with a truthful outcome however the block ends.
+
+    Args:
+        tracker: the sweep's.
+        sweep: outcome of the search, if it had ended before: what comes after does not change it.
 
     Raises:
         InterruptedSweepError: in the place of a KeyboardInterrupt.
@@ -304,14 +308,14 @@ def closed_in_any_case(tracker: Tracker) -> Iterator[None]:
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
         with handled(signal.SIG_IGN):  # an impatient second Ctrl-C must not leave runs open
-            tracker.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED)
+            tracker.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED, sweep=sweep)
         if interrupted:
             raise InterruptedSweepError(
                 "interrupted; what had ended is kept in the MLflow store with its adapters, what "
                 "was running is closed there as interrupted"
             ) from None
         raise
-    tracker.end_sweep(Outcome.COMPLETED)
+    tracker.end_sweep(sweep or Outcome.COMPLETED)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.config import Sweep
+from orchestrator.config import Sweep, apply_overrides, check
 from orchestrator.home import Home
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
@@ -19,7 +19,7 @@ from orchestrator.runner import Batch, Ended, closed_in_any_case, concurrency, r
 from orchestrator.scheduler import Asha
 from orchestrator.search import OptunaSearcher
 from orchestrator.tracking import Tracker
-from tinyattn.config import build, set_dotted
+from tinyattn.config import build
 from tinyattn.errors import ConfigError, NameTakenError, TinyAttnError
 from tinyattn.workshop import Workshop
 
@@ -38,7 +38,7 @@ def prepare(sweeps: Sequence[Sweep], home: Home) -> list[Facts]:
     home.require_space()
     for sweep in sweeps:
         _refuse_taken(sweep.name, home)
-    workshop = Workshop(home.data_dir)
+    workshop = Workshop(home.data_dir, device="cpu")  # GPUs are for trials
     facts = [inspect(sweep, workshop) for sweep in sweeps]
     home.tracker(create=True)
     return facts
@@ -66,15 +66,15 @@ def run_sweep(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
     """
     concurrency(sweep.resources)
     tracker = home.tracker()
-    tracker.start_sweep(
-        name=sweep.name,
-        task=facts.task,
-        plm=sweep.train.plm,
-        protocol=sweep.train.protocol,
-        config=sweep.model_dump(mode="json"),
-        tags=run_tags(facts),
-    )
-    with closed_in_any_case(tracker):
+    with home.lock(sweep.name), closed_in_any_case(tracker):
+        tracker.start_sweep(
+            name=sweep.name,
+            task=facts.task,
+            plm=sweep.train.plm,
+            protocol=sweep.train.protocol,
+            config=sweep.model_dump(mode="json"),
+            tags=run_tags(facts),
+        )
         ended = _search(sweep, home, tracker, facts)
         _refuse_empty(ended)
     return ended
@@ -111,13 +111,15 @@ def sweep_as_it_ran(tracker: Tracker, name: str, overrides: Mapping[str, Any]) -
         UsageError: there is no such sweep, or an override changes what has run.
     """
     stored = tracker.sweep_config(tracker.find_sweep(name))
-    for key, value in overrides.items():
+    for key in overrides:
         if key.split(".")[0] not in CHANGEABLE:
             raise ConfigError(
                 f"override {key}: the sweep has run; changeable are {', '.join(CHANGEABLE)}"
             )
-        set_dotted(stored, key, value)
-    return build(Sweep, stored, f"sweep {name}")
+    apply_overrides(stored, overrides)
+    sweep = build(Sweep, stored, f"sweep {name}")
+    check(sweep, f"sweep {name}")
+    return sweep
 
 
 def run_tags(facts: Facts) -> dict[str, str]:
@@ -127,6 +129,7 @@ def run_tags(facts: Facts) -> dict[str, str]:
         "plm_fingerprint": facts.plm_fingerprint,
         "train_rows": str(facts.train_rows),
         "truncated_rows": str(facts.truncated_rows),
+        "primary_metric": facts.primary_metric,
         "commit": code_tags().get("commit", "unknown"),
     }
 

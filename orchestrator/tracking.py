@@ -99,7 +99,7 @@ class Tracker(Store):
         return self._sweep_run
 
     def resume_sweep(self, name: str) -> str:
-        """Reopen a sweep's parent run, so that its trials go on in the runs they had."""
+        """Reopen a sweep's parent run; close what a process that died left open in it."""
         sweep = self.find_sweep(name)
         self._forget_sweep()
         self._experiment, self._sweep_run = sweep.experiment_id, sweep.run_id
@@ -109,8 +109,8 @@ class Tracker(Store):
         for trial in self.trials_of(sweep):
             self._runs_of_trials[trial.trial_id] = trial.run_id
             self._logged[trial.trial_id] = trial.evaluations
-            if trial.outcome is None:
-                self._live.add(trial.trial_id)
+            if trial.outcome is None:  # left open by a process that died
+                self.end_trial(trial.trial_id, Outcome.INTERRUPTED)
         self._reopen(sweep.run_id)
         return sweep.run_id
 
@@ -186,11 +186,11 @@ class Tracker(Store):
             self._end(self._sweep_run, outcome, None)
         self._outbox.drain(PATIENCE_SECONDS / 2)
 
-    def close_all(self, outcome: Outcome) -> None:
-        """Close every run of the sweep that is still open, and the sweep's own."""
+    def close_all(self, outcome: Outcome, *, sweep: Outcome | None = None) -> None:
+        """Close every run of the sweep that is still open, and the sweep's own (as `sweep`)."""
         for trial_id in sorted(self._live):
             self.end_trial(trial_id, outcome)
-        self.end_sweep(outcome)
+        self.end_sweep(sweep or outcome)
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Add tags, given without the project's prefix, to any run."""

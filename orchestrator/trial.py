@@ -6,7 +6,6 @@ all that belongs to a trial, does not. One Tune step is one evaluation.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,7 @@ from ray import tune
 from orchestrator.outcome import Outcome
 from tinyattn.config import TrainConfig
 from tinyattn.errors import DivergedError, OutOfMemoryError, TinyAttnError
-from tinyattn.trainer import Evaluation, Trainer
+from tinyattn.trainer import Evaluation, Trainer, out_of_memory_is_an_error
 from tinyattn.workshop import Workshop
 
 POINT = "point"
@@ -64,12 +63,15 @@ class SweepTrial(tune.Trainable):
         self.trainer: Trainer | None = None
         self.evaluations: Any = None
         self.restore_from: Path | None = None
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
 
     def step(self) -> dict[str, Any]:
         """Train to the next evaluation and return it as a flat result."""
         try:
-            trainer = self._trainer()
-            evaluation = next(self.evaluations)
+            with out_of_memory_is_an_error(self.base):
+                trainer = self._trainer()
+                evaluation = next(self.evaluations)
             if evaluation.best_index == evaluation.index or evaluation.is_last:
                 trainer.save_adapter(self.adapters / self.trial_id)
         except DivergedError as error:
@@ -97,8 +99,9 @@ class SweepTrial(tune.Trainable):
         result |= {
             "adapter_params": counts.adapter,
             "classifier_params": counts.classifier,
-            "peak_memory_mb": _peak_memory_mb(),
         }
+        if torch.cuda.is_available():
+            result["peak_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
         if evaluation.is_last:
             result |= {"done": True, "outcome": Outcome.COMPLETED.value}
         return result
@@ -137,9 +140,3 @@ class SweepTrial(tune.Trainable):
         resources = self.trial_resources
         cores = resources.required_resources.get("CPU", 1) if resources is not None else 1
         torch.set_num_threads(max(1, int(cores)))
-
-
-def _peak_memory_mb() -> float:
-    if torch.cuda.is_available():
-        return torch.cuda.max_memory_allocated() / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
