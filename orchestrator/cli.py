@@ -44,6 +44,14 @@ class _Group(click.Group):
         except BrokenPipeError:
             sys.stderr.close()  # the reader of a pipe has gone: nothing to say to it
             ctx.exit(0)
+        except Exception as error:
+            if not type(error).__module__.startswith("mlflow"):  # it takes seconds to import
+                raise
+            from orchestrator.store import first_line
+
+            message = f"the MLflow store failed: {first_line(error)}; see that it runs, try again"
+            click.echo(f"error: {message}", err=True)
+            ctx.exit(1)
 
 
 def _place_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +163,7 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     with this_machine():
         for sweep, met in zip(sweeps, facts, strict=True):
             run_sweep(sweep, met, home)
-    _show_leaderboard(home, None if len(sweeps) > 1 else sweeps[0].name, suite=len(sweeps) > 1)
+    _show_leaderboard(home, [sweep.name for sweep in sweeps], suite=len(sweeps) > 1)
     for sweep in sweeps:
         click.echo(f"sweep {sweep.name} is done; next: tinyattn finalize {sweep.name}")
 
@@ -196,26 +204,31 @@ def leaderboard(
     from orchestrator import leaderboard as board
 
     home = _home(**places)
+    sweeps = [sweep_name] if sweep_name else []
     if not (as_json or as_csv):
-        _show_leaderboard(home, sweep_name, task, suite)
+        _show_leaderboard(home, sweeps, task, suite)
         return
-    rows = board.leaderboard(home.tracker(), task, sweep_name)
+    rows = board.leaderboard(home.tracker(), task, sweeps)
     click.echo(board.to_json(rows) if as_json else board.to_csv(rows), nl=as_json)
 
 
 def _show_leaderboard(
-    home: Any, sweep_name: str | None, task: str | None = None, suite: bool = False
+    home: Any, sweeps: list[str], task: str | None = None, suite: bool = False
 ) -> None:
     from orchestrator import leaderboard as board
 
-    rows = board.leaderboard(home.tracker(), task, sweep_name)
+    rows = board.leaderboard(home.tracker(), task, sweeps)
     if not rows:
-        raise UsageError(f"the store under {home.runs} has no such trials; run a sweep first")
+        raise UsageError(f"the store {home.place} has no such trials; run a sweep first")
     console = Console(width=None if sys.stdout.isatty() else 140)
-    if suite:
-        console.print(board.render_suite(board.suite(rows)))
-    else:
-        console.print(board.render(rows, sweep_name or task or "Leaderboard"))
+    if not suite:
+        console.print(board.render(rows, " ".join(sweeps) or task or "Leaderboard"))
+        return
+    suites = board.suites(rows)
+    if not suites:
+        raise UsageError(f"the store {home.place} has no ranked trial of a GLUE task")
+    for found in suites:
+        console.print(board.render_suite(found))
 
 
 @main.command()

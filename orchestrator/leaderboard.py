@@ -1,7 +1,7 @@
 """Reads MLflow and ranks: trials of a task, tasks of the GLUE suite.
 
-Scores rank only among trials of one task and one protocol: `paper` selects on the official dev
-set, `heldout` on a split carved from train, and the two do not compare. Each row says which.
+Scores rank only among trials of one task, protocol and PLM: the protocol `paper` selects on the
+official dev set, `heldout` on a split carved from train, and the two do not compare.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
@@ -23,7 +24,7 @@ from rich.text import Text
 
 from orchestrator.outcome import Outcome
 from orchestrator.store import Store, TrialRecord
-from tinyattn.errors import TaskError
+from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
@@ -33,11 +34,11 @@ RANKED = (Outcome.COMPLETED, Outcome.STOPPED)
 
 NUMBERS = ("rank", "score", "held-out", "paper", "params", "time")
 """Columns that line up on the right."""
-_NAMES = "rank task score protocol held-out paper params outcome time run config"
+_NAMES = "rank task plm score protocol held-out paper params outcome time run config"
 WIDE: tuple[tuple[str, ...], ...] = tuple((name,) for name in _NAMES.split())
 NARROW: tuple[tuple[str, ...], ...] = (
     ("rank",),
-    ("task",),
+    ("task", "plm"),
     ("score", "protocol"),
     ("held-out", "paper"),
     ("params", "time"),
@@ -54,7 +55,7 @@ class Row:
     """One trial on the leaderboard. Scores are shares (0.84), not points (84)."""
 
     rank: int | None
-    """Place within its task and protocol; None: it diverged, failed or was interrupted."""
+    """Place within its task, protocol and PLM; None: it diverged, failed or was interrupted."""
     task: str
     plm: str
     protocol: str
@@ -63,7 +64,7 @@ class Row:
     heldout: float | None
     """Primary metric on the held-out split, if it was measured."""
     paper: float | None
-    """The paper's number, where task, PLM and heads are the paper's."""
+    """The paper's number, where task, PLM, heads and layers are the paper's."""
     adapter_params: int | None
     classifier_params: int | None
     config: dict[str, Any]
@@ -90,8 +91,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Suite:
-    """The best row of each GLUE task and their mean."""
+    """The best row of each GLUE task on one PLM under one protocol, and their mean."""
 
+    plm: str
+    protocol: str
     rows: list[Row]
     """In the order of table 8; only tasks that were swept."""
     missing: list[str]
@@ -102,26 +105,41 @@ class Suite:
     """The paper's mean over the same tasks; None where the PLM is not the paper's."""
 
 
-def leaderboard(store: Store, task: str | None = None, sweep: str | None = None) -> list[Row]:
-    """Return the rows of one task, one sweep or everything, the best first within each group."""
-    sweeps = [store.find_sweep(sweep)] if sweep is not None else store.sweeps(task)
-    groups: dict[tuple[str, str], list[TrialRecord]] = defaultdict(list)
-    for trial in (t for s in sweeps for t in store.trials_of(s)):
+def leaderboard(store: Store, task: str | None = None, sweeps: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of a task, of some sweeps or of everything, the best first in each group.
+
+    Raises:
+        UsageError: there is no such sweep.
+    """
+    chosen = [store.find_sweep(name) for name in sweeps] or store.sweeps(task)
+    groups: dict[tuple[str, str, str], list[TrialRecord]] = defaultdict(list)
+    for trial in (t for s in chosen for t in store.trials_of(s)):
         if task is None or trial.task == task:
-            groups[trial.task, trial.protocol].append(trial)
+            groups[trial.task, trial.protocol, trial.plm].append(trial)
     return [row for key in sorted(groups) for row in _ranked(groups[key])]
 
 
-def suite(rows: Iterable[Row]) -> Suite:
-    """Return the best row of each GLUE task, chosen by selection score, and the mean over tasks."""
+def suites(rows: Iterable[Row]) -> list[Suite]:
+    """Return a suite for each PLM and protocol that has a ranked trial of a GLUE task."""
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.task in GLUE and row.rank is not None:
+            groups[row.plm, row.protocol].append(row)
+    return [_suite(*key, groups[key]) for key in sorted(groups)]
+
+
+def _suite(plm: str, protocol: str, rows: Iterable[Row]) -> Suite:
+    """Return the best row of each task, chosen by selection score, and the mean over tasks."""
     best: dict[str, Row] = {}
     for row in rows:
-        if row.task in GLUE and row.rank is not None and _better(row, best.get(row.task)):
+        if _better(row, best.get(row.task)):
             best[row.task] = row
     found = [best[task] for task in GLUE if task in best]
     scored = [row for row in found if row.dev is not None]
     known = [row.paper for row in scored if row.paper is not None]
     return Suite(
+        plm=plm,
+        protocol=protocol,
         rows=found,
         missing=[task for task in GLUE if task not in {row.task for row in scored}],
         average=_points(row.dev for row in scored if row.dev is not None),
@@ -139,8 +157,10 @@ class Leaderboard:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table: one line a row where there is room, two columns in one where not."""
         groups = WIDE if options.max_width >= WIDE_COLUMNS else NARROW
-        if len({row.task for row in self.rows}) == 1:
-            groups = tuple(group for group in groups if group != ("task",))
+        same = {name for name in ("task", "plm") if len({getattr(r, name) for r in self.rows}) == 1}
+        groups = tuple(
+            kept for group in groups if (kept := tuple(n for n in group if n not in same))
+        )
         table = Table(title=self.title, title_justify="left", header_style="bold")
         for group in groups:
             justify: JustifyMethod = "right" if group[0] in NUMBERS else "left"
@@ -162,18 +182,18 @@ def render(rows: Sequence[Row], title: str = "Leaderboard") -> Leaderboard:
 
 def render_suite(found: Suite) -> Table:
     """Return the suite as a terminal table, one row a task, the average below."""
-    table = Table(title="GLUE", title_justify="left", header_style="bold", show_footer=True)
+    title = f"GLUE, {_short_plm(found.plm)}, protocol {found.protocol}"
+    table = Table(title=title, title_justify="left", header_style="bold", show_footer=True)
     missing = f"without {', '.join(found.missing)}" if found.missing else "all eight tasks"
     table.add_column("task", Text(f"average ({missing})"))
     table.add_column("score", justify="right")
-    table.add_column("protocol")
     table.add_column("dev", _number(found.average, 1), justify="right")
     table.add_column("paper", _number(found.paper_average, 1), justify="right")
     table.add_column("parameters", justify="right")
     table.add_column("sweep")
     for row in found.rows:
         table.add_row(
-            row.task, _share(row.score), _protocol(row), _share(row.dev), _share(row.paper, 1),
+            row.task, _share(row.score), _share(row.dev), _share(row.paper, 1),
             f"{row.parameters:,}", row.sweep,
         )  # fmt: skip
     return table
@@ -205,30 +225,34 @@ def short_config(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key.rpartition('.')[2]}={_brief(v)}" for key, v in sorted(config.items()))
 
 
-def primary_score(task: str, metrics: dict[str, float]) -> float | None:
-    """Return the task's primary metric among `metrics`; None where it was not measured."""
-    try:
-        return metrics.get(find_task(task).metrics[0])
-    except TaskError:  # a task file that has moved since: one metric is the primary one
-        return next(iter(metrics.values())) if len(metrics) == 1 else None
+def paper_score(trial: TrialRecord, heads: int) -> float | None:
+    """Return the paper's number for a trial that is the paper's, as a share.
 
-
-def paper_score(trial: TrialRecord) -> float | None:
-    """Return the paper's number for this task, PLM and number of heads, as a share."""
-    heads = "1H" if trial.config.get("adapter.num_heads") == 1 else "4H"
-    if trial.kind in ("expert", "collapsed"):  # the paper's 4H is trained with four heads
-        heads = "4H"
-    try:
-        points = find_task(trial.task).paper.get(trial.plm.rpartition("/")[2], {}).get(heads)
-    except TaskError:
+    Args:
+        trial: its heads have one dimension and stand at every layer in the paper.
+        heads: number of heads that it was trained with: 1 or 4 in the paper.
+    """
+    config = trial.config
+    if config.get("adapter.head_dim") != 1 or config.get("adapter.layers") != "all":
         return None
+    try:
+        papers = find_task(trial.task).paper.get(trial.plm.rpartition("/")[2], {})
+    except UsageError:  # a task of one's own
+        return None
+    points = papers.get(f"{heads}H")
     return None if points is None else points / 100
 
 
 def _ranked(trials: Sequence[TrialRecord]) -> list[Row]:
-    """Return the rows of one task and protocol: ranked ones first, then the others."""
+    """Return the rows of one task, protocol and PLM: ranked ones first, then the others."""
+    heads = {t.run_id: int(t.config.get("adapter.num_heads", 1)) for t in trials}
+    for trial in trials:
+        if trial.kind == "collapsed":  # one head now, trained with those of its expert
+            heads[trial.run_id] = heads.get(trial.tags.get("lineage", ""), 0)
     ordered = sorted(trials, key=_sort_key)
-    return [_row(t, i if _counts(t) else None) for i, t in enumerate(ordered, start=1)]
+    return [
+        _row(t, i if _counts(t) else None, heads[t.run_id]) for i, t in enumerate(ordered, start=1)
+    ]
 
 
 def _sort_key(trial: TrialRecord) -> tuple[bool, float, int, int]:
@@ -244,15 +268,15 @@ def _counts(trial: TrialRecord) -> bool:
     return has_score and (trial.outcome is None or trial.outcome in RANKED)
 
 
-def _row(trial: TrialRecord, rank: int | None) -> Row:
+def _row(trial: TrialRecord, rank: int | None, heads: int) -> Row:
     return Row(
         rank=rank,
         task=trial.task,
         plm=trial.plm,
         protocol=trial.protocol,
         score=trial.best_score,
-        heldout=primary_score(trial.task, trial.heldout),
-        paper=paper_score(trial),
+        heldout=trial.heldout_score,
+        paper=paper_score(trial, heads),
         adapter_params=trial.adapter_params,
         classifier_params=trial.classifier_params,
         config=trial.params,
@@ -278,6 +302,7 @@ def _cells(row: Row) -> dict[str, str]:
     return {
         "rank": str(row.rank or "–"),
         "task": row.task,
+        "plm": escape(_short_plm(row.plm)),
         "score": _share(row.score),
         "protocol": _protocol(row),
         "held-out": _share(row.heldout),
@@ -288,6 +313,11 @@ def _cells(row: Row) -> dict[str, str]:
         "run": row.run_id[:8],
         "config": escape(kind + short_config(row.config)),
     }
+
+
+def _short_plm(plm: str) -> str:
+    """Return a PLM's name; of a folder its last part."""
+    return Path(plm).name if plm.startswith((".", "/", "~")) else plm
 
 
 def _protocol(row: Row) -> str:

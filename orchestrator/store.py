@@ -31,9 +31,11 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
+from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator.outcome import Outcome
 from tinyattn.errors import StorageError, UsageError, did_you_mean
+from tinyattn.tasks import find_task
 
 for _noisy in ("alembic", "mlflow.store.db.utils"):
     logging.getLogger(_noisy).setLevel(logging.CRITICAL)  # creation of tables; tracebacks of locks
@@ -42,6 +44,15 @@ TAG = "tinyattn."
 """Prefix of every tag that the project writes."""
 PARENT_TAG = "mlflow.parentRunId"
 CONNECT_SECONDS = 5.0
+UNOPENED = (
+    MlflowException,
+    OSError,
+    sqlite3.Error,
+    SQLAlchemyError,
+    ValueError,  # an address that is none
+    ImportError,  # a database whose driver is not installed
+)
+"""What opening a store can raise."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +117,25 @@ class TrialRecord:
 
     @cached_property
     def heldout(self) -> dict[str, float]:
-        """Metrics on the held-out split: empty unless the trial completed under `heldout`."""
+        """Metrics measured at the end: on the held-out split, and on a task's extra rows."""
         return _group(self.metrics, "heldout/")
+
+    @cached_property
+    def primary_metric(self) -> str | None:
+        """Name of the task's primary metric; None: its file has moved, and the run has no tag."""
+        if "primary_metric" in self.tags:
+            return self.tags["primary_metric"]
+        try:
+            return find_task(self.config.get("task", self.task)).metrics[0]
+        except UsageError:
+            return next(iter(self.heldout)) if len(self.heldout) == 1 else None
+
+    @property
+    def heldout_score(self) -> float | None:
+        """Primary metric on the held-out split; None: not measured, as under protocol `paper`."""
+        if self.protocol == "paper" or self.primary_metric is None:
+            return None
+        return self.heldout.get(self.primary_metric)
 
     @property
     def adapter_params(self) -> int | None:
@@ -145,10 +173,10 @@ class Store:
             _knock(tracking_uri)
             self.client = MlflowClient(tracking_uri, registry_uri=tracking_uri)
             self.client.search_experiments(max_results=1)
-        except (MlflowException, OSError, sqlite3.Error) as error:
-            first = str(error).strip().splitlines()[0]
+        except UNOPENED as error:
             raise StorageError(
-                f"the MLflow store {without_password(tracking_uri)} cannot be opened: {first}. "
+                f"the MLflow store {without_password(tracking_uri)} cannot be opened: "
+                f"{first_line(error)}. "
                 "Check the address and that it may be written, or leave the address out to keep "
                 "an SQLite store under runs/"
             ) from None
@@ -253,8 +281,19 @@ def without_password(uri: str) -> str:
     return re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", uri)
 
 
+def first_line(error: Exception) -> str:
+    """Return what an error says at most in one line, fit for messages."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return without_password(lines[0])
+
+
 def _knock(uri: str) -> None:
-    """Fail in seconds where MLflow would retry for minutes; raise OSError or sqlite3.Error."""
+    """Fail in seconds where MLflow would retry for minutes.
+
+    Raises:
+        OSError, sqlite3.Error: it is not there, or not a database.
+        ValueError: the address is none.
+    """
     if uri.startswith("sqlite:///"):
         path = Path(uri.removeprefix("sqlite:///"))
         path.parent.mkdir(parents=True, exist_ok=True)

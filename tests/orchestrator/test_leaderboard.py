@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from pathlib import Path
 
 import pytest
 from mlflow_sweeps import Sweeps
@@ -16,7 +17,7 @@ from orchestrator.leaderboard import (
     leaderboard,
     render,
     render_suite,
-    suite,
+    suites,
     to_csv,
     to_json,
 )
@@ -78,23 +79,92 @@ def test_protocols_rank_apart_and_each_row_says_its_own(sweeps: Sweeps) -> None:
     assert "79.00" in text
 
 
+def test_plms_rank_apart_and_are_named_where_there_are_several(sweeps: Sweeps) -> None:
+    sweeps.start("large")
+    sweeps.trial("l1", [0.9])
+    assert "roberta-large" not in _text(render(leaderboard(sweeps.tracker)))
+    sweeps.start("small", plm="/data/models/minilm")
+    sweeps.trial("s1", [0.8])
+    rows = leaderboard(sweeps.tracker)
+    assert [(r.plm, r.rank) for r in rows] == [("/data/models/minilm", 1), ("roberta-large", 1)]
+    for width in (80, 160):
+        text = _text(render(rows), width)
+        assert "plm" in text
+        assert "roberta-large" in text
+        assert "minilm" in text
+        assert "/data" not in text
+
+
 @pytest.mark.parametrize(
-    ("heads", "kind", "plm", "expected"),
+    ("adapter", "kind", "plm", "expected"),
     [
-        (1, "trial", "roberta-large", 0.888),  # table 8, RTE, 1H
-        (4, "expert", "roberta-large", 0.892),  # table 8, RTE, 4H
-        (1, "collapsed", "roberta-large", 0.892),
-        (1, "trial", "FacebookAI/roberta-large", 0.888),
-        (1, "trial", "minilm", None),
+        ({}, "trial", "roberta-large", 0.888),  # table 8, RTE, 1H
+        ({"num_heads": 4}, "expert", "roberta-large", 0.892),  # table 8, RTE, 4H
+        ({}, "trial", "FacebookAI/roberta-large", 0.888),
+        ({}, "trial", "minilm", None),
+        ({"num_heads": 2}, "trial", "roberta-large", None),
+        ({"num_heads": 8}, "expert", "roberta-large", None),
+        ({"head_dim": 16}, "trial", "roberta-large", None),
+        ({"layers": "top-6"}, "trial", "roberta-large", None),
+        ({"layers": "none"}, "finalist", "roberta-large", None),
     ],
 )
 def test_the_papers_number_stands_beside_only_where_it_applies(
-    sweeps: Sweeps, heads: int, kind: str, plm: str, expected: float | None
+    sweeps: Sweeps, adapter: dict[str, object], kind: str, plm: str, expected: float | None
 ) -> None:
     sweeps.start(task="rte", plm=plm)
-    sweeps.trial("t1", [0.8], kind=kind, overrides={"adapter.num_heads": heads})
+    overrides = {f"adapter.{key}": value for key, value in adapter.items()}
+    sweeps.trial("t1", [0.8], kind=kind, overrides=overrides)
     (row,) = leaderboard(sweeps.tracker)
     assert row.paper == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(("heads", "expected"), [(4, pytest.approx(0.892)), (8, None)])
+def test_a_collapsed_adapter_is_the_papers_by_its_experts_heads(
+    sweeps: Sweeps, heads: int, expected: object
+) -> None:
+    sweeps.start(task="rte")
+    overrides = {"adapter.num_heads": heads}
+    expert = sweeps.trial("e", [0.8], kind="expert", overrides=overrides)
+    single = sweeps.trial("c", [0.9], kind="collapsed")
+    sweeps.tracker.tag(single, {"lineage": expert})
+    assert [row.paper for row in leaderboard(sweeps.tracker)] == [expected, expected]
+
+
+OWN_TASK = """
+name: tickets
+folder: tickets
+text_columns: [text]
+labels: [billing, network]
+metrics: [f1, accuracy]
+"""
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_task_of_ones_own_keeps_its_held_out_score(
+    sweeps: Sweeps, tmp_path: Path, moved: bool
+) -> None:
+    path = tmp_path / "tickets.yaml"
+    path.write_text(OWN_TASK)
+    (tmp_path / "tickets").mkdir()
+    (tmp_path / "tickets" / "train.csv").write_text("text,label\nprinter is down,network\n")
+    sweeps.start(task="tickets")
+    sweeps.settings["task"] = str(path)  # a run's config holds the file, its tag the name
+    run_id = sweeps.trial("t1", [0.7])
+    for key, value in {"accuracy": 0.9, "f1": 0.6}.items():
+        sweeps.tracker.client.log_metric(run_id, f"heldout/{key}", value)
+    if moved:
+        path.unlink()
+        assert leaderboard(sweeps.tracker)[0].heldout is None
+        sweeps.tracker.tag(run_id, {"primary_metric": "f1"})
+    assert leaderboard(sweeps.tracker)[0].heldout == 0.6
+
+
+def test_extra_rows_of_the_paper_protocol_are_no_held_out_score(sweeps: Sweeps) -> None:
+    sweeps.start(protocol="paper", task="mnli")
+    run_id = sweeps.trial("t1", [0.8])
+    sweeps.tracker.client.log_metric(run_id, "heldout/accuracy_mismatched", 0.81)
+    assert leaderboard(sweeps.tracker)[0].heldout is None
 
 
 def test_filters_by_task_and_sweep_and_names_unknown_sweeps(sweeps: Sweeps) -> None:
@@ -103,10 +173,10 @@ def test_filters_by_task_and_sweep_and_names_unknown_sweeps(sweeps: Sweeps) -> N
     sweeps.start("b", task="cola")
     sweeps.trial("t1", [0.6])
     assert [r.sweep for r in leaderboard(sweeps.tracker, task="cola")] == ["b"]
-    assert [r.task for r in leaderboard(sweeps.tracker, sweep="a")] == ["rte"]
+    assert [r.task for r in leaderboard(sweeps.tracker, sweeps=["a"])] == ["rte"]
     assert leaderboard(sweeps.tracker, task="mrpc") == []
     with pytest.raises(UsageError, match="known are a, b"):
-        leaderboard(sweeps.tracker, sweep="c")
+        leaderboard(sweeps.tracker, sweeps=["a", "c"])
 
 
 def test_a_list_in_the_config_is_no_markup(sweeps: Sweeps) -> None:
@@ -153,16 +223,22 @@ TABLE_8 = {
 }  # fmt: skip
 
 
-def _row(task: str, score: float, protocol: str = "paper", heldout: float | None = None) -> Row:
+def _row(
+    task: str,
+    score: float,
+    protocol: str = "paper",
+    heldout: float | None = None,
+    plm: str = "roberta-large",
+) -> Row:
     return Row(
-        rank=1, task=task, plm="roberta-large", protocol=protocol, score=score, heldout=heldout,
+        rank=1, task=task, plm=plm, protocol=protocol, score=score, heldout=heldout,
         paper=TABLE_8[task] / 100, adapter_params=1, classifier_params=1, config={}, kind="trial",
         outcome="completed", seconds=1.0, sweep=f"glue-{task}", trial="t", run_id="r" * 32,
     )  # fmt: skip
 
 
 def test_the_suite_average_is_the_papers() -> None:
-    found = suite([_row(task, points / 100) for task, points in TABLE_8.items()])
+    (found,) = suites([_row(task, points / 100) for task, points in TABLE_8.items()])
     assert round(found.average or 0, 1) == 89.1  # table 8, last column
     assert found.average == pytest.approx(found.paper_average)
     assert not found.missing
@@ -172,18 +248,35 @@ def test_the_suite_average_is_the_papers() -> None:
 def test_the_suite_says_what_is_missing_and_averages_held_out_scores() -> None:
     rows = [
         _row("rte", 0.99, "heldout", heldout=0.80),
-        _row("cola", 0.70),
+        _row("cola", 0.75, "heldout", heldout=0.70),
         _row("sst2", 0.9, "heldout"),  # not measured on dev: no completed trial
     ]
-    found = suite(rows)
+    (found,) = suites(rows)
     assert found.average == pytest.approx((80 + 70) / 2)
     assert found.missing == ["mnli", "sst2", "mrpc", "qnli", "qqp", "stsb"]
     assert [row.task for row in found.rows] == ["sst2", "cola", "rte"]
     assert "without mnli, sst2, mrpc, qnli, qqp, stsb" in _text(render_suite(found))
 
 
+def test_protocols_and_plms_are_suites_apart(sweeps: Sweeps) -> None:
+    rows = [
+        _row("rte", 0.7),
+        _row("rte", 0.9, "heldout", heldout=0.8),
+        _row("rte", 0.6, plm="minilm"),
+        _row("cola", 0.5, plm="minilm"),
+    ]
+    found = [(s.plm, s.protocol, s.average) for s in suites(rows)]
+    assert found == [
+        ("minilm", "paper", pytest.approx(55)),
+        ("roberta-large", "heldout", pytest.approx(80)),
+        ("roberta-large", "paper", pytest.approx(70)),
+    ]
+    titles = [_text(render_suite(s)).splitlines()[0].strip() for s in suites(rows)]
+    assert titles[1] == "GLUE, roberta-large, protocol heldout"
+
+
 def test_an_empty_store_gives_an_empty_table(sweeps: Sweeps) -> None:
     assert leaderboard(sweeps.tracker) == []
-    assert suite([]).average is None
+    assert suites([]) == []
     assert json.loads(to_json([])) == []
     _text(render([]))
