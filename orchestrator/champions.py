@@ -49,7 +49,7 @@ def champion(store: Store, task: str, plm: str | None = None) -> Champion:
     found = [known for known in champions(store) if known.task == task]
     if len(found) > 1:
         plms = ", ".join(sorted(known.plm for known in found))
-        raise UsageError(f"task '{task}' has champions on several PLMs: {plms}; add plm=NAME")
+        raise UsageError(f"task '{task}' has champions on several PLMs: {plms}; add --plm NAME")
     if not found:
         tasks = sorted({known.task for known in champions(store)})
         known = f"champions exist for {', '.join(tasks)}" if tasks else "no task has a champion yet"

@@ -11,11 +11,12 @@ import numpy as np
 
 from orchestrator.champions import champion
 from orchestrator.home import Home
-from orchestrator.registry import HeldOut, Promotion, promote
+from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
 from orchestrator.store import TrialRecord
 from tinyattn.batches import labels_of
 from tinyattn.config import TrainConfig, build, set_dotted
-from tinyattn.data import read_rows
+from tinyattn.data import TaskData, read_rows
+from tinyattn.errors import UsageError
 from tinyattn.predict import Predictor
 from tinyattn.workshop import Workshop
 
@@ -23,15 +24,17 @@ from tinyattn.workshop import Workshop
 def promote_adapter(home: Home, name: str, force: bool) -> Promotion:
     """Register a run's adapter (a sweep's winner, or a run by id) and move the alias if better."""
     workshop = Workshop(home.data_dir)
-    return promote(home.tracker(), name, _heldout_of(workshop), force=force)
+    return promote(home.tracker(), name, _benchmark_of(workshop), force=force)
 
 
-def _heldout_of(workshop: Workshop) -> Callable[[TrialRecord], HeldOut]:
-    def heldout_of(trial: TrialRecord) -> HeldOut:
+def _benchmark_of(workshop: Workshop) -> Callable[[TrialRecord], Benchmark]:
+    def benchmark_of(trial: TrialRecord) -> Benchmark:
         config = config_of(trial)
         data = workshop.data(config)
-        split = data.heldout or data.select  # a forced promotion has no held-out rows
-        task = data.task
+        _refuse_other_data(trial, data)
+        split = data.heldout
+        if split is None:
+            return Benchmark(data.task, None)
 
         def outputs_of(folder: Path) -> np.ndarray:
             predictor = Predictor(folder, workshop, config.plm)
@@ -40,9 +43,20 @@ def _heldout_of(workshop: Workshop) -> Callable[[TrialRecord], HeldOut]:
             finally:
                 predictor.close()
 
-        return HeldOut(task, labels_of(split), outputs_of)
+        return Benchmark(data.task, HeldOut(labels_of(split), outputs_of))
 
-    return heldout_of
+    return benchmark_of
+
+
+def _refuse_other_data(trial: TrialRecord, data: TaskData) -> None:
+    """Raise UsageError where the run's rows are not those found here: scores do not compare."""
+    then = trial.tags.get("data_fingerprint", data.fingerprint)
+    if then != data.fingerprint:
+        raise UsageError(
+            f"run {trial.run_id} was trained on data with fingerprint {then}, but the data of task "
+            f"'{data.task.name}' found here have {data.fingerprint}; name the folder it was "
+            "trained on with --data or TINYATTN_DATA"
+        )
 
 
 def config_of(trial: TrialRecord) -> TrainConfig:

@@ -25,15 +25,21 @@ SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out rows of a task, and how an adapter answers on them."""
+    """Rows that chose nothing, and how an adapter answers on them."""
 
-    task: Task
     labels: np.ndarray
     """[N] class ids or scores."""
     outputs_of: Callable[[Path], np.ndarray]
     """Adapter folder → outputs [N, num_outputs] on the held-out rows."""
-    example: dict[str, str] | None = None
-    """One input row, kept with the model as its example."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What runs of one task are compared by."""
+
+    task: Task
+    heldout: HeldOut | None
+    """None: the protocol `paper` chooses by all labelled rows that are not for training."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Promotion:
 def promote(
     tracker: Tracker,
     name: str,
-    heldout_of: Callable[[TrialRecord], HeldOut],
+    benchmark_of: Callable[[TrialRecord], Benchmark],
     *,
     force: bool = False,
 ) -> Promotion:
@@ -66,7 +72,7 @@ def promote(
     Args:
         tracker: the store.
         name: a trial's run id, or a sweep's name: its winner.
-        heldout_of: gives the held-out rows of the run's task.
+        benchmark_of: gives the run's task and its held-out rows.
         force: move the alias whatever the test says, also without a held-out score.
 
     Raises:
@@ -75,18 +81,18 @@ def promote(
     trial = candidate(tracker, name)
     _refuse_without_adapter(tracker, trial)
     _refuse_unmeasured(trial, force)
-    heldout = heldout_of(trial)
+    benchmark = benchmark_of(trial)
     model = model_name(trial.task, trial.plm)
     with tempfile.TemporaryDirectory() as folder:
         adapter = tracker.download(trial.run_id, "adapter", Path(folder))
         previous = holder(tracker, model)
-        test = _compare(tracker, heldout, adapter, previous, trial, Path(folder))
-        version = _register(tracker, model, trial, adapter, heldout, Path(folder))
+        test = _compare(tracker, benchmark, adapter, previous, trial, Path(folder))
+        version = _register(tracker, model, trial, adapter, benchmark.task, Path(folder))
     number = int(version.version)
     if previous is not None and int(previous.version) == number:
         return Promotion(model, number, False, number, None, False, "it is the champion already")
     supported = previous is None or (test is not None and test.p_value < SIGNIFICANCE)
-    measured = bool(trial.heldout)
+    measured = trial.heldout_score is not None
     forced = force and not (supported and measured)
     moved = forced or supported
     old = int(previous.version) if previous is not None else None
@@ -128,13 +134,17 @@ def _refuse_without_adapter(store: Store, trial: TrialRecord) -> None:
 
 def _refuse_unmeasured(trial: TrialRecord, force: bool) -> None:
     """Raise UsageError for a run that has no held-out score, unless forced."""
-    if trial.heldout or force:
+    if trial.heldout_score is not None or force:
         return
     if trial.protocol == "paper":
         why = (
             "protocol 'paper' selects on the official dev set, so no held-out rows are left to "
             "judge it by; run the sweep with protocol=heldout"
         )
+    elif trial.outcome is Outcome.COMPLETED:
+        found = ", ".join(trial.heldout) or "nothing"
+        metric = trial.primary_metric or "the task's primary metric"
+        why = f"{metric} was not measured on the held-out rows, only {found}"
     else:
         outcome = trial.outcome.value if trial.outcome else "still running"
         why = f"it is {outcome}: only a completed trial is scored on the held-out rows"
@@ -143,19 +153,22 @@ def _refuse_unmeasured(trial: TrialRecord, force: bool) -> None:
 
 def _compare(
     tracker: Tracker,
-    heldout: HeldOut,
+    benchmark: Benchmark,
     adapter: Path,
     previous: ModelVersion | None,
     trial: TrialRecord,
     folder: Path,
 ) -> PairedTest | None:
     """Test the newcomer against the champion, where there is another one."""
-    if previous is None or previous.run_id == trial.run_id or not trial.heldout:
+    heldout = benchmark.heldout
+    if previous is None or previous.run_id == trial.run_id:
+        return None
+    if heldout is None or trial.heldout_score is None:
         return None
     (folder / "old").mkdir()
     old_adapter = tracker.download(previous.run_id or "", "adapter", folder / "old")
     new, old = heldout.outputs_of(adapter), heldout.outputs_of(old_adapter)
-    return paired_test(primary_metric(heldout.task), new, old, heldout.labels)
+    return paired_test(primary_metric(benchmark.task), new, old, heldout.labels)
 
 
 def primary_metric(task: Task) -> Metric:
@@ -170,18 +183,13 @@ def primary_metric(task: Task) -> Metric:
 
 
 def _register(
-    tracker: Tracker, model: str, trial: TrialRecord, adapter: Path, heldout: HeldOut, folder: Path
+    tracker: Tracker, model: str, trial: TrialRecord, adapter: Path, task: Task, folder: Path
 ) -> ModelVersion:
     """Return the run's version of the registered model, making both where needed."""
     known = [v for v in _versions(tracker, model) if v.run_id == trial.run_id]
     if known:  # MLflow would make a second version of the same run
         return known[0]
-    save_model(
-        adapter,
-        folder / "model",
-        task=heldout.task,
-        example=heldout.example,
-    )
+    save_model(adapter, folder / "model", task=task)
     tracker.log_folder(trial.run_id, folder / "model", "model")
     if model not in models(tracker):
         tags = {TAG + "task": trial.task, TAG + "plm": trial.plm}

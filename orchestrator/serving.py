@@ -34,27 +34,25 @@ def save_model(
     destination: Path,
     *,
     task: Task,
-    example: Mapping[str, str] | None = None,
 ) -> None:
     """Write the MLflow model of an adapter folder to `destination`, which must not exist.
 
     Args:
         adapter: adapter folder; it is copied whole.
         destination: folder to make.
-        task: its text columns and labels make the signature.
-        example: one input row; None: a made-up one.
+        task: its text columns and labels make the signature and the example.
 
     Raises:
         StorageError: the folder cannot be written. Nothing half-written stays.
     """
-    row = example or {column: f"A {column} to classify." for column in task.text_columns}
+    row = {column: f"A {column} to classify." for column in task.text_columns}
     try:
         mlflow.pyfunc.save_model(
             str(destination),
             loader_module=__name__,
             data_path=str(adapter),
             signature=signature(task),
-            input_example=pd.DataFrame([{column: row[column] for column in task.text_columns}]),
+            input_example=pd.DataFrame([row]),
             pip_requirements=[f"{name}=={metadata.version(name)}" for name in REQUIREMENTS],
         )
     except (OSError, MlflowException) as error:

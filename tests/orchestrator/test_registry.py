@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlflow
@@ -20,7 +21,8 @@ from sklearn.metrics import matthews_corrcoef
 from orchestrator import serving
 from orchestrator.champions import champion, rollback
 from orchestrator.outcome import Outcome
-from orchestrator.registry import HeldOut, Promotion, promote
+from orchestrator.promotion import _benchmark_of
+from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
 from orchestrator.significance import by_confusion, paired_test
 from orchestrator.store import TrialRecord
 from tinyattn.errors import UsageError
@@ -44,8 +46,8 @@ class Gate:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def __call__(self, trial: TrialRecord) -> HeldOut:
-        return HeldOut(find_task("sst2"), LABELS, self._outputs_of)
+    def __call__(self, trial: TrialRecord) -> Benchmark:
+        return Benchmark(find_task("sst2"), HeldOut(LABELS, self._outputs_of))
 
     def _outputs_of(self, adapter: Path) -> np.ndarray:
         name = (adapter / "adapter_config.json").read_text().split('"')[3]
@@ -132,6 +134,54 @@ def test_a_run_without_held_out_score_needs_force(
     assert forced.reason == "forced, though it has no held-out score"
 
 
+@pytest.mark.parametrize(
+    ("protocol", "metric", "why"),
+    [
+        ("paper", "accuracy_mismatched", "selects on the official dev set"),
+        ("paper", "accuracy", "selects on the official dev set"),
+        ("heldout", "accuracy_mismatched", "accuracy was not measured on the held-out rows, only"),
+    ],
+)
+def test_other_numbers_at_the_end_are_no_held_out_score(
+    sweeps: Sweeps, protocol: str, metric: str, why: str
+) -> None:
+    sweeps.start(protocol=protocol)
+    run_id = sweeps.trial("a-90", [0.9], adapter=True)
+    sweeps.tracker.client.log_metric(run_id, f"heldout/{metric}", 0.95)
+    with pytest.raises(UsageError, match=why):
+        promote(sweeps.tracker, run_id, Gate())
+    forced = promote(sweeps.tracker, run_id, Gate(), force=True)
+    assert (forced.test, forced.reason) == (None, "forced, though it has no held-out score")
+
+
+def _one_data(**fields: object) -> Any:
+    """Stands in for a workshop: the same data whatever the config."""
+    data = SimpleNamespace(task=find_task("sst2"), **fields)
+    return SimpleNamespace(data=lambda config: data)
+
+
+def test_other_data_are_refused_before_anything_changes(sweeps: Sweeps) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("a-70", [0.7], heldout=0.7, adapter=True)
+    sweeps.tracker.tag(run_id, {"data_fingerprint": "aaaa1111"})
+    found = _one_data(fingerprint="bbbb2222", heldout=None)
+    with pytest.raises(UsageError, match=r"aaaa1111.*bbbb2222.*--data"):
+        promote(sweeps.tracker, run_id, _benchmark_of(found))
+    assert MlflowClient(sweeps.tracker.uri).search_registered_models() == []
+
+
+def test_a_forced_run_of_the_paper_protocol_is_compared_with_nothing(sweeps: Sweeps) -> None:
+    sweeps.start("honest")
+    _promote(sweeps, "a-70")
+    sweeps.start("literal", protocol="paper")
+    run_id = sweeps.trial("b-90", [0.9], adapter=True)
+    sweeps.tracker.tag(run_id, {"data_fingerprint": "aaaa1111"})
+    found = _one_data(fingerprint="aaaa1111", heldout=None)  # no `select`: it may not be asked
+    forced = promote(sweeps.tracker, run_id, _benchmark_of(found), force=True)
+    assert (forced.moved, forced.previous, forced.test) == (True, 1, None)
+    assert forced.reason == "forced, though it has no held-out score"
+
+
 def test_rollback_walks_back_and_ends_with_a_message(sweeps: Sweeps) -> None:
     sweeps.start()
     for trial_id in ("a-50", "b-70", "c-90"):
@@ -204,7 +254,7 @@ def test_champions_on_several_plms_ask_which_one(sweeps: Sweeps) -> None:
     _promote(sweeps, "a-70")
     sweeps.start("small", plm="minilm")
     _promote(sweeps, "b-60")
-    with pytest.raises(UsageError, match="several PLMs: minilm, roberta-large"):
+    with pytest.raises(UsageError, match="several PLMs: minilm, roberta-large; add --plm NAME"):
         champion(sweeps.tracker, "sst2")
     assert champion(sweeps.tracker, "sst2", "minilm").model == "tinyattn-sst2-minilm"
 
