@@ -1,12 +1,13 @@
 """A finished or running sweep as one HTML file without external links, and its figures as PNG.
 
-The figures are also kept on the sweep's MLflow run, under `figures/`.
+Both are also kept on the sweep's MLflow run, as `report/report.html` and `figures/*.png`.
 """
 
 from __future__ import annotations
 
 import base64
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -25,8 +26,8 @@ from orchestrator.outcome import Outcome
 from orchestrator.search import importances
 from orchestrator.store import Store, SweepRecord, TrialRecord
 from orchestrator.tracking import Tracker
-from tinyattn.errors import StorageError, TaskError, UsageError
-from tinyattn.tasks import find_task
+from tinyattn.checkpoint import write_text
+from tinyattn.errors import StorageError, UsageError
 
 DPI = 130
 LOG_RATIO = 30
@@ -60,7 +61,7 @@ def write_report(tracker: Tracker, name: str, folder: Path) -> Path:
     """Write `report.html` and `figures/*.png` of a sweep into `folder`; return the HTML's path.
 
     Args:
-        tracker: the store; the figures are added to the sweep's run.
+        tracker: the store; page and figures are added to the sweep's run.
         name: the sweep's name.
         folder: made where needed.
 
@@ -73,15 +74,19 @@ def write_report(tracker: Tracker, name: str, folder: Path) -> Path:
     if not trials:
         raise UsageError(f"sweep '{name}' has no trial yet: there is nothing to report")
     config = tracker.sweep_config(sweep)
-    drawn = draw(_curves(tracker, trials), _metric(sweep.task), log_keys(config, trials))
+    metric = trials[0].primary_metric or "score"
+    drawn = draw(_curves(tracker, trials), metric, log_keys(config, trials))
     try:
         images = _save(drawn, folder / "figures")
-        page = folder / "report.html"
-        rows = leaderboard(tracker, sweep=name)
-        page.write_text(_page(sweep, trials, rows, config, images), encoding="utf-8")
     except OSError as error:
         raise StorageError(f"the report cannot be written to {folder}: {error}") from None
+    page = folder / "report.html"
+    text = _page(sweep, trials, leaderboard(tracker, sweeps=[name]), config, images)
+    write_text(page, text)
     tracker.log_folder(sweep.run_id, folder / "figures", "figures")
+    with tempfile.TemporaryDirectory() as scratch:  # the folder may hold other files too
+        write_text(Path(scratch) / page.name, text)
+        tracker.log_folder(sweep.run_id, Path(scratch), "report")
     return page
 
 
@@ -128,16 +133,11 @@ def _curves(store: Store, trials: Sequence[TrialRecord]) -> list[Curve]:
     ]
 
 
-def _metric(task: str) -> str:
-    """Return the primary metric's name, or 'score' for a task file that has moved since."""
-    try:
-        return find_task(task).metrics[0]
-    except TaskError:
-        return "score"
-
-
 def _save(drawn: Mapping[str, Figure], folder: Path) -> dict[str, Path]:
+    """Write the figures as PNG, and remove those of an earlier report that are not among them."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name in CAPTIONS.keys() - drawn.keys():
+        (folder / f"{name}.png").unlink(missing_ok=True)
     paths = {name: folder / f"{name}.png" for name in drawn}
     for name, figure in drawn.items():
         figure.savefig(paths[name], dpi=DPI, facecolor="white")

@@ -83,6 +83,31 @@ def test_the_figures_are_kept_on_the_sweeps_run(sweeps: Sweeps, tmp_path: Path) 
     assert kept == FIGURES
 
 
+def test_the_page_is_kept_on_the_sweeps_run_without_what_lies_beside_it(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    _sweep(sweeps, 5)
+    (tmp_path / "secret.txt").write_text("somebody's file")
+    page = write_report(sweeps.tracker, "first", tmp_path)
+    run_id = sweeps.tracker.find_sweep("first").run_id
+    kept = sweeps.tracker.download(run_id, "report", tmp_path / "copy")
+    assert [path.name for path in kept.iterdir()] == ["report.html"]
+    assert (kept / "report.html").read_bytes() == page.read_bytes()
+
+
+def test_figures_of_an_earlier_report_go_and_other_files_stay(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    for name in ("importance.png", "photo.png"):
+        (folder / name).write_bytes(b"")
+    sweeps.start("first")
+    sweeps.trial("t1", [0.5])  # one trial says nothing about importance
+    write_report(sweeps.tracker, "first", tmp_path)
+    assert {png.stem for png in folder.iterdir()} == FIGURES - {"importance"} | {"photo"}
+
+
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.FAILED, None])
 def test_a_single_trial_is_enough(sweeps: Sweeps, tmp_path: Path, outcome: Outcome | None) -> None:
     sweeps.start("first")
