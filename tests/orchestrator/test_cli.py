@@ -10,9 +10,11 @@ import errno
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -548,6 +550,19 @@ def test_gpus_that_are_not_there(here: Path, tiny: str) -> None:
     assert not (here / "runs" / "sweeps").exists()
 
 
+def test_interrupted_before_anything_began(
+    here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("orchestrator.sweep.inspect", interrupt)
+    result = run("sweep", "run", "agreement", f"plm={tiny}")
+    assert result.exit_code == 1
+    assert result.stderr == "interrupted; what had finished before is kept\n"
+    assert not (here / "runs").exists()
+
+
 def test_a_closed_pipe_is_no_error(here: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m orchestrator.cli sweep list | head -1",
@@ -573,9 +588,6 @@ def test_doctor_names_what_is_here(here: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
     """The command line takes SIGTERM over; tests give it back."""
-    import signal
-    import warnings
-
     handler, words = signal.getsignal(signal.SIGTERM), warnings.formatwarning
     yield
     signal.signal(signal.SIGTERM, handler)

@@ -255,9 +255,9 @@ def test_a_signal_while_runs_are_closed_waits(
 ) -> None:
     close = open_sweep.close_all
 
-    def interrupted(outcome: Outcome) -> None:
+    def interrupted(outcome: Outcome, **more: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        close(outcome)
+        close(outcome, **more)
 
     monkeypatch.setattr(open_sweep, "close_all", interrupted)
     with pytest.raises(InterruptedSweepError), closed_in_any_case(open_sweep):

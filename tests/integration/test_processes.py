@@ -1,0 +1,127 @@
+"""Real processes: sweeps that are interrupted, trainings that are killed, several at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tiny_plm import save_tiny_plm
+
+from orchestrator.config import SearchConfig
+from orchestrator.home import Home
+from orchestrator.search import OptunaSearcher
+
+pytestmark = pytest.mark.slow
+SIZES = ("task=agreement", "max_length=32", "max_train_rows=400", "batch_size=16")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny"))
+
+
+def start(*words: object) -> subprocess.Popen[str]:
+    """Start the command line in a process group of its own, as a shell does."""
+    command = [sys.executable, "-m", "orchestrator.cli", *map(str, words)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def read_until(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if word in line:
+            return
+    raise AssertionError(f"ended without {word!r}: {process.communicate()[1]}")
+
+
+def once(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+def twice(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def whole_group(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGTERM)  # as a batch system sends it: Ray dies of it too
+
+
+@pytest.mark.parametrize("stop", [once, twice, whole_group])
+def test_an_interrupted_sweep_leaves_nothing_running(
+    tiny: str, tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    sweep = start(
+        "sweep", "run", "agreement", *SIZES, f"plm={tiny}", "epochs=50", "search.trials=40",
+        "name=s", "--runs", tmp_path,
+    )  # fmt: skip
+    read_until(sweep, "evaluation 2/")
+    children = psutil.Process(sweep.pid).children(recursive=True)
+    assert any(child.name() == "raylet" for child in children)
+    stop(sweep)
+    _, stderr = sweep.communicate(timeout=40)
+    assert sweep.returncode == 1
+    assert "Traceback" not in stderr
+    (line,) = stderr.splitlines()
+    assert "interrupted; what had" in line
+    assert "is kept" in line
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+    tracker = Home(tmp_path).tracker()
+    record = tracker.find_sweep("s")
+    trials = tracker.trials_of(record)
+    for run in (record, *trials):
+        assert run.outcome == "interrupted" or run.outcome in ("completed", "stopped")
+        status = tracker.client.get_run(run.run_id).info.status
+        assert status == run.outcome.run_status
+    assert record.outcome == "interrupted"
+    assert any(trial.outcome == "interrupted" for trial in trials)
+
+    journal = tmp_path / "sweeps" / "s" / "study.journal"
+    study = OptunaSearcher({}, SearchConfig(), journal, "s")._study
+    states = Counter(trial.state.name for trial in study.trials)
+    assert states["RUNNING"] == 0
+    told = Counter(trial.user_attrs["outcome"] for trial in study.trials)
+    assert told == Counter(str(trial.outcome) for trial in trials)
+
+
+def test_two_trainings_at_once_and_one_of_them_killed_and_resumed(
+    tiny: str, tmp_path: Path
+) -> None:
+    """Both use the same ports, caches and PLM; the end is the same to the last bit."""
+    words = ("train", *SIZES, f"plm={tiny}", "epochs=8", "adapter.dropout=0.2")
+    whole = start(*words, "--output", tmp_path / "whole")
+    victim = start(*words, "--output", tmp_path / "killed")
+    read_until(victim, "evaluation 3/16")  # its state is being written
+    victim.kill()
+    victim.communicate()
+    expected, stderr = whole.communicate(timeout=120)
+    assert whole.returncode == 0, stderr
+    assert stderr == ""
+
+    resumed = start(*words, "--output", tmp_path / "killed", "--resume")
+    found, stderr = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, stderr
+    assert 12 <= found.count("evaluation ") <= 14  # from the third, or the second if cut off
+
+    def scores(text: str) -> list[str]:
+        lines = [line for line in text.splitlines() if line.startswith(("evaluation", "held-out"))]
+        return [line.split(", rows")[0].split(", about")[0].rsplit(", ", 1)[0] for line in lines]
+
+    assert scores(found) == scores(expected)[-len(scores(found)) :]
+    one, other = (tmp_path / name / "adapter" for name in ("whole", "killed"))
+    name = "adapter_model.safetensors"
+    assert (one / name).read_bytes() == (other / name).read_bytes()
+    assert sorted(p.name for p in (tmp_path / "killed").iterdir() if p.name[0] != ".") == [
+        "adapter",
+        "state",
+    ]
