@@ -146,6 +146,8 @@ def models(store: Store) -> dict[str, dict[str, str]]:
 def _exists(store: Store, model: str, version: int) -> bool:
     try:
         store.client.get_model_version(model, str(version))
-    except MlflowException:
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # the store failed: nothing is known
+            raise
         return False
     return True

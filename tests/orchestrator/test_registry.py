@@ -216,6 +216,26 @@ def test_rollback_skips_deleted_versions_and_trusts_an_alias_moved_by_hand(sweep
     assert rollback(sweeps.tracker, MODEL).version == 1
 
 
+def test_a_store_that_fails_in_a_rollback_is_no_deleted_version(
+    sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps.start()
+    for trial_id in ("a-50", "b-70", "c-90"):
+        _promote(sweeps, trial_id)
+    client = sweeps.tracker.client
+    answer = client.get_model_version
+
+    def fails(name: str, version: str) -> object:
+        if version == "2":
+            raise mlflow.exceptions.MlflowException("database is locked")
+        return answer(name, version)
+
+    monkeypatch.setattr(client, "get_model_version", fails)
+    with pytest.raises(mlflow.exceptions.MlflowException, match="locked"):
+        rollback(sweeps.tracker, MODEL)
+    assert _alias(sweeps) == 3
+
+
 def test_a_sweeps_candidate_is_chosen_without_looking_at_held_out_scores(sweeps: Sweeps) -> None:
     sweeps.start("first")
     sweeps.trial("a-70", [0.70], heldout=0.99, adapter=True)
