@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 
 from orchestrator.home import Home
-from tinyattn.errors import UsageError
+from tinyattn.errors import TinyAttnError, UsageError
 
 
 def serve(home: Home, host: str, port: int, say: Callable[[str], None]) -> None:
@@ -17,6 +19,7 @@ def serve(home: Home, host: str, port: int, say: Callable[[str], None]) -> None:
 
     Raises:
         UsageError: the port is taken, or the store is a server with pages of its own.
+        TinyAttnError: the server ended by itself.
     """
     if home.tracking_uri is not None and home.tracking_uri.startswith(("http:", "https:")):
         raise UsageError(f"the store is a server: its pages are at {home.tracking_uri}")
@@ -30,10 +33,18 @@ def serve(home: Home, host: str, port: int, say: Callable[[str], None]) -> None:
         "--artifacts-destination", (home.runs / "artifacts").as_uri(),
         "--host", host, "--port", str(port), "--workers", "1",
     ]  # fmt: skip
+    # A process group of its own: the server has children, which must not outlive this process.
+    server = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
-        subprocess.run(command, env=environment, check=False)
+        code = server.wait()
     except KeyboardInterrupt:
         say("ended")
+        return
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+    raise TinyAttnError(f"MLflow's server ended by itself with code {code}; its lines say why")
 
 
 def _refuse_taken(host: str, port: int) -> None:
