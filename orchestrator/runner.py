@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # tracebacks of trials
 
 RETRIES = 1
 """Times that a trial whose worker died is started again from its last evaluation."""
+LESS_MEMORY = "fewer trials at once (resources.concurrent) or a smaller micro_batch_size need less"
 
 
 class InterruptedSweepError(TinyAttnError):
@@ -237,12 +239,10 @@ class _Watcher(tune.Callback):
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Close the run of a trial that failed more often than it is retried."""
-        error = trial.get_error()
-        unknown = "its error could not be kept: is the disk full?"
-        message = str(getattr(error, "cause", None) or error or unknown).strip()
-        killed = isinstance(getattr(error, "cause", None) or error, ray.exceptions.OutOfMemoryError)
-        outcome = Outcome.OUT_OF_MEMORY if killed else Outcome.FAILED
-        self._end(trial, outcome, dict(trial.last_result or {}), message)
+        if trial.trial_id not in self.view.progress.params:  # its worker never came up
+            self.on_trial_start(iteration, trials, trial)
+        outcome, message = _last_error(trial)
+        self._end(trial, outcome, {**(trial.last_result or {}), "error": message}, message)
 
     def _end(self, trial: Any, outcome: Outcome, result: dict[str, Any], error: str | None) -> None:
         adapter: Path | None = self.adapters / trial.trial_id
@@ -253,6 +253,20 @@ class _Watcher(tune.Callback):
         self.ended.append(Ended(trial.trial_id, run_id, outcome, _params(trial), result, adapter))
         note = error.splitlines()[-1] if error and outcome is not Outcome.COMPLETED else ""
         self.view.finished(trial.trial_id, outcome, note)
+
+
+def _last_error(trial: Any) -> tuple[Outcome, str]:
+    """What ended a trial's last worker, as outcome and message, from the file that Tune keeps."""
+    try:  # Tune's own reader looks where the file is copied later
+        text = Path(trial.error_file).read_text("utf-8", errors="replace")
+    except (OSError, TypeError):
+        return Outcome.FAILED, "its error could not be kept: is the disk full?"
+    last = re.split(r"^Failure # .*\n", re.sub(r"\x1b\[\d+m", "", text), flags=re.MULTILINE)[-1]
+    if "running low on memory" in last:
+        return Outcome.OUT_OF_MEMORY, f"killed when the machine ran low on memory; {LESS_MEMORY}"
+    if "actor died unexpectedly" in last:
+        return Outcome.FAILED, f"its worker died each time, perhaps out of memory; {LESS_MEMORY}"
+    return Outcome.FAILED, last.strip()
 
 
 def _params(trial: Any) -> dict[str, Any]:

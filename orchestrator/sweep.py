@@ -137,7 +137,8 @@ def run_tags(facts: Facts) -> dict[str, str]:
 def _refuse_empty(ended: list[Ended]) -> None:
     if any(trial.outcome in (Outcome.COMPLETED, Outcome.STOPPED) for trial in ended):
         return
-    causes = {str(trial.result.get("error") or trial.outcome.value) for trial in ended}
+    # Of an error from outside this project the last line; its traceback is in MLflow.
+    causes = {(t.result.get("error") or t.outcome.value).splitlines()[-1] for t in ended}
     raise TinyAttnError(
         f"none of {len(ended)} trials reached a score: {'; '.join(sorted(causes)) or 'none ran'}"
     )

@@ -31,26 +31,29 @@ from tinyattn.errors import TinyAttnError
 from tinyattn.trainer import Evaluation, Trainer
 from tinyattn.workshop import Workshop
 
-TWIN, DIVERGES, FAILS = {"seed": 1}, {"optimizer.weight_decay": 10.0}, {"max_length": 65}
+TWIN, DOOMED, FAILS = {"seed": 1}, {"seed": 2}, {"max_length": 65}
 POINTS: list[dict[str, Any]] = [
     {"seed": 0},
     TWIN,  # its worker is killed
     FAILS,
-    {"optimizer.lr": 10.0, "optimizer.schedule": "constant", **DIVERGES},
+    {"optimizer.lr": 10.0, "optimizer.schedule": "constant", "optimizer.weight_decay": 10.0},
     {**TWIN, "epochs": 2},  # the same as TWIN
+    DOOMED,  # its worker is killed whenever it gets one
 ]
 
 
 class Killer(LineView):
-    """Kills the worker of the second trial when it reports its second evaluation, once."""
+    """Kills the worker of TWIN at its second evaluation, once, and that of DOOMED each time."""
 
-    killed = 0
+    killed = False
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         super().evaluated(trial_id, result)
-        is_victim = self.progress.params[trial_id] == TWIN and result["evaluation"] == 2
-        if is_victim and not self.killed:
-            self.killed += 1
+        params = self.progress.params[trial_id]
+        if params == TWIN and result["evaluation"] == 2 and not self.killed:
+            self.killed = True
+            os.kill(result["pid"], signal.SIGKILL)
+        if params == DOOMED:
             os.kill(result["pid"], signal.SIGKILL)
 
 
@@ -88,7 +91,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={}
     )
     batch = Batch(
-        name="search", title="five", kind="trial", base=base, trials=5, evaluations=4,
+        name="search", title="six", kind="trial", base=base, trials=6, evaluations=4,
         resources=Resources(cpus=1, concurrent=2),
         tags={"data_fingerprint": "data", "commit": "code"},
     )  # fmt: skip
@@ -108,8 +111,8 @@ slow = pytest.mark.slow
 @slow
 def test_each_trial_has_one_run_with_a_truthful_end(ran: Ran) -> None:
     outcomes = Counter(e.outcome for e in ran.ended.values())
-    assert outcomes == {Outcome.COMPLETED: 3, Outcome.FAILED: 1, Outcome.DIVERGED: 1}
-    assert len(ran.records) == 5
+    assert outcomes == {Outcome.COMPLETED: 3, Outcome.FAILED: 2, Outcome.DIVERGED: 1}
+    assert len(ran.records) == 6
     for trial_id, record in ran.records.items():
         assert record.outcome == ran.ended[trial_id].outcome
         run = ran.tracker.client.get_run(record.run_id)
@@ -134,6 +137,15 @@ def test_a_killed_worker_is_made_good(ran: Ran) -> None:
     a, b = read_adapter(killed)[1], read_adapter(twin)[1]
     assert a.keys() == b.keys()
     assert all(a[key].equal(b[key]) for key in a)
+
+
+@slow
+def test_a_worker_that_dies_again_is_not_replaced_for_ever(ran: Ran) -> None:
+    ended, record = ran.at(5)
+    assert ended.outcome is Outcome.FAILED
+    assert record.tags["error"].startswith("its worker died each time")
+    assert ran.lines.count("#5 starts again") == 1
+    assert [step for step, _ in ran.history(5, "score")] == [1]
 
 
 @slow
