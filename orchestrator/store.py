@@ -37,6 +37,7 @@ from orchestrator.outcome import Outcome
 from tinyattn.errors import StorageError, UsageError, did_you_mean
 from tinyattn.tasks import find_task
 
+logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # "Validating input example"
 for _noisy in ("alembic", "mlflow.store.db.utils"):
     logging.getLogger(_noisy).setLevel(logging.CRITICAL)  # creation of tables; tracebacks of locks
 
