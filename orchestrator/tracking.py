@@ -132,14 +132,15 @@ class Tracker(Store):
             tags: identity, fingerprints and counts, without the project's prefix.
             kind: trial, finalist, expert or collapsed.
         """
-        self._live.add(trial_id)
         if trial_id in self._runs_of_trials:
+            self._live.add(trial_id)
             self._reopen(self._runs_of_trials[trial_id])
             return self._runs_of_trials[trial_id]
         own = {**self._sweep_tags, "protocol": config.protocol, **code_tags(), **tags}
         own |= {"trial": trial_id, "kind": kind, "searched": json.dumps(dict(params))}
         run_id = self._create_run(trial_id, own, parent=self._sweep_run)
         self._runs_of_trials[trial_id] = run_id
+        self._live.add(trial_id)
         self._logged[trial_id] = 0
         resolved = config.model_dump(mode="json")
         flat = [Param(key, text) for key, text in flatten(resolved).items()]
@@ -261,7 +262,8 @@ class Tracker(Store):
         try:
             return patiently(create).info.run_id
         except MlflowException as error:
-            raise StorageError(f"MLflow refused the run '{name}': {error}") from None
+            first = str(error).strip().splitlines()[0]
+            raise StorageError(f"MLflow refused the run '{name}': {first}") from None
 
     def _reopen(self, run_id: str) -> None:
         self._outbox.send(partial(self.client.update_run, run_id, status="RUNNING"))

@@ -194,8 +194,11 @@ def _fault(model: type[BaseModel], fault: Any, source: str) -> str:
         return f"{source}: {key}: this key is required"
     message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "allowed is")
     came = fault["input"]
-    if isinstance(came, Mapping):  # a fault between keys: its message names them and their values
-        return f"{source}: {message}"
+    if isinstance(came, Mapping):
+        # Either keys where a single value belongs, or a fault between keys, whose message names
+        # them with their values.
+        between = fault["type"] == "value_error"
+        return f"{source}: {message}" if between else f"{source}: {key}: keys came, {message}"
     hint = ""
     if fault["type"] == "literal_error" and isinstance(came, str):
         hint = did_you_mean(came, re.findall(r"'([^']+)'", message))
