@@ -113,16 +113,17 @@ def finalize(sweep: Sweep, home: Home) -> Verdict:
     concurrency(sweep.resources)
     home.require_space()
     tracker = home.tracker()
-    record = tracker.find_sweep(sweep.name)
-    best = best_one_head(tracker, record, sweep.finalize.finalists)
-    facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
-    _refuse_other_data(record, facts)
-    # A sweep that nobody holds and that has no outcome was left by a process that died.
-    outcome = record.outcome or Outcome.INTERRUPTED
-    with home.lock(sweep.name), closed_in_any_case(tracker, sweep=outcome):
-        tracker.resume_sweep(sweep.name)
-        verdict = _Finalizing(sweep, home, tracker, facts).run(best)
-        tracker.tag(record.run_id, {"winner": verdict.winner.run_id})
+    tracker.find_sweep(sweep.name)  # a name that is wrong makes no folder for its lock
+    with home.lock(sweep.name):  # what is read here, no other process is about to change
+        record = tracker.find_sweep(sweep.name)
+        best = best_one_head(tracker, record, sweep.finalize.finalists)
+        facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
+        _refuse_other_data(record, facts)
+        # A sweep that nobody holds and that has no outcome was left by a process that died.
+        with closed_in_any_case(tracker, sweep=record.outcome or Outcome.INTERRUPTED):
+            tracker.resume_sweep(sweep.name)
+            verdict = _Finalizing(sweep, home, tracker, facts).run(best)
+            tracker.tag(record.run_id, {"winner": verdict.winner.run_id})
     return verdict
 
 

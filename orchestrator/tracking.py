@@ -197,12 +197,6 @@ class Tracker(Store):
         """Add tags, given without the project's prefix, to any run."""
         self._outbox.send(partial(self.client.log_batch, run_id, tags=_run_tags(tags)))
 
-    def log_metrics(self, run_id: str, metrics: Mapping[str, float]) -> None:
-        """Add single numbers, such as a mean over seeds, to any run."""
-        now = int(time.time() * 1000)
-        batch = [Metric(key, float(value), now, 0) for key, value in metrics.items()]
-        self._outbox.send(partial(self.client.log_batch, run_id, metrics=batch))
-
     def log_folder(self, run_id: str, folder: Path, path: str) -> None:
         """Copy a folder's files to a run's artifacts under `path`.
 
