@@ -14,16 +14,17 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
 
 import numpy as np
 
+from orchestrator.collapsing import Collapse, Loaded, collapse_in_place
 from orchestrator.config import Sweep
 from orchestrator.home import Home
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
+from orchestrator.provenance import refuse_other_data
 from orchestrator.registry import primary_metric
 from orchestrator.runner import Batch, Ended, closed_in_any_case, concurrency, run_batch
 from orchestrator.search import OptunaSearcher
@@ -31,72 +32,19 @@ from orchestrator.significance import paired_test
 from orchestrator.store import SweepRecord, TrialRecord
 from orchestrator.sweep import run_tags
 from orchestrator.tracking import Tracker
-from tinyattn.batches import Batches, labels_of
-from tinyattn.checkpoint import read_card
+from orchestrator.verdict import Candidate, Collapsed, Verdict
+from tinyattn.batches import labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError, UsageError
-from tinyattn.experts import CollapseMethod, collapse
-from tinyattn.model import AdaptedModel
+from tinyattn.model import Counts
 from tinyattn.tasks import compute_metrics
 from tinyattn.tasks.tokens import Split
-from tinyattn.trainer import outputs_of
 from tinyattn.workshop import Workshop
 
 FRESH_SEED = 1000
 """Seeds of finalists count from here, away from those that searches use."""
 BASELINE = {"adapter.layers": "none"}
 """Overrides of the classifier alone: the same PLM and training without an adapter."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """An adapter and its scores, shares of 1; held-out is None under the protocol `paper`."""
-
-    name: str
-    run_id: str
-    select: float
-    heldout: float | None
-    adapter: Path | None = None
-    std: float | None = None
-    """Standard deviation of `select` over seeds, where there are several."""
-    heldout_std: float | None = None
-    parameters: int = 0
-    """Trainable: adapter and classifier."""
-
-
-@dataclass(frozen=True)
-class Collapsed:
-    """An expert and what is left of it in one head."""
-
-    expert: Candidate
-    single: Candidate
-    method: CollapseMethod
-    logit_distance: float
-    """Root mean square difference of the logits on the selection rows, relative to their size."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What finalizing found."""
-
-    classifier_alone: Candidate | None
-    finalists: list[Candidate]
-    """A row a configuration: mean and std over seeds; the best first."""
-    one_head: Candidate
-    """The winner's best seed."""
-    best: Collapsed | None
-    """The best expert by its collapsed selection score; None: no expert reached a score."""
-    p_value: float | None
-    """Of the collapsed adapter being no better than one head, paired on the rows compared."""
-    helps: bool
-    """Whether the collapsed adapter takes the place of one head."""
-    compared_on: str
-    """`held-out` or, under the protocol `paper`, `dev`."""
-
-    @property
-    def winner(self) -> Candidate:
-        """The adapter to promote."""
-        return self.best.single if self.best is not None and self.helps else self.one_head
 
 
 def finalize(sweep: Sweep, home: Home) -> Verdict:
@@ -118,23 +66,13 @@ def finalize(sweep: Sweep, home: Home) -> Verdict:
         record = tracker.find_sweep(sweep.name)
         best = best_one_head(tracker, record, sweep.finalize.finalists)
         facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
-        _refuse_other_data(record, facts)
+        refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
         # A sweep that nobody holds and that has no outcome was left by a process that died.
         with closed_in_any_case(tracker, sweep=record.outcome or Outcome.INTERRUPTED):
             tracker.resume_sweep(sweep.name)
             verdict = _Finalizing(sweep, home, tracker, facts).run(best)
             tracker.tag(record.run_id, {"winner": verdict.winner.run_id})
     return verdict
-
-
-def _refuse_other_data(record: SweepRecord, facts: Facts) -> None:
-    """Raise UsageError where the task's rows are not those that the sweep was trained on."""
-    before = record.tags.get("data_fingerprint", facts.data_fingerprint)
-    if before != facts.data_fingerprint:
-        raise UsageError(
-            f"sweep '{record.name}' ran on data with fingerprint {before}, here are "
-            f"{facts.data_fingerprint}: rows it trained on could be held out now; use its data"
-        )
 
 
 def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[TrialRecord]:
@@ -253,82 +191,74 @@ class _Finalizing:
     # ---- collapse ----
 
     def _collapse(self, trial: Ended, config: TrainConfig) -> Collapsed:
-        """Collapse an expert by each method, keep the best on the selection rows, and track it."""
+        """Collapse an expert, save the one head, and give it an MLflow run of its own."""
         assert trial.adapter is not None
         data = self.workshop.data(config)
+        primary = data.task.metrics[0]
+
+        def scores(split: Split, outputs: np.ndarray) -> dict[str, float]:
+            return compute_metrics(data.task, outputs, labels_of(split))
+
         expert = self._candidate(f"{self.sweep.finalize.heads} heads", trial)
-        with _Loaded(trial.adapter, config, self.workshop) as loaded:
-            wide = loaded.model.adapter()
-            before = loaded.outputs(data.select)
-            primary = data.task.metrics[0]
-            scored = {}
-            for method in get_args(CollapseMethod):
-                loaded.use(collapse(wide, loaded.model.plm, method))
-                after = loaded.outputs(data.select)
-                score = compute_metrics(data.task, after, labels_of(data.select))[primary]
-                scored[method] = (score, after)
-            best: CollapseMethod = max(scored, key=lambda method: scored[method][0])
-            score, after = scored[best]
-            loaded.use(collapse(wide, loaded.model.plm, best))
-            distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
-            heldout: dict[str, float] = {}
-            if data.heldout is not None:
-                outputs = loaded.outputs(data.heldout)
-                heldout = compute_metrics(data.task, outputs, labels_of(data.heldout))
-            run_id, folder = self._track_collapsed(
-                trial, config, loaded, score, heldout, best, distance
+        trial_id = f"{trial.trial_id}_collapsed"
+        folder = self.folder / "adapters" / trial_id
+        with Loaded(trial.adapter, config, self.workshop) as loaded:
+            found = collapse_in_place(
+                loaded, data.select, lambda outputs: scores(data.select, outputs)[primary]
             )
-            counts = loaded.model.counts()
+            held = data.heldout
+            heldout = {} if held is None else scores(held, loaded.outputs(held))
+            counts = loaded.counts()
+            named = {f"select/{primary}": found.score}
+            named |= {f"heldout/{name}": value for name, value in heldout.items()}
+            loaded.save(folder, named, {"expert_run": trial.run_id, "method": found.method})
+        run_id = self._track_collapsed(trial, config, found, counts, heldout, trial_id, folder)
         single = Candidate(
-            f"{self.sweep.finalize.heads} heads collapsed",
+            f"{expert.name} collapsed",
             run_id,
-            score,
+            found.score,
             heldout.get(primary),
             folder,
             parameters=counts.trainable,
         )
-        return Collapsed(expert, single, best, distance)
+        return Collapsed(expert, single, found)
 
     def _track_collapsed(
         self,
-        trial: Ended,
+        expert: Ended,
         config: TrainConfig,
-        loaded: _Loaded,
-        score: float,
+        found: Collapse,
+        counts: Counts,
         heldout: dict[str, float],
-        method: str,
-        distance: float,
-    ) -> tuple[str, Path]:
-        """Save a collapsed adapter and give it an MLflow run of its own."""
-        trial_id = f"{trial.trial_id}_collapsed"
-        folder = self.folder / "adapters" / trial_id
-        primary = loaded.task.metrics[0]
-        scores = {f"select/{primary}": score}
-        scores |= {f"heldout/{name}": value for name, value in heldout.items()}
-        lineage = {"expert_run": trial.run_id, "method": method}
-        loaded.save(folder, scores, lineage)
+        trial_id: str,
+        folder: Path,
+    ) -> str:
+        """Return the run of a collapsed adapter, which descends from its expert's."""
         run_id = self.tracker.start_trial(
             trial_id,
-            config=config.with_overrides(trial.params),
-            params={**trial.params, "collapse": method},
-            tags={**run_tags(self.facts), "lineage": trial.run_id, "collapse_method": method},
+            config=config.with_overrides(expert.params),
+            params={**expert.params, "collapse": found.method},
+            tags={
+                **run_tags(self.facts),
+                "lineage": expert.run_id,
+                "collapse_method": found.method,
+            },
             kind="collapsed",
         )
-        counts = loaded.model.counts()
         result = {
             "evaluation": 1,
-            "score": score,
-            "best_score": score,
+            "score": found.score,
+            "best_score": found.score,
             "seconds": 0.0,
             "adapter_params": counts.adapter,
             "classifier_params": counts.classifier,
-            "collapse_logit_distance": distance,
-            "collapse_score_change": score - trial.result["best_score"],
+            "collapse_logit_distance": found.logit_distance,
+            "collapse_score_change": found.score - expert.result["best_score"],
             "heldout": heldout,
         }
         self.tracker.log_evaluation(trial_id, result)
         self.tracker.end_trial(trial_id, Outcome.COMPLETED, adapter=folder)
-        return run_id, folder
+        return run_id
 
     # ---- verdict ----
 
@@ -343,11 +273,9 @@ class _Finalizing:
         outputs = []
         for candidate in (best.single, one_head):
             assert candidate.adapter is not None
-            with _Loaded(candidate.adapter, config, self.workshop) as loaded:
+            with Loaded(candidate.adapter, config, self.workshop) as loaded:
                 outputs.append(loaded.outputs(split))
-
-        labels = labels_of(split)
-        test = paired_test(primary_metric(data.task), outputs[0], outputs[1], labels)
+        test = paired_test(primary_metric(data.task), outputs[0], outputs[1], labels_of(split))
         # Selection rows choose, as everywhere; held-out rows may only speak against.
         better = best.single.select > one_head.select
         return test.p_value, better and test.new_score >= test.old_score
@@ -388,39 +316,6 @@ class _Finalizing:
             resources=self.sweep.resources,
             tags={**run_tags(self.facts), **tags},
         )
-
-
-class _Loaded:
-    """A saved adapter on its PLM, for the length of a `with` block."""
-
-    def __init__(self, folder: Path, config: TrainConfig, workshop: Workshop) -> None:
-        self.folder, self.workshop = folder, workshop
-        self.plm = workshop.plm(config.plm, config.precision)
-        self.task = workshop.data(config).task
-        self.card = read_card(folder)
-
-    def __enter__(self) -> _Loaded:
-        self.model = AdaptedModel(self.plm.model, self.card.adapter.placement)
-        self.model.load(self.folder, self.plm)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.model.detach()
-
-    def use(self, adapter: Any) -> None:
-        """Run with this adapter instead of the loaded one."""
-        self.model.adapters["used"] = adapter.to(self.workshop.device)
-        self.model.switch("used")
-
-    def outputs(self, split: Split) -> np.ndarray:
-        """Logits [N, num_outputs]."""
-        rows = Batches(split, self.plm.tokenizer)
-        return outputs_of(self.model, rows, self.workshop.device)[0]
-
-    def save(self, folder: Path, scores: dict[str, float], lineage: dict[str, Any]) -> None:
-        """Save the adapter in use."""
-        lineage = {**self.card.lineage, **lineage}
-        self.model.save(folder, self.plm, task=self.card.task, scores=scores, lineage=lineage)
 
 
 def _is_baseline(trial: Ended) -> bool:

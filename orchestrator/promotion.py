@@ -11,12 +11,12 @@ import numpy as np
 
 from orchestrator.champions import champion
 from orchestrator.home import Home
+from orchestrator.provenance import refuse_other_data
 from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
 from orchestrator.store import TrialRecord
 from tinyattn.batches import labels_of
 from tinyattn.config import TrainConfig, build, set_dotted
-from tinyattn.data import TaskData, read_rows
-from tinyattn.errors import UsageError
+from tinyattn.data import read_rows
 from tinyattn.predict import Predictor
 from tinyattn.workshop import Workshop
 
@@ -31,7 +31,7 @@ def _benchmark_of(workshop: Workshop) -> Callable[[TrialRecord], Benchmark]:
     def benchmark_of(trial: TrialRecord) -> Benchmark:
         config = config_of(trial)
         data = workshop.data(config)
-        _refuse_other_data(trial, data)
+        refuse_other_data(f"run {trial.run_id}", trial.tags, data.fingerprint)
         split = data.heldout
         if split is None:
             return Benchmark(data.task, None)
@@ -46,17 +46,6 @@ def _benchmark_of(workshop: Workshop) -> Callable[[TrialRecord], Benchmark]:
         return Benchmark(data.task, HeldOut(labels_of(split), outputs_of))
 
     return benchmark_of
-
-
-def _refuse_other_data(trial: TrialRecord, data: TaskData) -> None:
-    """Raise UsageError where the run's rows are not those found here: scores do not compare."""
-    then = trial.tags.get("data_fingerprint", data.fingerprint)
-    if then != data.fingerprint:
-        raise UsageError(
-            f"run {trial.run_id} was trained on data with fingerprint {then}, but the data of task "
-            f"'{data.task.name}' found here have {data.fingerprint}; name the folder it was "
-            "trained on with --data or TINYATTN_DATA"
-        )
 
 
 def config_of(trial: TrialRecord) -> TrainConfig:

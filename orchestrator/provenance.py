@@ -1,12 +1,15 @@
-"""Where a result came from: the commit of the code, the versions of the libraries."""
+"""Where a result came from: the commit of the code, the versions of the libraries, the data."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+from tinyattn.errors import UsageError
 
 LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "optuna", "mlflow", "tinyattn")
 
@@ -34,6 +37,25 @@ def _versions() -> tuple[tuple[str, str], ...]:
 def code_tags() -> dict[str, str]:
     """Return the commit and the library versions as tags."""
     return {"commit": commit(), **dict(_versions())}
+
+
+def refuse_other_data(what: str, tags: Mapping[str, str], here: str) -> None:
+    """Refuse to go on with other rows than a run was made from: its scores would not compare.
+
+    Args:
+        what: the sweep or run, in words.
+        tags: its tags; a run without a fingerprint is let through.
+        here: fingerprint of the data found now.
+
+    Raises:
+        UsageError: the data differ.
+    """
+    then = tags.get("data_fingerprint", here)
+    if then != here:
+        raise UsageError(
+            f"{what} was made from data with fingerprint {then}, the data found here have {here}: "
+            "rows it trained on could be held out now; name its folder with --data or TINYATTN_DATA"
+        )
 
 
 def slug(name: str) -> str:

@@ -1,11 +1,63 @@
-"""The finalizer's findings as terminal tables and one sentence."""
+"""What the finalizer finds, and its words: terminal tables and one sentence."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from rich.table import Table
 
-from orchestrator.finalizer import Candidate, Verdict
+from orchestrator.collapsing import Collapse
 from orchestrator.registry import SIGNIFICANCE
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An adapter and its scores, shares of 1; held-out is None under the protocol `paper`."""
+
+    name: str
+    run_id: str
+    select: float
+    heldout: float | None
+    adapter: Path | None = None
+    std: float | None = None
+    """Standard deviation of `select` over seeds, where there are several."""
+    heldout_std: float | None = None
+    parameters: int = 0
+    """Trainable: adapter and classifier."""
+
+
+@dataclass(frozen=True)
+class Collapsed:
+    """An expert and what is left of it in one head."""
+
+    expert: Candidate
+    single: Candidate
+    how: Collapse
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What finalizing found."""
+
+    classifier_alone: Candidate | None
+    finalists: list[Candidate]
+    """A row a configuration: mean and std over seeds; the best first."""
+    one_head: Candidate
+    """The winner's best seed."""
+    best: Collapsed | None
+    """The best expert by its collapsed selection score; None: no expert reached a score."""
+    p_value: float | None
+    """Of the collapsed adapter being no better than one head, paired on the rows compared."""
+    helps: bool
+    """Whether the collapsed adapter takes the place of one head."""
+    compared_on: str
+    """`held-out` or, under the protocol `paper`, `dev`."""
+
+    @property
+    def winner(self) -> Candidate:
+        """The adapter to promote."""
+        return self.best.single if self.best is not None and self.helps else self.one_head
 
 
 def render(verdict: Verdict) -> list[Table | str]:
@@ -31,8 +83,8 @@ def sentence(verdict: Verdict) -> str:
     evidence = f"{scores} on the {verdict.compared_on} rows, p {_p_words(verdict.p_value)}"
     change = 100 * (new.select - verdict.best.expert.select)
     collapse = (
-        f"Collapsing ({verdict.best.method}) moved the logits by "
-        f"{100 * verdict.best.logit_distance:.1f} % and the score by {change:+.2f} points."
+        f"Collapsing ({verdict.best.how.method}) moved the logits by "
+        f"{100 * verdict.best.how.logit_distance:.1f} % and the score by {change:+.2f} points."
     )
     name = verdict.best.expert.name
     if verdict.helps:
