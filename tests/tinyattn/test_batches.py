@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from tinyattn.batches import EVAL_TOKENS, Batches, labels_of
+from tinyattn.batches import EVAL_TOKENS, Batches, labels_of, split_by_length
 from tinyattn.plm import find_plm
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.tokens import Split, as_split, tokenise
@@ -124,3 +125,29 @@ def test_gpt2_has_no_pad_token_and_no_segments() -> None:
     assert batch["input_ids"][0, -1] == 0  # this copy names no end token either
     assert batch["attention_mask"].sum(1).tolist() == [3, 4, 1]
     assert tokenizer.pad_token is None
+
+
+def _cost(lengths: np.ndarray, cuts: list[np.ndarray], overhead: float) -> float:
+    return sum(len(cut) * lengths[cut].max() + overhead for cut in cuts)
+
+
+@pytest.mark.parametrize("overhead", [0.0, 7.0, 32.0, 1e9])
+@pytest.mark.parametrize("most", [1, 3, 7])
+def test_a_batch_is_split_at_the_least_cost(most: int, overhead: float) -> None:
+    """Against all 2^6 ways to cut 7 rows that are sorted by length."""
+    lengths = np.array([5, 40, 6, 5, 21, 38, 90])
+    cuts = split_by_length(lengths, most, overhead)
+    assert sorted(np.concatenate(cuts)) == list(range(7))
+    assert max(map(len, cuts)) <= most
+    order = np.argsort(-lengths)
+    others = []
+    for chosen in itertools.product([False, True], repeat=6):
+        parts = np.split(order, [i + 1 for i, cut in enumerate(chosen) if cut])
+        if max(map(len, parts)) <= most:
+            others.append(_cost(lengths, parts, overhead))
+    assert _cost(lengths, cuts, overhead) == min(others)
+
+
+def test_equal_lengths_are_not_split_and_one_row_is_a_batch() -> None:
+    assert [len(cut) for cut in split_by_length(np.full(16, 9), 16, 32.0)] == [16]
+    assert [list(cut) for cut in split_by_length(np.array([3]), 16, 32.0)] == [[0]]
