@@ -139,12 +139,73 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     from orchestrator.plan import plan_of
 
     complete = True
-    for sweep in sweeps:
+    for sweep, _ in sweeps:
         plan = plan_of(sweep, _home(**places))
         click.echo(str(plan))
         complete = complete and not (plan.missing or plan.name_taken)
     if not complete:
         sys.exit(1)
+
+
+@sweep.command("simulate")
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@click.option("--nodes", default=1, show_default=True, type=click.IntRange(1, 10_000))
+@click.option(
+    "--slots",
+    default=1,
+    show_default=True,
+    help="Trials at once on a node.",
+    type=click.IntRange(1, 1000),
+)
+@click.option(
+    "--losses",
+    default=0,
+    show_default=True,
+    help="Times that a node is lost.",
+    type=click.IntRange(0, 100_000),
+)
+@click.option(
+    "--seconds",
+    default=60.0,
+    show_default=True,
+    help="From evaluation to evaluation.",
+    type=click.FloatRange(0.001),
+)
+@click.option(
+    "--evaluations",
+    default=40,
+    show_default=True,
+    help="Of a whole trial.",
+    type=click.IntRange(1, 100_000),
+)
+@click.option(
+    "--rows",
+    default=1000,
+    show_default=True,
+    help="Selection rows: few are noisy.",
+    type=click.IntRange(1),
+)
+@click.option("--like", help="Use the recorded curves of this sweep.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
+@_place_options
+def simulate(
+    name: str, overrides: tuple[str, ...], evaluations: int, rows: int, like: str | None,
+    nodes: int, slots: int, losses: int, seconds: float, seed: int, **places: Any,
+) -> None:  # fmt: skip
+    """Replay a sweep on a virtual cluster: schedule, cost and losses, before any GPU is spent."""
+    sweeps = _sweeps(name, overrides)
+
+    from orchestrator.curves import Curves, Recorded, Synthetic
+    from orchestrator.simulate import VirtualCluster, simulate
+
+    cluster = VirtualCluster(nodes, slots, seconds, losses, seed=seed)
+    for sweep, _ in sweeps:
+        curves: Curves = Synthetic(sweep.space, evaluations, rows, seed=seed)
+        if like is not None:
+            curves = Recorded.of_sweep(_home(**places).tracker(), like, sweep.space)
+        click.echo(f"sweep    {sweep.name}, {nodes} nodes of {slots}, virtual")
+        click.echo(str(simulate(sweep, curves, cluster, evaluations)))
 
 
 @sweep.command("run")
@@ -159,29 +220,92 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     from orchestrator.sweep import prepare, run_sweep
 
     home = _home(**places)
-    facts = prepare(sweeps, home)
+    facts = prepare([sweep for sweep, _ in sweeps], home)
     with this_machine():
-        for sweep, met in zip(sweeps, facts, strict=True):
-            run_sweep(sweep, met, home)
-    _show_leaderboard(home, [sweep.name for sweep in sweeps], suite=len(sweeps) > 1)
-    for sweep in sweeps:
-        click.echo(f"sweep {sweep.name} is done; next: tinyattn finalize {sweep.name}")
+        for (sweep, origin), met in zip(sweeps, facts, strict=True):
+            run_sweep(sweep, met, home, origin)
+    _say_done(home, [sweep.name for sweep, _ in sweeps])
 
 
-def _sweeps(name: str, overrides: tuple[str, ...]) -> list[Any]:
-    """The sweeps of a name: one, or those of a suite."""
+def _say_done(home: Any, names: list[str]) -> None:
+    _show_leaderboard(home, names, suite=len(names) > 1)
+    for name in names:
+        click.echo(f"sweep {name} is done; next: tinyattn finalize {name}")
+
+
+@sweep.command("resume")
+@click.argument("name")
+@click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
+@_place_options
+def resume(name: str, as_it_ran: bool, **places: Any) -> None:
+    """Go on with a sweep, whatever ended it."""
+    _go_on(name, {}, as_it_ran, **places)
+
+
+@sweep.command("extend")
+@click.argument("name")
+@click.argument("overrides", nargs=-1, required=True)
+@click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
+@_place_options
+def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any) -> None:
+    """Give a sweep more trials: tinyattn sweep extend NAME trials=40"""
+    chosen = parse_overrides(overrides)
+    trials = chosen.pop("trials", chosen.pop("search.trials", None))
+    if chosen or not isinstance(trials, int):
+        raise UsageError(f"{' '.join(overrides)} came, allowed is a number, as in trials=40")
+    _go_on(name, {"search.trials": trials}, as_it_ran, **places)
+
+
+def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -> None:
+    from cluster.local import this_machine
+    from orchestrator.sweep import resumable, resume_sweep
+
+    home = _home(**places)
+    definition = resumable(name, home, changes, as_it_ran=as_it_ran)
+    with this_machine():
+        resume_sweep(definition, home)
+    _say_done(home, [name])
+
+
+@sweep.command("status")
+@click.argument("name")
+@_place_options
+def show_status(name: str, **places: Any) -> None:
+    """Say how a sweep stands."""
+    from orchestrator.control import status
+
+    click.echo(str(status(_home(**places), name)))
+
+
+@sweep.command("stop")
+@click.argument("name")
+@click.option("--trial", help="Only this trial: its number, as in 4.")
+@_place_options
+def stop(name: str, trial: str | None, **places: Any) -> None:
+    """End a sweep that runs on this machine, or one of its trials."""
+    from orchestrator import control
+
+    control.stop(_home(**places), name, trial, click.echo)
+
+
+def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:
+    """The sweeps of a name with their origins: one, or those of a suite."""
     import search_spaces
     from orchestrator.config import load_sweep
+    from orchestrator.definition import Origin
+
+    def load(member: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
+        return load_sweep(member, chosen), Origin(file=member, overrides=chosen)
 
     chosen = parse_overrides(overrides)
     if name not in search_spaces.SUITES:
-        return [load_sweep(name, chosen)]
+        return [load(name, chosen)]
     suite = chosen.pop("name", None)
     sweeps = []
     for member in search_spaces.suite(name):
         task = member.rsplit("/", 1)[-1]
         named = {} if suite is None else {"name": f"{suite}-{task}"}
-        sweeps.append(load_sweep(member, {**chosen, **named}))
+        sweeps.append(load(member, {**chosen, **named}))
     return sweeps
 
 

@@ -69,6 +69,9 @@ class AshaConfig(StrictModel):
     """Evaluations that every trial gets (two an epoch unless train.evaluate_every says other)."""
     reduction: int = Field(3, ge=2)
     """η: about one trial in η goes on at each rung; rungs are at grace · η^k evaluations."""
+    mode: Literal["stop", "promote"] = "promote"
+    """promote: trials pause at a rung and go on when they are among its best (Li et al. 2020);
+    stop: they are judged when they arrive, and stopped or never again."""
 
 
 class FinalizeConfig(StrictModel):

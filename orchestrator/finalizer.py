@@ -12,13 +12,17 @@ All training goes through run_batch, as in the sweep itself.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from orchestrator.asker import Points, Source
 from orchestrator.collapsing import Collapse, Loaded, collapse_in_place
 from orchestrator.config import Sweep
 from orchestrator.home import Home
@@ -26,13 +30,14 @@ from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
 from orchestrator.provenance import refuse_other_data
 from orchestrator.registry import primary_metric
-from orchestrator.runner import Batch, Ended, closed_in_any_case, concurrency, run_batch
+from orchestrator.runner import Ended, closed_in_any_case, concurrency, run_batch
 from orchestrator.search import OptunaSearcher
 from orchestrator.significance import paired_test
 from orchestrator.store import SweepRecord, TrialRecord
 from orchestrator.sweep import run_tags
 from orchestrator.tracking import Tracker
 from orchestrator.verdict import Candidate, Collapsed, Verdict
+from orchestrator.watcher import Batch
 from tinyattn.batches import labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError, UsageError
@@ -69,7 +74,7 @@ def finalize(sweep: Sweep, home: Home) -> Verdict:
         refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
         # A sweep that nobody holds and that has no outcome was left by a process that died.
         with closed_in_any_case(tracker, sweep=record.outcome or Outcome.INTERRUPTED):
-            tracker.resume_sweep(sweep.name)
+            tracker.resume_sweep(sweep.name, search_goes_on=False)
             verdict = _Finalizing(sweep, home, tracker, facts).run(best)
             tracker.tag(record.run_id, {"winner": verdict.winner.run_id})
     return verdict
@@ -136,14 +141,8 @@ class _Finalizing:
         seeds = [FRESH_SEED + i for i in range(self.sweep.finalize.seeds)]
         points = [{**t.params, "seed": seed} for t in best for seed in seeds]
         points += [{**best[0].params, **BASELINE, "seed": seed} for seed in seeds]
-        batch = self._batch("finalists", "finalist", self.sweep.train, len(points))
-        ended = run_batch(
-            batch,
-            folder=self.folder,
-            tracker=self.tracker,
-            points=points,
-            data_dir=self.home.data_dir,
-        )
+        batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
+        ended = self._run(batch, Points(points))
         done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
         baseline = [trial for trial in done if _is_baseline(trial)]
         alone = self._mean_candidate("classifier alone", baseline) if baseline else None
@@ -173,20 +172,35 @@ class _Finalizing:
             }
         )
         trials = final.search.trials if final.space else 1
-        batch = self._batch("experts", "expert", base, trials, lineage=one_head.run_id)
-        searcher = None
+        what = final.model_dump(mode="json", include={"space", "search"})
+        batch = self._batch("experts", "expert", base, trials, what, lineage=one_head.run_id)
+        source: Source = Points([{}])
         if final.space:
-            path = self.folder / f"experts-{one_head.run_id[:8]}.journal"
-            searcher = OptunaSearcher(final.space, final.search, path, self.sweep.name)
-        ended = run_batch(
-            batch,
-            folder=self.folder,
-            tracker=self.tracker,
-            searcher=searcher,
-            points=() if final.space else [{}],
-            data_dir=self.home.data_dir,
-        )
+            study = self.folder / f"{batch.name}.study"
+            source = OptunaSearcher(final.space, final.search, study, self.sweep.name)
+        ended = self._run(batch, source)
         return [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
+
+    def _run(self, batch: Batch, source: Source) -> list[Ended]:
+        return run_batch(
+            batch, source, folder=self.folder, tracker=self.tracker, data_dir=self.home.data_dir
+        )
+
+    def _batch(
+        self, name: str, kind: str, base: TrainConfig, trials: int, what: Any, **tags: str
+    ) -> Batch:
+        """A batch named after its content, so that the same one goes on where it was left."""
+        content = json.dumps([base.model_dump(mode="json"), what], sort_keys=True)
+        return Batch(
+            name=f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:6]}",
+            title=f"{self.sweep.name} {name}",
+            kind=kind,
+            base=base,
+            trials=trials,
+            evaluations=self.facts.evaluations,
+            resources=self.sweep.resources,
+            tags={**run_tags(self.facts), **tags},
+        )
 
     # ---- collapse ----
 
@@ -234,7 +248,7 @@ class _Finalizing:
         folder: Path,
     ) -> str:
         """Return the run of a collapsed adapter, which descends from its expert's."""
-        run_id = self.tracker.start_trial(
+        self.tracker.start_trial(
             trial_id,
             config=config.with_overrides(expert.params),
             params={**expert.params, "collapse": found.method},
@@ -258,7 +272,8 @@ class _Finalizing:
         }
         self.tracker.log_evaluation(trial_id, result)
         self.tracker.end_trial(trial_id, Outcome.COMPLETED, adapter=folder)
-        return run_id
+        self.tracker.settle()
+        return self.tracker.run_of(trial_id)
 
     # ---- verdict ----
 
@@ -303,18 +318,6 @@ class _Finalizing:
             heldout=statistics.mean(heldout) if heldout else None,
             std=statistics.stdev(scores) if len(scores) > 1 else None,
             heldout_std=statistics.stdev(heldout) if len(heldout) > 1 else None,
-        )
-
-    def _batch(self, name: str, kind: str, base: TrainConfig, trials: int, **tags: str) -> Batch:
-        return Batch(
-            name=f"{name}-{len(list(self.folder.glob(f'{name}-*'))) + 1}",
-            title=f"{self.sweep.name} {name}",
-            kind=kind,
-            base=base,
-            trials=trials,
-            evaluations=self.facts.evaluations,
-            resources=self.sweep.resources,
-            tags={**run_tags(self.facts), **tags},
         )
 
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:  # mlflow takes seconds to import, and a check of a sweep may 
 LEAST_FREE_MB = 100
 """Disk space that a sweep needs at least: store, adapters and states of some dozens of trials."""
 
+_LOCK = "driver.lock"
+REQUESTS = "stop"
+"""Folder, in a sweep's, where `sweep stop` leaves its wishes."""
+
 
 @dataclass(frozen=True)
 class Home:
@@ -94,7 +98,7 @@ class Home:
         Raises:
             UsageError: another process holds it.
         """
-        lock = FileLock(self.sweep_folder(name) / "driver.lock")
+        lock = FileLock(self.sweep_folder(name) / _LOCK)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -102,9 +106,18 @@ class Home:
                 f"another process is working on sweep '{name}'; wait for it, or end it with Ctrl-C"
             ) from None
         try:
+            shutil.rmtree(self.path_of(name) / REQUESTS, ignore_errors=True)  # of an earlier driver
             yield
         finally:
             lock.release()
+
+    def is_held(self, name: str) -> bool:
+        """Whether a process works on a sweep whose folder is here."""
+        try:
+            with FileLock(self.path_of(name) / _LOCK, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     def sweep_folder(self, name: str) -> Path:
         """Make and return the folder of a sweep.

@@ -1,7 +1,8 @@
-"""Writes to a store that may be away for a while: kept in order, or tried again for a time."""
+"""Writes to a store that may be slow or away for a while: in order, in the background."""
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mlflow.exceptions import MlflowException
+from requests import HTTPError
 
 PATIENCE_SECONDS = 60.0
 """How long a write that cannot wait is tried again."""
@@ -21,45 +23,60 @@ _TRANSIENT = {
 """Error codes of MLflow that pass by themselves."""
 
 
+def is_passing(error: Exception) -> bool:
+    """Whether a fault passes by itself: a store that is away, a full disk."""
+    if isinstance(error, MlflowException):
+        return error.error_code in _TRANSIENT
+    if isinstance(error, HTTPError) and error.response is not None:  # from moving an artifact
+        return error.response.status_code >= 500 or error.response.status_code == 429
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+
+
 class Outbox:
-    """Writes in their order; those that a passing fault delays wait here."""
+    """A thread that sends writes in their order; a passing fault keeps all of them waiting.
+
+    It holds in memory what waits. Who must not lose it keeps a journal, and sends again.
+    """
 
     def __init__(self, pause_seconds: float = 5.0) -> None:
-        self._waiting: deque[Callable[[], Any]] = deque()
         self._pause_seconds = pause_seconds
-        self._not_before = 0.0
+        self._waiting: deque[Callable[[], Any]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def send(self, write: Callable[[], Any]) -> None:
-        """Send what waits, then `write`; after a passing fault keep it and return."""
-        self._waiting.append(write)
-        if time.monotonic() >= self._not_before:
-            self._flush()
+        """Have `write` sent after all that waits; return at once."""
+        with self._changed:
+            self._waiting.append(write)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="outbox", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
 
-    def drain(self, seconds: float) -> None:
-        """Send all that waits; give up after `seconds` with a warning that says what is lost."""
-        deadline = time.monotonic() + seconds
-        while not self._flush() and time.monotonic() < deadline:
-            time.sleep(min(1.0, seconds))
-        if self._waiting:
-            warnings.warn(f"{len(self)} writes never reached the MLflow store", stacklevel=2)
+    def drain(self, seconds: float) -> bool:
+        """Wait until all is sent, `seconds` at most; return whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, timeout=seconds)
 
-    def _flush(self) -> bool:
-        """Send in order until one fails; return whether all went out."""
-        while self._waiting:
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                write = self._waiting[0]
             try:
-                self._waiting[0]()
-            except (MlflowException, OSError) as error:
-                # OSError: a full disk, or a connection that broke in the middle of a file.
-                if isinstance(error, OSError) or error.error_code in _TRANSIENT:
-                    self._not_before = time.monotonic() + self._pause_seconds
-                    return False
+                write()
+            except Exception as error:
+                if is_passing(error):
+                    time.sleep(self._pause_seconds)
+                    continue
                 # Such as a run that somebody deleted in MLflow's page: no reason to stop a sweep.
                 warnings.warn(f"MLflow refused a write: {error}", stacklevel=2)
-            self._waiting.popleft()
-        return True
+            with self._changed:
+                self._waiting.popleft()
+                self._changed.notify_all()
 
 
 def patiently(call: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
@@ -69,6 +86,6 @@ def patiently(call: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any
         try:
             return call()
         except MlflowException as error:
-            if error.error_code not in _TRANSIENT or time.monotonic() > deadline:
+            if not is_passing(error) or time.monotonic() > deadline:
                 raise
         time.sleep(1.0)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.config import Sweep
 from orchestrator.home import Home
+from orchestrator.memory import FILE, rows_that_fit
 from orchestrator.preflight import (
     A4000_FLOPS,
     Cost,
@@ -43,6 +44,8 @@ class Plan:
     missing: str
     """Why a run would not start; empty: it would."""
     name_taken: bool
+    rows: int
+    """Rows a pass that trials would use on this machine."""
 
     def __str__(self) -> str:
         sweep, cost, facts = self.sweep, self.cost, self.facts
@@ -61,7 +64,7 @@ class Plan:
             f"parameters  adapter {cost.counts.adapter:,} + classifier "
             f"{cost.counts.classifier:,} = {cost.counts.trainable:,}; PLM "
             f"{cost.counts.plm:,} frozen",
-            f"memory      at most {cost.memory_gb:.1f} GB a trial",
+            f"memory      at most {cost.memory_gb:.1f} GB a trial{self._smaller_passes()}",
             f"compute     {cost.trial_pflop:,.2f} PFLOP a whole trial, {trials * hours:,.1f} "
             f"GPU-hours for all on RTX A4000 (8 TFLOP/s sustained) without early stopping",
             f"resources   {sweep.resources.cpus:g} cores and {sweep.resources.gpus:g} GPUs a trial",
@@ -79,6 +82,13 @@ class Plan:
         if self.name_taken:
             lines.append(f"missing     a free name: a sweep '{sweep.name}' exists; set name=...")
         return "\n".join(lines)
+
+    def _smaller_passes(self) -> str:
+        train = self.sweep.train
+        asked = train.micro_batch_size or train.batch_size
+        if self.rows == asked:
+            return ""
+        return f"; {asked} rows a pass did not fit here before, trials use {self.rows}"
 
 
 def plan_of(sweep: Sweep, home: Home) -> Plan:
@@ -100,7 +110,8 @@ def plan_of(sweep: Sweep, home: Home) -> Plan:
     length = facts.mean_length if facts else TYPICAL_LENGTH
     cost = predict_cost(sweep, rows, length, task.num_outputs)
     taken = home.has_store() and not home.tracker().name_is_free(sweep.name)
-    return Plan(sweep, cost, facts, missing, taken)
+    rows_a_pass = rows_that_fit(sweep.train, home.runs / FILE)
+    return Plan(sweep, cost, facts, missing, taken, rows_a_pass)
 
 
 def _space_size(sweep: Sweep) -> str:

@@ -14,19 +14,23 @@ back. What differs from published ASHA:
 - Rungs count the evaluations that the trial itself reports: Tune's training_iteration may start
   again after a failure.
 
-The state is plain data (`get_state`), because Tune does not save its schedulers.
+The state follows from the results in their order of arrival, so a scheduler that decides on a
+journal's results again is the one that was lost; Tune does not save its schedulers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from orchestrator.outcome import Outcome
+
+NAME, POINT = "trial", "point"
+"""Keys of a Tune config: the trial's name, and its overrides by dotted key."""
 
 
 def rungs(grace: int, reduction: int, total: int) -> list[int]:
@@ -43,8 +47,10 @@ class Asha(FIFOScheduler):
     """Stops trials that fall behind at a rung; first come, first served otherwise.
 
     Attributes:
-        rungs: {evaluation: {trial id: best score when it came there}}, in order of arrival.
-        stopped: {trial id: rung where it was stopped}.
+        rungs: {evaluation: {trial: best score when it came there}}, in order of arrival.
+        stopped: {trial: rung where it was stopped}.
+        unwanted: trials that the user wants to end, at their next evaluation.
+        paused: {trial: rung where it waits}; empty here, see PromotingAsha.
     """
 
     def __init__(self, grace: int, reduction: int, total: int) -> None:
@@ -59,24 +65,37 @@ class Asha(FIFOScheduler):
         self.reduction = reduction
         self.rungs: dict[int, dict[str, float]] = {n: {} for n in rungs(grace, reduction, total)}
         self.stopped: dict[str, int] = {}
+        self.unwanted: set[str] = set()
+        self.paused: dict[str, int] = {}
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
         """Return STOP or CONTINUE for a result with `evaluation`, `score` and `best_score`."""
-        return self.decide(trial.trial_id, result)
+        return self.decide(trial.config[NAME], result)
 
     def decide(self, trial_id: str, result: Mapping[str, Any]) -> str:
         """Record the trial at its rung, if it stands at a new one, and return STOP or CONTINUE."""
-        if trial_id in self.stopped or _diverged(result):
+        if trial_id in self.stopped or trial_id in self.unwanted or _diverged(result):
             return TrialScheduler.STOP
         rung = self._rung_reached(trial_id, result.get("evaluation", 0))
         if rung is None or "best_score" not in result:
             return TrialScheduler.CONTINUE
-        recorded = self.rungs[rung]
-        recorded[trial_id] = float(result["best_score"])
-        if self._survives(trial_id, recorded):
+        self.rungs[rung][trial_id] = float(result["best_score"])
+        return self._judge(trial_id, rung)
+
+    def _judge(self, trial_id: str, rung: int) -> str:
+        """Say what becomes of a trial that was just recorded at a rung."""
+        if self._survives(trial_id, self.rungs[rung]):
             return TrialScheduler.CONTINUE
         self.stopped[trial_id] = rung
         return TrialScheduler.STOP
+
+    def promote(self, is_last_call: bool = False) -> str | None:
+        """Return a paused trial that is to go on; None here, where no trial pauses.
+
+        Args:
+            is_last_call: nothing runs and there are no new trials.
+        """
+        return None
 
     def _rung_reached(self, trial_id: str, evaluation: int) -> int | None:
         """The highest rung reached, unless the trial was judged there or higher before.
@@ -100,21 +119,60 @@ class Asha(FIFOScheduler):
         counts = ", ".join(f"{rung}: {len(scores)}" for rung, scores in self.rungs.items())
         return f"ASHA: {len(self.stopped)} stopped; trials recorded at each rung: {counts}"
 
-    def get_state(self) -> dict[str, Any]:
-        """Return rungs and stops as plain data that JSON can hold."""
-        return {
-            "rungs": {str(rung): dict(scores) for rung, scores in self.rungs.items()},
-            "stopped": dict(self.stopped),
-        }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` returned.
+def replay(scheduler: Asha, events: Iterable[Mapping[str, Any]]) -> None:
+    """Bring a fresh scheduler to where a journal's events left the one that is gone."""
+    for event in events:
+        name, result = event["trial"], event.get("result")
+        if result is not None and "outcome" not in result:
+            scheduler.decide(name, result)
+        else:  # it was promoted, or has ended: Tune does not ask the scheduler about ends
+            scheduler.paused.pop(name, None)
 
-        Rungs are those of this scheduler: where they changed, records at others are dropped.
-        """
-        for rung in self.rungs:
-            self.rungs[rung] = dict(state["rungs"].get(str(rung), {}))
-        self.stopped = dict(state["stopped"])
+
+class PromotingAsha(Asha):
+    """Pauses every trial at its rung and goes on with those that prove to be the best.
+
+    The variant of Li et al. 2020 as published, algorithm 2: whenever there is room, the best trial
+    of the highest rung that is among its rung's top ⌊n/η⌋ and waits there is promoted; if there is
+    none, a new trial begins at the bottom. No early arrival goes on for being early, and no trial
+    is lost for being judged before there was anything to compare it with. When nothing is left to
+    run, a rung from which nobody went on sends its best one, so that some trial is trained whole.
+    """
+
+    def _judge(self, trial_id: str, rung: int) -> str:
+        """Stop a trial, for now: it waits in `paused`, unless it is the next to be promoted."""
+        self.paused[trial_id] = rung
+        if self._best_waiting() == trial_id:
+            del self.paused[trial_id]
+            return TrialScheduler.CONTINUE
+        return TrialScheduler.STOP
+
+    def promote(self, is_last_call: bool = False) -> str | None:
+        """Return a paused trial that is to go on, which is then no longer paused; None: none is."""
+        chosen = self._best_waiting() or (self._last_hope() if is_last_call else None)
+        if chosen is not None:
+            del self.paused[chosen]
+        return chosen
+
+    def _best_waiting(self) -> str | None:
+        """The best promotable trial of the highest rung that has one."""
+        for rung, recorded in reversed(self.rungs.items()):
+            ranked = sorted(recorded, key=lambda name: -recorded[name])  # ties: earlier first
+            for name in ranked[: len(recorded) // self.reduction]:
+                if self.paused.get(name) == rung and name not in self.unwanted:
+                    return name
+        return None
+
+    def _last_hope(self) -> str | None:
+        """The best trial of the highest rung that was reached, if nobody went on from there."""
+        for rung, recorded in reversed(self.rungs.items()):
+            if recorded:
+                waiting = [name for name in recorded if self.paused.get(name) == rung]
+                wanted = [name for name in waiting if name not in self.unwanted]
+                everybody = wanted and len(waiting) == len(recorded)
+                return max(wanted, key=lambda name: recorded[name]) if everybody else None
+        return None
 
 
 def _diverged(result: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ leaves trials with NaN running for ever. Here every end of a trial is told as wh
 
 The study is a journal file and the only state: a searcher made anew on the same file goes on as
 if it had never stopped. Every trial carries `outcome` and, unless it is a duplicate,
-`tune_trial_id` as user attributes.
+`trial` as user attributes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import json
 import math
 import random
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,12 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal._file import get_lock_file
 from optuna.trial import FrozenTrial, TrialState
 from ray.tune.search import Searcher
 
 from orchestrator.config import SearchConfig
+from orchestrator.journal import Past, append
 from orchestrator.outcome import Outcome
 from orchestrator.space import Choice, Domain, Integer, LogUniform, Point, count, enumerate_points
 from tinyattn.errors import StorageError
@@ -58,8 +61,8 @@ _RANDOM_TRIES = 100
 """Independent draws after that, where the space has infinitely many points."""
 
 
-class OptunaSearcher(Searcher):
-    """Suggests configs to Ray Tune and tells an Optuna study truthfully how they ended."""
+class OptunaSearcher:
+    """Suggests configs and tells an Optuna study truthfully how they ended."""
 
     def __init__(
         self, space: Mapping[str, Domain], search: SearchConfig, path: Path, name: str
@@ -75,47 +78,25 @@ class OptunaSearcher(Searcher):
         Raises:
             StorageError: the file cannot be read or written.
         """
-        super().__init__()
         self._space = dict(space)
         self._search = search
-        self._path = Path(path)
-        self._name = name
-        self._opened: optuna.Study | None = None
-        self._study  # noqa: B018 - an unusable file shows now, not at the first suggestion
+        self._ids: dict[str, int] = {}
+        """Optuna's ids of trials by name."""
+        self._study = _open_study(Path(path), name)
 
-    @property
-    def _study(self) -> optuna.Study:
-        if self._opened is None:
-            self._opened = _open_study(self._path, self._name)
-        return self._opened
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the open study behind: the journal file holds all there is."""
-        return {**self.__dict__, "_opened": None}
-
-    def set_search_properties(self, *_: Any, **__: Any) -> bool:
-        """Accept whatever Tune offers: space, metric and direction are this searcher's own."""
-        return True
-
-    def save(self, checkpoint_path: str) -> None:
-        """Note where the study is; its journal is its own checkpoint."""
-        Path(checkpoint_path).write_text(json.dumps({"study": self._name}), encoding="utf-8")
-
-    def restore(self, checkpoint_path: str) -> None:
-        """Read the journal again: it is never older than Tune's snapshot."""
-        self._opened = None
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:  # type: ignore[override]
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
         """Return dotted keys and values for a new trial, or FINISHED if there are none left."""
         trials = self._trials()
-        seen = [trial.params for trial in trials if _counts(trial)]
+        named = {t.user_attrs["trial"]: t.params for t in trials if _counts(t)}
+        seen = list(named.values())  # a trial that was revived is there twice
         if len(seen) >= self._search.trials:
             return Searcher.FINISHED
         keys = {_key(params) for params in seen}
         for proposal in self._proposals(trials, seen):
             trial = self._ask(proposal)
             if _key(trial.params) not in keys:
-                trial.set_user_attr("tune_trial_id", trial_id)
+                trial.set_user_attr("trial", trial_id)
+                self._ids[trial_id] = trial._trial_id
                 return trial.params
             self._end(trial, TrialState.FAIL, DUPLICATE)
         return Searcher.FINISHED
@@ -132,11 +113,11 @@ class OptunaSearcher(Searcher):
         if finite and len(seen) >= count(self._space):
             return
         if self._search.sampler != "grid":
-            yield from (self._sampler(len(trials) + i) for i in range(_SAMPLER_TRIES))
+            yield from (self._sampler(len(seen), i) for i in range(_SAMPLER_TRIES))
         if finite:
             yield from self._unseen(seen)
         else:
-            yield from (RandomSampler(self._seed(len(trials), i)) for i in range(_RANDOM_TRIES))
+            yield from (RandomSampler(self._seed(len(seen), i, 1)) for i in range(_RANDOM_TRIES))
 
     def _unseen(self, seen: list[dict[str, Any]]) -> Iterator[Point]:
         """Yield the points of a finite space that were not tried, a grid's in random order."""
@@ -148,12 +129,12 @@ class OptunaSearcher(Searcher):
         return (point for point in points if _key(point) not in keys)
 
     def _seed(self, *numbers: int) -> int:
-        """A seed that depends on the study's length, so that a resumed search does not repeat."""
+        """A seed that depends on how far the search is, but not on how often it was interrupted."""
         return int(np.random.SeedSequence([self._search.seed, *numbers]).generate_state(1)[0])
 
-    def _sampler(self, number: int) -> BaseSampler:
+    def _sampler(self, *numbers: int) -> BaseSampler:
         """The sampler for one draw; its settings are pinned, as Optuna's defaults change."""
-        seed = self._seed(number)
+        seed = self._seed(*numbers)
         if self._search.sampler == "random":
             return RandomSampler(seed)
         with warnings.catch_warnings():
@@ -211,44 +192,69 @@ class OptunaSearcher(Searcher):
             if frozen.state == TrialState.RUNNING:
                 self._end(optuna.Trial(self._study, frozen._trial_id), TrialState.FAIL, outcome)
 
-    def resume(self, live: Collection[str]) -> None:
+    def catch_up(self, trials: Iterable[Past]) -> None:
         """Make the study agree with a sweep that goes on after an interruption or a crash.
 
+        Trials that the study believes running, and that the sweep does not know, were asked for
+        but never started: their configs are the next to be suggested.
+
         Args:
-            live: Tune's ids of the trials that go on from their checkpoints. Interrupted ones
-                among them run again; other trials that the study believes running are
-                interrupted, and their configs are the next to be suggested.
+            trials: all trials of the sweep; those without an outcome go on, also where the study
+                says that they were interrupted.
         """
+        trials = list(trials)
+        names = {past.name for past in trials}
         for frozen in self._trials():
-            known = frozen.user_attrs.get("tune_trial_id")
-            if frozen.state == TrialState.RUNNING and known not in live:
+            known = frozen.user_attrs.get("trial")
+            if frozen.state == TrialState.RUNNING and known not in names:
                 trial = optuna.Trial(self._study, frozen._trial_id)
                 self._end(trial, TrialState.FAIL, Outcome.INTERRUPTED)
-        for trial_id in live:
-            self._running(trial_id)
+        for past in trials:
+            if past.outcome is None:
+                self._revive(past.name)  # it may have been told an end that the journal never had
+            for result in past.results:
+                self.on_trial_result(past.name, result)
+            if past.outcome is not None:
+                self.on_trial_complete(past.name, {**past.last, "outcome": past.outcome.value})
 
     def _trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
     def _running(self, trial_id: str) -> optuna.Trial | None:
-        """The running trial of Tune's `trial_id`, revived if interrupted; None if it is settled."""
-        mine = [t for t in self._trials() if t.user_attrs.get("tune_trial_id") == trial_id]
-        if not mine:
+        """The running trial of this name, revived if interrupted; None if it is settled."""
+        mine = self._latest(trial_id)
+        if mine is not None and _interrupted(mine):
+            mine = self._revive(trial_id)
+        if mine is None or mine.state.is_finished():
             return None
-        if _interrupted(mine[-1]):
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    state=TrialState.RUNNING,
-                    params=mine[-1].params,
-                    distributions=mine[-1].distributions,
-                    user_attrs={"tune_trial_id": trial_id},
-                    intermediate_values=mine[-1].intermediate_values,
-                )
+        return optuna.Trial(self._study, mine._trial_id)
+
+    def _revive(self, trial_id: str) -> FrozenTrial | None:
+        """Let a trial run again that the study has settled; None: it has none of this name."""
+        mine = self._latest(trial_id)
+        if mine is None or not mine.state.is_finished():
+            return mine
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params=mine.params,
+                distributions=mine.distributions,
+                user_attrs={"trial": trial_id},
+                intermediate_values=mine.intermediate_values,
             )
-            return self._running(trial_id)
-        if mine[-1].state.is_finished():
-            return None
-        return optuna.Trial(self._study, mine[-1]._trial_id)
+        )
+        self._ids[trial_id] = self._trials()[-1]._trial_id
+        return self._latest(trial_id)
+
+    def _latest(self, trial_id: str) -> FrozenTrial | None:
+        """The study's last trial of this name; found without looking at all of them."""
+        if trial_id not in self._ids:
+            named = (t for t in self._trials() if t.user_attrs.get("trial") == trial_id)
+            found = deque(named, maxlen=1)
+            if not found:
+                return None
+            self._ids[trial_id] = found[0]._trial_id
+        return self._study._storage.get_trial(self._ids[trial_id])
 
     def _end(
         self, trial: optuna.Trial, state: TrialState, outcome: str, value: float | None = None
@@ -257,11 +263,31 @@ class OptunaSearcher(Searcher):
         self._study.tell(trial, value, state)
 
 
+class _DurableFile(JournalFileBackend):
+    """Optuna's journal file; a write that fails, on a full disk, leaves no half line behind."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """As Optuna's.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        with get_lock_file(self._lock):
+            try:
+                append(Path(self._file_path), lines.encode())
+            except OSError as error:
+                raise StorageError(
+                    f"{self._file_path}: the search's journal cannot be written: {error.strerror}; "
+                    "free space, then `tinyattn sweep resume`"
+                ) from None
+
+
 def _open_study(path: Path, name: str) -> optuna.Study:
     """Open or begin a study in a journal file whose last line a crash may have torn."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        backend = JournalFileBackend(str(path), JournalFileSymlinkLock(str(path)))
+        backend = _DurableFile(str(path), JournalFileSymlinkLock(str(path)))
         _mend(path)
         return optuna.create_study(
             study_name=name,
@@ -292,12 +318,12 @@ def _mend(path: Path) -> None:
 
 def _counts(trial: FrozenTrial) -> bool:
     """Whether a trial was run, or is running, and needs no second try."""
-    return "tune_trial_id" in trial.user_attrs and not _interrupted(trial)
+    return "trial" in trial.user_attrs and not _interrupted(trial)
 
 
 def _interrupted(trial: FrozenTrial) -> bool:
     return (
-        "tune_trial_id" in trial.user_attrs
+        "trial" in trial.user_attrs
         and trial.state == TrialState.FAIL
         and trial.user_attrs.get("outcome") == Outcome.INTERRUPTED
     )

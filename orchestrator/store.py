@@ -25,8 +25,9 @@ from urllib.parse import urlsplit
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-# A server that is down blocks a call for minutes by default.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+# A server that is down blocks a call for minutes by default; and a request that creates a run must
+# not be sent twice behind our back. Outbox and `patiently` try again.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
 from mlflow import MlflowClient
 from mlflow.entities import Run

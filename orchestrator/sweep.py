@@ -3,6 +3,7 @@
 prepare   load PLM and data once; a mistake ends here                    (preflight.py)
 search    Optuna suggests, ASHA stops, Ray Tune runs, MLflow remembers   (runner.py)
 close     every run has an outcome, whatever happened
+resume    the same search again: its journal says where it is            (journal.py)
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.config import Sweep, apply_overrides, check
+from orchestrator.definition import Definition, Origin
 from orchestrator.home import Home
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
 from orchestrator.provenance import code_tags
-from orchestrator.runner import Batch, Ended, closed_in_any_case, concurrency, run_batch
-from orchestrator.scheduler import Asha
+from orchestrator.runner import Ended, closed_in_any_case, concurrency, run_batch
 from orchestrator.search import OptunaSearcher
 from orchestrator.tracking import Tracker
+from orchestrator.watcher import Batch
 from tinyattn.config import build
-from tinyattn.errors import ConfigError, NameTakenError, TinyAttnError
+from tinyattn.errors import ConfigError, NameTakenError, TinyAttnError, UsageError
 from tinyattn.workshop import Workshop
 
 STUDY_FILE = "study.journal"
@@ -47,8 +49,8 @@ def prepare(sweeps: Sequence[Sweep], home: Home) -> list[Facts]:
 def _refuse_taken(name: str, home: Home) -> None:
     if home.has_store() and not home.tracker().name_is_free(name):
         raise NameTakenError(
-            f"a sweep called '{name}' exists already; choose another with name=..., or see it by "
-            f"`tinyattn leaderboard --sweep {name}`"
+            f"a sweep called '{name}' exists already; choose another with name=..., go on with it "
+            f"by `tinyattn sweep resume {name}`, or see it by `tinyattn leaderboard --sweep {name}`"
         )
     if home.path_of(name).exists():  # its study would be gone on with
         raise NameTakenError(
@@ -57,17 +59,69 @@ def _refuse_taken(name: str, home: Home) -> None:
         )
 
 
-def run_sweep(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
+def run_sweep(sweep: Sweep, facts: Facts, home: Home, origin: Origin | None = None) -> list[Ended]:
     """Run a new sweep, which was prepared, to its end; Ray must be running.
+
+    Args:
+        sweep: what to run.
+        facts: what `prepare` found.
+        home: where it is kept.
+        origin: file and overrides it was read from; None: it was made in code.
 
     Raises:
         InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
         TinyAttnError: a trial needs more than there is, or none produced a score.
     """
     concurrency(sweep.resources)
-    tracker = home.tracker()
-    with home.lock(sweep.name), closed_in_any_case(tracker):
-        tracker.start_sweep(
+    with home.lock(sweep.name):
+        Definition.of(sweep, facts, origin).write(home.path_of(sweep.name))
+        return _go_on(sweep, facts, home)
+
+
+def resumable(
+    name: str, home: Home, changes: Mapping[str, Any], *, as_it_ran: bool = False
+) -> Definition:
+    """Return the definition of a sweep to go on with, with `changes` such as more trials.
+
+    Args:
+        name: the sweep.
+        home: where it is kept.
+        changes: overrides such as `{"search.trials": 40}`.
+        as_it_ran: also where the file it was read from has changed since.
+
+    Raises:
+        UsageError: it is not there, a change does not fit, or its file has changed.
+    """
+    definition = Definition.read(home.path_of(name), name)
+    if not as_it_ran:
+        definition.refuse_changed_file()
+    trials = definition.sweep().search.trials
+    if changes.get("search.trials", trials) < trials:
+        raise UsageError(f"sweep '{name}' has {trials} trials; extend it to more")
+    return definition.changed(changes)
+
+
+def resume_sweep(definition: Definition, home: Home) -> list[Ended]:
+    """Go on with a sweep after whatever ended it; Ray must be running.
+
+    Raises:
+        UsageError: somebody works on it, or its data or PLM are other ones now.
+        As `run_sweep`.
+    """
+    sweep = definition.sweep()
+    concurrency(sweep.resources)
+    with home.lock(sweep.name):
+        facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
+        definition.refuse_other(facts)
+        definition.write(home.path_of(sweep.name))
+        return _go_on(sweep, facts, home)
+
+
+def _go_on(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
+    """Bring a sweep to its end from wherever it is; a new one is at its beginning."""
+    tracker = home.tracker(create=True)
+    with closed_in_any_case(tracker):
+        tracker.open_sweep(
             name=sweep.name,
             task=facts.task,
             plm=sweep.train.plm,
@@ -83,7 +137,6 @@ def run_sweep(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
 def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[Ended]:
     folder = home.sweep_folder(sweep.name)
     searcher = OptunaSearcher(sweep.space, sweep.search, folder / STUDY_FILE, sweep.name)
-    asha = sweep.asha
     batch = Batch(
         name="search",
         title=sweep.name,
@@ -93,15 +146,9 @@ def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[En
         evaluations=facts.evaluations,
         resources=sweep.resources,
         tags=run_tags(facts),
+        asha=sweep.asha,
     )
-    return run_batch(
-        batch,
-        folder=folder,
-        tracker=tracker,
-        searcher=searcher,
-        scheduler=None if asha is None else Asha(asha.grace, asha.reduction, facts.evaluations),
-        data_dir=home.data_dir,
-    )
+    return run_batch(batch, searcher, folder=folder, tracker=tracker, data_dir=home.data_dir)
 
 
 def sweep_as_it_ran(tracker: Tracker, name: str, overrides: Mapping[str, Any]) -> Sweep:
@@ -138,7 +185,7 @@ def _refuse_empty(ended: list[Ended]) -> None:
     if any(trial.outcome in (Outcome.COMPLETED, Outcome.STOPPED) for trial in ended):
         return
     # Of an error from outside this project the last line; its traceback is in MLflow.
-    causes = {(t.result.get("error") or t.outcome.value).splitlines()[-1] for t in ended}
+    causes = {(t.error or t.outcome.value).splitlines()[-1] for t in ended}
     raise TinyAttnError(
         f"none of {len(ended)} trials reached a score: {'; '.join(sorted(causes)) or 'none ran'}"
     )

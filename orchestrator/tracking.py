@@ -1,9 +1,10 @@
 """The only writer of MLflow runs: a parent run a sweep, a child run a trial.
 
-A sweep must not die because a database is locked for a moment or a server restarts. What only
-informs (metrics, tags, ends of runs) therefore goes through an outbox: writes keep their order,
-wait in memory while the store is away, and are sent with the next write that gets through.
-What the caller needs an answer for (creating a run) is tried again for a while instead.
+A sweep must not wait for a slow store, nor die because a server restarts. What a trial has to say
+therefore goes through an outbox: writes keep their order, wait while the store is away, and are
+sent by a thread of its own. A driver that dies with writes waiting loses none: the next one sends
+what the store lacks of the batch's journal. Every write may be sent twice and counts once: a run is
+looked for before it is made again, metrics carry their first time, the rest replaces itself.
 """
 
 from __future__ import annotations
@@ -13,23 +14,27 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlflow.entities import Metric, Param, RunTag
+from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
 from orchestrator.outbox import PATIENCE_SECONDS, Outbox, patiently
 from orchestrator.outcome import Outcome
 from orchestrator.provenance import code_tags, slug
-from orchestrator.store import PARENT_TAG, TAG, Store
+from orchestrator.store import PARENT_TAG, TAG, Store, first_line
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """MLflow's pages show such an experiment as training runs, not as traces of a chat."""
+AWAY_SECONDS = 900.0
+"""How long the end of a batch waits for a store that is away."""
+HEARTBEAT_SECONDS = 30.0
 TAG_LENGTH = 5000
 """Longest tag that every MLflow server of today takes."""
 
@@ -60,6 +65,8 @@ class Tracker(Store):
         self._runs_of_trials: dict[str, str] = {}
         self._live: set[str] = set()
         self._logged: dict[str, int] = {}
+        self._told: dict[str, Outcome | None] = {}
+        self._heartbeat = 0.0
 
     @classmethod
     def open(cls, runs_dir: Path, tracking_uri: str | None = None) -> Tracker:
@@ -68,6 +75,14 @@ class Tracker(Store):
             return cls(tracking_uri)
         folder = runs_dir.resolve()
         return cls(tracking_uri or f"sqlite:///{folder}/mlflow.db", folder / "artifacts")
+
+    def open_sweep(self, *, name: str, **rest: Any) -> str:
+        """Open the parent run of a sweep, new or not; the arguments are those of `start_sweep`."""
+        if self.name_is_free(name):
+            return self.start_sweep(name=name, **rest)
+        run_id = self.resume_sweep(name)
+        self._outbox.send(partial(self.client.log_dict, run_id, dict(rest["config"]), "sweep.json"))
+        return run_id
 
     def start_sweep(
         self,
@@ -98,8 +113,13 @@ class Tracker(Store):
         )
         return self._sweep_run
 
-    def resume_sweep(self, name: str) -> str:
-        """Reopen a sweep's parent run; close what a process that died left open in it."""
+    def resume_sweep(self, name: str, *, search_goes_on: bool = True) -> str:
+        """Reopen a sweep's parent run; close what a process that died left open in it.
+
+        Args:
+            name: the sweep.
+            search_goes_on: whether the outcome that the search may have had is to be forgotten.
+        """
         sweep = self.find_sweep(name)
         self._forget_sweep()
         self._experiment, self._sweep_run = sweep.experiment_id, sweep.run_id
@@ -109,9 +129,10 @@ class Tracker(Store):
         for trial in self.trials_of(sweep):
             self._runs_of_trials[trial.trial_id] = trial.run_id
             self._logged[trial.trial_id] = trial.evaluations
+            self._told[trial.trial_id] = trial.outcome
             if trial.outcome is None:  # left open by a process that died
                 self.end_trial(trial.trial_id, Outcome.INTERRUPTED)
-        self._reopen(sweep.run_id)
+        self._outbox.send(partial(self._reopen, sweep.run_id, search_goes_on))
         return sweep.run_id
 
     def start_trial(
@@ -122,8 +143,8 @@ class Tracker(Store):
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         kind: str = "trial",
-    ) -> str:
-        """Open a trial's run, or reopen the one it had before a failure; return the run id.
+    ) -> None:
+        """Have a trial's run opened, or the one reopened that it had before.
 
         Args:
             trial_id: the scheduler's name of the trial, unique in the sweep.
@@ -132,24 +153,41 @@ class Tracker(Store):
             tags: identity, fingerprints and counts, without the project's prefix.
             kind: trial, finalist, expert or collapsed.
         """
-        if trial_id in self._runs_of_trials:
-            self._live.add(trial_id)
-            self._reopen(self._runs_of_trials[trial_id])
-            return self._runs_of_trials[trial_id]
+        self._live.add(trial_id)
+        if trial_id in self._logged:
+            self._send(trial_id, self._reopen)
+            return
+        self._logged[trial_id] = 0
         own = {**self._sweep_tags, "protocol": config.protocol, **code_tags(), **tags}
         own |= {"trial": trial_id, "kind": kind, "searched": json.dumps(dict(params))}
-        run_id = self._create_run(trial_id, own, parent=self._sweep_run)
-        self._runs_of_trials[trial_id] = run_id
-        self._live.add(trial_id)
-        self._logged[trial_id] = 0
+        self._outbox.send(_TrialRun(self, trial_id, own))
         resolved = config.model_dump(mode="json")
         flat = [Param(key, text) for key, text in flatten(resolved).items()]
-        self._outbox.send(partial(self.client.log_batch, run_id, params=flat))
-        self._outbox.send(partial(self.client.log_dict, run_id, resolved, "config.json"))
-        return run_id
+        self._send(trial_id, self.client.log_batch, params=flat)
+        self._send(trial_id, self.client.log_dict, resolved, "config.json")
+
+    def knows(self, trial_id: str, evaluations: int, outcome: Outcome | None) -> bool:
+        """Whether the store had all of a trial when its sweep was resumed; ask before writing."""
+        if outcome is None:  # its run is opened again when it gets a worker
+            return trial_id in self._runs_of_trials and self._logged[trial_id] >= evaluations
+        told = self._told.get(trial_id)
+        return told is outcome and self._logged[trial_id] >= evaluations
+
+    def settle(self, seconds: float = AWAY_SECONDS) -> None:
+        """Wait until the store has everything.
+
+        Raises:
+            StorageError: it was away for longer than `seconds`.
+        """
+        if not self._outbox.drain(seconds):
+            raise StorageError(
+                f"the MLflow store has not answered for {seconds:.0f} s and lacks "
+                f"{len(self._outbox)} writes; nothing is lost: once it is back, "
+                f"`tinyattn sweep resume {self._sweep_tags.get('sweep', 'NAME')}` sends them"
+            )
 
     def run_of(self, trial_id: str) -> str:
-        """Return the run id of a trial of this sweep."""
+        """Return the run id of a trial of this sweep; `settle` first."""
         return self._runs_of_trials[trial_id]
 
     def log_evaluation(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -163,8 +201,7 @@ class Tracker(Store):
         self._logged[trial_id] = step
         now = int(time.time() * 1000)
         batch = [Metric(key, value, now, step) for key, value in metrics_of(result).items()]
-        run_id = self._runs_of_trials[trial_id]
-        self._outbox.send(partial(self.client.log_batch, run_id, metrics=batch))
+        self._send(trial_id, self.client.log_batch, metrics=batch)
 
     def end_trial(
         self,
@@ -175,17 +212,26 @@ class Tracker(Store):
         error: str | None = None,
     ) -> None:
         """Close a trial's run with its outcome, and keep its best adapter as artifact `adapter`."""
-        run_id = self._runs_of_trials[trial_id]
         if adapter is not None:
-            self._send_copy(run_id, adapter, "adapter")
-        self._end(run_id, outcome, error)
+            self._send_copy(trial_id, adapter, "adapter")
+        tags = {"outcome": outcome.value} | ({"error": error} if error else {})
+        end = int(time.time() * 1000)
+        # The tag comes last: a run that has one needs no more from whoever resumes the sweep.
+        self._send(trial_id, self.client.set_terminated, outcome.run_status, end_time=end)
+        self._send(trial_id, self.client.log_batch, tags=_run_tags(tags))
         self._live.discard(trial_id)
 
     def end_sweep(self, outcome: Outcome) -> None:
-        """Close the parent run; wait for what the store has not taken yet."""
-        if self._sweep_run is not None:
-            self._end(self._sweep_run, outcome, None)
-        self._outbox.drain(PATIENCE_SECONDS / 2)
+        """Close the parent run, and wait a moment for what the store has not taken yet."""
+        if (run_id := self._sweep_run) is not None:
+            end = int(time.time() * 1000)
+            status = outcome.run_status
+            self._outbox.send(partial(self.client.set_terminated, run_id, status, end_time=end))
+            self.tag(run_id, {"outcome": outcome.value})
+        try:
+            self.settle(PATIENCE_SECONDS / 2)
+        except StorageError as error:
+            warnings.warn(str(error), stacklevel=2)
 
     def close_all(self, outcome: Outcome, *, sweep: Outcome | None = None) -> None:
         """Close every run of the sweep that is still open, and the sweep's own (as `sweep`)."""
@@ -196,6 +242,13 @@ class Tracker(Store):
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Add tags, given without the project's prefix, to any run."""
         self._outbox.send(partial(self.client.log_batch, run_id, tags=_run_tags(tags)))
+
+    def heartbeat(self) -> None:
+        """Let the store know now and then that somebody works on the sweep."""
+        now = time.time()
+        if self._sweep_run is not None and now - self._heartbeat >= HEARTBEAT_SECONDS:
+            self._heartbeat = now
+            self.tag(self._sweep_run, {"heartbeat": f"{now:.0f}"})
 
     def log_folder(self, run_id: str, folder: Path, path: str) -> None:
         """Copy a folder's files to a run's artifacts under `path`.
@@ -210,7 +263,7 @@ class Tracker(Store):
                 f"the files of {folder} could not be kept in the MLflow store: {error}"
             ) from None
 
-    def _send_copy(self, run_id: str, folder: Path, path: str) -> None:
+    def _send_copy(self, trial_id: str, folder: Path, path: str) -> None:
         """Send a small folder through the outbox, from a copy: its owner may delete it."""
         spool = Path(tempfile.mkdtemp(prefix="tinyattn-"))
         try:
@@ -219,11 +272,20 @@ class Tracker(Store):
             shutil.rmtree(spool, ignore_errors=True)
             raise StorageError(f"the files of {folder} could not be copied: {error}") from None
 
-        def write() -> None:
+        def write(run_id: str) -> None:
             self.client.log_artifacts(run_id, str(spool), path)
             shutil.rmtree(spool, ignore_errors=True)
 
-        self._outbox.send(write)
+        self._send(trial_id, write)
+
+    def _send(self, trial_id: str, write: Callable[..., Any], *args: Any, **rest: Any) -> None:
+        """Have `write(run id, ...)` sent; the run may be created only shortly before."""
+        self._outbox.send(lambda: write(self._runs_of_trials[trial_id], *args, **rest))
+
+    def _runs(self, query: str, experiments: list[str] | None = None) -> list[Run]:
+        """As the store has them, with what this tracker wrote before."""
+        self._outbox.drain(PATIENCE_SECONDS)
+        return super()._runs(query, experiments)
 
     def _experiment_id(self, name: str) -> str:
         """Return the experiment's id, creating it where needed."""
@@ -245,35 +307,58 @@ class Tracker(Store):
                 raise
             return self._experiment_id(name)
 
-    def _create_run(self, name: str, tags: Mapping[str, str], parent: str | None = None) -> str:
+    def _create_run(self, name: str, tags: Mapping[str, str]) -> str:
         if self._experiment is None:
             raise RuntimeError("start_sweep or resume_sweep comes first")
         all_tags = {tag.key: tag.value for tag in _run_tags(tags)}
-        if parent is not None:
-            all_tags[PARENT_TAG] = parent
-        experiment = self._experiment
-        create = partial(self.client.create_run, experiment, tags=all_tags, run_name=name)
+        experiment, tried = self._experiment, False
+
+        def create() -> str:
+            nonlocal tried
+            # An answer may have been lost: the name was free before the first try.
+            found = [s.run_id for s in self.sweeps() if s.name == name] if tried else []
+            tried = True
+            if found:
+                return found[0]
+            made = self.client.create_run(experiment, tags=all_tags, run_name=name)
+            return made.info.run_id
+
         try:
-            return patiently(create).info.run_id
+            return patiently(create)
         except MlflowException as error:
-            first = str(error).strip().splitlines()[0]
-            raise StorageError(f"MLflow refused the run '{name}': {first}") from None
+            raise StorageError(f"MLflow refused the run '{name}': {first_line(error)}") from None
 
-    def _reopen(self, run_id: str) -> None:
-        self._outbox.send(partial(self.client.update_run, run_id, status="RUNNING"))
-        self._outbox.send(partial(self._drop_tag, run_id, TAG + "outcome"))
+    def _reopen(self, run_id: str, forget_outcome: bool = True) -> None:
+        self.client.update_run(run_id, status="RUNNING")
+        if forget_outcome and TAG + "outcome" in self.client.get_run(run_id).data.tags:
+            self.client.delete_tag(run_id, TAG + "outcome")
 
-    def _drop_tag(self, run_id: str, key: str) -> None:
-        if key in self.client.get_run(run_id).data.tags:
-            self.client.delete_tag(run_id, key)
 
-    def _end(self, run_id: str, outcome: Outcome, error: str | None) -> None:
-        tags = {"outcome": outcome.value} | ({"error": error} if error else {})
-        self.tag(run_id, tags)
-        end = int(time.time() * 1000)
-        self._outbox.send(
-            partial(self.client.set_terminated, run_id, outcome.run_status, end_time=end)
+class _TrialRun:
+    """The making of a trial's run, which may be tried again: an answer may have been lost."""
+
+    def __init__(self, tracker: Tracker, trial_id: str, tags: Mapping[str, str]) -> None:
+        self._tracker, self._trial_id, self._tried = tracker, trial_id, False
+        assert tracker._experiment is not None
+        assert tracker._sweep_run is not None
+        self._experiment, self._parent = tracker._experiment, tracker._sweep_run
+        self._tags = {tag.key: tag.value for tag in _run_tags(tags)} | {PARENT_TAG: self._parent}
+
+    def __call__(self) -> None:
+        run_id = self._find() if self._tried else None
+        self._tried = True
+        if run_id is None:
+            client = self._tracker.client
+            made = client.create_run(self._experiment, tags=self._tags, run_name=self._trial_id)
+            run_id = made.info.run_id
+        self._tracker._runs_of_trials[self._trial_id] = run_id
+
+    def _find(self) -> str | None:
+        query = f'tags."{PARENT_TAG}" = \'{self._parent}\' AND tags."{TAG}trial" = '
+        found = self._tracker.client.search_runs(
+            [self._experiment], f"{query}'{self._trial_id}'", max_results=1
         )
+        return found[0].info.run_id if found else None
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:

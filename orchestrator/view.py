@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sys
 import time
 from collections import Counter
@@ -15,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.journal import Past
 from orchestrator.outcome import Outcome
 
 COLOURS = {
@@ -54,16 +57,31 @@ class Progress:
     def __post_init__(self) -> None:
         self.began = self.now()
         self._started: dict[str, float] = {}
+        self._waiting: dict[str, float] = {}
+        """Seconds in a worker of each paused trial."""
 
     def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
         """A trial got a worker."""
         self.params[trial_id] = params
         self.running.setdefault(trial_id, {})
-        self._started.setdefault(trial_id, self.now())
+        self._started.setdefault(trial_id, self.now() - self._waiting.pop(trial_id, 0.0))
+
+    def replay(self, past: Past) -> None:
+        """Count what an earlier driver saw of a trial."""
+        self.params[past.name] = past.params
+        for result in past.results:
+            if math.isfinite(result["score"]):
+                self._note_best(past.name, result)
+        if past.outcome is not None:
+            self.ended[past.outcome] += 1
+            self.spent.append(float(past.last.get("seconds", 0.0)))
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial reported an evaluation."""
         self.running[trial_id] = result
+        self._note_best(trial_id, result)
+
+    def _note_best(self, trial_id: str, result: Mapping[str, Any]) -> None:
         if self.best is None or result["best_score"] > self.best[0]:
             self.best = (result["best_score"], trial_id)
 
@@ -71,7 +89,13 @@ class Progress:
         """A trial ended."""
         self.running.pop(trial_id, None)
         self.ended[outcome] += 1
-        self.spent.append(self.now() - self._started.pop(trial_id, self.now()))
+        stint = self.now() - self._started.pop(trial_id, self.now())
+        self.spent.append(stint + self._waiting.pop(trial_id, 0.0))
+
+    def paused(self, trial_id: str) -> None:
+        """A trial waits at a rung."""
+        self.running.pop(trial_id, None)
+        self._waiting[trial_id] = self.now() - self._started.pop(trial_id, self.now())
 
     @property
     def rows_per_second(self) -> float:
@@ -95,7 +119,9 @@ class Progress:
         words = [f"{count} {outcome.value}" for outcome, count in sorted(self.ended.items())]
         if self.running:
             words.append(f"{len(self.running)} running")
-        waiting = self.total - sum(self.ended.values()) - len(self.running)
+        if self._waiting:
+            words.append(f"{len(self._waiting)} paused")
+        waiting = self.total - sum(self.ended.values()) - len(self.running) - len(self._waiting)
         if waiting > 0:
             words.append(f"{waiting} to come")
         return ", ".join(words)
@@ -134,7 +160,9 @@ class LineView:
 
     def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
         """Say which configuration starts."""
-        again = " again" if trial_id in self.progress.params else ""  # its worker had died
+        again = (
+            " again" if trial_id in self.progress.params else ""
+        )  # it paused, or its worker died
         self.progress.started(trial_id, params)
         self._say(f"{short(trial_id)} starts{again}: {brief(params)}")
 
@@ -152,9 +180,15 @@ class LineView:
         tail = f": {note}" if note else ""
         self._say(f"{short(trial_id)} {outcome.value}{tail} | {self.progress.summary()}")
 
+    def paused(self, trial_id: str) -> None:
+        """Say that a trial waits."""
+        self.progress.paused(trial_id)
+        self._say(f"{short(trial_id)} paused")
+
     def _say(self, text: str) -> None:
         elapsed = clock(self.progress.now() - self.progress.began)
-        print(f"[{elapsed}] {text}", file=self.out, flush=True)
+        with contextlib.suppress(OSError):  # a log on a full disk, a pipe that nobody reads
+            print(f"[{elapsed}] {text}", file=self.out, flush=True)
 
 
 class LiveView:
@@ -191,6 +225,10 @@ class LiveView:
         line.append(outcome.value, style=COLOURS[outcome])
         line.append(f" {brief(self.progress.params.get(trial_id, {}))} {note}", style="dim")
         self.live.console.print(line)
+
+    def paused(self, trial_id: str) -> None:
+        """Take a trial that waits out of the panel."""
+        self.progress.paused(trial_id)
 
     def _panel(self) -> Group:
         progress = self.progress

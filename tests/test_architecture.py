@@ -13,7 +13,10 @@ HOMES = {
     "deepspeed": {"tinyattn/engine.py"},
     "optuna": {"orchestrator/search.py"},
     "click": {"orchestrator/cli.py"},
-    "ray": {f"orchestrator/{name}.py" for name in ("runner", "scheduler", "search", "trial")}
+    "ray": {
+        f"orchestrator/{name}.py"
+        for name in ("runner", "scheduler", "asker", "watcher", "trial", "search")
+    }
     | {"cluster/*"},
     # tracking writes runs, champions and registry the registered models, serving their files
     "mlflow": {

@@ -152,7 +152,10 @@ def read_adapter(folder: Path) -> tuple[AdapterCard, dict[str, Tensor]]:
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     """Write a trial's state into a folder; StorageError where it cannot be written."""
     try:
-        torch.save(dict(state), folder / STATE_FILE)
+        with (folder / STATE_FILE).open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())  # a rename may reach the disk before what it names
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
         raise StorageError(f"{folder / STATE_FILE}: cannot be written: {error}") from None
 

@@ -38,9 +38,13 @@ from tinyattn.tasks.tokens import Split
 from tinyattn.workshop import Workshop
 
 NAME = "trial"  # of the adapter in its AdaptedModel
-_OUT_OF_MEMORY = "not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 # What one more pass costs, in tokens: on a CPU measured with MiniLM; a GPU waits for launches.
 _PASS_COST = {"cpu": 32.0, "cuda": 8192.0}
+# The words of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
+_OUT_OF_MEMORY = (
+    "out of memory|ALLOC_FAILED|bad_alloc|not enough memory|[Cc]an(no|')t allocate|"
+    "could not create a (primitive|memory)"
+)
 _GPU_LOSS_CHECK = 16  # steps between looks at a GPU's loss; each look waits for the GPU
 
 
@@ -282,7 +286,7 @@ class Trainer:
             StorageError: no space or no permission.
         """
         state = {
-            "config": self.config.model_dump_json(),
+            "config": _mathematics(self.config),
             "plm_fingerprint": self.plm.fingerprint,
             "data_fingerprint": self.data.fingerprint,
             "adapter": self.adapter.state_dict(),
@@ -306,7 +310,7 @@ class Trainer:
         """
         state = read_state(folder)
         for what, here in {
-            "config": self.config.model_dump_json(),
+            "config": _mathematics(self.config),
             "plm_fingerprint": self.plm.fingerprint,
             "data_fingerprint": self.data.fingerprint,
         }.items():
@@ -348,6 +352,11 @@ class Trainer:
         """Give the PLM back as it was."""
         self.engine.destroy()
         self.model.detach()
+
+
+def _mathematics(config: TrainConfig) -> str:
+    """What a state may not differ in: all but how batches are cut into passes."""
+    return config.model_dump_json(exclude={"micro_batch_size"})
 
 
 def evaluation_steps(config: TrainConfig, steps_per_epoch: int) -> list[int]:

@@ -39,7 +39,7 @@ class Sweeps:
         """Run a trial through its evaluations; outcome None leaves it running."""
         searched = {"optimizer.lr": lr, **(overrides or {})}
         config = TrainConfig(**self.settings).with_overrides(searched)
-        run_id = self.tracker.start_trial(
+        self.tracker.start_trial(
             trial_id, config=config, params=searched, tags={"identity": f"id-{trial_id}"}, kind=kind
         )
         for index in range(1, len(scores) + 1):
@@ -51,7 +51,8 @@ class Sweeps:
             self.tracker.end_trial(
                 trial_id, outcome, adapter=self.adapter(trial_id) if adapter else None
             )
-        return run_id
+        self.tracker.settle(30)
+        return self.tracker.run_of(trial_id)
 
     def adapter(self, trial_id: str) -> Path:
         """A folder that stands in for an adapter."""

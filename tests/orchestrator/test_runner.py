@@ -19,19 +19,23 @@ from tiny_plm import save_tiny_plm
 
 from cluster.local import this_machine
 from orchestrator import runner
+from orchestrator.asker import Points, Stop
 from orchestrator.config import Resources
+from orchestrator.journal import Journal
 from orchestrator.outcome import Outcome
-from orchestrator.runner import Batch, Ended, InterruptedSweepError, closed_in_any_case, concurrency
+from orchestrator.runner import Ended, InterruptedSweepError, closed_in_any_case, concurrency
+from orchestrator.scheduler import Asha
 from orchestrator.store import TrialRecord
 from orchestrator.tracking import Tracker
 from orchestrator.view import LineView, LiveView, Progress
+from orchestrator.watcher import Batch, Watcher
 from tinyattn.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
 from tinyattn.trainer import Evaluation, Trainer
 from tinyattn.workshop import Workshop
 
-TWIN, DOOMED, FAILS = {"seed": 1}, {"seed": 2}, {"max_length": 65}
+TWIN, DOOMED, FAILS = {"seed": 1}, {"seed": 2, "epochs": 3}, {"max_length": 65}
 POINTS: list[dict[str, Any]] = [
     {"seed": 0},
     TWIN,  # its worker is killed
@@ -68,7 +72,7 @@ class Ran:
     lines: str
 
     def at(self, number: int) -> tuple[Ended, TrialRecord]:
-        trial_id = next(name for name in self.ended if name.endswith(f"_0000{number}"))
+        trial_id = next(name for name in self.ended if name.endswith(f"_0000{number + 1}"))
         return self.ended[trial_id], self.records[trial_id]
 
     def history(self, number: int, key: str) -> list[tuple[int, float]]:
@@ -91,7 +95,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={}
     )
     batch = Batch(
-        name="search", title="six", kind="trial", base=base, trials=6, evaluations=4,
+        name="search", title="six", kind="trial", base=base, trials=6, evaluations=6,
         resources=Resources(cpus=1, concurrent=2),
         tags={"data_fingerprint": "data", "commit": "code"},
     )  # fmt: skip
@@ -99,7 +103,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         patch.setattr(runner, "view_of", lambda progress: Killer(progress, out))
         with this_machine(num_cpus=2), closed_in_any_case(tracker):
             ended = runner.run_batch(
-                batch, folder=folder / "sweeps" / "s", tracker=tracker, points=POINTS
+                batch, Points(POINTS), folder=folder / "sweeps" / "s", tracker=tracker
             )
     records = {r.trial_id: r for r in tracker.trials_of(tracker.find_sweep("s"))}
     return Ran(base, {e.trial_id: e for e in ended}, records, tracker, out.getvalue())
@@ -125,7 +129,7 @@ def test_each_trial_has_one_run_with_a_truthful_end(ran: Ran) -> None:
 @slow
 def test_a_killed_worker_is_made_good(ran: Ran) -> None:
     """It goes on from its last state: every evaluation once, and the same numbers as its twin."""
-    assert ran.lines.count("#1 starts again") == 1
+    assert ran.lines.count("#2 starts again") == 1
     for key in ("score", "train_loss", "best_score", "lr"):
         killed = ran.history(1, key)
         assert [step for step, _ in killed] == [1, 2, 3, 4]
@@ -144,8 +148,9 @@ def test_a_worker_that_dies_again_is_not_replaced_for_ever(ran: Ran) -> None:
     ended, record = ran.at(5)
     assert ended.outcome is Outcome.FAILED
     assert record.tags["error"].startswith("its worker died each time")
-    assert ran.lines.count("#5 starts again") == 1
-    assert [step for step, _ in ran.history(5, "score")] == [1]
+    assert ran.lines.count("#6 starts again") == runner.RETRIES == 3
+    # Each worker goes on from what the one before it kept.
+    assert [step for step, _ in ran.history(5, "score")] == [1, 2, 3, 4]
 
 
 @slow
@@ -174,8 +179,8 @@ def test_a_failing_trial_says_why_and_is_not_tried_again(ran: Ran) -> None:
         f"max_length is 65, but {ran.base.plm} takes at most 64 tokens; set max_length=64 or less"
     )
     assert ended.adapter is None
-    assert ran.lines.count("#2 starts") == 1
-    assert ran.lines.count("#2 failed: max_length is 65") == 1
+    assert ran.lines.count("#3 starts") == 1
+    assert ran.lines.count("#3 failed: max_length is 65") == 1
 
 
 @slow
@@ -258,7 +263,8 @@ def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
     batch = Batch("search", "t", "trial", base, 1, 1, Resources(), {})
     tracker.uri = "postgresql://me:secret@host/db"
     view = LiveView(Progress("t", 1, 1, 1))
-    watcher = runner._Watcher(batch, tracker, view, tmp_path, runner._Stop())
+    journal = Journal(tmp_path / "search.jsonl")
+    watcher = Watcher(batch, tmp_path, journal, Asha(1, 2, 1), tracker, view, Stop())
     assert b"secret" not in pickle.dumps(watcher)
 
 

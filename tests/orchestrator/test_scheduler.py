@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from ray.tune.schedulers import TrialScheduler
 
-from orchestrator.scheduler import Asha, rungs
+from orchestrator.scheduler import Asha, PromotingAsha, rungs
 
 STOP, CONTINUE = TrialScheduler.STOP, TrialScheduler.CONTINUE
 
@@ -126,7 +126,6 @@ def test_not_finite_stops_at_once_and_leaves_no_record(result):
     assert asha.decide("b", {**result, "evaluation": 2}) == STOP
     assert asha.rungs == {2: {}, 6: {}}
     assert asha.stopped == {}
-    json.dumps(asha.get_state(), allow_nan=False)
 
 
 def test_a_skipped_rung_is_judged_at_the_highest_only():
@@ -147,27 +146,132 @@ def test_a_rung_reported_again_is_recorded_once():
     assert asha.decide("c", at(1, 0.9)) == STOP  # its stop was not carried out: it still holds
 
 
-def test_state_survives_json_and_decides_alike():
+def test_deciding_again_in_the_same_order_gives_the_same_scheduler():
     arrivals = interleaved(random.Random(3), trials=20, total=14)
-    whole, first = Asha(1, 3, 14), Asha(1, 3, 14)
+    whole, first, second = Asha(1, 3, 14), Asha(1, 3, 14), Asha(1, 3, 14)
     half = len(arrivals) // 2
     for trial, evaluation, best in arrivals[:half]:
         whole.decide(trial, at(evaluation, best))
         first.decide(trial, at(evaluation, best))
-    second = Asha(1, 3, 14)
-    second.set_state(json.loads(json.dumps(first.get_state())))
+    for trial, evaluation, best in arrivals[:half]:
+        second.decide(trial, json.loads(json.dumps(at(evaluation, best))))
+    assert (second.stopped, second.rungs) == (first.stopped, first.rungs)
     for trial, evaluation, best in arrivals[half:]:
         result = at(evaluation, best)
         assert second.decide(trial, result) == whole.decide(trial, result)
-    assert second.stopped == whole.stopped
-    assert second.rungs == whole.rungs
-    first.decide("new", at(1, 5.0))
-    assert "new" not in second.rungs[1]  # no memory is shared
+    assert (second.stopped, second.rungs) == (whole.stopped, whole.rungs)
+
+
+def test_an_unwanted_trial_ends_at_its_next_evaluation():
+    asha = Asha(2, 3, 9)
+    assert asha.decide("a", at(1, 0.9)) == CONTINUE
+    asha.unwanted.add("a")
+    assert asha.decide("b", at(2, 0.1)) == CONTINUE
+    assert asha.decide("a", at(2, 0.9)) == STOP
+    assert asha.rungs[2] == {"b": 0.1}
 
 
 def test_results_without_an_evaluation_pass():
     asha = Asha(1, 3, 9)
-    trial = SimpleNamespace(trial_id="a")
+    trial = SimpleNamespace(config={"trial": "a", "point": {}})
     assert asha.on_trial_result(None, trial, {"done": True, "outcome": "failed"}) == CONTINUE
     assert asha.on_trial_result(None, trial, at(1, 0.5)) == CONTINUE
     assert "trials recorded at each rung: 1: 1, 3: 0" in asha.debug_string()
+
+
+# ---- promoting ----
+
+
+class Paper:
+    """Algorithm 2 of Li et al. 2020 written down from the paper, on a table of scores."""
+
+    def __init__(self, scores: dict[str, list[float]], grace: int, eta: int, total: int) -> None:
+        self.scores, self.eta, self.total = scores, eta, total
+        self.levels = [grace * eta**k for k in range(20) if grace * eta**k < total]
+        self.came: dict[int, list[str]] = {level: [] for level in self.levels}
+        self.went: dict[int, set[str]] = {level: set() for level in self.levels}
+        self.new = list(scores)
+
+    def get_job(self) -> tuple[str, int] | None:
+        """(trial, evaluation to train it to)."""
+        for k in reversed(range(len(self.levels))):
+            level = self.levels[k]
+            count = len(self.came[level]) // self.eta
+            ranked = sorted(self.came[level], key=lambda t: -max(self.scores[t][:level]))
+            for trial in ranked[:count]:
+                if trial not in self.went[level]:
+                    self.went[level].add(trial)
+                    return trial, [*self.levels, self.total][k + 1]
+        return (self.new.pop(0), self.levels[0]) if self.new else None
+
+    def done(self, trial: str, level: int) -> None:
+        if level in self.came:
+            self.came[level].append(trial)
+
+
+def curves(rng: random.Random, trials: int, total: int) -> dict[str, list[float]]:
+    found = {}
+    for i in range(trials):
+        top = rng.choice([0.5, 0.5, 0.6, 0.7, 0.8])  # many ties
+        found[f"t{i}"] = [round(top * (1 - 0.5 ** (e + 1)) + 0.02 * rng.random(), 2)
+                          for e in range(total)]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_worker_promotes_as_the_papers_algorithm_does(seed: int) -> None:
+    scores, total = curves(random.Random(seed), 30, 20), 20
+    paper, asha = Paper(scores, 2, 3, total), PromotingAsha(2, 3, total)
+    expected: list[tuple[str, int]] = []
+    while (job := paper.get_job()) is not None:
+        expected.append(job)
+        paper.done(*job)
+    found: list[tuple[str, int]] = []
+    at_evaluation, new = dict.fromkeys(scores, 0), list(scores)
+    while (trial := asha.promote() or (new.pop(0) if new else None)) is not None:
+        decision = CONTINUE
+        while decision == CONTINUE and at_evaluation[trial] < total:
+            at_evaluation[trial] += 1
+            best = max(scores[trial][: at_evaluation[trial]])
+            decision = asha.decide(trial, at(at_evaluation[trial], best))
+            if at_evaluation[trial] in (2, 6, 18, 20):
+                found.append((trial, at_evaluation[trial]))
+    assert found == expected
+    assert 1 <= at_evaluation_of_all(at_evaluation, total) <= 3
+
+
+def at_evaluation_of_all(reached: dict[str, int], total: int) -> int:
+    return sum(evaluation == total for evaluation in reached.values())
+
+
+def test_a_restored_trial_that_reports_again_goes_on() -> None:
+    asha = PromotingAsha(1, 2, 8)
+    for trial, best in (("a", 0.5), ("b", 0.9), ("c", 0.6), ("d", 0.1)):
+        asha.decide(trial, at(1, best))
+    assert asha.promote() == "c"  # b went on at once when it arrived as the better of two
+    assert asha.decide("c", at(1, 0.6)) == CONTINUE  # its last evaluation, from its state
+    assert asha.decide("c", at(2, 0.8)) == STOP
+    assert asha.paused == {"a": 1, "c": 2, "d": 1}
+
+
+def test_the_last_call_trains_one_trial_whole() -> None:
+    asha, whole = PromotingAsha(1, 3, 5), []
+    for trial, best in (("a", 0.1), ("b", 0.3)):
+        assert asha.decide(trial, at(1, best)) == STOP
+    assert asha.promote() is None
+    while (trial := asha.promote(is_last_call=True)) is not None:
+        whole.append(trial)
+        assert asha.decide(trial, at(3, 0.3)) == STOP or len(whole) == 2
+        if len(whole) == 2:
+            break
+    assert whole == ["b", "b"]  # from rung 1, then from rung 3
+    assert asha.promote(is_last_call=True) is None
+    assert asha.paused == {"a": 1}
+
+
+def test_an_unwanted_trial_is_not_promoted() -> None:
+    asha = PromotingAsha(1, 2, 4)
+    asha.decide("a", at(1, 0.9))
+    asha.unwanted.add("a")
+    assert asha.decide("b", at(1, 0.1)) == STOP
+    assert asha.promote() is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import random
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from optuna.trial import TrialState
 from ray.tune.search import Searcher
 
 from orchestrator.config import FinalizeConfig, SearchConfig
+from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
 from orchestrator.search import OptunaSearcher, importances
 from tinyattn.config import build
@@ -40,8 +40,8 @@ def study(tmp_path: Path) -> list[optuna.trial.FrozenTrial]:
 
 
 def by_id(tmp_path: Path) -> dict[str, optuna.trial.FrozenTrial]:
-    trials = [t for t in study(tmp_path) if "tune_trial_id" in t.user_attrs]
-    return {t.user_attrs["tune_trial_id"]: t for t in trials}
+    trials = [t for t in study(tmp_path) if "trial" in t.user_attrs]
+    return {t.user_attrs["trial"]: t for t in trials}
 
 
 def at(evaluation: int, best: float, **more: object) -> dict:
@@ -199,7 +199,12 @@ def test_finish_leaves_nothing_running_and_resume_tries_the_lost_ones_again(tmp_
     }
 
     searcher = make(tmp_path, space, trials=4)
-    searcher.resume(live=["done", "kept"])
+    searcher.catch_up(
+        [
+            Past("done", configs["done"], [at(4, 0.5, outcome="completed")], Outcome.COMPLETED),
+            Past("kept", configs["kept"], [at(1, 0.3)]),
+        ]
+    )
     assert by_id(tmp_path)["kept"].state == TrialState.RUNNING
     assert searcher.suggest("again") == configs["lost"]
     assert searcher.suggest("fourth") not in list(configs.values())
@@ -216,7 +221,7 @@ def test_a_crash_leaves_zombies_that_resume_settles(tmp_path):
     space = {"optimizer.lr": LR}
     lost = make(tmp_path, space).suggest("lost")  # the driver dies here
     searcher = make(tmp_path, space)
-    searcher.resume(live=[])
+    searcher.catch_up([])
     assert by_id(tmp_path)["lost"].state == TrialState.FAIL
     assert searcher.suggest("new") == lost
 
@@ -241,14 +246,31 @@ def test_unusable_places_are_named(tmp_path):
         make(tmp_path / "x", {})
 
 
-def test_pickled_and_saved_copies_go_on_with_the_same_study(tmp_path):
-    searcher = make(tmp_path, {"optimizer.lr": LR}, trials=2)
-    searcher.suggest("a")
-    copy = pickle.loads(pickle.dumps(searcher))
-    copy.suggest("b")
-    searcher.save(str(tmp_path / "state"))
-    searcher.restore(str(tmp_path / "state"))
-    assert searcher.suggest("c") == Searcher.FINISHED
+def test_what_a_crash_kept_from_the_study_is_told_from_the_journal(tmp_path):
+    """The driver dies after its journal has an end and before the study hears of it."""
+    space = {"optimizer.lr": LR}
+    searcher = make(tmp_path, space)
+    params = {name: searcher.suggest(name) for name in ("done", "stopped", "diverged", "failed")}
+    evaluations = [at(1, 0.3), at(2, 0.4)]
+    pasts = [
+        Past("done", params["done"], [*evaluations, at(3, 0.5, outcome="completed")]),
+        Past("stopped", params["stopped"], evaluations, Outcome.STOPPED),
+        Past("diverged", params["diverged"], [at(0, math.nan, outcome="diverged")]),
+        Past("failed", params["failed"], evaluations, Outcome.FAILED, "no such device"),
+    ]
+    pasts[0].outcome, pasts[2].outcome = Outcome.COMPLETED, Outcome.DIVERGED
+    for _ in range(2):  # the second time nothing is left to tell
+        make(tmp_path, space).catch_up(pasts)
+    trials = by_id(tmp_path)
+    assert len(study(tmp_path)) == 4
+    assert {name: (t.state.name, t.user_attrs["outcome"]) for name, t in trials.items()} == {
+        "done": ("COMPLETE", "completed"),
+        "stopped": ("PRUNED", "stopped"),
+        "diverged": ("PRUNED", "diverged"),
+        "failed": ("FAIL", "failed"),
+    }
+    assert trials["done"].intermediate_values == {1: 0.3, 2: 0.4, 3: 0.5}
+    assert trials["stopped"].intermediate_values == {1: 0.3, 2: 0.4}
 
 
 def test_an_extended_sweep_goes_on(tmp_path):
@@ -344,6 +366,7 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     import ray
     from ray import tune
 
+    from orchestrator.asker import Asker, Stop
     from orchestrator.scheduler import Asha
 
     total = 6
@@ -353,7 +376,7 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
 
     class Toy(tune.Trainable):
         def setup(self, config):
-            self.evaluation, self.lr = 0, config["optimizer.lr"]
+            self.evaluation, self.lr = 0, config["point"]["optimizer.lr"]
 
         def step(self):
             self.evaluation += 1
@@ -377,15 +400,15 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
 
     points = [{"optimizer.lr": lr} for lr in (1e-3, 9e-2, 1.5e-5, 1e-2, 1e-4)]
     searcher = make(tmp_path, {"optimizer.lr": LR}, trials=10, points=points, startup_trials=5)
-    asha = Asha(1, 3, total)
+    asha, journal = Asha(1, 3, total), Journal(tmp_path / "search.jsonl")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         tuner = tune.Tuner(
             Toy,
             tune_config=tune.TuneConfig(
-                search_alg=searcher, scheduler=asha, num_samples=-1, max_concurrent_trials=2,
-                reuse_actors=True,
+                search_alg=Asker(searcher, journal, asha, "search", 2, Stop()), scheduler=asha,
+                num_samples=-1, reuse_actors=True,
             ),
             run_config=tune.RunConfig(storage_path=str(tmp_path), name="tune", verbose=0),
         )  # fmt: skip

@@ -25,7 +25,13 @@ from tinyattn.errors import NameTakenError, StorageError, UsageError
 
 
 def _client(tracker: Tracker) -> MlflowClient:
+    tracker.settle(30)
     return MlflowClient(tracker.uri)
+
+
+def _log(tracker: Tracker, trial: str, result: dict[str, object]) -> None:
+    tracker.log_evaluation(trial, result)
+    tracker.settle(30)
 
 
 def test_a_sweep_is_a_parent_run_and_its_trials_are_children(sweeps: Sweeps) -> None:
@@ -68,6 +74,7 @@ def test_one_request_to_the_store_for_one_evaluation(
     for name in ("log_batch", "log_metric", "set_tag", "log_param"):
         monkeypatch.setattr(client, name, lambda *a, _n=name, **k: calls.append(_n))
     sweeps.tracker.log_evaluation("t1", Sweeps.result(2, [0.5, 0.6], None, (1, 1)))
+    sweeps.tracker.settle(30)
     assert calls == ["log_batch"]
 
 
@@ -124,13 +131,15 @@ def test_a_resumed_sweep_goes_on_in_the_same_runs_without_repeated_steps(sweeps:
     again = Tracker(sweeps.tracker.uri)
     assert again.resume_sweep("first") == parent
     config = TrainConfig(task="sst2", plm="roberta-large")
-    assert again.start_trial("t1", config=config, params={}, tags={}) == run_id
+    again.start_trial("t1", config=config, params={}, tags={})
+    assert again.run_of("t1") == run_id
     client = _client(again)
     assert client.get_run(run_id).info.status == "RUNNING"
     assert "tinyattn.outcome" not in client.get_run(run_id).data.tags
     scores = [0.5, 0.6, 0.7, 0.8]
     for index in (3, 4):  # evaluation 3 came after the last checkpoint and is repeated
         again.log_evaluation("t1", Sweeps.result(index, scores, None, (1, 1)))
+    again.settle(30)
     assert [m.step for m in client.get_metric_history(run_id, "score")] == [1, 2, 3, 4]
 
 
@@ -190,11 +199,14 @@ def test_a_locked_database_delays_writes_and_loses_none(sweeps: Sweeps) -> None:
 
     # Stands in for a long transaction of another process; MLflow waits 20 s before it says so.
     tracker.client.log_batch = locked
-    for index in (2, 3):  # the second is not tried so soon after the first
+    tracker._outbox._pause_seconds = 0.1
+    begin = time.monotonic()
+    for index in (2, 3):
         tracker.log_evaluation("t1", Sweeps.result(index, [0.1] * 3, None, (1, 1)))
-    assert len(tracker._outbox) == 2
+    assert time.monotonic() - begin < 1  # nobody waits
+    with pytest.raises(StorageError, match=r"lacks 2 writes; nothing is lost: .* resume first"):
+        tracker.settle(0.5)
     locks.clear()
-    tracker._outbox._not_before = 0.0
     tracker.end_trial("t1", Outcome.COMPLETED)
     history = _client(tracker).get_metric_history(run_id, "score")
     assert [m.step for m in history] == [1, 2, 3]
@@ -216,8 +228,11 @@ def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
 
     tracker.client.log_artifacts = no_space  # stands in for a disk that is full for a while
     folder = sweeps.adapter("t1")
+    tracker._outbox._pause_seconds = 0.1
     tracker.end_trial("t1", Outcome.COMPLETED, adapter=folder)
-    assert _client(tracker).get_run(run_id).info.status == "RUNNING"  # in order: adapter first
+    assert not tracker._outbox.drain(1.0)
+    status = MlflowClient(tracker.uri).get_run(run_id).info.status
+    assert status == "RUNNING"  # in order: adapter first
     shutil.rmtree(folder)
     full.clear()
     tracker.end_sweep(Outcome.COMPLETED)
@@ -239,8 +254,9 @@ def test_a_run_deleted_meanwhile_warns_and_the_sweep_goes_on(sweeps: Sweeps) -> 
     sweeps.start()
     run_id = sweeps.trial("t1", [0.1], None)
     _client(sweeps.tracker).delete_run(run_id)
+    refused = Sweeps.result(2, [0.1, 0.2], None, (1, 1))
     with pytest.warns(UserWarning, match="MLflow refused a write"):
-        sweeps.tracker.log_evaluation("t1", Sweeps.result(2, [0.1, 0.2], None, (1, 1)))
+        _log(sweeps.tracker, "t1", refused)
     other = sweeps.trial("t2", [0.3])
     assert _client(sweeps.tracker).get_run(other).info.status == "FINISHED"
 

@@ -1,0 +1,144 @@
+"""Another terminal's hand on a sweep: see how it stands, stop it or one of its trials."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from orchestrator.home import REQUESTS, Home
+from orchestrator.journal import Past, read_journal
+from orchestrator.store import SweepRecord, TrialRecord
+from orchestrator.view import brief, clock, short
+from orchestrator.watcher import STOP_ALL
+from tinyattn.errors import UsageError
+
+_WAIT_SECONDS = 120.0
+"""How long a stopped sweep may take to close what runs."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a sweep stands, as far as its MLflow store knows."""
+
+    sweep: SweepRecord
+    trials: list[TrialRecord]
+    driver_here: bool | None
+    """Whether a driver holds it; None: its folder is not on this machine."""
+
+    def __str__(self) -> str:
+        sweep = self.sweep
+        return "\n".join(
+            [
+                f"sweep    {sweep.name}: {sweep.task} on {sweep.plm}, protocol {sweep.protocol}",
+                f"state    {self._state()}",
+                f"trials   {self._counts()}",
+                f"best     {self._best()}",
+                *(f"running  {_line(trial)}" for trial in self.trials if trial.outcome is None),
+            ]
+        )
+
+    def _state(self) -> str:
+        outcome = self.sweep.outcome
+        if outcome is not None and not self.driver_here:
+            return outcome.value
+        words = f"last sign of life {clock(self._silence())} ago"
+        if self.driver_here is False:
+            return f"its driver is gone ({words}); `tinyattn sweep resume {self.sweep.name}`"
+        return f"running, {words}"
+
+    def _silence(self) -> float:
+        """Seconds since the driver's last word."""
+        last = float(self.sweep.tags.get("heartbeat", self.sweep.start_time / 1000))
+        return max(0.0, time.time() - last)
+
+    def _counts(self) -> str:
+        found = Counter("running" if t.outcome is None else t.outcome.value for t in self.trials)
+        return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
+
+    def _best(self) -> str:
+        scored = [trial for trial in self.trials if trial.best_score is not None]
+        if not scored:
+            return "no score yet"
+        best = max(scored, key=lambda trial: trial.best_score or 0.0)
+        return f"{100 * (best.best_score or 0):.2f} ({brief(best.params)}), run {best.run_id[:8]}"
+
+
+def _line(trial: TrialRecord) -> str:
+    since = datetime.fromtimestamp(trial.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    score = "–" if trial.best_score is None else f"{100 * trial.best_score:.2f}"
+    return (
+        f"{short(trial.trial_id)} since {since}, {trial.evaluations} evaluations, best {score}: "
+        f"{brief(trial.params)}"
+    )
+
+
+def status(home: Home, name: str) -> Status:
+    """Return how a sweep stands.
+
+    Raises:
+        UsageError: the store has no such sweep.
+    """
+    tracker = home.tracker()
+    sweep = tracker.find_sweep(name)
+    here = home.is_held(name) if home.path_of(name).is_dir() else None
+    return Status(sweep, tracker.trials_of(sweep), here)
+
+
+def stop(home: Home, name: str, trial: str | None, say: Callable[[str], None]) -> None:
+    """Ask the driver of a sweep on this machine to end it, or one of its trials.
+
+    Args:
+        home: where the sweep is kept.
+        name: the sweep.
+        trial: `#4`, `4` or `search_00004`; None: all of it.
+        say: told what happens.
+
+    Raises:
+        UsageError: nobody works on it here, or it has no such trial running.
+    """
+    folder = home.path_of(name)
+    if not folder.is_dir() or not home.is_held(name):
+        raise UsageError(
+            f"nobody works on sweep '{name}' in {home.runs}; `tinyattn sweep status {name}` shows "
+            "how it stands"
+        )
+    if trial is not None:
+        live = _live_trial(folder, trial)
+        _request(folder, live.name)
+        say(f"trial {short(live.name)} ends at its next evaluation")
+        return
+    _request(folder, STOP_ALL)
+    say(f"sweep {name} ends: waiting until its runs are closed")
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while home.is_held(name):
+        if time.monotonic() > deadline:
+            raise UsageError(
+                f"sweep '{name}' has not ended within {_WAIT_SECONDS:.0f} s; look at it"
+            )
+        time.sleep(0.5)
+    say(f"it has ended; `tinyattn sweep resume {name}` goes on with it")
+
+
+def _live_trial(folder: Path, word: str) -> Past:
+    """The running trial that a user means."""
+    trials = [
+        past
+        for path in folder.glob("*.jsonl")
+        for past in read_journal(path).values()
+        if past.outcome is None
+    ]
+    found = [past for past in trials if word in (past.name, short(past.name), short(past.name)[1:])]
+    if len(found) != 1:
+        names = ", ".join(past.name for past in trials) or "none"
+        raise UsageError(f"'{word}' is not a running trial; running are {names}")
+    return found[0]
+
+
+def _request(folder: Path, word: str) -> None:
+    requests = folder / REQUESTS
+    requests.mkdir(exist_ok=True)
+    (requests / word).touch()

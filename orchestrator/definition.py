@@ -1,0 +1,134 @@
+"""What a sweep is, on disk: its resolved file, where that came from, and the data it met."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from orchestrator.config import Sweep, apply_overrides, check, load_sweep
+from tinyattn.checkpoint import write_text
+from tinyattn.config import StrictModel, build
+from tinyattn.errors import StorageError, TinyAttnError, UsageError
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds, and a mistake in a file shows sooner
+    from orchestrator.preflight import Facts
+
+FILE = "sweep.json"
+_FINGERPRINTS = {"data_fingerprint": "the task's data", "plm_fingerprint": "the PLM"}
+
+
+class Origin(StrictModel):
+    """Where a sweep was read from."""
+
+    file: str
+    """Short name or path."""
+    overrides: dict[str, Any]
+    """Dotted keys and values."""
+
+
+class Definition(StrictModel):
+    """A sweep as it was started, with what was changed later by `extend`."""
+
+    resolved: dict[str, Any]
+    """The sweep as the file and the overrides gave it."""
+    changes: dict[str, Any] = {}
+    """Overrides since, by dotted key."""
+    origin: Origin | None = None
+    data_fingerprint: str
+    plm_fingerprint: str
+
+    @classmethod
+    def of(cls, sweep: Sweep, facts: Facts, origin: Origin | None) -> Self:
+        """The definition of a new sweep."""
+        return cls(
+            resolved=sweep.model_dump(mode="json"),
+            origin=origin,
+            data_fingerprint=facts.data_fingerprint,
+            plm_fingerprint=facts.plm_fingerprint,
+        )
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Self:
+        """Read the definition of the sweep `name`.
+
+        Raises:
+            UsageError: the folder holds none.
+            StorageError: it cannot be read.
+        """
+        path = folder / FILE
+        try:
+            return cls.model_validate_json(path.read_text("utf-8"))
+        except FileNotFoundError:
+            there = sorted(found.parent.name for found in folder.parent.glob(f"*/{FILE}"))
+            raise UsageError(
+                f"no sweep '{name}' was started in {folder.parent} (there are: "
+                f"{', '.join(there) or 'none'}); name the place where it was with --runs"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{path}: cannot be read: {error}; restore a copy") from None
+
+    def write(self, folder: Path) -> None:
+        """Write the file as a whole or not at all."""
+        write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
+
+    def sweep(self) -> Sweep:
+        """The sweep with all changes."""
+        data = json.loads(json.dumps(self.resolved))
+        apply_overrides(data, self.changes)
+        sweep = build(Sweep, data, f"sweep {self.resolved['name']}")
+        check(sweep, f"sweep {sweep.name}")
+        return sweep
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """A copy with more changes; ConfigError where they do not fit."""
+        definition = self.model_copy(update={"changes": {**self.changes, **changes}})
+        definition.sweep()
+        return definition
+
+    def refuse_changed_file(self) -> None:
+        """Raise UsageError that says what changed in the file since the sweep was started."""
+        if self.origin is None:
+            return
+        overrides = {**self.origin.overrides, "name": self.resolved["name"]}
+        try:
+            now = load_sweep(self.origin.file, overrides).model_dump(mode="json")
+        except TinyAttnError:
+            return  # moved away, or it is of another version: nothing to compare with
+        lines = [
+            f"  {key}: {_word(before)} → {_word(after)}"
+            for key, before, after in _differences(self.resolved, now)
+        ]
+        if lines:
+            raise UsageError(
+                f"{self.origin.file} has changed since sweep '{self.resolved['name']}' was "
+                "started:\n" + "\n".join(lines) + "\nchange it back, or go on as the sweep was "
+                "started with --as-it-ran; another sweep needs another name"
+            )
+
+    def refuse_other(self, facts: Facts) -> None:
+        """Raise UsageError where data or PLM are not those that the sweep was started with."""
+        for key, what in _FINGERPRINTS.items():
+            before, now = getattr(self, key), getattr(facts, key)
+            if before != now:
+                raise UsageError(
+                    f"{what} had fingerprint {before} when sweep '{self.resolved['name']}' was "
+                    f"started, now it is {now}: trials would not compare; use the same again"
+                )
+
+
+def _differences(before: Any, after: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """(dotted key, before, after) of what differs between two nested mappings."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        keys = [*before, *(k for k in after if k not in before)]
+        return [
+            difference
+            for k in keys
+            for difference in _differences(before.get(k), after.get(k), f"{key}.{k}".strip("."))
+        ]
+    return [] if before == after else [(key, before, after)]
+
+
+def _word(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)

@@ -1,0 +1,76 @@
+"""Which micro-batches a device has room for: learnt from trials that ran out of memory.
+
+Half the rows a pass and twice the passes is the same mathematics, so running out of memory costs a
+trial one interval between evaluations and later trials nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from tinyattn.config import TrainConfig
+
+FILE = "memory.jsonl"
+"""In the runs folder: one line a micro-batch that did not fit."""
+
+
+def device_name() -> str:
+    """The kind of device that this process computes on."""
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        return f"{properties.name} {properties.total_memory / 2**30:.0f} GiB"
+    return "cpu"
+
+
+def rows_that_fit(config: TrainConfig, path: Path, device: str | None = None) -> int:
+    """The rows of a micro-batch that this trial should use, as far as is known.
+
+    Args:
+        config: the trial; it asks for `micro_batch_size`, or for whole batches.
+        path: the runs folder's memory file; it may not be there.
+        device: kind of device; None: this process's.
+    """
+    asked = config.micro_batch_size or config.batch_size
+    key = _key(config, device)
+    too_many = [size for known, size in _known(path) if known == key]
+    while asked > 1 and any(asked >= size for size in too_many):
+        asked //= 2
+    return asked
+
+
+def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
+    """Remember that `rows` a pass did not fit here; a full disk is no reason to stop."""
+    line = json.dumps([_key(config, None), rows]) + "\n"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line.encode())  # one write: lines of several workers never mix
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return
+
+
+def _key(config: TrainConfig, device: str | None) -> str:
+    """What decides how much memory a row takes; adapters are small beside the PLM."""
+    top = "" if config.adapter.layers in ("all", "none") else f" layers {config.adapter.layers}"
+    return f"{config.plm} {config.precision} {config.max_length}{top} on {device or device_name()}"
+
+
+def _known(path: Path) -> list[tuple[str, int]]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            key, rows = json.loads(line)
+        except ValueError:  # torn by a crash
+            continue
+        found.append((key, rows))
+    return found

@@ -1,0 +1,252 @@
+"""What follows when trials start, report and end: journal first, then MLflow and the view."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from orchestrator.asker import Stop
+from orchestrator.config import AshaConfig, Resources
+from orchestrator.home import REQUESTS
+from orchestrator.journal import Journal, Past
+from orchestrator.outcome import Outcome
+from orchestrator.scheduler import NAME, POINT, Asha, PromotingAsha, replay
+from orchestrator.tracking import Tracker
+from orchestrator.trial import UNWRITABLE
+from tinyattn.config import TrainConfig
+from tinyattn.errors import StorageError, TinyAttnError
+
+LESS_MEMORY = "fewer trials at once (resources.concurrent) or a smaller micro_batch_size need less"
+STOP_ALL = "all"
+"""Name of the request to stop the whole sweep; other requests have the names of trials."""
+_POLL_SECONDS = 1.0
+_NUMBERS = (
+    "evaluation", "total", "epoch", "step", "score", "best_score", "best_index", "train_loss",
+    "lr", "seconds", "rows_per_second", "metrics", "heldout", "adapter_params",
+    "classifier_params", "micro_batch_size", "peak_memory_mb", "outcome", "error",
+)  # fmt: skip
+"""What a trial reports; Tune adds more."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trials that belong together."""
+
+    name: str
+    """First part of the trials' names, and of the batch's files."""
+    title: str
+    """What the view calls it."""
+    kind: str
+    """trial, finalist or expert: the tag of their MLflow runs."""
+    base: TrainConfig
+    """What they have in common."""
+    trials: int
+    """How many there are at most."""
+    evaluations: int
+    """Of the longest."""
+    resources: Resources
+    tags: Mapping[str, str]
+    """Tags of every run: fingerprints, counts."""
+    asha: AshaConfig | None = None
+    """Whom to stop; None: nobody."""
+
+
+def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
+    """A fresh scheduler for trials of so many evaluations; without `asha` one that has no rungs."""
+    if asha is None:
+        return Asha(evaluations, 2, evaluations)
+    kind = PromotingAsha if asha.mode == "promote" else Asha
+    return kind(asha.grace, asha.reduction, evaluations)
+
+
+def _ends_the_sweep(hook: Callable[..., None]) -> Callable[..., None]:
+    """Let an error of a callback end the sweep at Tune's next step, and nothing follow meanwhile:
+    Tune itself would log it, call it the trial's failure and go on."""
+
+    @functools.wraps(hook)
+    def noting(self: Watcher, *args: Any, **info: Any) -> None:
+        if self.stop.error is not None:
+            return
+        try:
+            hook(self, *args, **info)
+        except TinyAttnError as error:
+            self.stop.asked, self.stop.error = True, error
+
+    return noting
+
+
+class Watcher(tune.Callback):
+    """Writes what Tune does into the journal, then tells MLflow and the view."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        folder: Path,
+        journal: Journal,
+        scheduler: Asha,
+        tracker: Tracker,
+        view: Any,
+        stop: Stop,
+    ) -> None:
+        self.batch, self.folder, self.journal, self.scheduler = batch, folder, journal, scheduler
+        self.tracker, self.view, self.stop = tracker, view, stop
+        self._requests = folder / REQUESTS
+        self._next_poll = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Nothing: Tune writes its callbacks to disk, but a terminal's view cannot be pickled, and
+        a store's password must not be."""
+        return {}
+
+    def catch_up(self) -> None:
+        """Bring scheduler, journal, MLflow and view to where the last driver was."""
+        replay(self.scheduler, self.journal.events)
+        for past in list(self.journal.trials.values()):
+            if past.outcome is None and past.name in self.scheduler.stopped:
+                self.journal.end(past.name, Outcome.STOPPED)
+            if not self.tracker.knows(past.name, past.evaluations, past.outcome):
+                self._tell_all(past)
+            if past.outcome is not None:
+                self._clear(past.name)
+            self.view.progress.replay(past)
+
+    def _tell_all(self, past: Past) -> None:
+        """Send MLflow what it lacks of a trial."""
+        self._open_run(past.name, past.params)
+        for result in past.results:
+            self._log(past.name, result)
+        if past.outcome is not None:
+            self._close_run(past)
+
+    # ---- what Tune calls ----
+
+    def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """End here, between two steps of Tune, when somebody asked for it."""
+        if time.monotonic() >= self._next_poll:
+            self._next_poll = time.monotonic() + _POLL_SECONDS
+            self._read_requests()
+            self.tracker.heartbeat()
+        if self.stop.asked:
+            # Not an Exception: Tune would clean up first, which takes a minute of waiting where
+            # the signal went to Ray's processes too, as `timeout` or a batch system sends it.
+            raise KeyboardInterrupt
+
+    @_ends_the_sweep
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Open the trial's run, or go on in the one it has."""
+        name, params = trial.config[NAME], trial.config[POINT]
+        self._open_run(name, params)
+        self.view.started(name, params)
+
+    @_ends_the_sweep
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
+        """Log one evaluation; a trial that diverges reports its end without one."""
+        name = trial.config[NAME]
+        if UNWRITABLE in result:
+            raise StorageError(f"{result[UNWRITABLE]}; then `tinyattn sweep resume` goes on")
+        numbers = {key: result[key] for key in _NUMBERS if key in result}
+        if self.journal.result(name, numbers) and self._log(name, numbers):
+            self.view.evaluated(name, result)
+
+    @_ends_the_sweep
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Close the run of a trial that completed, was stopped, or ended itself."""
+        name = trial.config[NAME]
+        if name in self.scheduler.paused:
+            self.view.paused(name)
+            return
+        # A trial names its own end; one that ends without a word was stopped.
+        by_user = name in self.scheduler.unwanted
+        self._end(name, Outcome.STOPPED, "stopped by the user" if by_user else None)
+
+    @_ends_the_sweep
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Close the run of a trial that failed more often than it is retried."""
+        name = trial.config[NAME]
+        if name not in self.view.progress.params:  # its worker never came up
+            self.on_trial_start(iteration, trials, trial)
+        self._end(name, *_last_error(trial))
+
+    def end_paused(self) -> list[str]:
+        """End the trials that wait for a promotion which will not come; return their names."""
+        names = list(self.scheduler.paused)
+        for name in names:
+            del self.scheduler.paused[name]
+            self._end(name, Outcome.STOPPED, None)
+        return names
+
+    # ---- what follows ----
+
+    def _end(self, name: str, outcome: Outcome, error: str | None) -> None:
+        """Note and tell an end; a trial that named its own keeps it."""
+        self.journal.end(name, outcome, error)
+        past = self.journal.trials[name]
+        assert past.outcome is not None
+        self._close_run(past)
+        self._clear(name)
+        note = past.error.splitlines()[-1] if past.error else ""
+        self.view.finished(name, past.outcome, note)
+
+    def _clear(self, name: str) -> None:
+        """Remove the state of a trial that has ended."""
+        shutil.rmtree(self.folder / "states" / name, ignore_errors=True)
+
+    def _open_run(self, name: str, params: Mapping[str, Any]) -> None:
+        config = self.batch.base.with_overrides(params)
+        identity = config.identity(self.batch.tags["data_fingerprint"], self.batch.tags["commit"])
+        self.tracker.start_trial(
+            name,
+            config=config,
+            params=params,
+            tags={**self.batch.tags, "identity": identity},
+            kind=self.batch.kind,
+        )
+
+    def _log(self, name: str, result: Mapping[str, Any]) -> bool:
+        """Log a result that is an evaluation; return whether it is one."""
+        is_evaluation = math.isfinite(result.get("score", math.nan))
+        if is_evaluation:
+            self.tracker.log_evaluation(name, result)
+        return is_evaluation
+
+    def _close_run(self, past: Past) -> None:
+        assert past.outcome is not None
+        adapter = adapter_of(self.folder, past.name)
+        self.tracker.end_trial(past.name, past.outcome, adapter=adapter, error=past.error)
+
+    def _read_requests(self) -> None:
+        """Do as `sweep stop` asked from another terminal."""
+        asked = {path.name for path in self._requests.glob("*")}
+        self.stop.asked = self.stop.asked or STOP_ALL in asked
+        self.scheduler.unwanted |= asked - {STOP_ALL}
+
+
+def adapter_of(folder: Path, name: str) -> Path | None:
+    """The best adapter of a trial; None: it had no evaluation."""
+    adapter = folder / "adapters" / name
+    return adapter if adapter.is_dir() else None
+
+
+def _last_error(trial: Any) -> tuple[Outcome, str]:
+    """What ended a trial's last worker, as outcome and message, from the file that Tune keeps."""
+    try:  # Tune's own reader looks where the file is copied later
+        text = Path(trial.error_file).read_text("utf-8", errors="replace")
+    except (OSError, TypeError):
+        return Outcome.FAILED, "its error could not be kept: is the disk full?"
+    last = re.split(r"^Failure # .*\n", re.sub(r"\x1b\[\d+m", "", text), flags=re.MULTILINE)[-1]
+    if "running low on memory" in last:
+        return Outcome.OUT_OF_MEMORY, f"killed when the machine ran low on memory; {LESS_MEMORY}"
+    if "actor died unexpectedly" in last:
+        return Outcome.FAILED, f"its worker died each time, perhaps out of memory; {LESS_MEMORY}"
+    return Outcome.FAILED, last.strip()

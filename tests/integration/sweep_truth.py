@@ -1,0 +1,97 @@
+"""What must hold of a sweep however often it was killed; used by tests and by benchmarks/faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from orchestrator.config import SearchConfig
+from orchestrator.definition import Definition
+from orchestrator.home import Home
+from orchestrator.journal import Journal
+from orchestrator.outcome import Outcome
+from orchestrator.scheduler import replay
+from orchestrator.search import OptunaSearcher
+from orchestrator.store import TrialRecord
+from orchestrator.tracking import Tracker
+from orchestrator.watcher import make_scheduler
+
+
+def untruths(runs: Path, name: str, trials: int, tracking_uri: str | None = None) -> list[str]:
+    """Say what is wrong with a sweep that has ended; nothing, if nothing is."""
+    home = Home(runs, tracking_uri)
+    tracker = home.tracker()
+    sweep = tracker.find_sweep(name)
+    records = [t for t in tracker.trials_of(sweep) if t.kind == "trial"]
+    found = []
+
+    def check(holds: bool, words: str) -> None:
+        if not holds:
+            found.append(words)
+
+    check(sweep.outcome is Outcome.COMPLETED, f"the sweep's outcome is {sweep.outcome}")
+    check(len(records) == trials, f"{len(records)} MLflow runs for {trials} trials")
+    names = Counter(record.trial_id for record in records)
+    check(max(names.values()) == 1, f"trials with several runs: {names}")
+    configs = Counter(str(sorted(record.params.items())) for record in records)
+    check(max(configs.values()) == 1, "a configuration was run twice")
+    for run in (sweep, *records):
+        status = tracker.client.get_run(run.run_id).info.status
+        honest = run.outcome is not None and status == run.outcome.run_status
+        check(honest, f"run {run.run_id}: outcome {run.outcome}, status {status}")
+    for record in records:
+        found += _untruths_of(record, tracker)
+    return found + _disagreements(home, name, records)
+
+
+def _untruths_of(record: TrialRecord, tracker: Tracker) -> list[str]:
+    """Evaluations that are missing, doubled or out of order, or an adapter that is not there."""
+    found = []
+    for key in ("score", "train_loss", "best_score"):
+        steps = [m.step for m in tracker.client.get_metric_history(record.run_id, key)]
+        if steps != list(range(1, len(steps) + 1)):
+            found.append(f"{record.trial_id}: {key} at steps {steps}")
+    if record.evaluations and not tracker.has_artifact(record.run_id, "adapter"):
+        found.append(f"{record.trial_id}: no adapter")
+    return found
+
+
+def _disagreements(home: Home, name: str, records: list[TrialRecord]) -> list[str]:
+    """Where journal, study, scheduler and MLflow do not say the same."""
+    folder = home.path_of(name)
+    sweep = Definition.read(folder, name).sweep()
+    journal = Journal(folder / "search.jsonl")
+    study = OptunaSearcher(sweep.space, SearchConfig(), folder / "study.journal", name)._study
+    attributes = [t.user_attrs for t in study.trials if "trial" in t.user_attrs]
+    told = {attribute["trial"]: attribute.get("outcome") for attribute in attributes}
+    running = [trial.number for trial in study.trials if trial.state.name == "RUNNING"]
+    found = [f"study trials {running} are RUNNING"] if running else []
+
+    results = [event["result"] for event in journal.events if "result" in event]
+    asha = make_scheduler(sweep.asha, max(result.get("total", 0) for result in results))
+    replay(asha, journal.events)
+    if asha.paused:
+        found.append(f"paused for ever: {asha.paused}")
+    for record in records:
+        past = journal.trials.get(record.trial_id)
+        words = {
+            "MLflow": (record.outcome and record.outcome.value, record.evaluations),
+            "journal": past and (past.outcome and past.outcome.value, past.evaluations),
+        }
+        if len(set(words.values())) > 1 or told.get(record.trial_id) != words["MLflow"][0]:
+            found.append(f"{record.trial_id}: {words}, study {told.get(record.trial_id)}")
+        if record.trial_id in asha.stopped and record.outcome is not Outcome.STOPPED:
+            found.append(f"{record.trial_id}: ASHA stopped it, its outcome is {record.outcome}")
+    return found
+
+
+def histories(runs: Path, name: str, key: str = "train_loss") -> dict[str, list[float]]:
+    """A metric's values by evaluation of each trial, by the trial's configuration."""
+    tracker = Home(runs).tracker()
+    return {
+        str(sorted(record.params.items())): [
+            m.value for m in tracker.client.get_metric_history(record.run_id, key)
+        ]
+        for record in tracker.trials_of(tracker.find_sweep(name))
+        if record.kind == "trial"
+    }

@@ -1,0 +1,209 @@
+"""The journal: what is on disk after any crash, and what a new driver makes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.tune.search import Searcher
+
+from orchestrator.asker import Asker, Points, Stop
+from orchestrator.config import Sweep
+from orchestrator.curves import Synthetic
+from orchestrator.journal import Journal, Past, read_journal
+from orchestrator.outcome import Outcome
+from orchestrator.scheduler import Asha, replay
+from orchestrator.simulate import VirtualCluster, _Simulation
+from orchestrator.watcher import make_scheduler
+from tinyattn.config import build
+from tinyattn.errors import StorageError
+
+LR = {"optimizer.lr": 1e-3}
+
+
+def at(evaluation: int, **more: Any) -> dict[str, Any]:
+    return {"evaluation": evaluation, "score": 0.1 * evaluation, "best_score": 0.5, **more}
+
+
+def written(path: Path) -> Journal:
+    """Four trials: complete, stopped, diverged, running."""
+    journal = Journal(path)
+    for name in ("a", "b", "c", "d"):
+        journal.start(name, LR)
+    journal.result("a", at(1))
+    journal.result("b", at(1))
+    journal.end("b", Outcome.STOPPED)
+    journal.result("c", at(0, outcome="diverged", score=math.nan, error="the loss is nan"))
+    journal.result("a", at(2, outcome="completed", heldout={"f1": 0.3}))
+    journal.result("d", at(1))
+    return journal
+
+
+def facts(trials: dict[str, Past]) -> dict[str, tuple[Any, ...]]:
+    return {k: (p.params, p.evaluations, p.outcome, p.error) for k, p in trials.items()}
+
+
+def test_what_was_written_is_read_again_in_order(tmp_path: Path) -> None:
+    first = written(tmp_path / "j.jsonl")
+    again = Journal(tmp_path / "j.jsonl")
+    assert facts(again.trials) == facts(first.trials) == facts(read_journal(again.path))
+    assert facts(again.trials) == {
+        "a": (LR, 2, Outcome.COMPLETED, None),
+        "b": (LR, 1, Outcome.STOPPED, None),
+        "c": (LR, 0, Outcome.DIVERGED, "the loss is nan"),
+        "d": (LR, 1, None, None),
+    }
+    assert repr(again.events) == repr(first.events)  # nan is not equal to itself
+    words = " ".join(event["trial"] + event["event"][0] for event in again.events)
+    assert words == "as bs cs ds ar br be cr ar dr"
+    assert again.trials["a"].last["heldout"] == {"f1": 0.3}
+
+
+def test_cut_anywhere_it_is_a_prefix_of_the_truth(tmp_path: Path) -> None:
+    """Whatever byte a crash stops at, all whole events before it are there and no other."""
+    path = tmp_path / "j.jsonl"
+    written(path)
+    content = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    for length in range(0, len(content) + 1, 7):
+        path.write_bytes(content[:length])
+        journal = Journal(path)
+        whole = sum(end <= length for end in ends)
+        assert path.read_bytes() == content[: ends[whole - 1] if whole else 0]
+        journal.start("new", {})
+        assert len(path.read_bytes().splitlines()) == whole + 1
+        assert "new" in Journal(path).trials
+
+
+def test_what_a_restarted_trial_repeats_is_not_written_again(tmp_path: Path) -> None:
+    journal = written(tmp_path / "j.jsonl")
+    size = journal.path.stat().st_size
+    assert not journal.result("d", at(1))
+    assert not journal.result("a", at(2, outcome="completed"))
+    assert not journal.result("b", at(2))  # it was stopped
+    journal.end("a", Outcome.STOPPED)
+    assert journal.path.stat().st_size == size
+    assert journal.trials["a"].outcome is Outcome.COMPLETED
+    assert journal.result("d", at(2))
+    assert journal.path.stat().st_size > size
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from orchestrator.config import SearchConfig
+from orchestrator.journal import Journal
+from orchestrator.outcome import Outcome
+from orchestrator.search import OptunaSearcher
+from orchestrator.space import LogUniform
+from tinyattn.config import build
+from tinyattn.errors import StorageError
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = Path(sys.argv[1])
+journal = Journal(folder / "j.jsonl")
+space = {"optimizer.lr": LogUniform(type="log_uniform", low=1e-5, high=1e-1)}
+searcher = OptunaSearcher(space, SearchConfig(trials=99), folder / "study", "s")
+searcher.suggest("a")
+journal.start("a", {})
+for write, path in (
+    (lambda: journal.end("a", Outcome.STOPPED, "x" * 900), journal.path),
+    (lambda: searcher.on_trial_result("a", {"evaluation": 1, "best_score": 0.5}), folder / "study"),
+):
+    whole = path.read_bytes()
+    for room in (0, 1, 17, 40):
+        limit(len(whole) + room)  # a disk that fills up in the middle of a line
+        try:
+            write()
+        except StorageError as error:
+            assert "cannot be written" in str(error)
+        else:
+            raise AssertionError(f"{path} took more than {room} bytes")
+        assert path.read_bytes() == whole, path
+    limit(resource.RLIM_INFINITY)
+    write()
+    assert len(path.read_bytes()) > len(whole)
+"""
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
+    """With a real limit on the size of files, for the sweep's journal and for Optuna's."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Journal(tmp_path / "j.jsonl").trials["a"].outcome is Outcome.STOPPED
+
+
+@pytest.mark.parametrize("mode", ["stop", "promote"])
+@pytest.mark.parametrize("seed", range(3))
+def test_cut_at_any_event_the_scheduler_is_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
+) -> None:
+    """A whole search on a virtual cluster; at each of its events the driver might have died."""
+    space = {"optimizer.lr": {"type": "log_uniform", "low": 1e-5, "high": 1e-1}}
+    data = {"name": "s", "train": {"task": "rte", "plm": "p"}, "space": space}
+    data |= {"search": {"trials": 30, "sampler": "random", "seed": seed}}
+    data |= {"asha": {"grace": 1, "reduction": 2, "mode": mode}}
+    sweep = build(Sweep, data, "test")
+    curves = Synthetic(sweep.space, 12, rows=30, seed=seed)  # few rows: many ties
+    cluster = VirtualCluster(nodes=3, losses=3, seed=seed)
+    simulation = _Simulation(sweep, curves, cluster, 12, tmp_path)
+    seen: list[tuple[Any, ...]] = []
+    take_in = simulation.journal._take_in
+
+    def state(asha: Asha) -> tuple[Any, ...]:
+        rungs = {rung: list(came.items()) for rung, came in asha.rungs.items()}
+        return dict(asha.paused), dict(asha.stopped), rungs
+
+    def noting(event: dict[str, Any]) -> None:
+        take_in(event)
+        seen.append(state(simulation.asha))
+
+    monkeypatch.setattr(simulation.journal, "_take_in", noting)
+    simulation.run()
+    events = simulation.journal.events
+    assert len(events) == len(seen) > 100
+    for length in range(1, len(events) + 1):
+        again = make_scheduler(sweep.asha, 12)
+        replay(again, events[:length])
+        assert state(again) == seen[length - 1], f"after {events[length - 1]}"
+
+
+def test_a_broken_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    written(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"{oops\n", *lines[1:]]))
+    with pytest.raises(StorageError, match=r"j\.jsonl:2: not a line of a journal"):
+        Journal(path)
+
+
+def test_trials_that_go_on_come_first_under_their_names(tmp_path: Path) -> None:
+    points = [{"seed": seed} for seed in range(4)]
+    journal = Journal(tmp_path / "search.jsonl")
+    asker = Asker(Points(points), journal, Asha(9, 2, 9), "search", 5, Stop())
+    for tune_id in ("x1", "x2"):
+        assert isinstance(asker.suggest(tune_id), dict)
+    journal.end("search_00001", Outcome.COMPLETED)
+
+    again = Asker(Points(points), Journal(journal.path), Asha(9, 2, 9), "search", 5, Stop())
+    got = [again.suggest(f"y{i}") for i in range(4)]
+    assert got == [
+        {"trial": "search_00002", "point": {"seed": 1}},
+        {"trial": "search_00003", "point": {"seed": 2}},
+        {"trial": "search_00004", "point": {"seed": 3}},
+        None,  # while others run, one of them may yet be promoted
+    ]
+    for i in range(3):
+        again.on_trial_complete(f"y{i}", at(4, outcome="completed"))
+    assert again.suggest("y5") == Searcher.FINISHED
+    assert json.loads(json.dumps(got[:3])) == got[:3]

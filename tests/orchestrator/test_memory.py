@@ -1,0 +1,100 @@
+"""Running out of memory: smaller passes, the same training, remembered for the next trials."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.memory import FILE, note_too_many, rows_that_fit
+from tinyattn.config import TrainConfig
+
+CONFIG = TrainConfig(task="rte", plm="roberta-large", batch_size=48)
+
+LIMITED = """
+import json, resource, sys
+from pathlib import Path
+import torch
+from orchestrator.trial import SweepTrial
+from tinyattn.config import TrainConfig
+from tinyattn.workshop import Workshop
+
+class Bare(SweepTrial):  # without Ray around it
+    trial_resources = None
+    def __init__(self, **setup): self.setup(**setup)
+
+base = TrainConfig(task="agreement", plm="minilm", epochs=1, batch_size=768, max_length=32,
+                   max_train_rows=1536, adapter={"dropout": 0.0})
+folder = Path(sys.argv[1]) / "sweeps" / "s"
+warm = Bare(config={"trial": "warm", "point": {"batch_size": 8, "max_train_rows": 64}},
+            base=base, folder=folder)
+warm.step()
+if sys.argv[2] != "none":
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + int(sys.argv[2]) * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for name in ("first", "second"):
+    warm.reset_config({"trial": name, "point": {}})
+    for _ in range(2):
+        result = warm.step()
+        keys = ("evaluation", "train_loss", "micro_batch_size", "outcome", "error")
+        print(json.dumps({key: result.get(key) for key in keys}))
+        if result.get("done"):
+            break
+"""
+
+
+def limited(runs: Path, megabytes: str) -> list[dict[str, Any]]:
+    """Two trials in a process that may allocate so much more than it has when it is warm."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(runs), megabytes],
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_a_real_limit_halves_the_passes_and_changes_no_loss(tmp_path: Path) -> None:
+    free = limited(tmp_path / "free", "none")
+    assert {result["micro_batch_size"] for result in free} == {768}
+    tight = limited(tmp_path / "tight", "500")
+    assert [r["evaluation"] for r in tight] == [1, 2, 1, 2]
+    sizes = {result["micro_batch_size"] for result in tight}
+    assert len(sizes) == 1
+    assert sizes <= {384, 192, 96, 48}
+    for a, b in zip(free, tight, strict=True):
+        assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-4)
+    lines = (tmp_path / "tight" / FILE).read_text().splitlines()
+    tried = [json.loads(line)[1] for line in lines]
+    assert tried == [768 >> i for i in range(len(tried))]  # by the first trial alone
+
+
+@pytest.mark.slow
+def test_what_never_fits_is_an_outcome(tmp_path: Path) -> None:
+    first, second = limited(tmp_path, "1")
+    assert first["outcome"] == second["outcome"] == "out_of_memory"
+    assert "micro-batches of 1 rows" in first["error"]
+
+
+def test_what_did_not_fit_is_halved_until_it_may(tmp_path: Path) -> None:
+    path = tmp_path / FILE
+    assert rows_that_fit(CONFIG, path) == 48
+    note_too_many(CONFIG, 24, path)
+    path.write_text(path.read_text() + '["torn')
+    assert rows_that_fit(CONFIG, path) == 12
+    assert rows_that_fit(CONFIG.with_overrides({"micro_batch_size": 8}), path) == 8
+    assert rows_that_fit(CONFIG.with_overrides({"batch_size": 16}), path) == 16
+    for other in ({"max_length": 256}, {"plm": "roberta-base"}, {"precision": "bf16"}):
+        assert rows_that_fit(CONFIG.with_overrides(other), path) == 48
+    assert rows_that_fit(CONFIG.with_overrides({"seed": 3, "adapter.num_heads": 4}), path) == 12
+    assert rows_that_fit(CONFIG, path, device="NVIDIA RTX A4000 16 GiB") == 48
+
+
+def test_a_disk_that_is_full_or_read_only_is_no_reason_to_stop(tmp_path: Path) -> None:
+    note_too_many(CONFIG, 24, tmp_path / "missing" / FILE)
+    assert rows_that_fit(CONFIG, tmp_path / "missing" / FILE) == 48
