@@ -90,8 +90,11 @@ def test_an_interrupted_sweep_leaves_nothing_running(
     study = OptunaSearcher({}, SearchConfig(), journal, "s")._study
     states = Counter(trial.state.name for trial in study.trials)
     assert states["RUNNING"] == 0
-    told = Counter(trial.user_attrs["outcome"] for trial in study.trials)
-    assert told == Counter(str(trial.outcome) for trial in trials)
+    told = {trial.user_attrs["trial"]: trial.user_attrs["outcome"] for trial in study.trials}
+    seen = {trial.trial_id: str(trial.outcome) for trial in trials}
+    assert told.items() >= seen.items()
+    # One that was suggested, and whose worker was not up yet, has no run.
+    assert {told[name] for name in told.keys() - seen.keys()} <= {"interrupted"}
 
 
 def test_two_trainings_at_once_and_one_of_them_killed_and_resumed(
