@@ -292,10 +292,13 @@ def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:
     """The sweeps of a name with their origins: one, or those of a suite."""
     import search_spaces
     from orchestrator.config import load_sweep
-    from orchestrator.definition import Origin
 
     def load(member: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
-        return load_sweep(member, chosen), Origin(file=member, overrides=chosen)
+        sweep = load_sweep(member, chosen)
+
+        from orchestrator.definition import Origin  # imports torch: after the file's mistakes
+
+        return sweep, Origin(file=member, overrides=chosen)
 
     chosen = parse_overrides(overrides)
     if name not in search_spaces.SUITES:

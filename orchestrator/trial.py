@@ -88,14 +88,8 @@ class SweepTrial(tune.Trainable):
         have died before the driver heard of it.
         """
         try:
-            while True:
-                try:
-                    evaluation = self._next_evaluation()
-                    break
-                except OutOfMemoryError:
-                    if self.rows == 1:
-                        raise
-                    self._halve()
+            while (evaluation := self._evaluation_if_it_fits()) is None:
+                self._halve()
         except DivergedError as error:
             return self._ended(Outcome.DIVERGED, error)
         except OutOfMemoryError as error:
@@ -107,6 +101,18 @@ class SweepTrial(tune.Trainable):
             return self._ended(Outcome.FAILED, error)
         assert self.trainer is not None
         return self._result(self.trainer, evaluation)
+
+    def _evaluation_if_it_fits(self) -> Evaluation | None:
+        """The next evaluation; None: out of memory, but fewer rows a pass may fit.
+
+        An error holds on to all that its frames hold, so it must be gone before the next try.
+        """
+        try:
+            return self._next_evaluation()
+        except OutOfMemoryError:
+            if self.rows == 1:
+                raise
+            return None
 
     def _next_evaluation(self) -> Evaluation:
         """Train to the next evaluation and keep its state; or the last one, of a trial restored."""

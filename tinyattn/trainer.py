@@ -417,7 +417,8 @@ def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
         if not known and not re.search(_OUT_OF_MEMORY, str(error)):
             raise
         micro = config.micro_batch_size or config.batch_size
+        smaller = f"set micro_batch_size={micro // 2} (the same mathematics)"
         raise OutOfMemoryError(
             f"out of memory with micro-batches of {micro} rows of up to {config.max_length} "
-            f"tokens; set micro_batch_size={max(1, micro // 2)} (the same mathematics)"
+            f"tokens; {smaller if micro > 1 else 'set a smaller max_length, or use a smaller PLM'}"
         ) from error

@@ -435,7 +435,7 @@ def champion(runs: Path, tiny: str) -> Path:
     tracker.start_sweep(
         name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={}
     )
-    run_id = tracker.start_trial("t", config=config, params={}, tags={"identity": "x"})
+    tracker.start_trial("t", config=config, params={}, tags={"identity": "x"})
     with contextlib.closing(Trainer(config, Workshop())) as trainer:
         (*_, last) = trainer
         trainer.save_adapter(runs / "adapter")
@@ -443,6 +443,7 @@ def champion(runs: Path, tiny: str) -> Path:
     tracker.log_evaluation("t", {**numbers, "metrics": last.metrics, "heldout": last.heldout})
     tracker.end_trial("t", Outcome.COMPLETED, adapter=runs / "adapter")
     tracker.end_sweep(Outcome.COMPLETED)
+    run_id = tracker.run_of("t")
     result = run("promote", "s")
     assert result.exit_code == 0, result.output
     assert "is the champion" in result.stdout
