@@ -204,7 +204,11 @@ def simulate(
         curves: Curves = Synthetic(sweep.space, evaluations, rows, seed=seed)
         if like is not None:
             curves = Recorded.of_sweep(_home(**places).tracker(), like, sweep.space)
-        click.echo(f"sweep    {sweep.name}, {nodes} nodes of {slots}, virtual")
+        click.echo(
+            f"sweep    {sweep.name}, on {nodes} virtual nodes with {slots} trials at once each\n"
+            f"assumed  {evaluations} evaluations a trial, {seconds:g} s apart, "
+            + (f"curves of {like}" if like else f"made-up curves with the noise of {rows} rows")
+        )
         click.echo(str(simulate(sweep, curves, cluster, evaluations)))
 
 
@@ -248,11 +252,14 @@ def resume(name: str, as_it_ran: bool, **places: Any) -> None:
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
 @_place_options
 def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any) -> None:
-    """Give a sweep more trials: tinyattn sweep extend NAME trials=40"""
+    """Give a sweep more trials, 40 in all: tinyattn sweep extend NAME trials=40"""
     chosen = parse_overrides(overrides)
     trials = chosen.pop("trials", chosen.pop("search.trials", None))
     if chosen or not isinstance(trials, int):
-        raise UsageError(f"{' '.join(overrides)} came, allowed is a number, as in trials=40")
+        raise UsageError(
+            f"{' '.join(overrides)} came, allowed is the number of trials in all, as in trials=40; "
+            "whatever else is to change needs a sweep of its own"
+        )
     _go_on(name, {"search.trials": trials}, as_it_ran, **places)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from orchestrator.definition import Definition
 from orchestrator.home import REQUESTS, Home
 from orchestrator.journal import Past, read_journal
 from orchestrator.store import SweepRecord, TrialRecord
@@ -101,7 +102,8 @@ def stop(home: Home, name: str, trial: str | None, say: Callable[[str], None]) -
         UsageError: nobody works on it here, or it has no such trial running.
     """
     folder = home.path_of(name)
-    if not folder.is_dir() or not home.is_held(name):
+    Definition.read(folder, name)  # UsageError that lists the sweeps there are
+    if not home.is_held(name):
         raise UsageError(
             f"nobody works on sweep '{name}' in {home.runs}; `tinyattn sweep status {name}` shows "
             "how it stands"

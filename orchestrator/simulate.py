@@ -82,7 +82,7 @@ class Replay:
                 f"compute  {self.evaluations:,} evaluations of {self.whole:,} without early "
                 f"stopping ({100 * share:.0f} %)",
                 f"time     {clock(self.seconds)}, slots busy {100 * self.busy:.0f} %",
-                f"losses   {self.lost} trials went back to their last evaluation",
+                f"lost     {self.lost} trials lost their node and went on where they were",
                 f"winner   {100 * self.truth:.2f} in truth, the best begun "
                 f"{100 * self.best_truth:.2f}",
             ]

@@ -158,6 +158,7 @@ def test_a_file_that_is_no_text(here: Path) -> None:
 @pytest.mark.parametrize("nowhere", ["data folder", "TINYATTN_DATA"])
 def test_missing_data(here: Path, monkeypatch: pytest.MonkeyPatch, nowhere: str) -> None:
     place = here / "nowhere"
+    place.mkdir()
     given = ["--data", place] if nowhere == "data folder" else []
     monkeypatch.setenv("TINYATTN_DATA", str(place))
     message = refused(2, "sweep", "run", "glue/rte", "plm=minilm", *given)

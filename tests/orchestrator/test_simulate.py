@@ -110,7 +110,7 @@ def test_the_command_line_shows_it() -> None:
     words = ["sweep", "simulate", "minilm", "search.trials=12", "--nodes", "2", "--losses", "1"]
     shown = CliRunner().invoke(main, words)
     assert shown.exit_code == 0, shown.output
-    for word in ("trials ", "rungs ", "compute ", "time ", "losses ", "winner "):
+    for word in ("trials ", "rungs ", "compute ", "time ", "lost ", "assumed ", "winner "):
         assert word in shown.output
     wrong = CliRunner().invoke(main, ["sweep", "simulate", "minilm", "--nodes", "0"])
     assert wrong.exit_code == 2

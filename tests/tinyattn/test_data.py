@@ -392,6 +392,7 @@ def test_missing_data_is_one_error_with_the_ways_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINYATTN_DATA", str(tmp_path / "env"))
+    (tmp_path / "given").mkdir()
     started = time.monotonic()
     with pytest.raises(TaskError) as caught:
         load("mnli", tmp_path / "given")
@@ -426,6 +427,7 @@ def test_environment_folder_and_argument_first(
     monkeypatch.setenv("TINYATTN_DATA", str(sst2(tmp_path / "env", sentences(40))))
     assert len(load("sst2", None, "paper").train) == 40
     assert len(load("sst2", sst2(tmp_path / "given", sentences(50)), "paper").train) == 50
+    (tmp_path / "elsewhere").mkdir()
     assert len(load("sst2", tmp_path / "elsewhere", "paper").train) == 40
 
 
@@ -742,3 +744,11 @@ def test_real_data(name: str, rows: tuple[int, int]) -> None:
     assert abs(np.mean(heldout.select.rows["label"]) - share) < 0.01
     (test,) = (folder / "glue" / name).glob("test.*")
     assert "label" not in read_rows(test, find_task(name)).column_names
+
+
+def test_a_named_data_folder_that_is_not_there_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYATTN_DATA", str(tmp_path))
+    with pytest.raises(TaskError, match=r"nowhere is not there; correct --data"):
+        load("rte", tmp_path / "nowhere")

@@ -56,6 +56,9 @@ def find_source(task: Task, data_dir: Path | None) -> Source:
         return _generated(splits)
     if task.folder is not None:
         return _own_folder(task.folder, splits)
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        # Going on to other places would train on other data than was asked for.
+        raise TaskError(f"data folder {data_dir} is not there; correct --data, or leave it out")
     reasons = []
     for origin, look in _places(task, data_dir, splits):
         try:
