@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 from pathlib import Path
@@ -132,20 +133,36 @@ def _cost(lengths: np.ndarray, cuts: list[np.ndarray], overhead: float) -> float
 
 
 @pytest.mark.parametrize("overhead", [0.0, 7.0, 32.0, 1e9])
-@pytest.mark.parametrize("most", [1, 3, 7])
-def test_a_batch_is_split_at_the_least_cost(most: int, overhead: float) -> None:
-    """Against all 2^6 ways to cut 7 rows that are sorted by length."""
-    lengths = np.array([5, 40, 6, 5, 21, 38, 90])
+@pytest.mark.parametrize("most", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_batch_is_split_at_the_least_cost(seed: int, most: int, overhead: float) -> None:
+    """Against all 2^8 ways to cut 9 rows that are sorted by length, many of them alike."""
+    lengths = np.random.RandomState(seed).choice([3, 4, 11, 40, 90], size=9)
     cuts = split_by_length(lengths, most, overhead)
-    assert sorted(np.concatenate(cuts)) == list(range(7))
+    assert sorted(np.concatenate(cuts)) == list(range(9))
     assert max(map(len, cuts)) <= most
     order = np.argsort(-lengths)
     others = []
-    for chosen in itertools.product([False, True], repeat=6):
+    for chosen in itertools.product([False, True], repeat=8):
         parts = np.split(order, [i + 1 for i, cut in enumerate(chosen) if cut])
         if max(map(len, parts)) <= most:
             others.append(_cost(lengths, parts, overhead))
     assert _cost(lengths, cuts, overhead) == min(others)
+
+
+def test_a_huge_batch_is_split_by_its_lengths_not_by_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The work grows with the lengths that differ, not with the square of the rows."""
+    lengths = np.random.RandomState(0).randint(5, 129, size=20_000)
+    tried: list[int] = []
+    search = bisect.bisect_left
+    monkeypatch.setattr(
+        "tinyattn.batches.bisect.bisect_left", lambda *a: tried.append(1) or search(*a)
+    )
+    cuts = split_by_length(lengths, len(lengths), 32.0)
+    assert sum(map(len, cuts)) == 20_000
+    assert len(tried) == 2 * 124  # lengths 5 to 128
 
 
 def test_equal_lengths_are_not_split_and_one_row_is_a_batch() -> None:
