@@ -8,31 +8,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ray.tune.search import Searcher
 
+from orchestrator.batch import Stop
 from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT, Asha
-from tinyattn.errors import TinyAttnError
-
-
-@dataclass
-class Stop:
-    """Whether the batch is to end now."""
-
-    asked: bool = False
-    error: TinyAttnError | None = None
-    """Why, where it was no wish: a journal cannot be written, say."""
 
 
 class Source(Protocol):
     """What suggests trials and hears how they go: OptunaSearcher or Points."""
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """Return the overrides of a new trial, or Searcher.FINISHED."""
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """Return the overrides of a new trial; None: there are no more."""
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Hear of an evaluation."""
@@ -55,9 +45,9 @@ class Points:
     def __init__(self, points: Iterable[Mapping[str, Any]]) -> None:
         self._waiting = deque(dict(point) for point in points)
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return the next point."""
-        return self._waiting.popleft() if self._waiting else Searcher.FINISHED
+        return self._waiting.popleft() if self._waiting else None
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Learn nothing."""
@@ -129,7 +119,7 @@ class Asker(Searcher):
         """Keep nothing, as above."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing was kept, as above."""
+        """Read nothing, as above."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         """Return name and overrides of the next trial; None: not now; FINISHED: never again."""
@@ -152,7 +142,7 @@ class Asker(Searcher):
         if not self._exhausted:
             name = f"{self._batch}_{self._number + 1:05d}"
             suggested = self._source.suggest(name)
-            if not isinstance(suggested, str):
+            if suggested is not None:
                 self._number += 1
                 return {NAME: name, POINT: suggested}
             self._exhausted = True
@@ -179,10 +169,7 @@ class Asker(Searcher):
             self._tell(lambda: self._source.on_trial_result(name, result))
 
     def _tell(self, what: Callable[[], None]) -> None:
-        """Tell the source, or end the sweep: Tune would take an error for the trial's."""
-        if self._stop.error is not None:
-            return
-        try:
-            what()
-        except TinyAttnError as error:
-            self._stop.asked, self._stop.error = True, error
+        """Tell the source, unless the batch is to end because something cannot be written."""
+        if self._stop.error is None:
+            with self._stop.on_error():
+                what()

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.asker import Points, Source
+from orchestrator.batch import Batch
 from orchestrator.collapsing import Collapse, Loaded, collapse_in_place
 from orchestrator.config import Sweep
 from orchestrator.home import Home
@@ -37,7 +38,6 @@ from orchestrator.store import SweepRecord, TrialRecord
 from orchestrator.sweep import run_tags
 from orchestrator.tracking import Tracker
 from orchestrator.verdict import Candidate, Collapsed, Verdict
-from orchestrator.watcher import Batch
 from tinyattn.batches import labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError, UsageError

@@ -41,7 +41,7 @@ class Past:
     @property
     def evaluations(self) -> int:
         """How many evaluations are known."""
-        return max((int(result["evaluation"]) for result in self.results), default=0)
+        return int(self.last.get("evaluation", 0))
 
     @property
     def last(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Journal:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
-            _cut_torn_end(path)
+            cut_torn_end(path)
         except OSError as error:
             raise self._unusable(error) from None
         for event in _events(path):
@@ -178,7 +178,7 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
             ) from None
 
 
-def _cut_torn_end(path: Path) -> None:
+def cut_torn_end(path: Path) -> None:
     """Cut off a last line without its end, which a crash may have torn."""
     content = path.read_bytes()
     whole = content.rfind(b"\n") + 1

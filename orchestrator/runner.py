@@ -23,14 +23,16 @@ from ray import tune
 from ray.exceptions import RayError
 from ray.tune.error import TuneError
 
-from orchestrator.asker import Asker, Source, Stop
+from orchestrator.asker import Asker, Source
+from orchestrator.batch import Batch, Stop
 from orchestrator.config import Resources
-from orchestrator.journal import Journal
+from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
+from orchestrator.scheduler import make_scheduler
 from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
 from orchestrator.view import Progress, view_of
-from orchestrator.watcher import Batch, Watcher, adapter_of, make_scheduler
+from orchestrator.watcher import Watcher, adapter_of
 from tinyattn.errors import StorageError, TinyAttnError
 
 logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # tracebacks of trials: MLflow has them
@@ -55,6 +57,20 @@ class Ended:
     error: str | None
     adapter: Path | None
     """Its best adapter; None: it had no evaluation."""
+
+    @classmethod
+    def of(cls, past: Past, tracker: Tracker, folder: Path) -> Ended:
+        """From what the journal tells of it."""
+        assert past.outcome is not None
+        return cls(
+            trial_id=past.name,
+            run_id=tracker.run_of(past.name),
+            outcome=past.outcome,
+            params=past.params,
+            result=past.last,
+            error=past.error,
+            adapter=adapter_of(folder, past.name),
+        )
 
 
 def run_batch(
@@ -100,15 +116,7 @@ def run_batch(
                     source.finish(Outcome.INTERRUPTED)
     tracker.settle()
     return [
-        Ended(
-            past.name,
-            tracker.run_of(past.name),
-            past.outcome,
-            past.params,
-            past.last,
-            past.error,
-            adapter_of(folder, past.name),
-        )
+        Ended.of(past, tracker, folder)
         for past in journal.trials.values()
         if past.outcome is not None
     ]

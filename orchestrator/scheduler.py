@@ -27,6 +27,7 @@ from typing import Any
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
+from orchestrator.config import AshaConfig
 from orchestrator.outcome import Outcome
 
 NAME, POINT = "trial", "point"
@@ -118,6 +119,14 @@ class Asha(FIFOScheduler):
         """Return one line for Tune's own log."""
         counts = ", ".join(f"{rung}: {len(scores)}" for rung, scores in self.rungs.items())
         return f"ASHA: {len(self.stopped)} stopped; trials recorded at each rung: {counts}"
+
+
+def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
+    """A fresh scheduler for trials of so many evaluations; without `asha` one that has no rungs."""
+    if asha is None:
+        return Asha(evaluations, 2, evaluations)
+    kind = PromotingAsha if asha.mode == "promote" else Asha
+    return kind(asha.grace, asha.reduction, evaluations)
 
 
 def replay(scheduler: Asha, events: Iterable[Mapping[str, Any]]) -> None:

@@ -27,6 +27,7 @@ import random
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from optuna.storages.journal._file import get_lock_file
 from optuna.trial import FrozenTrial, TrialState
-from ray.tune.search import Searcher
 
 from orchestrator.config import SearchConfig
-from orchestrator.journal import Past, append
+from orchestrator.journal import Past, append, cut_torn_end
 from orchestrator.outcome import Outcome
 from orchestrator.space import Choice, Domain, Integer, LogUniform, Point, count, enumerate_points
 from tinyattn.errors import StorageError
@@ -84,13 +83,13 @@ class OptunaSearcher:
         """Optuna's ids of trials by name."""
         self._study = _open_study(Path(path), name)
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str:
-        """Return dotted keys and values for a new trial, or FINISHED if there are none left."""
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """Return dotted keys and values for a new trial; None: there are none left."""
         trials = self._trials()
         named = {t.user_attrs["trial"]: t.params for t in trials if _counts(t)}
         seen = list(named.values())  # a trial that was revived is there twice
         if len(seen) >= self._search.trials:
-            return Searcher.FINISHED
+            return None
         keys = {_key(params) for params in seen}
         for proposal in self._proposals(trials, seen):
             trial = self._ask(proposal)
@@ -99,7 +98,7 @@ class OptunaSearcher:
                 self._ids[trial_id] = trial._trial_id
                 return trial.params
             self._end(trial, TrialState.FAIL, DUPLICATE)
-        return Searcher.FINISHED
+        return None
 
     def _proposals(
         self, trials: Sequence[FrozenTrial], seen: list[dict[str, Any]]
@@ -266,6 +265,13 @@ class OptunaSearcher:
 class _DurableFile(JournalFileBackend):
     """Optuna's journal file; a write that fails, on a full disk, leaves no half line behind."""
 
+    def __init__(self, path: Path) -> None:
+        """Take the file, without a last line that a crash may have torn."""
+        self._path, self._own_lock = path, JournalFileSymlinkLock(str(path))
+        super().__init__(str(path), self._own_lock)
+        with self._held():
+            cut_torn_end(path)
+
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """As Optuna's.
 
@@ -273,25 +279,31 @@ class _DurableFile(JournalFileBackend):
             StorageError: it cannot be written.
         """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with get_lock_file(self._lock):
+        with self._held():
             try:
-                append(Path(self._file_path), lines.encode())
+                append(self._path, lines.encode())
             except OSError as error:
                 raise StorageError(
-                    f"{self._file_path}: the search's journal cannot be written: {error.strerror}; "
+                    f"{self._path}: the search's journal cannot be written: {error.strerror}; "
                     "free space, then `tinyattn sweep resume`"
                 ) from None
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self._own_lock.acquire()
+        try:
+            yield
+        finally:
+            self._own_lock.release()
 
 
 def _open_study(path: Path, name: str) -> optuna.Study:
     """Open or begin a study in a journal file whose last line a crash may have torn."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        backend = _DurableFile(str(path), JournalFileSymlinkLock(str(path)))
-        _mend(path)
         return optuna.create_study(
             study_name=name,
-            storage=JournalStorage(backend),
+            storage=JournalStorage(_DurableFile(path)),
             direction="maximize",
             load_if_exists=True,
         )
@@ -300,20 +312,6 @@ def _open_study(path: Path, name: str) -> optuna.Study:
             f"{path}: the search's journal cannot be used: {error}; check space and permissions, "
             "or give the sweep another name"
         ) from None
-
-
-def _mend(path: Path) -> None:
-    """Cut off a last line without its end, which would make all later lines unreadable."""
-    lock = JournalFileSymlinkLock(str(path))
-    lock.acquire()
-    try:
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            with path.open("r+b") as file:
-                file.truncate(whole)
-    finally:
-        lock.release()
 
 
 def _counts(trial: FrozenTrial) -> bool:

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.asker import Asker, Stop
+from orchestrator.asker import Asker
+from orchestrator.batch import Stop
 from orchestrator.config import Sweep
 from orchestrator.curves import Curves
 from orchestrator.journal import Journal
 from orchestrator.outcome import Outcome
-from orchestrator.scheduler import NAME, Asha
+from orchestrator.scheduler import NAME, Asha, make_scheduler
 from orchestrator.search import OptunaSearcher
 from orchestrator.view import clock
-from orchestrator.watcher import make_scheduler
 
 STOP = "STOP"
 

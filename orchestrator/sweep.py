@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.batch import Batch
 from orchestrator.config import Sweep, apply_overrides, check
 from orchestrator.definition import Definition, Origin
 from orchestrator.home import Home
@@ -20,7 +21,6 @@ from orchestrator.provenance import code_tags
 from orchestrator.runner import Ended, closed_in_any_case, concurrency, run_batch
 from orchestrator.search import OptunaSearcher
 from orchestrator.tracking import Tracker
-from orchestrator.watcher import Batch
 from tinyattn.config import build
 from tinyattn.errors import ConfigError, NameTakenError, TinyAttnError, UsageError
 from tinyattn.workshop import Workshop

@@ -194,7 +194,7 @@ class SweepTrial(tune.Trainable):
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Keep nothing more: the state of a trial that Tune pauses is on disk already."""
+        """Keep nothing more: Tune asks for it at every pause and end, when all is on disk."""
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Read nothing: the first step finds the trial's state."""

@@ -8,22 +8,19 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 
-from orchestrator.asker import Stop
-from orchestrator.config import AshaConfig, Resources
+from orchestrator.batch import Batch, Stop
 from orchestrator.home import REQUESTS
 from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
-from orchestrator.scheduler import NAME, POINT, Asha, PromotingAsha, replay
+from orchestrator.scheduler import NAME, POINT, Asha, replay
 from orchestrator.tracking import Tracker
 from orchestrator.trial import UNWRITABLE
-from tinyattn.config import TrainConfig
-from tinyattn.errors import StorageError, TinyAttnError
+from tinyattn.errors import StorageError
 
 LESS_MEMORY = "fewer trials at once (resources.concurrent) or a smaller micro_batch_size need less"
 STOP_ALL = "all"
@@ -37,51 +34,16 @@ _NUMBERS = (
 """What a trial reports; Tune adds more."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Trials that belong together."""
-
-    name: str
-    """First part of the trials' names, and of the batch's files."""
-    title: str
-    """What the view calls it."""
-    kind: str
-    """trial, finalist or expert: the tag of their MLflow runs."""
-    base: TrainConfig
-    """What they have in common."""
-    trials: int
-    """How many there are at most."""
-    evaluations: int
-    """Of the longest."""
-    resources: Resources
-    tags: Mapping[str, str]
-    """Tags of every run: fingerprints, counts."""
-    asha: AshaConfig | None = None
-    """Whom to stop; None: nobody."""
-
-
-def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
-    """A fresh scheduler for trials of so many evaluations; without `asha` one that has no rungs."""
-    if asha is None:
-        return Asha(evaluations, 2, evaluations)
-    kind = PromotingAsha if asha.mode == "promote" else Asha
-    return kind(asha.grace, asha.reduction, evaluations)
-
-
-def _ends_the_sweep(hook: Callable[..., None]) -> Callable[..., None]:
-    """Let an error of a callback end the sweep at Tune's next step, and nothing follow meanwhile:
-    Tune itself would log it, call it the trial's failure and go on."""
+def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """A callback that does nothing once the batch is to end, and whose errors end it."""
 
     @functools.wraps(hook)
-    def noting(self: Watcher, *args: Any, **info: Any) -> None:
-        if self.stop.error is not None:
-            return
-        try:
-            hook(self, *args, **info)
-        except TinyAttnError as error:
-            self.stop.asked, self.stop.error = True, error
+    def guarded(self: Watcher, *args: Any, **info: Any) -> None:
+        if self.stop.error is None:
+            with self.stop.on_error():
+                hook(self, *args, **info)
 
-    return noting
+    return guarded
 
 
 class Watcher(tune.Callback):
@@ -140,14 +102,14 @@ class Watcher(tune.Callback):
             # the signal went to Ray's processes too, as `timeout` or a batch system sends it.
             raise KeyboardInterrupt
 
-    @_ends_the_sweep
+    @_guarded
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Open the trial's run, or go on in the one it has."""
         name, params = trial.config[NAME], trial.config[POINT]
         self._open_run(name, params)
         self.view.started(name, params)
 
-    @_ends_the_sweep
+    @_guarded
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
@@ -159,7 +121,7 @@ class Watcher(tune.Callback):
         if self.journal.result(name, numbers) and self._log(name, numbers):
             self.view.evaluated(name, result)
 
-    @_ends_the_sweep
+    @_guarded
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Close the run of a trial that completed, was stopped, or ended itself."""
         name = trial.config[NAME]
@@ -170,7 +132,7 @@ class Watcher(tune.Callback):
         by_user = name in self.scheduler.unwanted
         self._end(name, Outcome.STOPPED, "stopped by the user" if by_user else None)
 
-    @_ends_the_sweep
+    @_guarded
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Close the run of a trial that failed more often than it is retried."""
         name = trial.config[NAME]

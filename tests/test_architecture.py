@@ -14,8 +14,7 @@ HOMES = {
     "optuna": {"orchestrator/search.py"},
     "click": {"orchestrator/cli.py"},
     "ray": {
-        f"orchestrator/{name}.py"
-        for name in ("runner", "scheduler", "asker", "watcher", "trial", "search")
+        f"orchestrator/{name}.py" for name in ("runner", "scheduler", "asker", "watcher", "trial")
     }
     | {"cluster/*"},
     # tracking writes runs, champions and registry the registered models, serving their files

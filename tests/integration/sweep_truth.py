@@ -10,11 +10,10 @@ from orchestrator.definition import Definition
 from orchestrator.home import Home
 from orchestrator.journal import Journal
 from orchestrator.outcome import Outcome
-from orchestrator.scheduler import replay
+from orchestrator.scheduler import make_scheduler, replay
 from orchestrator.search import OptunaSearcher
 from orchestrator.store import TrialRecord
 from orchestrator.tracking import Tracker
-from orchestrator.watcher import make_scheduler
 
 
 def untruths(runs: Path, name: str, trials: int, tracking_uri: str | None = None) -> list[str]:

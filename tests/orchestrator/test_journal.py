@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from ray.tune.search import Searcher
 
-from orchestrator.asker import Asker, Points, Stop
+from orchestrator.asker import Asker, Points
+from orchestrator.batch import Stop
 from orchestrator.config import Sweep
 from orchestrator.curves import Synthetic
 from orchestrator.journal import Journal, Past, read_journal
 from orchestrator.outcome import Outcome
-from orchestrator.scheduler import Asha, replay
+from orchestrator.scheduler import Asha, make_scheduler, replay
 from orchestrator.simulate import VirtualCluster, _Simulation
-from orchestrator.watcher import make_scheduler
 from tinyattn.config import build
 from tinyattn.errors import StorageError
 

@@ -19,7 +19,8 @@ from tiny_plm import save_tiny_plm
 
 from cluster.local import this_machine
 from orchestrator import runner
-from orchestrator.asker import Points, Stop
+from orchestrator.asker import Points
+from orchestrator.batch import Batch, Stop
 from orchestrator.config import Resources
 from orchestrator.journal import Journal
 from orchestrator.outcome import Outcome
@@ -28,7 +29,7 @@ from orchestrator.scheduler import Asha
 from orchestrator.store import TrialRecord
 from orchestrator.tracking import Tracker
 from orchestrator.view import LineView, LiveView, Progress
-from orchestrator.watcher import Batch, Watcher
+from orchestrator.watcher import Watcher
 from tinyattn.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError

@@ -10,7 +10,6 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.trial import TrialState
-from ray.tune.search import Searcher
 
 from orchestrator.config import FinalizeConfig, SearchConfig
 from orchestrator.journal import Journal, Past
@@ -55,7 +54,7 @@ def complete(searcher: OptunaSearcher, trial_id: str, best: float = 0.5) -> None
 def run_out(searcher: OptunaSearcher, score=lambda config: 0.5) -> list[dict]:
     """Suggest and complete until there is nothing left."""
     configs: list[dict] = []
-    while (config := searcher.suggest(f"t{len(configs)}")) != Searcher.FINISHED:
+    while (config := searcher.suggest(f"t{len(configs)}")) is not None:
         complete(searcher, f"t{len(configs)}", score(config))
         configs.append(config)
         assert len(configs) <= 1000
@@ -208,7 +207,7 @@ def test_finish_leaves_nothing_running_and_resume_tries_the_lost_ones_again(tmp_
     assert by_id(tmp_path)["kept"].state == TrialState.RUNNING
     assert searcher.suggest("again") == configs["lost"]
     assert searcher.suggest("fourth") not in list(configs.values())
-    assert searcher.suggest("fifth") == Searcher.FINISHED
+    assert searcher.suggest("fifth") is None
     complete(searcher, "kept", 0.8)
     kept = by_id(tmp_path)["kept"]
     assert (kept.state, kept.value, kept.intermediate_values) == (
@@ -278,7 +277,7 @@ def test_an_extended_sweep_goes_on(tmp_path):
     searcher = make(tmp_path, {"optimizer.lr": LR}, trials=5)
     more = [searcher.suggest("x"), searcher.suggest("y")]
     assert distinct(first + more) == 5
-    assert searcher.suggest("z") == Searcher.FINISHED
+    assert searcher.suggest("z") is None
 
 
 def late_share(tmp_path: Path, seed: int, outcome: str, otherwise: str) -> float:
@@ -366,7 +365,8 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     import ray
     from ray import tune
 
-    from orchestrator.asker import Asker, Stop
+    from orchestrator.asker import Asker
+    from orchestrator.batch import Stop
     from orchestrator.scheduler import Asha
 
     total = 6

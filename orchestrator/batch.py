@@ -1,0 +1,52 @@
+"""A batch of trials: what they have in common, and whether it is to end now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from orchestrator.config import AshaConfig, Resources
+from tinyattn.config import TrainConfig
+from tinyattn.errors import TinyAttnError
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Trials that belong together: a sweep's search, its finalists, its experts."""
+
+    name: str
+    """First part of the trials' names, and of the batch's files."""
+    title: str
+    """What the view calls it."""
+    kind: str
+    """trial, finalist or expert: the tag of their MLflow runs."""
+    base: TrainConfig
+    """What they have in common."""
+    trials: int
+    """How many there are at most."""
+    evaluations: int
+    """Of the longest."""
+    resources: Resources
+    tags: Mapping[str, str]
+    """Tags of every run: fingerprints, counts."""
+    asha: AshaConfig | None = None
+    """Whom to stop; None: nobody."""
+
+
+@dataclass
+class Stop:
+    """Whether a batch is to end at Tune's next step."""
+
+    asked: bool = False
+    error: TinyAttnError | None = None
+    """Why, where it was no wish: a journal cannot be written, say."""
+
+    @contextmanager
+    def on_error(self) -> Iterator[None]:
+        """Let an error of the block end the batch: Tune would log it, call it the trial's and go
+        on. Callers do nothing more once `error` is set."""
+        try:
+            yield
+        except TinyAttnError as error:
+            self.asked, self.error = True, error
