@@ -20,6 +20,7 @@ override that fixes a searched key takes it out of the space.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
@@ -40,7 +41,7 @@ from orchestrator.space import (
     same,
 )
 from tinyattn.config import StrictModel, TrainConfig, build, read_yaml, set_dotted
-from tinyattn.errors import ConfigError, did_you_mean
+from tinyattn.errors import ConfigError, UsageError, did_you_mean
 
 SECTIONS = ("name", "train", "space", "search", "asha", "finalize", "resources")
 """First parts of a dotted override that address the sweep; any other addresses `train`."""
@@ -107,6 +108,25 @@ class Resources(StrictModel):
         if gpus > 1 and gpus != int(gpus):
             raise ValueError("allowed is a fraction up to 1, or a whole number of GPUs")
         return gpus
+
+    def trials_at_once(self, cpus: float, gpus: float) -> int:
+        """Trials that a cluster of so many cores and GPUs runs at once.
+
+        Raises:
+            UsageError: not even one fits.
+        """
+        fits = math.floor(cpus / self.cpus + 1e-9)
+        if self.gpus >= 1:
+            fits = min(fits, math.floor(gpus / self.gpus))
+        elif self.gpus:  # a share of a device never spans two
+            fits = min(fits, math.floor(gpus) * math.floor(1 / self.gpus + 1e-9))
+        if fits < 1:
+            raise UsageError(
+                f"a trial needs {self.cpus:g} cores and {self.gpus:g} GPUs, there are {cpus:g} "
+                f"cores and {gpus:g} GPUs; set resources.cpus, resources.gpus=0 (for cores "
+                "alone), or use a larger cluster"
+            )
+        return min(fits, self.concurrent or fits)
 
 
 class Sweep(StrictModel):

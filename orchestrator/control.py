@@ -15,7 +15,7 @@ from orchestrator.journal import Past, read_journal
 from orchestrator.store import SweepRecord, TrialRecord
 from orchestrator.view import brief, clock, short
 from orchestrator.watcher import STOP_ALL
-from tinyattn.errors import UsageError
+from tinyattn.errors import TinyAttnError, UsageError
 
 _WAIT_SECONDS = 120.0
 """How long a stopped sweep may take to close what runs."""
@@ -36,19 +36,33 @@ class Status:
             [
                 f"sweep    {sweep.name}: {sweep.task} on {sweep.plm}, protocol {sweep.protocol}",
                 f"state    {self._state()}",
-                f"trials   {self._counts()}",
+                f"trials   {_counts(self._searched)}",
+                *([f"finalize {_counts(self._finalizing)}"] if self._finalizing else []),
                 f"best     {self._best()}",
                 *(f"running  {_line(trial)}" for trial in self.trials if trial.outcome is None),
             ]
         )
 
+    @property
+    def _searched(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.kind == "trial"]
+
+    @property
+    def _finalizing(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.kind != "trial"]
+
     def _state(self) -> str:
-        outcome = self.sweep.outcome
-        if outcome is not None and not self.driver_here:
-            return outcome.value
+        outcome, name = self.sweep.outcome, self.sweep.name
         words = f"last sign of life {clock(self._silence())} ago"
+        if self.driver_here:
+            return f"{'running' if outcome is None else 'finalizing'}, {words}"
+        left_open = any(trial.outcome is None for trial in self._finalizing)
+        if outcome is not None and left_open and self.driver_here is False:
+            return f"{outcome.value}, its finalize is gone; `tinyattn finalize {name}` goes on"
+        if outcome is not None:
+            return outcome.value
         if self.driver_here is False:
-            return f"its driver is gone ({words}); `tinyattn sweep resume {self.sweep.name}`"
+            return f"its driver is gone ({words}); `tinyattn sweep resume {name}` goes on"
         return f"running, {words}"
 
     def _silence(self) -> float:
@@ -56,24 +70,25 @@ class Status:
         last = float(self.sweep.tags.get("heartbeat", self.sweep.start_time / 1000))
         return max(0.0, time.time() - last)
 
-    def _counts(self) -> str:
-        found = Counter("running" if t.outcome is None else t.outcome.value for t in self.trials)
-        return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
-
     def _best(self) -> str:
-        scored = [trial for trial in self.trials if trial.best_score is not None]
+        scored = [trial for trial in self._searched if trial.best_score is not None]
         if not scored:
             return "no score yet"
         best = max(scored, key=lambda trial: trial.best_score or 0.0)
         return f"{100 * (best.best_score or 0):.2f} ({brief(best.params)}), run {best.run_id[:8]}"
 
 
+def _counts(trials: list[TrialRecord]) -> str:
+    found = Counter("running" if t.outcome is None else t.outcome.value for t in trials)
+    return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
+
+
 def _line(trial: TrialRecord) -> str:
     since = datetime.fromtimestamp(trial.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
     score = "–" if trial.best_score is None else f"{100 * trial.best_score:.2f}"
     return (
-        f"{short(trial.trial_id)} since {since}, {trial.evaluations} evaluations, best {score}: "
-        f"{brief(trial.params)}"
+        f"{trial.kind} {short(trial.trial_id)} since {since}, {trial.evaluations} evaluations, "
+        f"best {score}: {brief(trial.params)}"
     )
 
 
@@ -118,8 +133,10 @@ def stop(home: Home, name: str, trial: str | None, say: Callable[[str], None]) -
     deadline = time.monotonic() + _WAIT_SECONDS
     while home.is_held(name):
         if time.monotonic() > deadline:
-            raise UsageError(
-                f"sweep '{name}' has not ended within {_WAIT_SECONDS:.0f} s; look at it"
+            raise TinyAttnError(
+                f"sweep '{name}' was asked to end and has not within {_WAIT_SECONDS:.0f} s; it "
+                f"may still, see `tinyattn sweep status {name}`, or kill its process: nothing is "
+                "lost by that"
             )
         time.sleep(0.5)
     say(f"it has ended; `tinyattn sweep resume {name}` goes on with it")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import search_spaces
 from orchestrator.config import Sweep, apply_overrides, check, load_sweep
 from tinyattn.checkpoint import write_text
 from tinyattn.config import StrictModel, build
@@ -27,6 +28,10 @@ class Origin(StrictModel):
     overrides: dict[str, Any]
     """Dotted keys and values."""
 
+    def is_there(self) -> bool:
+        """Whether the file can still be found."""
+        return Path(self.file).is_file() or self.file in search_spaces.names()
+
 
 class Definition(StrictModel):
     """A sweep as it was started, with what was changed later by `extend`."""
@@ -38,6 +43,11 @@ class Definition(StrictModel):
     origin: Origin | None = None
     data_fingerprint: str
     plm_fingerprint: str
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a sweep was started in this folder."""
+        return (folder / FILE).exists()
 
     @classmethod
     def of(cls, sweep: Sweep, facts: Facts, origin: Origin | None) -> Self:
@@ -94,8 +104,14 @@ class Definition(StrictModel):
         overrides = {**self.origin.overrides, "name": self.resolved["name"]}
         try:
             now = load_sweep(self.origin.file, overrides).model_dump(mode="json")
-        except TinyAttnError:
-            return  # moved away, or it is of another version: nothing to compare with
+        except TinyAttnError as error:
+            if not self.origin.is_there():
+                return  # nothing to compare with
+            raise UsageError(
+                f"{self.origin.file} has changed since sweep '{self.resolved['name']}' was started "
+                f"and is no sweep any more: {error}\nmend it, or go on as the sweep was started "
+                "with --as-it-ran"
+            ) from None
         lines = [
             f"  {key}: {_word(before)} → {_word(after)}"
             for key, before, after in _differences(self.resolved, now)

@@ -72,8 +72,9 @@ def finalize(sweep: Sweep, home: Home) -> Verdict:
         best = best_one_head(tracker, record, sweep.finalize.finalists)
         facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
         refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
+        outcome = record.outcome or Outcome.INTERRUPTED
         # A sweep that nobody holds and that has no outcome was left by a process that died.
-        with closed_in_any_case(tracker, sweep=record.outcome or Outcome.INTERRUPTED):
+        with closed_in_any_case(tracker, f"finalize {sweep.name}", outcome):
             tracker.resume_sweep(sweep.name, search_goes_on=False)
             verdict = _Finalizing(sweep, home, tracker, facts).run(best)
             tracker.tag(record.run_id, {"winner": verdict.winner.run_id})

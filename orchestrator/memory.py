@@ -6,10 +6,14 @@ trial one interval between evaluations and later trials nothing.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import json
 import os
 from pathlib import Path
 
+import psutil
 import torch
 
 from tinyattn.config import TrainConfig
@@ -23,7 +27,7 @@ def device_name() -> str:
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         return f"{properties.name} {properties.total_memory / 2**30:.0f} GiB"
-    return "cpu"
+    return f"{psutil.virtual_memory().total / 2**30:.0f} GiB of main memory"
 
 
 def rows_that_fit(config: TrainConfig, path: Path, device: str | None = None) -> int:
@@ -53,6 +57,15 @@ def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
             os.close(descriptor)
     except OSError:
         return
+
+
+def give_back_memory() -> None:
+    """Return what is free to the device and the system: libraries keep it for their next need."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _key(config: TrainConfig, device: str | None) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
-from orchestrator.config import Sweep
+import torch
+
+from orchestrator.config import Resources, Sweep
 from orchestrator.home import Home
 from orchestrator.memory import FILE, rows_that_fit
 from orchestrator.preflight import (
@@ -18,7 +21,7 @@ from orchestrator.preflight import (
     rung_words,
 )
 from orchestrator.space import count
-from tinyattn.errors import ConfigError, TinyAttnError
+from tinyattn.errors import ConfigError, TinyAttnError, UsageError
 from tinyattn.tasks import find_task
 from tinyattn.workshop import Workshop
 
@@ -44,12 +47,14 @@ class Plan:
     missing: str
     """Why a run would not start; empty: it would."""
     name_taken: bool
+    lacking: str
+    """What this machine lacks for a trial; empty: nothing."""
     rows: int
     """Rows a pass that trials would use on this machine."""
 
     def __str__(self) -> str:
         sweep, cost, facts = self.sweep, self.cost, self.facts
-        rows = facts.train_rows if facts else _assumed_rows(sweep)
+        rows = facts.train_rows if facts else assumed_rows(sweep)
         evaluations = facts.evaluations if facts else max_evaluations(sweep, rows)
         size = _space_size(sweep)
         hours = cost.trial_pflop * 1e15 / A4000_FLOPS / 3600
@@ -79,6 +84,8 @@ class Plan:
         else:
             lines.append("assumed     rows and lengths, since the data are not here")
             lines.append(f"missing     {self.missing}")
+        if self.lacking:
+            lines.append(f"missing     {self.lacking}")
         if self.name_taken:
             lines.append(f"missing     a free name: a sweep '{sweep.name}' exists; set name=...")
         return "\n".join(lines)
@@ -106,12 +113,21 @@ def plan_of(sweep: Sweep, home: Home) -> Plan:
         raise
     except TinyAttnError as error:
         missing = str(error)
-    rows = facts.train_rows if facts else _assumed_rows(sweep)
+    rows = facts.train_rows if facts else assumed_rows(sweep)
     length = facts.mean_length if facts else TYPICAL_LENGTH
     cost = predict_cost(sweep, rows, length, task.num_outputs)
     taken = home.has_store() and not home.tracker().name_is_free(sweep.name)
     rows_a_pass = rows_that_fit(sweep.train, home.runs / FILE)
-    return Plan(sweep, cost, facts, missing, taken, rows_a_pass)
+    return Plan(sweep, cost, facts, missing, taken, _lacking(sweep.resources), rows_a_pass)
+
+
+def _lacking(resources: Resources) -> str:
+    """Why no trial fits on this machine; empty: one does."""
+    try:
+        resources.trials_at_once(os.cpu_count() or 1, torch.cuda.device_count())
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def _space_size(sweep: Sweep) -> str:
@@ -120,6 +136,7 @@ def _space_size(sweep: Sweep) -> str:
     return f"{count(sweep.space):,}"
 
 
-def _assumed_rows(sweep: Sweep) -> int:
+def assumed_rows(sweep: Sweep) -> int:
+    """Training rows of a task whose data are not here."""
     rows = TABLE_3.get(sweep.train.task, TYPICAL_ROWS)
     return min(rows, sweep.train.max_train_rows or rows)

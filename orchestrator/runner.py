@@ -7,7 +7,6 @@ training, and one to MLflow.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import time
@@ -163,28 +162,9 @@ def _fit(tuner: tune.Tuner, folder: Path) -> None:
 
 
 def concurrency(resources: Resources) -> int:
-    """Trials that this cluster runs at once.
-
-    Raises:
-        TinyAttnError: not even one fits.
-    """
+    """Trials that this cluster runs at once; UsageError where not even one fits."""
     available = ray.cluster_resources()
-    cpus, gpus = available.get("CPU", 0), available.get("GPU", 0)
-    fits = math.floor(cpus / resources.cpus + 1e-9)
-    if resources.gpus:
-        fits = min(fits, _on_gpus(math.floor(gpus), resources.gpus))
-    if fits < 1:
-        raise TinyAttnError(
-            f"a trial needs {resources.cpus:g} cores and {resources.gpus:g} GPUs, the cluster has "
-            f"{cpus:g} cores and {gpus:g} GPUs; set resources.cpus, resources.gpus=0 (for cores "
-            "alone), or use a larger cluster"
-        )
-    return min(fits, resources.concurrent or fits)
-
-
-def _on_gpus(gpus: int, share: float) -> int:
-    """Trials that fit on `gpus` devices; a share of one never spans two."""
-    return gpus // int(share) if share >= 1 else gpus * math.floor(1 / share + 1e-9)
+    return resources.trials_at_once(available.get("CPU", 0), available.get("GPU", 0))
 
 
 @contextmanager
@@ -204,11 +184,14 @@ def signals_noted() -> Iterator[Stop]:
 
 
 @contextmanager
-def closed_in_any_case(tracker: Tracker, sweep: Outcome | None = None) -> Iterator[None]:
+def closed_in_any_case(
+    tracker: Tracker, go_on: str, sweep: Outcome | None = None
+) -> Iterator[None]:
     """End all that runs, and the sweep's run, with a truthful outcome however the block ends.
 
     Args:
         tracker: the sweep's.
+        go_on: the command that goes on, such as `sweep resume NAME`, for the message.
         sweep: outcome of the search, if it had ended before: what comes after does not change it.
 
     Raises:
@@ -222,8 +205,8 @@ def closed_in_any_case(tracker: Tracker, sweep: Outcome | None = None) -> Iterat
             tracker.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED, sweep=sweep)
         if interrupted:
             raise InterruptedSweepError(
-                "interrupted; what had ended is kept in the MLflow store with its adapters, what "
-                "was running is closed there as interrupted"
+                "interrupted; what had ended is kept with its adapters, what was running is closed "
+                f"in MLflow as interrupted; `tinyattn {go_on}` goes on where it was"
             ) from None
         raise
     tracker.end_sweep(sweep or Outcome.COMPLETED)

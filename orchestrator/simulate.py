@@ -44,7 +44,6 @@ class VirtualCluster:
     losses: int = 0
     """Times that a node is lost, at random moments; it is back after `away` seconds."""
     away: float = 600.0
-    seed: int = 0
 
 
 @dataclass
@@ -109,6 +108,7 @@ class _Simulation:
         self, sweep: Sweep, curves: Curves, cluster: VirtualCluster, evaluations: int, folder: Path
     ) -> None:
         self.curves, self.cluster, self.total = curves, cluster, evaluations
+        self.luck = random.Random(sweep.search.seed)
         self.journal = Journal(folder / "search.jsonl")
         self.asha: Asha = make_scheduler(sweep.asha, evaluations)
         source = OptunaSearcher(sweep.space, sweep.search, folder / "study.journal", sweep.name)
@@ -128,10 +128,11 @@ class _Simulation:
 
     def run(self) -> Replay:
         """Run to the end."""
-        luck = random.Random(self.cluster.seed)
         horizon = self.cluster.seconds * self.total  # losses fall into the first trials' time
         for _ in range(self.cluster.losses):
-            self._at(luck.uniform(0, 3 * horizon), "lost", luck.randrange(self.cluster.nodes))
+            self._at(
+                self.luck.uniform(0, 3 * horizon), "lost", self.luck.randrange(self.cluster.nodes)
+            )
         self._fill()
         while self.events:
             self.now, _, kind, what = heapq.heappop(self.events)

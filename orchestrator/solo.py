@@ -73,6 +73,8 @@ def _state_folder(output: Path | None, resume: bool) -> Path | None:
 def _entries(folder: Path) -> Iterator[Path]:
     try:
         yield from folder.iterdir()
+    except NotADirectoryError:
+        raise NameTakenError(f"{folder} is a file; choose another --output") from None
     except OSError as error:
         raise StorageError(f"{folder}: cannot be used as a folder: {error.strerror}") from None
 

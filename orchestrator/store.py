@@ -169,7 +169,17 @@ class Store:
     """Read access to an MLflow store."""
 
     def __init__(self, tracking_uri: str) -> None:
-        """Connect; raise StorageError where the store cannot be reached or opened."""
+        """Connect.
+
+        Raises:
+            UsageError: it is no address.
+            StorageError: the store cannot be reached or opened.
+        """
+        if "://" not in tracking_uri:
+            raise UsageError(
+                f"'{without_password(tracking_uri)}' is no address of an MLflow store; allowed are "
+                "such as sqlite:///runs/mlflow.db, http://server:5000, postgresql://server/mlflow"
+            )
         self.uri = tracking_uri
         try:
             _knock(tracking_uri)

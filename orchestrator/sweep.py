@@ -74,6 +74,8 @@ def run_sweep(sweep: Sweep, facts: Facts, home: Home, origin: Origin | None = No
     """
     concurrency(sweep.resources)
     with home.lock(sweep.name):
+        if Definition.is_in(home.path_of(sweep.name)):  # another process was quicker
+            _refuse_taken(sweep.name, home)
         Definition.of(sweep, facts, origin).write(home.path_of(sweep.name))
         return _go_on(sweep, facts, home)
 
@@ -120,7 +122,7 @@ def resume_sweep(definition: Definition, home: Home) -> list[Ended]:
 def _go_on(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
     """Bring a sweep to its end from wherever it is; a new one is at its beginning."""
     tracker = home.tracker(create=True)
-    with closed_in_any_case(tracker):
+    with closed_in_any_case(tracker, f"sweep resume {sweep.name}"):
         tracker.open_sweep(
             name=sweep.name,
             task=facts.task,

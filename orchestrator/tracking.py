@@ -187,7 +187,16 @@ class Tracker(Store):
             )
 
     def run_of(self, trial_id: str) -> str:
-        """Return the run id of a trial of this sweep; `settle` first."""
+        """Return the run id of a trial of this sweep; `settle` first.
+
+        Raises:
+            StorageError: MLflow refused to make the run.
+        """
+        if trial_id not in self._runs_of_trials:
+            raise StorageError(
+                f"MLflow has no run of trial {trial_id}, since it refused to make one; see that "
+                f"the store is in order, then `tinyattn sweep resume {self._sweep_tags['sweep']}`"
+            )
         return self._runs_of_trials[trial_id]
 
     def log_evaluation(self, trial_id: str, result: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ all that belongs to a trial, does not. One Tune step is one evaluation.
 
 from __future__ import annotations
 
-import gc
 import shutil
 import sys
 import warnings
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from ray import tune
 
-from orchestrator.memory import FILE, note_too_many, rows_that_fit
+from orchestrator.memory import FILE, give_back_memory, note_too_many, rows_that_fit
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT
 from tinyattn.checkpoint import replace_folder
@@ -150,9 +149,7 @@ class SweepTrial(tune.Trainable):
         note_too_many(self.base.with_overrides(self.overrides), self.rows, self.memory)
         self.rows //= 2
         self.cleanup()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        give_back_memory()
 
     def _keep(self, evaluation: Evaluation) -> None:
         """Write adapter and state to disk, before anybody hears of the evaluation."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,23 @@ def render(verdict: Verdict) -> list[Table | str]:
     for row in rows:
         if row is not None:
             table.add_row(*_cells(row), style="bold" if row is verdict.winner else None)
-    return [table, sentence(verdict)]
+    return [table, *filter(None, [gain(verdict)]), sentence(verdict)]
+
+
+def gain(verdict: Verdict) -> str:
+    """What one head brings over the classifier alone; empty where that is not known."""
+    alone, best = verdict.classifier_alone, verdict.finalists[0]
+    if alone is None:
+        return ""
+    points = 100 * (_compared(best) - _compared(alone))
+    spread = 100 * math.hypot(_spread_of(best), _spread_of(alone))
+    words = f"One head against the classifier alone, mean of seeds: {points:+.2f} points"
+    if points > spread:
+        return f"{words}."
+    return (
+        f"{words}, within the spread of the seeds ({spread:.2f}): the adapter brings nothing that "
+        "can be told from chance. More epochs, other learning rates or a larger PLM may."
+    )
 
 
 def sentence(verdict: Verdict) -> str:
@@ -101,6 +118,10 @@ def _p_words(p_value: float | None) -> str:
 
 def _compared(candidate: Candidate) -> float:
     return candidate.select if candidate.heldout is None else candidate.heldout
+
+
+def _spread_of(candidate: Candidate) -> float:
+    return (candidate.std if candidate.heldout is None else candidate.heldout_std) or 0.0
 
 
 def _cells(row: Candidate) -> list[str]:

@@ -154,3 +154,7 @@ def test_a_killed_driver_shows_in_status_and_a_changed_file_is_named(
     assert refused.returncode == 2
     assert "  space.optimizer.lr.high: 0.01 → 0.5\n" in refused.stderr
     assert "--as-it-ran" in refused.stderr
+    file.write_text("train: [")
+    refused = call("sweep", "resume", "s", "--runs", tmp_path)
+    assert refused.returncode == 2
+    assert "is no sweep any more" in refused.stderr

@@ -331,7 +331,7 @@ def test_a_server_that_does_not_answer(here: Path) -> None:
         (["report", "nosuch"], "no sweep is called 'nosuch'"),
         (["rollback", "agreement"], "no task has a champion yet"),
         (["predict", "agreement", "rows.jsonl"], "no task has a champion yet"),
-        (["leaderboard", "agreemnt"], "no such trials"),
+        (["leaderboard", "agreemnt"], "has no trials; run a sweep first"),
         (["leaderboard", "--sweep", "nosuch"], "no sweep is called 'nosuch'"),
     ],
 )
@@ -543,7 +543,7 @@ def test_gpus_that_are_not_there(here: Path, tiny: str) -> None:
 
     gpus = torch.cuda.device_count() + 1
     done = program("sweep", "run", "agreement", f"plm={tiny}", f"resources.gpus={gpus}", "name=g")
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"error: a trial needs 1 cores and {gpus} GPUs")
     assert "resources.gpus=0" in done.stderr
     assert done.stderr.count("\n") == 1

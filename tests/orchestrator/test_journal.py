@@ -155,7 +155,7 @@ def test_cut_at_any_event_the_scheduler_is_what_it_was(
     data |= {"asha": {"grace": 1, "reduction": 2, "mode": mode}}
     sweep = build(Sweep, data, "test")
     curves = Synthetic(sweep.space, 12, rows=30, seed=seed)  # few rows: many ties
-    cluster = VirtualCluster(nodes=3, losses=3, seed=seed)
+    cluster = VirtualCluster(nodes=3, losses=3)
     simulation = _Simulation(sweep, curves, cluster, 12, tmp_path)
     seen: list[tuple[Any, ...]] = []
     take_in = simulation.journal._take_in

@@ -62,7 +62,7 @@ def limited(runs: Path, megabytes: str) -> list[dict[str, Any]]:
 def test_a_real_limit_halves_the_passes_and_changes_no_loss(tmp_path: Path) -> None:
     free = limited(tmp_path / "free", "none")
     assert {result["micro_batch_size"] for result in free} == {2400}
-    tight = limited(tmp_path / "tight", "550")
+    tight = limited(tmp_path / "tight", "800")
     evaluations = {result["evaluation"]: result for result in tight}  # a restart repeats one
     assert list(evaluations) == [1, 2]
     assert tight[-1]["outcome"] == "completed"

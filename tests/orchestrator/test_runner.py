@@ -32,7 +32,7 @@ from orchestrator.view import LineView, LiveView, Progress
 from orchestrator.watcher import Watcher
 from tinyattn.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
-from tinyattn.errors import TinyAttnError
+from tinyattn.errors import UsageError
 from tinyattn.trainer import Evaluation, Trainer
 from tinyattn.workshop import Workshop
 
@@ -102,7 +102,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "view_of", lambda progress: Killer(progress, out))
-        with this_machine(num_cpus=2), closed_in_any_case(tracker):
+        with this_machine(num_cpus=2), closed_in_any_case(tracker, "sweep resume s"):
             ended = runner.run_batch(
                 batch, Points(POINTS), folder=folder / "sweeps" / "s", tracker=tracker
             )
@@ -226,7 +226,7 @@ def test_trials_at_once(
 def test_a_trial_that_never_fits(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: float) -> None:
     here = {"CPU": 8.0} if gpus == 0.5 else {"CPU": 8.0, "GPU": 2.0}
     monkeypatch.setattr(ray, "cluster_resources", lambda: here)
-    with pytest.raises(TinyAttnError, match=rf"needs {cpus} cores and {gpus:g} GPUs, the cluster"):
+    with pytest.raises(UsageError, match=rf"needs {cpus} cores and {gpus:g} GPUs, there are"):
         concurrency(Resources(cpus=cpus, gpus=gpus))
 
 
@@ -249,7 +249,7 @@ def open_sweep(tracker: Tracker) -> Tracker:
 def test_runs_are_closed_whatever_ends_a_sweep(
     open_sweep: Tracker, error: BaseException, raised: type[BaseException], outcome: Outcome
 ) -> None:
-    with pytest.raises(raised), closed_in_any_case(open_sweep):
+    with pytest.raises(raised), closed_in_any_case(open_sweep, "sweep resume s"):
         raise error
     sweep = open_sweep.find_sweep("s")
     assert sweep.outcome == outcome
@@ -279,7 +279,7 @@ def test_a_signal_while_runs_are_closed_waits(
         close(outcome, **more)
 
     monkeypatch.setattr(open_sweep, "close_all", interrupted)
-    with pytest.raises(InterruptedSweepError), closed_in_any_case(open_sweep):
+    with pytest.raises(InterruptedSweepError), closed_in_any_case(open_sweep, "sweep resume s"):
         raise KeyboardInterrupt
     assert open_sweep.find_sweep("s").outcome == Outcome.INTERRUPTED
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -57,7 +57,7 @@ def test_without_stopping_time_and_compute_are_what_arithmetic_says() -> None:
 def test_lost_nodes_cost_time_and_no_trial(mode: str) -> None:
     sweep = a_sweep(mode)
     curves = Synthetic(sweep.space, 20)
-    cluster = VirtualCluster(nodes=4, slots=2, seconds=60, losses=12, seed=3)
+    cluster = VirtualCluster(nodes=4, slots=2, seconds=60, losses=12)
     found = simulate(sweep, curves, cluster, 20)
     calm = simulate(sweep, curves, VirtualCluster(4, 2, 60), 20)
     assert found.lost > 3
@@ -69,7 +69,7 @@ def test_lost_nodes_cost_time_and_no_trial(mode: str) -> None:
 
 def test_it_is_the_same_every_time_and_no_clock_is_waited_for() -> None:
     sweep = a_sweep(trials=30)
-    cluster = VirtualCluster(nodes=3, seconds=1e6, losses=2, seed=1)
+    cluster = VirtualCluster(nodes=3, seconds=1e6, losses=2)
     begin = time.monotonic()
     first, second = (simulate(sweep, Synthetic(sweep.space, 20), cluster, 20) for _ in range(2))
     assert time.monotonic() - begin < 30

@@ -45,7 +45,7 @@ def test_a_mistyped_database_is_named_and_not_made(tmp_path: Path, words: list[s
 
 def test_a_store_without_such_trials_is_named(sweeps: Sweeps) -> None:
     message = _refused(2, "leaderboard", "--tracking-uri", sweeps.tracker.uri)
-    assert f"the store {sweeps.tracker.uri} has no such trials" in message
+    assert f"the store {sweeps.tracker.uri} has no trials; run a sweep first" in message
 
 
 def test_a_suite_without_glue_says_so(sweeps: Sweeps) -> None:

@@ -1,0 +1,100 @@
+"""The command line: verbs, nothing else.
+
+main (here)   doctor, train
+sweeps.py     check, simulate, run, resume, extend, status, stop
+results.py    leaderboard, finalize, promote, rollback, predict, report, ui
+
+Exit codes: 0 done, 1 failed, 2 wrong use. What costs seconds to import (torch, ray, mlflow) is
+imported by the verb that needs it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from orchestrator.cli.results import VERBS
+from orchestrator.cli.sweeps import sweep
+from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
+from tinyattn.errors import TinyAttnError
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class _Group(click.Group):
+    """Turns errors into one message and an exit code, warnings into lines, SIGTERM into Ctrl-C."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        signal.signal(signal.SIGTERM, _interrupt)
+        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+        try:
+            return super().invoke(ctx)
+        except TinyAttnError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted; what had finished before is kept", err=True)
+            ctx.exit(1)
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of a pipe has gone: nothing to say to it
+            ctx.exit(0)
+        except Exception as error:
+            if not type(error).__module__.startswith("mlflow"):  # it takes seconds to import
+                raise
+            from orchestrator.store import first_line
+
+            message = f"the MLflow store failed: {first_line(error)}; see that it runs, try again"
+            click.echo(f"error: {message}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="tinyattn")
+def main() -> None:
+    """Sweep tiny-attention adapters over a frozen language model.
+
+    Configuration is given as key=value, as in: optimizer.lr=3e-4 plm=roberta-base
+    """
+
+
+@main.command()
+@click.option("--data", type=click.Path(path_type=Path), help="Folder with task files.")
+def doctor(data: Path | None) -> None:
+    """Say what this machine has, what it lacks, and how to get it."""
+    from orchestrator.doctor import examine
+
+    findings = examine(data)
+    for finding in findings:
+        click.echo(str(finding))
+    if any(finding.is_missing for finding in findings):
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("overrides", nargs=-1)
+@click.option("--output", type=click.Path(path_type=Path), help="Folder for the best adapter.")
+@click.option("--resume", is_flag=True, help="Go on with the interrupted training in --output.")
+@click.option("--data", type=click.Path(path_type=Path), help="Folder with task files.")
+def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: Path | None) -> None:
+    """Train one adapter: tinyattn train task=rte plm=roberta-base optimizer.lr=2e-3"""
+    raw: dict[str, Any] = {}
+    for key, value in parse_overrides(overrides).items():
+        set_dotted(raw, key, value)
+    config = build(TrainConfig, raw, "train")
+
+    from orchestrator.solo import train_alone
+
+    train_alone(config, output, resume, data, click.echo)
+
+
+main.add_command(sweep)
+for _verb in VERBS:
+    main.add_command(_verb)

@@ -1,0 +1,200 @@
+"""Verbs on sweeps: from a file to trials that have ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.cli.common import home_of, place_options, show_leaderboard
+from tinyattn.config import parse_overrides
+from tinyattn.errors import UsageError
+
+
+@click.group()
+def sweep() -> None:
+    """Check or run a sweep: a short name such as glue/rte, or a YAML file."""
+
+
+@sweep.command("list")
+def list_sweeps() -> None:
+    """List the sweeps and suites that ship with the package."""
+    import search_spaces
+
+    click.echo("\n".join(search_spaces.names()))
+    for name, members in search_spaces.SUITES.items():
+        click.echo(f"{name}: {', '.join(members)}")
+
+
+@sweep.command("check")
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@place_options
+def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
+    """Say what a sweep would do and cost, and what is missing; start nothing."""
+    sweeps = _sweeps(name, overrides)
+
+    from orchestrator.plan import plan_of
+
+    complete = True
+    for sweep, _ in sweeps:
+        plan = plan_of(sweep, home_of(**places))
+        click.echo(str(plan))
+        complete = complete and not (plan.missing or plan.name_taken)
+    if not complete:
+        sys.exit(1)
+
+
+def _number(flag: str, default: float, most: int, text: str) -> Callable[..., Any]:
+    """An option: a number from the smallest of its kind to `most`."""
+    kind = click.IntRange if isinstance(default, int) else click.FloatRange
+    least = 0 if default == 0 else 1
+    return click.option(flag, default=default, show_default=True, type=kind(least, most), help=text)
+
+
+@sweep.command("simulate")
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@_number("--nodes", 1, 10_000, "Virtual machines.")
+@_number("--slots", 1, 1000, "Trials at once on a node.")
+@_number("--losses", 0, 100_000, "Times that a node is lost.")
+@_number("--seconds", 60.0, 10**9, "From evaluation to evaluation.")
+@_number("--rows", 1000, 10**9, "Selection rows: few are noisy.")
+@click.option("--like", help="Use the recorded curves of this sweep.")
+@place_options
+def simulate(
+    name: str, overrides: tuple[str, ...], nodes: int, slots: int, losses: int, seconds: float,
+    rows: int, like: str | None, **places: Any,
+) -> None:  # fmt: skip
+    """Replay a sweep on a virtual cluster: schedule, cost and losses, before any GPU is spent."""
+    sweeps = _sweeps(name, overrides)
+
+    from orchestrator.curves import Curves, Recorded, Synthetic
+    from orchestrator.plan import assumed_rows
+    from orchestrator.preflight import max_evaluations
+    from orchestrator.simulate import VirtualCluster, simulate
+
+    cluster = VirtualCluster(nodes, slots, seconds, losses)
+    for sweep, _ in sweeps:
+        evaluations = max_evaluations(sweep, assumed_rows(sweep))
+        curves: Curves = Synthetic(sweep.space, evaluations, rows, seed=sweep.search.seed)
+        if like is not None:
+            curves = Recorded.of_sweep(home_of(**places).tracker(), like, sweep.space)
+        click.echo(
+            f"sweep    {sweep.name}, on {nodes} virtual nodes with {slots} trials at once each\n"
+            f"assumed  {evaluations} evaluations a trial, {seconds:g} s apart, "
+            + (f"curves of {like}" if like else f"made-up curves with the noise of {rows} rows")
+        )
+        click.echo(str(simulate(sweep, curves, cluster, evaluations)))
+
+
+@sweep.command("run")
+@click.argument("name")
+@click.argument("overrides", nargs=-1)
+@place_options
+def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
+    """Run a sweep, or a suite such as glue: a sweep a task."""
+    sweeps = _sweeps(name, overrides)
+
+    from cluster.local import this_machine
+    from orchestrator.sweep import prepare, run_sweep
+
+    home = home_of(**places)
+    facts = prepare([sweep for sweep, _ in sweeps], home)
+    with this_machine():
+        for (sweep, origin), met in zip(sweeps, facts, strict=True):
+            run_sweep(sweep, met, home, origin)
+    _say_done(home, [sweep.name for sweep, _ in sweeps])
+
+
+def _say_done(home: Any, names: list[str]) -> None:
+    show_leaderboard(home, names, suite=len(names) > 1)
+    for name in names:
+        click.echo(f"sweep {name} is done; next: tinyattn finalize {name}")
+
+
+@sweep.command("resume")
+@click.argument("name")
+@click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
+@place_options
+def resume(name: str, as_it_ran: bool, **places: Any) -> None:
+    """Go on with a sweep, whatever ended it."""
+    _go_on(name, {}, as_it_ran, **places)
+
+
+@sweep.command("extend")
+@click.argument("name")
+@click.argument("overrides", nargs=-1, required=True)
+@click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
+@place_options
+def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any) -> None:
+    """Give a sweep more trials, 40 in all: tinyattn sweep extend NAME trials=40"""
+    chosen = parse_overrides(overrides)
+    trials = chosen.pop("trials", chosen.pop("search.trials", None))
+    if chosen or not isinstance(trials, int):
+        raise UsageError(
+            f"{' '.join(overrides)} came, allowed is the number of trials in all, as in trials=40; "
+            "whatever else is to change needs a sweep of its own"
+        )
+    _go_on(name, {"search.trials": trials}, as_it_ran, **places)
+
+
+def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -> None:
+    from cluster.local import this_machine
+    from orchestrator.sweep import resumable, resume_sweep
+
+    home = home_of(**places)
+    definition = resumable(name, home, changes, as_it_ran=as_it_ran)
+    with this_machine():
+        resume_sweep(definition, home)
+    _say_done(home, [name])
+
+
+@sweep.command("status")
+@click.argument("name")
+@place_options
+def show_status(name: str, **places: Any) -> None:
+    """Say how a sweep stands."""
+    from orchestrator.control import status
+
+    click.echo(str(status(home_of(**places), name)))
+
+
+@sweep.command("stop")
+@click.argument("name")
+@click.option("--trial", help="Only this trial: its number, as in 4.")
+@place_options
+def stop(name: str, trial: str | None, **places: Any) -> None:
+    """End a sweep that runs on this machine, or one of its trials."""
+    from orchestrator import control
+
+    control.stop(home_of(**places), name, trial, click.echo)
+
+
+def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:
+    """The sweeps of a name with their origins: one, or those of a suite."""
+    import search_spaces
+    from orchestrator.config import load_sweep
+
+    def load(member: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
+        sweep = load_sweep(member, chosen)
+
+        from orchestrator.definition import Origin  # imports torch: after the file's mistakes
+
+        path = Path(member)
+        file = str(path.absolute()) if path.is_file() else member
+        return sweep, Origin(file=file, overrides=chosen)
+
+    chosen = parse_overrides(overrides)
+    if name not in search_spaces.SUITES:
+        return [load(name, chosen)]
+    suite = chosen.pop("name", None)
+    sweeps = []
+    for member in search_spaces.suite(name):
+        task = member.rsplit("/", 1)[-1]
+        named = {} if suite is None else {"name": f"{suite}-{task}"}
+        sweeps.append(load(member, {**chosen, **named}))
+    return sweeps
