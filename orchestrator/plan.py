@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -20,6 +21,7 @@ from orchestrator.preflight import (
     predict_cost,
     rung_words,
 )
+from orchestrator.scheduler import rungs
 from orchestrator.space import count
 from tinyattn.errors import ConfigError, TinyAttnError, UsageError
 from tinyattn.tasks import find_task
@@ -37,6 +39,25 @@ TYPICAL_LENGTH = 40.0
 
 
 @dataclass(frozen=True)
+class Capacity:
+    """What there is to run on."""
+
+    name: str
+    cpus: float
+    gpus: float
+    tflops: float
+    """What all GPUs together sustain."""
+    gpu_memory_gb: float | None = None
+    """Of the largest; None: not known."""
+
+    @classmethod
+    def here(cls) -> Self:
+        """This machine."""
+        gpus = torch.cuda.device_count()
+        return cls("this machine", os.cpu_count() or 1, gpus, gpus * A4000_FLOPS / 1e12)
+
+
+@dataclass(frozen=True)
 class Plan:
     """What `sweep check` found; str() is what it prints."""
 
@@ -48,7 +69,9 @@ class Plan:
     """Why a run would not start; empty: it would."""
     name_taken: bool
     lacking: str
-    """What this machine lacks for a trial; empty: nothing."""
+    """What is lacking there for a trial; empty: nothing."""
+    capacity: Capacity
+    """Where it would run."""
     rows: int
     """Rows a pass that trials would use on this machine."""
 
@@ -57,8 +80,7 @@ class Plan:
         rows = facts.train_rows if facts else assumed_rows(sweep)
         evaluations = facts.evaluations if facts else max_evaluations(sweep, rows)
         size = _space_size(sweep)
-        hours = cost.trial_pflop * 1e15 / A4000_FLOPS / 3600
-        trials = sweep.search.trials
+        trials, hours = sweep.search.trials, self.gpu_hours
         lines = [
             f"sweep       {sweep.name}: {sweep.train.task} on {sweep.train.plm}, "
             f"protocol {sweep.train.protocol}",
@@ -70,8 +92,9 @@ class Plan:
             f"{cost.counts.classifier:,} = {cost.counts.trainable:,}; PLM "
             f"{cost.counts.plm:,} frozen",
             f"memory      at most {cost.memory_gb:.1f} GB a trial{self._smaller_passes()}",
-            f"compute     {cost.trial_pflop:,.2f} PFLOP a whole trial, {trials * hours:,.1f} "
-            f"GPU-hours for all on RTX A4000 (8 TFLOP/s sustained) without early stopping",
+            f"compute     {cost.trial_pflop:,.2f} PFLOP a whole trial, {hours:,.1f} "
+            "GPU-hours for all on RTX A4000 (8 TFLOP/s sustained) without early stopping, about "
+            f"{hours * asha_share(sweep, evaluations):,.1f} with it",
             f"resources   {sweep.resources.cpus:g} cores and {sweep.resources.gpus:g} GPUs a trial",
         ]
         if facts:
@@ -84,11 +107,26 @@ class Plan:
         else:
             lines.append("assumed     rows and lengths, since the data are not here")
             lines.append(f"missing     {self.missing}")
+        if self.capacity.gpus and sweep.resources.gpus:
+            lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
         if self.lacking:
             lines.append(f"missing     {self.lacking}")
         if self.name_taken:
             lines.append(f"missing     a free name: a sweep '{sweep.name}' exists; set name=...")
         return "\n".join(lines)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all trials to their end, on an RTX A4000."""
+        return self.sweep.search.trials * self.cost.trial_pflop * 1e15 / A4000_FLOPS / 3600
+
+    @property
+    def hours_there(self) -> float:
+        """With early stopping and all GPUs busy."""
+        rows = self.facts.train_rows if self.facts else assumed_rows(self.sweep)
+        evaluations = self.facts.evaluations if self.facts else max_evaluations(self.sweep, rows)
+        share = asha_share(self.sweep, evaluations)
+        return self.gpu_hours * share * A4000_FLOPS / (self.capacity.tflops * 1e12)
 
     def _smaller_passes(self) -> str:
         train = self.sweep.train
@@ -98,8 +136,13 @@ class Plan:
         return f"; {asked} rows a pass did not fit here before, trials use {self.rows}"
 
 
-def plan_of(sweep: Sweep, home: Home) -> Plan:
+def plan_of(sweep: Sweep, home: Home, capacity: Capacity | None = None) -> Plan:
     """Work out a sweep's plan; nothing is started and nothing is trained.
+
+    Args:
+        sweep: what would run.
+        home: where it would be kept.
+        capacity: where it would run; None: this machine.
 
     Raises:
         ConfigError: a value of the space does not fit the PLM or the task.
@@ -118,16 +161,45 @@ def plan_of(sweep: Sweep, home: Home) -> Plan:
     cost = predict_cost(sweep, rows, length, task.num_outputs)
     taken = home.has_store() and not home.tracker().name_is_free(sweep.name)
     rows_a_pass = rows_that_fit(sweep.train, home.runs / FILE)
-    return Plan(sweep, cost, facts, missing, taken, _lacking(sweep.resources), rows_a_pass)
+    there = capacity or Capacity.here()
+    lacking = _lacking(sweep.resources, cost, there)
+    return Plan(sweep, cost, facts, missing, taken, lacking, there, rows_a_pass)
 
 
-def _lacking(resources: Resources) -> str:
-    """Why no trial fits on this machine; empty: one does."""
+def _lacking(resources: Resources, cost: Cost, there: Capacity) -> str:
+    """Why no trial fits there; empty: one does."""
     try:
-        resources.trials_at_once(os.cpu_count() or 1, torch.cuda.device_count())
+        resources.trials_at_once(there.cpus, there.gpus)
     except UsageError as error:
         return str(error)
+    room = there.gpu_memory_gb
+    if resources.gpus and room is not None and cost.memory_gb > room * resources.gpus:
+        return (
+            f"a trial may need {cost.memory_gb:.1f} GB, its share of the largest GPU is "
+            f"{room * resources.gpus:.1f} GB; set a smaller micro_batch_size or more resources.gpus"
+        )
     return ""
+
+
+def asha_share(sweep: Sweep, evaluations: int) -> float:
+    """The part of all evaluations that is computed where 1 in η goes on at each rung."""
+    if sweep.asha is None:
+        return 1.0
+    found = rungs(sweep.asha.grace, sweep.asha.reduction, evaluations)
+    ends = [*found, evaluations]
+    begins = [0, *found]
+    computed = sum(
+        (end - begin) / sweep.asha.reduction**rung
+        for rung, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    )
+    return computed / evaluations
+
+
+def duration(hours: float) -> str:
+    """Hours in the unit that people would use."""
+    if hours < 1:
+        return f"about {60 * hours:.0f} minutes"
+    return f"about {hours:.1f} hours" if hours < 48 else f"about {hours / 24:.1f} days"
 
 
 def _space_size(sweep: Sweep) -> str:

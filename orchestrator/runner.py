@@ -6,6 +6,7 @@ training, and one to MLflow.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -32,10 +33,13 @@ from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
 from orchestrator.view import Progress, view_of
 from orchestrator.watcher import Watcher, adapter_of
-from tinyattn.errors import StorageError, TinyAttnError
+from orchestrator.worker import Bench
+from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
 logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # tracebacks of trials: MLflow has them
 
+SLOTS_SECONDS = 2.0
+"""How old the known size of the cluster may be."""
 RETRIES = 3
 """Times that a trial whose worker died is started again from its last evaluation."""
 
@@ -95,8 +99,13 @@ def run_batch(
     """
     journal = Journal(folder / f"{batch.name}.jsonl")
     scheduler = make_scheduler(batch.asha, batch.evaluations)
-    slots = concurrency(batch.resources)
-    progress = Progress(batch.title, batch.trials, batch.evaluations, slots, rungs=scheduler.rungs)
+    slots = Slots(batch.resources)
+    # Tune starts one worker after the other unless told how many may be on their way; here the
+    # Asker sees to that.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "10000"
+    progress = Progress(
+        batch.title, batch.trials, batch.evaluations, slots(), rungs=scheduler.rungs
+    )
     with view_of(progress) as view, signals_noted() as stop:
         watcher = Watcher(batch, folder, journal, scheduler, tracker, view, stop)
         watcher.catch_up()
@@ -124,9 +133,10 @@ def run_batch(
 def _tuner(
     batch: Batch, folder: Path, data_dir: Path | None, asker: Asker, watcher: Watcher
 ) -> tune.Tuner:
+    bench = Bench(batch.base, folder, data_dir)
     trainable = tune.with_resources(
-        tune.with_parameters(SweepTrial, base=batch.base, folder=folder, data_dir=data_dir),
-        {"cpu": batch.resources.cpus, "gpu": batch.resources.gpus},
+        tune.with_parameters(SweepTrial, bench=bench, resources=batch.resources),
+        bundles_of(batch.resources),
     )
     return tune.Tuner(
         trainable,
@@ -159,6 +169,30 @@ def _fit(tuner: tune.Tuner, folder: Path) -> None:
         if isinstance(cause, OSError):
             raise StorageError(f"{folder}: {cause}; free space or choose another") from None
         raise
+
+
+def bundles_of(resources: Resources) -> tune.PlacementGroupFactory:
+    """What Tune reserves for a trial: with several ranks a bundle each, and nothing for whom they
+    answer to."""
+    rank = {"CPU": resources.cpus, "GPU": resources.gpus}
+    one = resources.ranks == 1
+    return tune.PlacementGroupFactory([rank] if one else [{}, *[rank] * resources.ranks])
+
+
+class Slots:
+    """How many trials a cluster runs at once, now: nodes come and go."""
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._known, self._until = concurrency(resources), time.monotonic() + SLOTS_SECONDS
+
+    def __call__(self) -> int:
+        """The number as of a moment ago; what it was while no node is there."""
+        if time.monotonic() >= self._until:
+            with contextlib.suppress(UsageError):
+                self._known = concurrency(self._resources)
+            self._until = time.monotonic() + SLOTS_SECONDS
+        return self._known
 
 
 def concurrency(resources: Resources) -> int:

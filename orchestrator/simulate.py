@@ -114,7 +114,7 @@ class _Simulation:
         source = OptunaSearcher(sweep.space, sweep.search, folder / "study.journal", sweep.name)
         slots = cluster.nodes * cluster.slots
         self.source = source
-        self.asker = Asker(source, self.journal, self.asha, "search", slots, Stop())
+        self.asker = Asker(source, self.journal, self.asha, "search", lambda: slots, Stop())
         self.free = deque((n, s) for s in range(cluster.slots) for n in range(cluster.nodes))
         self.away: set[int] = set()
         self.running: dict[tuple[int, int], tuple[str, int]] = {}

@@ -85,10 +85,9 @@ def gain(verdict: Verdict) -> str:
     words = f"One head against the classifier alone, mean of seeds: {points:+.2f} points"
     if points > spread:
         return f"{words}."
-    return (
-        f"{words}, within the spread of the seeds ({spread:.2f}): the adapter brings nothing that "
-        "can be told from chance. More epochs, other learning rates or a larger PLM may."
-    )
+    if points > 0:
+        return f"{words}, but seeds differ by more ({spread:.2f}): few seeds cannot tell it surely."
+    return f"{words}: the adapter brings nothing here."
 
 
 def sentence(verdict: Verdict) -> str:

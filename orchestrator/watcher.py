@@ -19,19 +19,20 @@ from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT, Asha, replay
 from orchestrator.tracking import Tracker
-from orchestrator.trial import UNWRITABLE
+from orchestrator.worker import UNWRITABLE
 from tinyattn.errors import StorageError
 
 LESS_MEMORY = "fewer trials at once (resources.concurrent) or a smaller micro_batch_size need less"
 STOP_ALL = "all"
 """Name of the request to stop the whole sweep; other requests have the names of trials."""
 _POLL_SECONDS = 1.0
-_NUMBERS = (
+_REPORTED = (
     "evaluation", "total", "epoch", "step", "score", "best_score", "best_index", "train_loss",
     "lr", "seconds", "rows_per_second", "metrics", "heldout", "adapter_params",
     "classifier_params", "micro_batch_size", "peak_memory_mb", "outcome", "error",
+    "node_ip",
 )  # fmt: skip
-"""What a trial reports; Tune adds more."""
+"""What is kept of a result; Tune adds more."""
 
 
 def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
@@ -117,7 +118,7 @@ class Watcher(tune.Callback):
         name = trial.config[NAME]
         if UNWRITABLE in result:
             raise StorageError(f"{result[UNWRITABLE]}; then `tinyattn sweep resume` goes on")
-        numbers = {key: result[key] for key in _NUMBERS if key in result}
+        numbers = {key: result[key] for key in _REPORTED if key in result}
         if self.journal.result(name, numbers) and self._log(name, numbers):
             self.view.evaluated(name, result)
 

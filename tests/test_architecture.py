@@ -14,7 +14,8 @@ HOMES = {
     "optuna": {"orchestrator/search.py"},
     "click": {"orchestrator/cli/*"},
     "ray": {
-        f"orchestrator/{name}.py" for name in ("runner", "scheduler", "asker", "watcher", "trial")
+        f"orchestrator/{name}.py"
+        for name in ("runner", "scheduler", "asker", "watcher", "trial", "worker", "rank_group")
     }
     | {"cluster/*"},
     # tracking writes runs, champions and registry the registered models, serving their files
@@ -44,7 +45,7 @@ def imported(tree: ast.Module) -> set[str]:
     ("package", "allowed"),
     [
         ("tinyattn", set()),
-        ("cluster", set()),
+        ("cluster", {"tinyattn"}),
         ("search_spaces", {"tinyattn"}),
         ("orchestrator", {"tinyattn", "search_spaces"}),
     ],

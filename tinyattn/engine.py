@@ -20,13 +20,16 @@ from torch import nn
 from transformers import get_scheduler
 
 from tinyattn.config import OptimizerConfig, TrainConfig
+from tinyattn.ranks import ONE, Ranks
 
 _TAG = "state"
 
 
-def build_engine(model: nn.Module, config: TrainConfig, total_steps: int) -> Any:
+def build_engine(
+    model: nn.Module, config: TrainConfig, total_steps: int, ranks: Ranks = ONE
+) -> Any:
     """Wrap `model` in a DeepSpeed engine with the optimizer and schedule of `config`."""
-    deepspeed = _deepspeed()
+    deepspeed = _deepspeed(ranks)
     optimizer = build_optimizer(model.named_parameters(), config.optimizer)
     scheduler = get_scheduler(
         "constant_with_warmup"
@@ -41,15 +44,15 @@ def build_engine(model: nn.Module, config: TrainConfig, total_steps: int) -> Any
         optimizer=optimizer,
         lr_scheduler=scheduler,
         model_parameters=[p for p in model.parameters() if p.requires_grad],
-        config=deepspeed_config(config),
+        config=deepspeed_config(config, ranks.size),
     )
     return engine
 
 
-def deepspeed_config(config: TrainConfig) -> dict[str, Any]:
+def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
     """The DeepSpeed configuration of a trial."""
     return {
-        "train_micro_batch_size_per_gpu": config.batch_size,
+        "train_micro_batch_size_per_gpu": -(-config.batch_size // ranks),
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
         "gradient_clipping": config.optimizer.max_grad_norm,
@@ -109,17 +112,17 @@ def load_optimizer(engine: Any, folder: Path, zero_stage: int, state: dict[str, 
 
 
 @functools.cache
-def _deepspeed() -> Any:
+def _deepspeed(ranks: Ranks) -> Any:
     """Import DeepSpeed and prepare this process for it, once."""
     # Without all five it looks for an MPI; port 0 lets every trial on a machine find a free one.
     for key, value in {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "0",
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.size),
+        "LOCAL_RANK": "0",  # a process sees its own GPU only
+        "MASTER_ADDR": ranks.address,
+        "MASTER_PORT": str(ranks.port),
     }.items():
-        os.environ[key] = value  # a shell or pod may have others: a trial is one process
+        os.environ[key] = value  # a shell or pod may have others
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else it looks for one, and says so

@@ -33,6 +33,7 @@ from tinyattn.engine import build_engine, load_optimizer, save_optimizer
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.experts import perturb
 from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights
+from tinyattn.ranks import ONE, Ranks
 from tinyattn.tasks import Task, compute_metrics
 from tinyattn.tasks.tokens import Split
 from tinyattn.workshop import Workshop
@@ -102,18 +103,19 @@ class Trainer:
         self.task: Task = workshop.task(config)
         self.plm = workshop.plm(config.plm, config.precision)
         self.data = workshop.data(config)
-        self.device = workshop.device
-        torch.manual_seed(config.seed)  # the PLM's own dropout, where it is on
+        self.device, self.ranks = workshop.device, workshop.ranks
+        own_seed = config.seed + self.ranks.rank * 2**31  # dropout differs between the ranks' rows
+        torch.manual_seed(own_seed)  # the PLM's own dropout, where it is on
         self.model = AdaptedModel(self.plm.model, config.adapter.placement, config.plm_dropout)
         try:
             self.adapter = self._start()
-            self._dropout_rng = self.adapter.seed_dropout(config.seed, self.device)
+            self._dropout_rng = self.adapter.seed_dropout(own_seed, self.device)
             self.train_rows = batches_of(self.data.train, self.plm.tokenizer)
             rows = len(self.train_rows)
             self.steps_per_epoch = math.ceil(rows / config.batch_size)
             self.total_steps = self.steps_per_epoch * config.epochs
             self.evaluation_steps = evaluation_steps(config, self.steps_per_epoch)
-            self.engine = build_engine(self.model, config, self.total_steps)
+            self.engine = build_engine(self.model, config, self.total_steps, self.ranks)
         except BaseException:
             self.model.detach()
             raise
@@ -195,16 +197,18 @@ class Trainer:
         """One optimizer step on the mean loss of these rows; returns the sum over rows."""
         micro = self.config.micro_batch_size or self.config.batch_size
         total = torch.zeros((), device=self.device)
-        lengths = self.train_rows.lengths[indices]
+        own = self.ranks.share(indices)
+        lengths = self.train_rows.lengths[own]
         for positions in split_by_length(lengths, micro, _PASS_COST[self.device.type]):
-            batch = self._to_device(self.train_rows.batch(indices[positions]))
+            batch = self._to_device(self.train_rows.batch(own[positions]))
             labels = batch.pop("labels")
             loss = row_losses(self.engine(**batch), labels).sum()
-            # Rows weigh the same whatever the micro-batches: the mean is over the whole batch.
-            self.engine.backward(loss / len(indices))
+            # Rows weigh the same whatever the micro-batches and ranks: the mean is over the whole
+            # batch, and DeepSpeed divides the ranks' sum by their number.
+            self.engine.backward(loss * (self.ranks.size / len(indices)))
             total += loss.detach()
         self.engine.step()
-        return total
+        return self.ranks.add_up(total)
 
     def _evaluate(
         self, index: int, begin: float, train_loss: float, lr: float, rows_per_second: float
@@ -249,7 +253,8 @@ class Trainer:
 
     def outputs(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
         """Run the current adapter over a split: logits [N, num_outputs] and labels [N]."""
-        return outputs_of(self.model, batches_of(split, self.plm.tokenizer), self.device)
+        rows = batches_of(split, self.plm.tokenizer)
+        return outputs_of(self.model, rows, self.device, self.ranks)
 
     def _rows_between(self, before: int, until: int) -> int:
         """Training rows of the steps `before` < step <= `until`; an epoch's last batch is short."""
@@ -289,17 +294,22 @@ class Trainer:
             "config": _mathematics(self.config),
             "plm_fingerprint": self.plm.fingerprint,
             "data_fingerprint": self.data.fingerprint,
+            "ranks": self.ranks.size,
             "adapter": self.adapter.state_dict(),
             "best": self.best_weights,
             "step": self.step,
             "seconds": self.seconds,
             "last": None if self.last is None else asdict(self.last),
-            "rng": {"torch": torch.get_rng_state(), "dropout": self._dropout_rng.get_state()},
+            "rng": self.ranks.gather(self._rng()),
             **save_optimizer(self.engine, folder, self.config.zero_stage),
         }
-        if self.device.type == "cuda":
-            state["rng"]["cuda"] = torch.cuda.get_rng_state()
-        write_state(folder, state)
+        if self.ranks.writes:
+            write_state(folder, state)
+
+    def _rng(self) -> dict[str, Tensor]:
+        """The state of this process's random numbers."""
+        found = {"torch": torch.get_rng_state(), "dropout": self._dropout_rng.get_state()}
+        return found | ({"cuda": torch.cuda.get_rng_state()} if self.device.type == "cuda" else {})
 
     def restore(self, folder: Path) -> None:
         """Go on from a folder that `save` wrote, possibly on another machine.
@@ -313,6 +323,7 @@ class Trainer:
             "config": _mathematics(self.config),
             "plm_fingerprint": self.plm.fingerprint,
             "data_fingerprint": self.data.fingerprint,
+            "ranks": self.ranks.size,
         }.items():
             if state[what] != here:
                 raise ConfigError(
@@ -324,10 +335,11 @@ class Trainer:
         load_optimizer(self.engine, folder, self.config.zero_stage, state)
         self.step, self.seconds = state["step"], state["seconds"]
         self.last = None if state["last"] is None else Evaluation(**state["last"])
-        torch.set_rng_state(state["rng"]["torch"])
-        self._dropout_rng.set_state(state["rng"]["dropout"])
-        if self.device.type == "cuda" and "cuda" in state["rng"]:
-            torch.cuda.set_rng_state(state["rng"]["cuda"])
+        rng = state["rng"][self.ranks.rank]
+        torch.set_rng_state(rng["torch"])
+        self._dropout_rng.set_state(rng["dropout"])
+        if self.device.type == "cuda" and "cuda" in rng:
+            torch.cuda.set_rng_state(rng["cuda"])
 
     def save_adapter(self, folder: Path, lineage: Mapping[str, Any] | None = None) -> None:
         """Write the best adapter so far, with its classifier, as an adapter folder."""
@@ -376,22 +388,23 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def outputs_of(
-    model: AdaptedModel, rows: Batches, device: torch.device
+    model: AdaptedModel, rows: Batches, device: torch.device, ranks: Ranks = ONE
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run a model over rows: logits [N, num_outputs] and labels [N], empty where unlabelled."""
+    """Run a model over rows: logits [N, num_outputs] and labels [N], empty where unlabelled.
+
+    Several ranks take turns at the batches, and all get all outputs.
+    """
     was_training = model.training
     model.eval()
-    outputs: np.ndarray | None = None
+    outputs = np.zeros((len(rows), model.adapter().num_outputs or 1), dtype=np.float32)
     with torch.inference_mode():
-        for indices, batch in rows.by_length():
-            batch.pop("labels", None)
-            logits = model(**{key: value.to(device) for key, value in batch.items()})
-            if outputs is None:
-                outputs = np.empty((len(rows), logits.shape[-1]), dtype=np.float32)
-            outputs[indices] = logits.cpu().numpy()
+        for number, (indices, batch) in enumerate(rows.by_length()):
+            if number % ranks.size == ranks.rank:
+                batch.pop("labels", None)
+                logits = model(**{key: value.to(device) for key, value in batch.items()})
+                outputs[indices] = logits.cpu().numpy()
     model.train(was_training)
-    assert outputs is not None, "a split is never empty"
-    return outputs, rows.labels
+    return ranks.add_up_array(outputs, device), rows.labels
 
 
 def task_card(task: Task, max_length: int) -> TaskCard:

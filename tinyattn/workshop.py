@@ -16,6 +16,7 @@ from tinyattn.config import TrainConfig
 from tinyattn.data import TaskData, load_data
 from tinyattn.errors import ConfigError
 from tinyattn.plm import Plm, load_plm
+from tinyattn.ranks import ONE, Ranks
 from tinyattn.tasks import Task, find_task
 
 Value = TypeVar("Value")
@@ -28,10 +29,13 @@ class Workshop:
     Args:
         data_dir: where task files are; None: TINYATTN_DATA, then the Hugging Face cache or hub.
         device: where PLMs go; None: a GPU if there is one.
+        ranks: where this process stands among those of its trials.
     """
 
-    def __init__(self, data_dir: Path | None = None, device: str | None = None) -> None:
-        self.data_dir = data_dir
+    def __init__(
+        self, data_dir: Path | None = None, device: str | None = None, ranks: Ranks = ONE
+    ) -> None:
+        self.data_dir, self.ranks = data_dir, ranks
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._plms: OrderedDict[Hashable, Plm] = OrderedDict()
         self._data: OrderedDict[Hashable, TaskData] = OrderedDict()

@@ -2,6 +2,7 @@
 
 main (here)   doctor, train
 sweeps.py     check, simulate, run, resume, extend, status, stop
+clusters.py   up, status, down
 results.py    leaderboard, finalize, promote, rollback, predict, report, ui
 
 Exit codes: 0 done, 1 failed, 2 wrong use. What costs seconds to import (torch, ray, mlflow) is
@@ -19,6 +20,7 @@ from typing import Any
 
 import click
 
+from orchestrator.cli.clusters import cluster
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
@@ -96,5 +98,6 @@ def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: P
 
 
 main.add_command(sweep)
+main.add_command(cluster)
 for _verb in VERBS:
     main.add_command(_verb)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,73 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--runs", type=path, help="Where sweeps are kept; ./runs. [env: TINYATTN_RUNS]"
         ),
+        click.option(
+            "--on", type=path, help="Cluster file; else this machine. [env: TINYATTN_CLUSTER]"
+        ),
     ):
         command = option(command)
     return command
 
 
-def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None) -> Any:
+def cluster_of(on: Path | None) -> Any:
+    """The cluster that a verb is for; None: this machine."""
+    from cluster.config import read_cluster
+
+    chosen = on or os.environ.get("TINYATTN_CLUSTER")
+    return read_cluster(Path(chosen)) if chosen else None
+
+
+def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: Path | None) -> Any:
+    """Where sweeps are kept; a cluster's are in its storage folder, which all nodes see."""
     from orchestrator.home import Home
 
-    return Home.find(runs, tracking_uri, data)
+    cluster = cluster_of(on)
+    if cluster is None:
+        return Home.find(runs, tracking_uri, data)
+    from cluster.services import mlflow_environment
+
+    os.environ.update(mlflow_environment(cluster.name))
+    home = Home.find(
+        runs or cluster.storage / "runs",
+        tracking_uri or cluster.store,
+        data or cluster.environment.data,
+    )
+    if not home.runs.is_relative_to(cluster.storage):
+        raise UsageError(
+            f"--runs {home.runs} is not in {cluster.storage}, the storage that all nodes of "
+            f"{cluster.name} see; leave it out, or choose a folder there"
+        )
+    return home
+
+
+def capacity_of(on: Path | None) -> Any:
+    """What a cluster has for trials, by its file; None: this machine."""
+    cluster = cluster_of(on)
+    if cluster is None:
+        return None
+    from orchestrator.plan import Capacity
+
+    machines = cluster.machines
+    gpus = [1 if machine.gpus is None else machine.gpus for machine in machines]
+    return Capacity(
+        name=cluster.name,
+        cpus=sum(1 if machine.cpus is None else machine.cpus for machine in machines),
+        gpus=sum(gpus),
+        tflops=sum(n * machine.tflops for n, machine in zip(gpus, machines, strict=True)),
+        gpu_memory_gb=max((machine.gpu_memory_gb or 0 for machine in machines), default=0) or None,
+    )
+
+
+def ray_of(on: Path | None) -> AbstractContextManager[None]:
+    """Ray for the length of a block: the cluster's, or one of this machine alone."""
+    cluster = cluster_of(on)
+    if cluster is None:
+        from cluster.local import this_machine
+
+        return this_machine()
+    from cluster.join import joined
+
+    return joined(cluster, click.echo)
 
 
 def show_leaderboard(

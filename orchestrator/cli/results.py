@@ -10,7 +10,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.cli.common import home_of, place_options, show_leaderboard
+from orchestrator.cli.common import home_of, place_options, ray_of, show_leaderboard
 from tinyattn.config import parse_overrides
 
 
@@ -50,14 +50,13 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 
     Overrides change the sweep's finalize section: finalize.finalists=2 finalize.heads=8
     """
-    from cluster.local import this_machine
     from orchestrator.finalizer import finalize as run_finalizer
     from orchestrator.sweep import sweep_as_it_ran
     from orchestrator.verdict import render
 
     home = home_of(**places)
     sweep = sweep_as_it_ran(home.tracker(), name, parse_overrides(overrides))
-    with this_machine():
+    with ray_of(places["on"]):
         verdict = run_finalizer(sweep, home)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(verdict):

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.common import home_of, place_options, show_leaderboard
+from orchestrator.cli.common import capacity_of, home_of, place_options, ray_of, show_leaderboard
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
 
@@ -37,14 +37,15 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Say what a sweep would do and cost, and what is missing; start nothing."""
     sweeps = _sweeps(name, overrides)
 
-    from orchestrator.plan import plan_of
+    from orchestrator.plan import duration, plan_of
 
-    complete = True
-    for sweep, _ in sweeps:
-        plan = plan_of(sweep, home_of(**places))
-        click.echo(str(plan))
-        complete = complete and not (plan.missing or plan.name_taken)
-    if not complete:
+    home, capacity = home_of(**places), capacity_of(places["on"])
+    plans = [plan_of(sweep, home, capacity) for sweep, _ in sweeps]
+    click.echo("\n\n".join(map(str, plans)))
+    if capacity is not None and len(plans) > 1:
+        hours = sum(plan.hours_there for plan in plans)
+        click.echo(f"\nall {len(plans)} sweeps: {duration(hours)} on {capacity.name}")
+    if any(plan.missing or plan.name_taken or plan.lacking for plan in plans):
         sys.exit(1)
 
 
@@ -99,12 +100,11 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Run a sweep, or a suite such as glue: a sweep a task."""
     sweeps = _sweeps(name, overrides)
 
-    from cluster.local import this_machine
     from orchestrator.sweep import prepare, run_sweep
 
     home = home_of(**places)
     facts = prepare([sweep for sweep, _ in sweeps], home)
-    with this_machine():
+    with ray_of(places["on"]):
         for (sweep, origin), met in zip(sweeps, facts, strict=True):
             run_sweep(sweep, met, home, origin)
     _say_done(home, [sweep.name for sweep, _ in sweeps])
@@ -143,12 +143,11 @@ def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any
 
 
 def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -> None:
-    from cluster.local import this_machine
     from orchestrator.sweep import resumable, resume_sweep
 
     home = home_of(**places)
     definition = resumable(name, home, changes, as_it_ran=as_it_ran)
-    with this_machine():
+    with ray_of(places["on"]):
         resume_sweep(definition, home)
     _say_done(home, [name])
 

@@ -542,9 +542,10 @@ def test_gpus_that_are_not_there(here: Path, tiny: str) -> None:
     import torch
 
     gpus = torch.cuda.device_count() + 1
-    done = program("sweep", "run", "agreement", f"plm={tiny}", f"resources.gpus={gpus}", "name=g")
+    wanted = ("resources.cpus=0.01", "resources.gpus=1", f"resources.ranks={gpus}")
+    done = program("sweep", "run", "agreement", f"plm={tiny}", *wanted, "name=g")
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"error: a trial needs 1 cores and {gpus} GPUs")
+    assert done.stderr.startswith(f"error: a trial needs {gpus / 100:g} cores and {gpus} GPUs")
     assert "resources.gpus=0" in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""

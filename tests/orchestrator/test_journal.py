@@ -190,12 +190,12 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 def test_trials_that_go_on_come_first_under_their_names(tmp_path: Path) -> None:
     points = [{"seed": seed} for seed in range(4)]
     journal = Journal(tmp_path / "search.jsonl")
-    asker = Asker(Points(points), journal, Asha(9, 2, 9), "search", 5, Stop())
+    asker = Asker(Points(points), journal, Asha(9, 2, 9), "search", lambda: 5, Stop())
     for tune_id in ("x1", "x2"):
         assert isinstance(asker.suggest(tune_id), dict)
     journal.end("search_00001", Outcome.COMPLETED)
 
-    again = Asker(Points(points), Journal(journal.path), Asha(9, 2, 9), "search", 5, Stop())
+    again = Asker(Points(points), Journal(journal.path), Asha(9, 2, 9), "search", lambda: 5, Stop())
     got = [again.suggest(f"y{i}") for i in range(4)]
     assert got == [
         {"trial": "search_00002", "point": {"seed": 1}},

@@ -20,20 +20,20 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from orchestrator.trial import SweepTrial
+from orchestrator.worker import Bench, Worker
 from tinyattn.config import TrainConfig
 from tinyattn.workshop import Workshop
 
 class Bare(SweepTrial):  # without Ray around it
-    trial_resources = None
-    def __init__(self, **setup): self.setup(**setup)
+    def __init__(self, worker): self.worker = worker
 
 base = TrainConfig(task="agreement", plm="minilm", epochs=2, batch_size=2400, max_length=32,
                    max_train_rows=2400, adapter={"dropout": 0.0})
 folder = Path(sys.argv[1]) / "sweeps" / "s"
-warm = Bare(config={"trial": "warm", "point": {"batch_size": 8, "max_train_rows": 64}},
-            base=base, folder=folder)
+warm = Bare(Worker(Bench(base, folder), 1))
+warm.reset_config({"trial": "warm", "point": {"batch_size": 8, "max_train_rows": 64}})
 warm.step()
-warm.workshop.data(base)
+warm.worker.workshop.data(base)
 if sys.argv[2] != "none":
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + int(sys.argv[2]) * 2**20

@@ -202,29 +202,34 @@ def test_runs_carry_config_and_origin(ran: Ran, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "gpus", "concurrent", "expected"),
+    ("cpus", "gpus", "concurrent", "ranks", "expected"),
     [
-        (1, 0, None, 8),
-        (2, 0, None, 4),
-        (3, 0, None, 2),
-        (0.5, 0, None, 16),
-        (1, 0.5, None, 4),
-        (1, 1, None, 2),
-        (1, 0, 3, 3),
-        (1, 0, 100, 8),
-        (0.1, 0, None, 80),  # 8 / 0.1 is 79.99... in floating point
+        (1, 0, None, 1, 8),
+        (2, 0, None, 1, 4),
+        (3, 0, None, 1, 2),
+        (0.5, 0, None, 1, 16),
+        (1, 0.5, None, 1, 4),
+        (1, 1, None, 1, 2),
+        (1, 0, 3, 1, 3),
+        (1, 0, None, 2, 4),
+        (1, 1, None, 2, 1),
+        (3, 0, None, 2, 1),
+        (1, 0, 100, 1, 8),
+        (0.1, 0, None, 1, 80),  # 8 / 0.1 is 79.99... in floating point
     ],
 )
 def test_trials_at_once(
-    monkeypatch: pytest.MonkeyPatch, cpus: float, gpus: float, concurrent: Any, expected: int
-) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+    cpus: float, gpus: float, concurrent: Any, ranks: int, expected: int,
+) -> None:  # fmt: skip
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
-    assert concurrency(Resources(cpus=cpus, gpus=gpus, concurrent=concurrent)) == expected
+    resources = Resources(cpus=cpus, gpus=gpus, concurrent=concurrent, ranks=ranks)
+    assert concurrency(resources) == expected
 
 
-@pytest.mark.parametrize(("cpus", "gpus"), [(9, 0), (1, 3), (1, 0.5)])
+@pytest.mark.parametrize(("cpus", "gpus"), [(9, 0), (1, 1), (1, 0.5)])
 def test_a_trial_that_never_fits(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: float) -> None:
-    here = {"CPU": 8.0} if gpus == 0.5 else {"CPU": 8.0, "GPU": 2.0}
+    here = {"CPU": 8.0}
     monkeypatch.setattr(ray, "cluster_resources", lambda: here)
     with pytest.raises(UsageError, match=rf"needs {cpus} cores and {gpus:g} GPUs, there are"):
         concurrency(Resources(cpus=cpus, gpus=gpus))

@@ -407,7 +407,8 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
         tuner = tune.Tuner(
             Toy,
             tune_config=tune.TuneConfig(
-                search_alg=Asker(searcher, journal, asha, "search", 2, Stop()), scheduler=asha,
+                search_alg=Asker(searcher, journal, asha, "search", lambda: 2, Stop()),
+                scheduler=asha,
                 num_samples=-1, reuse_actors=True,
             ),
             run_config=tune.RunConfig(storage_path=str(tmp_path), name="tune", verbose=0),

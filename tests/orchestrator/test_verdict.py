@@ -20,14 +20,14 @@ def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False)
 
 
 @pytest.mark.parametrize("dev", [False, True])
-def test_a_gain_within_the_spread_of_the_seeds_is_called_chance(dev: bool) -> None:
+def test_a_gain_within_the_spread_of_the_seeds_is_not_called_sure(dev: bool) -> None:
     clear = gain(verdict(0.80, 0.70, 0.02, dev=dev))
     assert clear == "One head against the classifier alone, mean of seeds: +10.00 points."
     # Two spreads of 3 and 3 points make one of 4.24 points between them.
     unclear = gain(verdict(0.74, 0.70, 0.03, dev=dev))
-    assert "+4.00 points, within the spread of the seeds (4.24)" in unclear
-    assert "chance" in gain(verdict(0.60, 0.70, 0.0, dev=dev))
-    assert "chance" not in gain(verdict(0.7425, 0.70, 0.03, dev=dev))
+    assert "+4.00 points, but seeds differ by more (4.24)" in unclear
+    assert "brings nothing here" in gain(verdict(0.60, 0.70, 0.0, dev=dev))
+    assert gain(verdict(0.7425, 0.70, 0.03, dev=dev)).endswith("+4.25 points.")
 
 
 def test_nothing_is_said_where_the_classifier_alone_was_not_trained() -> None:

@@ -84,12 +84,12 @@ def _disagreements(home: Home, name: str, records: list[TrialRecord]) -> list[st
     return found
 
 
-def histories(runs: Path, name: str, key: str = "train_loss") -> dict[str, list[float]]:
-    """A metric's values by evaluation of each trial, by the trial's configuration."""
-    tracker = Home(runs).tracker()
+def histories(runs: Path, name: str, tracking_uri: str | None = None) -> dict[str, list[float]]:
+    """The losses by evaluation of each trial, by the trial's configuration."""
+    tracker = Home(runs, tracking_uri).tracker()
     return {
         str(sorted(record.params.items())): [
-            m.value for m in tracker.client.get_metric_history(record.run_id, key)
+            m.value for m in tracker.client.get_metric_history(record.run_id, "train_loss")
         ]
         for record in tracker.trials_of(tracker.find_sweep(name))
         if record.kind == "trial"

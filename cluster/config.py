@@ -1,0 +1,168 @@
+"""A cluster file: which machines there are, where they share files, and how Ray gets onto them.
+
+name: rack
+launch: {type: rack, user: lab, key: ~/.ssh/id_ed25519}
+head: {host: 10.0.0.1, cpus: 16, gpus: 1}        # the machine on which commands are typed
+nodes:
+  - {host: 10.0.0.2, gpus: 1, gpu_memory_gb: 16, tflops: 8}
+storage: /mnt/nfs/tinyattn                       # a folder that every node sees at this path
+environment: {python: /opt/tinyattn/bin/python}
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from tinyattn.config import StrictModel, build, read_yaml
+from tinyattn.errors import UsageError
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+HOST = r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?"
+"""Names and addresses, IPv6 too: never an option of a program, never a word that a shell splits."""
+
+
+class Node(StrictModel):
+    """One machine."""
+
+    host: str
+    """Name or address by which the other nodes reach it; the head looks names up for all."""
+    cpus: int | None = Field(None, ge=0)
+    """Cores for trials; None: all (predictions count one)."""
+    gpus: int | None = Field(None, ge=0)
+    """GPUs for trials; None: all (predictions count one)."""
+    gpu_memory_gb: float | None = Field(None, gt=0)
+    """Memory of one GPU, for predictions; GB."""
+    tflops: float = Field(8.0, gt=0)
+    """What one GPU sustains on such trials, for predictions; 8 is 40 % of an RTX A4000's peak."""
+
+    @field_validator("host")
+    @classmethod
+    def _is_a_host(cls, host: str) -> str:
+        if not re.fullmatch(HOST, host):
+            raise ValueError("allowed is the name or address of a machine")
+        return host
+
+
+class Rack(StrictModel):
+    """Machines reached by ssh."""
+
+    type: Literal["rack"]
+    user: str | None = Field(None, pattern=r"[a-z_][a-z0-9_-]*\$?")
+    """Account on the nodes; None: ssh decides."""
+    key: Path | None = None
+    """Private key; None: ssh decides."""
+    ssh_port: int | None = Field(None, ge=1, le=65535)
+    """None: ssh decides."""
+    known_hosts: Path | None = None
+    """File with the nodes' keys; None: ssh decides. An unknown key is refused either way."""
+
+
+class Mlflow(StrictModel):
+    """MLflow's server on the head, on PostgreSQL, with a password; artifacts in the storage."""
+
+    port: int = Field(5000, ge=1024, le=65535)
+
+
+class Environment(StrictModel):
+    """What the nodes run."""
+
+    python: Path | None = None
+    """Interpreter with tinyattn on every node; None: the path of the one in use here."""
+    data: Path | None = None
+    """Folder with task files, at this path on every node; None: TINYATTN_DATA there."""
+    variables: dict[str, str] = {}
+    """Environment variables of the workers. Not for secrets: this file is logged."""
+
+
+class Cluster(StrictModel):
+    """One cluster, completely."""
+
+    name: str
+    """Names its files on each node; never a path."""
+    launch: Rack
+    head: Node
+    """Where Ray's head, the driver and, by default, MLflow run: type commands there."""
+    nodes: list[Node] = []
+    """All other nodes."""
+    storage: Path
+    """Folder that every node sees at this path: adapters and states go there."""
+    port: int = Field(6379, ge=1024, le=65535)
+    """Of Ray's head."""
+    mlflow: Mlflow | None = Mlflow()
+    """Started by `cluster up`; null: none, see tracking_uri."""
+    tracking_uri: str | None = None
+    """MLflow store, where the cluster starts none; None: SQLite in the storage folder, which only
+    the head opens."""
+    environment: Environment = Environment()
+
+    @field_validator("name")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not re.fullmatch(NAME, name):
+            raise ValueError("allowed are letters, digits, '.', '_' and '-', at most 63")
+        return name
+
+    @field_validator("storage")
+    @classmethod
+    def _is_absolute(cls, storage: Path) -> Path:
+        if not storage.is_absolute():
+            raise ValueError("allowed is an absolute path, the same on every node")
+        return storage
+
+    @model_validator(mode="after")
+    def _hosts_differ(self) -> Self:
+        hosts = [node.host for node in self.machines]
+        twice = sorted({host for host in hosts if hosts.count(host) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} came twice, allowed is each machine once")
+        return self
+
+    @property
+    def store(self) -> str | None:
+        """Address of the MLflow store; None: SQLite beside the sweeps."""
+        if self.mlflow is None:
+            return self.tracking_uri
+        return f"http://{self.head.host}:{self.mlflow.port}"
+
+    @property
+    def address(self) -> str:
+        """Where Ray's head answers."""
+        return f"{address_of(self.head.host)}:{self.port}"
+
+    @property
+    def machines(self) -> list[Node]:
+        """Head and nodes."""
+        return [self.head, *self.nodes]
+
+
+def address_of(host: str) -> str:
+    """The IP address of a machine, by which Ray's processes know each other.
+
+    Raises:
+        UsageError: the name is unknown, or means this machine's loopback.
+    """
+    try:
+        found = str(socket.getaddrinfo(host, None)[0][4][0])
+    except OSError as error:
+        raise UsageError(
+            f"'{host}' is no machine that this one knows: {error.strerror}; use its address"
+        ) from None
+    if found.startswith("127.") and not host.startswith("127."):
+        raise UsageError(
+            f"'{host}' means {found} here, which other machines cannot reach; use its address"
+        )
+    return found
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster file.
+
+    Raises:
+        ConfigError: one line a fault.
+    """
+    return build(Cluster, read_yaml(path), str(path))

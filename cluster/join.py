@@ -1,0 +1,158 @@
+"""A driver joins a cluster that is up, once every node sees the storage."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cluster.config import Cluster, address_of
+from cluster.local import ray, ray_speaks  # with its settings
+from cluster.services import ray_environment, token_file
+from tinyattn.errors import StorageError, TinyAttnError, UsageError
+
+CHECK_SECONDS = 60.0
+JOIN_SECONDS = 90.0
+
+
+@contextlib.contextmanager
+def joined(cluster: Cluster, say: Callable[[str], None]) -> Iterator[None]:
+    """Use a cluster's Ray for the length of the block; the cluster stays up after it.
+
+    Raises:
+        UsageError: it is not up here.
+        StorageError: a node does not see the storage folder.
+    """
+    with _connected(cluster, patience=0.0):
+        refuse_unshared(cluster.storage)
+        say(f"{len(alive())} of {len(cluster.machines)} machines of {cluster.name} are up")
+        yield
+
+
+def wait_for_all(cluster: Cluster, say: Callable[[str], None]) -> None:
+    """Wait until every machine has joined and MLflow answers, for `JOIN_SECONDS` at most.
+
+    Raises:
+        TinyAttnError: some did not; `up` goes on trying to start them.
+    """
+    deadline = time.monotonic() + JOIN_SECONDS
+    with _connected(cluster, patience=JOIN_SECONDS):
+        wanted = {address_of(machine.host): machine.host for machine in cluster.machines}
+        while (absent := wanted.keys() - alive()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+    late = [wanted[address] for address in absent]
+    if cluster.mlflow is not None:
+        while not (answers := _answers(f"{cluster.store}/health")) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        late += [] if answers else ["MLflow"]
+    if late:
+        raise TinyAttnError(
+            f"{', '.join(sorted(late))} did not come up within {JOIN_SECONDS:.0f} s; `tinyattn "
+            "cluster status` shows why, and they may still come"
+        )
+    say(f"all {len(wanted)} machines of {cluster.name} are up")
+
+
+@contextlib.contextmanager
+def _connected(cluster: Cluster, patience: float) -> Iterator[None]:
+    if not token_file(cluster.name).is_file():
+        raise UsageError(
+            f"cluster '{cluster.name}' is not up on this machine; on its head, "
+            f"{cluster.head.host}, run `tinyattn cluster up` with the same file"
+        )
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    deadline = time.monotonic() + patience
+    with ray_speaks(ray_environment(cluster.name)):
+        while (fault := _connect(cluster.address)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        if fault:
+            raise UsageError(
+                f"no Ray answers at {cluster.address} ({fault}); `tinyattn cluster up` starts it"
+            )
+        signal.signal(signal.SIGTERM, on_terminate)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _connect(address: str) -> str:
+    """Connect this process; return what went wrong, or nothing."""
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address=address.rpartition(":")[0],
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        return first_line(error)
+    return ""
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def alive() -> set[str]:
+    """Addresses of the nodes that are up."""
+    return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def refuse_unshared(storage: Path) -> None:
+    """Raise StorageError where a node that is up does not see the storage folder as it is here."""
+    storage.mkdir(parents=True, exist_ok=True)
+    word = storage / f".tinyattn-{secrets.token_hex(8)}"
+    word.write_text(word.name)
+    try:
+        asked = {
+            node["NodeManagerAddress"]: _reads.options(
+                scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                    node["NodeID"], soft=False
+                )
+            ).remote(str(word))
+            for node in ray.nodes()
+            if node["Alive"]
+        }
+        faults = [
+            f"  {host}: {fault}"
+            for host, answer in asked.items()
+            if (fault := ray.get(answer, timeout=CHECK_SECONDS))
+        ]
+    finally:
+        word.unlink(missing_ok=True)
+    if faults:
+        raise StorageError(
+            f"{storage} is not shared by all machines; mount it there, or choose another:\n"
+            + "\n".join(faults)
+        )
+
+
+@ray.remote(num_cpus=0)
+def _reads(path: str) -> str:
+    """What keeps this node from using a file of the storage folder; empty: nothing."""
+    file = Path(path)
+    try:
+        if file.read_text() != file.name:
+            return "another file is there"
+        probe = file.with_name(f"{file.name}-{os.getpid()}")
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return str(error.strerror)
+    return ""

@@ -1,0 +1,218 @@
+"""The agent on a node: says what it has, and keeps its part of a Ray cluster alive.
+
+`python -m cluster.node ACTION` reads one JSON object from stdin and answers with one on stdout, so
+that nothing that a user wrote becomes a word of a shell, and no secret a word in a process list.
+
+    probe   versions, clock, storage, memory, GPUs; changes nothing
+    up      have Ray running here, as head or as worker; what runs already is left alone
+    status  whether it runs
+    down    end what `up` started, and nothing else
+    keep    (started by `up`) start the services whenever they are not running: a raylet that was
+            cut off from the head ends itself and would stay away
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cluster.services import Service, prepare, services_of, state_folder, write_private
+
+PACKAGES = ("tinyattn", "ray", "torch", "transformers", "deepspeed", "optuna", "mlflow")
+"""What must be the same on all nodes."""
+STEADY_SECONDS = 60.0
+"""A Ray that ran for so long has not failed at its start."""
+LONGEST_PAUSE = 30.0
+END_SECONDS = 15.0
+_STATE = "node.json"
+_PR_SET_PDEATHSIG = 1
+
+
+# ---- actions ----
+
+
+def probe(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Say what this node has. `storage` and `word`: a folder, and what a file there must say."""
+    return {
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "versions": {package: _version(package) for package in PACKAGES},
+        "time": time.time(),
+        "cpus": os.cpu_count(),
+        "storage": _try_storage(Path(request["storage"]), request["word"], request["answer"]),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _try_storage(storage: Path, word: str, answer: str) -> str:
+    """Read the head's word in the storage folder and leave an answer; return the fault or ''."""
+    try:
+        if (storage / word).read_text() != word:
+            return "holds another file than the head's"
+        (storage / answer).write_text(answer)
+    except FileNotFoundError:
+        return "is another folder than the head's, or not there"
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    return ""
+
+
+def up(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Start what keeps Ray alive here, unless it runs with the same request already."""
+    folder = state_folder(request["name"])
+    running = _keeper(folder)
+    if running is not None:
+        same = _read(folder)["request"] == _without_token(request)
+        return {"state": "running" if same else "other"}
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    write_private(folder / "token", request["token"])
+    if fault := prepare(request):
+        return {"state": "refused", "fault": fault}
+    with (folder / "log").open("ab") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "cluster.node", "keep"],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
+        )  # fmt: skip
+    process = {"pid": keeper.pid, "born": psutil.Process(keeper.pid).create_time()}
+    write_private(
+        folder / _STATE, json.dumps({"request": _without_token(request), "keeper": process})
+    )
+    assert keeper.stdin is not None
+    keeper.stdin.write(json.dumps(_without_token(request)).encode())
+    keeper.stdin.close()
+    return {"state": "started"}
+
+
+def status(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Say whether the keeper runs, and what the log ends with."""
+    folder = state_folder(request["name"])
+    log = folder / "log"
+    tail = log.read_text(errors="replace").splitlines()[-3:] if log.is_file() else []
+    return {"alive": _keeper(folder) is not None, "log": tail}
+
+
+def down(request: Mapping[str, Any]) -> dict[str, Any]:
+    """End the keeper, and with it this node's part of the cluster."""
+    folder = state_folder(request["name"])
+    keeper = _keeper(folder)
+    if keeper is None:
+        return {"ended": False}
+    keeper.terminate()
+    _, alive = psutil.wait_procs([keeper], timeout=2 * END_SECONDS)
+    for process in alive:
+        process.kill()  # its Ray goes with it
+    for file in (_STATE, "token"):
+        (folder / file).unlink(missing_ok=True)
+    return {"ended": True}
+
+
+def keep(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Run this node's services until told to end; start again whichever ends by itself."""
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    kept = [Kept(service) for service in services_of(request)]
+    while not told:
+        for service in kept:
+            service.look_after()
+        time.sleep(0.2)
+    for service in reversed(kept):
+        service.end()
+    return {}
+
+
+ACTIONS = {"probe": probe, "up": up, "status": status, "down": down, "keep": keep}
+
+
+# ---- what they need ----
+
+
+class Kept:
+    """A service that is started again whenever it ends by itself, after ever longer pauses."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = self._next = 0.0
+        self._pause = 1.0
+
+    def look_after(self) -> None:
+        """Start it, if it does not run and its pause is over."""
+        now = time.monotonic()
+        if self._process is not None and (code := self._process.poll()) is not None:
+            steady = now - self._began > STEADY_SECONDS
+            self._pause = 1.0 if steady else min(2 * self._pause, LONGEST_PAUSE)
+            print(
+                f"{self.service.name} ended with {code}; again in {self._pause:.0f} s", flush=True
+            )
+            self._process, self._next = None, now + self._pause
+        if self._process is None and now >= self._next:
+            self._began = now
+            self._process = subprocess.Popen(
+                self.service.words,
+                env={**os.environ, **self.service.environment},
+                start_new_session=True,
+                preexec_fn=_die_with_me,
+            )
+
+    def end(self) -> None:
+        """End its processes and no others."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        parent = psutil.Process(self._process.pid)
+        group = [parent, *parent.children(recursive=True)]
+        self._process.send_signal(self.service.stop_signal)
+        _, alive = psutil.wait_procs(group, timeout=END_SECONDS)
+        for process in alive:
+            process.kill()
+
+
+def _die_with_me() -> None:
+    """In the child: have the system end it when the keeper dies, however that dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _keeper(folder: Path) -> psutil.Process | None:
+    """The keeper that `up` started, if it still runs."""
+    try:
+        known = _read(folder)["keeper"]
+        process = psutil.Process(known["pid"])
+        same = abs(process.create_time() - known["born"]) < 1  # process ids are used again
+    except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+        return None
+    return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / _STATE).read_text())
+    return found
+
+
+def _without_token(request: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in request.items() if key != "token"}
+
+
+def main() -> None:
+    """Run one action."""
+    answer = ACTIONS[sys.argv[1]](json.load(sys.stdin))
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

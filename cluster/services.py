@@ -1,0 +1,199 @@
+"""What runs on a node of a cluster: Ray everywhere; on the head perhaps MLflow on PostgreSQL.
+
+Secrets are in files that only their owner can read, and reach programs by environment or file,
+never as words of a command.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HEALTH = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "5",
+}
+"""A node that is cut off is noticed after about 10 s; by default after a minute."""
+USER = "tinyattn"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A program that is to run all the time."""
+
+    name: str
+    words: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+    stop_signal: signal.Signals = signal.SIGTERM
+
+
+def state_folder(name: str) -> Path:
+    """Where a node keeps what belongs to a cluster; other accounts cannot read it."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "tinyattn" / "clusters" / name
+
+
+def token_file(name: str) -> Path:
+    """Where a cluster's token for Ray is, once it is up here."""
+    return state_folder(name) / "token"
+
+
+def ray_environment(name: str) -> dict[str, str]:
+    """What a process needs to speak with a cluster's Ray."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(name)), **HEALTH}
+
+
+def mlflow_environment(name: str) -> dict[str, str]:
+    """What a process needs to speak with a cluster's MLflow; empty where it has none."""
+    file = credentials_file(name)
+    if not file.is_file():
+        return {}
+    password = json.loads(file.read_text())["password"]
+    return {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": password}
+
+
+def credentials_file(name: str) -> Path:
+    """Passwords of a cluster's MLflow and database, beside the database that knows them."""
+    return database_folder(name) / "mlflow.json"
+
+
+def services_of(request: Mapping[str, Any]) -> list[Service]:
+    """The services of the node that a request is for, in the order of their start."""
+    found = []
+    if request.get("mlflow") and request["head"] == request["host"]:
+        found += [postgres_service(request["name"]), mlflow_service(request)]
+    return [*found, ray_service(request)]
+
+
+def prepare(request: Mapping[str, Any]) -> str:
+    """Make what the services need, once; return what is missing, or nothing."""
+    if not request.get("mlflow") or request["head"] != request["host"]:
+        return ""
+    folder = database_folder(request["name"])
+    state = state_folder(request["name"])
+    folder.mkdir(parents=True, exist_ok=True)
+    credentials = credentials_file(request["name"])
+    if not credentials.is_file():
+        known = {key: secrets.token_urlsafe(24) for key in ("password", "database", "session")}
+        write_private(credentials, json.dumps(known))
+    known = json.loads(credentials.read_text())
+    write_private(state / "pgpass", f"*:*:*:{USER}:{known['database']}\n")
+    write_private(state / "mlflow.ini", _auth_config(state, known["password"]))
+    return _make_database(folder, known["database"])
+
+
+# ---- Ray ----
+
+
+def ray_service(request: Mapping[str, Any]) -> Service:
+    """Ray's processes of this node, as head or as worker."""
+    words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    words += ["--disable-usage-stats", f"--node-ip-address={request['host']}"]
+    if request["head"] == request["host"]:
+        words += ["--head", f"--port={request['port']}", "--include-dashboard=false"]
+    else:
+        words += [f"--address={request['head']}:{request['port']}"]
+    for option, value in (("cpus", request["cpus"]), ("gpus", request["gpus"])):
+        if value is not None:
+            words.append(f"--num-{option}={value}")
+    return Service("Ray", words, {**ray_environment(request["name"]), **request["variables"]})
+
+
+# ---- MLflow on PostgreSQL ----
+
+
+def mlflow_service(request: Mapping[str, Any]) -> Service:
+    """MLflow's server, with authentication, artifacts through it, and rows in PostgreSQL."""
+    state, place = state_folder(request["name"]), request["mlflow"]
+    known = json.loads(credentials_file(request["name"]).read_text())
+    words = [sys.executable, "-m", "mlflow", "server", "--app-name=basic-auth"]
+    words += [f"--host={request['host']}", f"--port={place['port']}"]
+    words += [f"--allowed-hosts={request['host']}:{place['port']}"]
+    words += ["--serve-artifacts", f"--artifacts-destination={place['artifacts']}"]
+    folder = database_folder(request["name"])
+    environment = {
+        "MLFLOW_BACKEND_STORE_URI": f"postgresql+psycopg://{USER}@/postgres?host={folder}",
+        "PGPASSFILE": str(state / "pgpass"),
+        "MLFLOW_AUTH_CONFIG_PATH": str(state / "mlflow.ini"),
+        "MLFLOW_FLASK_SERVER_SECRET_KEY": known["session"],
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    return Service("MLflow", words, environment)
+
+
+def postgres_service(name: str) -> Service:
+    """PostgreSQL on a socket of its own; it listens on no network."""
+    folder = database_folder(name)
+    programs = _postgres_bin()
+    assert programs is not None, "prepare() sees to that"
+    words = [str(programs / "postgres"), "-D", str(folder / "data")]
+    words += ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}"]
+    return Service("PostgreSQL", _as_its_user(words), stop_signal=signal.SIGINT)
+
+
+def database_folder(name: str) -> Path:
+    """Where the database is: on this machine's own disk. PostgreSQL does not run as root."""
+    return Path("/var/lib/tinyattn") / name if os.geteuid() == 0 else state_folder(name) / "db"
+
+
+def _make_database(folder: Path, password: str) -> str:
+    if (folder / "data" / "PG_VERSION").is_file():
+        return ""
+    programs = _postgres_bin()
+    if programs is None:
+        return "PostgreSQL is not installed; apt install postgresql, or set mlflow: null"
+    file = folder / "password"
+    write_private(file, password)
+    if os.geteuid() == 0:
+        shutil.chown(folder, "postgres")
+        shutil.chown(file, "postgres")
+    words = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", USER]
+    words += ["-A", "scram-sha-256", f"--pwfile={file}", "-E", "UTF8", "--locale=C"]
+    done = subprocess.run(_as_its_user(words), capture_output=True, text=True, check=False, cwd="/")
+    file.unlink()
+    if done.returncode:
+        shutil.rmtree(folder / "data", ignore_errors=True)
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        return f"PostgreSQL could not make its database in {folder}: {last}"
+    return ""
+
+
+def _postgres_bin() -> Path | None:
+    """The folder of the newest PostgreSQL's programs."""
+    found = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))
+    there = found[-1] if found else shutil.which("postgres")
+    return Path(there).parent if there else None
+
+
+def _as_its_user(words: list[str]) -> list[str]:
+    return ["runuser", "-u", "postgres", "--", *words] if os.geteuid() == 0 else words
+
+
+def _auth_config(state: Path, password: str) -> str:
+    return (
+        "[mlflow]\ndefault_permission = READ\n"
+        f"database_uri = sqlite:///{state}/mlflow-users.db\n"
+        f"admin_username = {USER}\nadmin_password = {password}\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, from its first byte on."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)

@@ -1,0 +1,132 @@
+"""Several workers that share one trial, perhaps on several nodes, seen as one worker."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestrator.config import Resources
+from orchestrator.worker import UNWRITABLE, Bench, Worker
+from tinyattn.errors import OutOfMemoryError
+from tinyattn.ranks import Ranks
+
+PATIENCE_SECONDS = 10.0
+"""How long the others may take to say what one has said: a trial's end comes to all."""
+
+
+class RankGroup:
+    """The workers of a trial, one a rank, each in a bundle of the trial's placement group.
+
+    If one fails, the others would wait for it in a collective for ever, though Ray knows. So
+    whatever goes wrong in one ends all; the next trial, or the same one again, gets new ones.
+    """
+
+    def __init__(self, bench: Bench, resources: Resources) -> None:
+        self._bench, self._resources = bench, resources
+        self._workers: list[Any] = []
+        self._config: dict[str, Any] = {}
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Go over to a trial."""
+        self._config = dict(config)
+        if not self._workers:
+            self._start()
+        self._all("begin", self._config)
+
+    def step(self) -> dict[str, Any]:
+        """As Worker.step; what rank 0 says, unless another has bad news."""
+        if not self._workers:
+            self.begin(self._config)
+        return self._all("step")
+
+    def halve(self) -> None:
+        """New workers; what did not fit is noted already."""
+        self._kill()
+
+    def end(self) -> None:
+        """Let go of the trial; workers keep PLM and data."""
+        if self._workers:
+            self._all("end")
+
+    def _start(self) -> None:
+        """Start the workers and have them find each other."""
+        count = self._resources.ranks
+        self._workers = [self._actor(rank) for rank in range(count)]
+        address, port = ray.get(self._workers[0].place.remote())
+        cores = int(self._resources.cpus)
+        waiting = [
+            worker.start.remote(self._bench, cores, Ranks(rank, count, address, port))
+            for rank, worker in enumerate(self._workers)
+        ]
+        ray.get(waiting)
+
+    def _actor(self, rank: int) -> Any:
+        group = ray.util.get_current_placement_group()
+        assert group is not None, "Tune gives every trial one"
+        bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        return _RankActor.options(  # type: ignore[attr-defined]
+            num_cpus=self._resources.cpus,
+            num_gpus=self._resources.gpus,
+            scheduling_strategy=bundle,
+        ).remote()
+
+    def _all(self, method: str, *words: Any) -> Any:
+        """Have all do the same; return what rank 0 says, or the first bad news."""
+        asked = {w.call.remote(method, *words): w for w in self._workers}
+        waiting = list(asked)
+        try:
+            while waiting:
+                (done,), waiting = ray.wait(waiting)
+                said = self._answer(done, asked[done])
+                if isinstance(said, dict) and (said.get("error") or UNWRITABLE in said):
+                    self._wait_or_kill(waiting)
+                    return said
+        except BaseException:
+            self._kill()
+            raise
+        return ray.get(next(iter(asked)))
+
+    def _wait_or_kill(self, waiting: list[Any]) -> None:
+        """See that nobody is left in a collective."""
+        if waiting:
+            _, late = ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE_SECONDS)
+            if late:
+                self._kill()
+
+    @staticmethod
+    def _answer(done: Any, worker: Any) -> Any:
+        try:
+            return ray.get(done)
+        except OutOfMemoryError:
+            ray.get(worker.call.remote("halve"))  # it alone knows its device and its rows
+            raise
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(Exception):
+                ray.kill(worker)
+        self._workers = []
+
+
+@ray.remote
+class _RankActor:
+    """The process of one rank."""
+
+    def place(self) -> tuple[str, int]:
+        """Address of this node, and a port that is free there now."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
+
+    def start(self, bench: Bench, cores: int, ranks: Ranks) -> None:
+        """Load nothing yet; know the others."""
+        self.worker = Worker(bench, cores, ranks)
+
+    def call(self, method: str, *words: Any) -> Any:
+        """What the worker is asked."""
+        return getattr(self.worker, method)(*words)

@@ -1,0 +1,201 @@
+"""What one process does for a trial: train to the next evaluation, keep the state, say how it went.
+
+The process's Workshop (PLM, tokenizer, tokenised data) outlives a trial; the Trainer, which holds
+all that belongs to a trial, does not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import torch
+
+from orchestrator.memory import FILE, give_back_memory, note_too_many, rows_that_fit
+from orchestrator.outcome import Outcome
+from orchestrator.scheduler import NAME, POINT
+from tinyattn.config import TrainConfig
+from tinyattn.errors import DivergedError, OutOfMemoryError, StorageError, TinyAttnError
+from tinyattn.ranks import ONE, Ranks
+from tinyattn.trainer import Evaluation, Trainer, out_of_memory_is_an_error
+from tinyattn.workshop import Workshop
+
+UNWRITABLE = "unwritable"
+"""Key of a result that says why a worker could not write: the driver then ends the sweep."""
+STATES_KEPT = 2
+"""States of a trial that are kept: the last one, and one in case that it is damaged."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all trials of a batch have in common, wherever they run."""
+
+    base: TrainConfig
+    """Their common configuration."""
+    folder: Path
+    """The sweep's folder, which all nodes see; holds `adapters/NAME`, a trial's best adapter, and
+    `states/NAME`, what it needs to go on."""
+    data_dir: Path | None = None
+    """Where task files are."""
+
+    @property
+    def memory(self) -> Path:
+        """What is known of micro-batches that did not fit."""
+        return self.folder.parent.parent / FILE
+
+
+class Worker:
+    """A process that trials pass through, or one of several that share a trial."""
+
+    def __init__(self, bench: Bench, cores: int, ranks: Ranks = ONE) -> None:
+        """Start without a trial.
+
+        Args:
+            bench: what trials have in common.
+            cores: threads to use: more than a worker's cores would only contend.
+            ranks: where this process stands among those of its trials.
+        """
+        torch.set_num_threads(max(1, cores))
+        if ranks.size > 1:
+            _use_interface_of_ray()
+        self.bench, self.ranks = bench, ranks
+        self.workshop = Workshop(bench.data_dir, ranks=ranks)
+        self.trainer: Trainer | None = None
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Go over to a trial, `{"trial": its name, "point": its overrides}`."""
+        self.end()
+        self.name, self.overrides = config[NAME], dict(config[POINT])
+        self.states = self.bench.folder / "states" / self.name
+        self.rows = sys.maxsize
+        """Rows a pass, once it has started."""
+        self.evaluations: Any = None
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def step(self) -> dict[str, Any]:
+        """Train to the next evaluation and return it as a flat result.
+
+        The first step of a trial that goes on returns its last evaluation again: its worker may
+        have died before the driver heard of it.
+
+        Raises:
+            OutOfMemoryError: fewer rows a pass may fit: `halve`, then `step` again.
+        """
+        try:
+            evaluation = self._next_evaluation()
+        except OutOfMemoryError as error:
+            if self.rows > 1:
+                raise
+            return self._ended(Outcome.OUT_OF_MEMORY, error)
+        except DivergedError as error:
+            return self._ended(Outcome.DIVERGED, error)
+        except StorageError as error:  # no fault of the trial: it goes on when there is room
+            interrupted = Outcome.INTERRUPTED.value
+            return {"done": True, UNWRITABLE: str(error), "outcome": interrupted, "evaluation": 0}
+        except TinyAttnError as error:  # it would come again; other errors cost the worker
+            return self._ended(Outcome.FAILED, error)
+        assert self.trainer is not None
+        return self._result(self.trainer, evaluation)
+
+    def halve(self) -> None:
+        """Go back to the last state, with half the rows a pass."""
+        config = self.bench.base.with_overrides(self.overrides)
+        note_too_many(config, self.rows, self.bench.memory)
+        self.rows //= 2
+        self.end()
+        give_back_memory()
+
+    def end(self) -> None:
+        """Let go of the trial; the PLM is as it was."""
+        if self.trainer is not None:
+            self.trainer.close()
+        self.trainer = None
+
+    def _next_evaluation(self) -> Evaluation:
+        """Train to the next evaluation and keep its state; or the last one, of a trial restored."""
+        with out_of_memory_is_an_error(self.bench.base):
+            if self.trainer is None and (last := self._start()) is not None:
+                return last
+            evaluation = next(self.evaluations)
+        self._keep(evaluation)
+        return evaluation
+
+    def _start(self) -> Evaluation | None:
+        """Make this trial's Trainer, from its newest state that can be read if it has one.
+
+        Returns:
+            The last evaluation of that state.
+        """
+        config = self.bench.base.with_overrides(self.overrides)
+        self.rows = min(self.rows, rows_that_fit(config, self.bench.memory))
+        if self.rows < (config.micro_batch_size or config.batch_size):
+            config = config.with_overrides({"micro_batch_size": self.rows})
+        self.trainer = Trainer(config, self.workshop)
+        for state in sorted(self.states.glob("[0-9]*"), reverse=True):
+            try:
+                self.trainer.restore(state)
+                break
+            except StorageError as error:  # a torn or damaged state: the one before will do
+                warnings.warn(f"{error}; going back to the state before", stacklevel=2)
+                self.trainer.close()
+                self.trainer = Trainer(config, self.workshop)
+        self.evaluations = iter(self.trainer)
+        return self.trainer.last
+
+    def _keep(self, evaluation: Evaluation) -> None:
+        """Write adapter and state to disk, before anybody hears of the evaluation."""
+        trainer = self.trainer
+        assert trainer is not None
+        is_best = evaluation.best_index == evaluation.index
+        if self.ranks.writes and (is_best or evaluation.is_last):
+            trainer.save_adapter(self.bench.folder / "adapters" / self.name)
+        with self.ranks.one_folder(self.states / f"{evaluation.index:06d}") as fresh:
+            trainer.save(fresh)
+        if self.ranks.writes:
+            for old in sorted(self.states.glob("[0-9]*"))[:-STATES_KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    @staticmethod
+    def _result(trainer: Trainer, evaluation: Evaluation) -> dict[str, Any]:
+        counts = trainer.counts()
+        result = asdict(evaluation)
+        result["evaluation"] = result.pop("index")
+        result |= {
+            "adapter_params": counts.adapter,
+            "classifier_params": counts.classifier,
+            "micro_batch_size": trainer.config.micro_batch_size or trainer.config.batch_size,
+        }
+        if torch.cuda.is_available():
+            result["peak_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
+        if evaluation.is_last:
+            result |= {"done": True, "outcome": Outcome.COMPLETED.value}
+        return result
+
+    def _ended(self, outcome: Outcome, error: Exception) -> dict[str, Any]:
+        """The result of a trial that ends without an evaluation."""
+        last = self.trainer.last if self.trainer is not None else None
+        return {
+            "done": True,
+            "outcome": outcome.value,
+            "error": str(error),
+            "evaluation": 0 if last is None else last.index,
+            "score": float("nan"),
+            "best_score": float("nan") if last is None else last.best_score,
+        }
+
+
+def _use_interface_of_ray() -> None:
+    """Have gloo and NCCL use this node's interface that Ray uses; they may choose loopback."""
+    own = ray.util.get_node_ip_address()
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == own for found in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name

@@ -1,0 +1,172 @@
+"""A rack of three machines with real sshd, real Ray and real cables that are pulled."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from machines import Bench, Machine, until, words
+from sweep_truth import histories, untruths
+
+from orchestrator.journal import read_journal
+
+TRIALS = 24
+SIZES = {"max_length": 32, "max_train_rows": 400, "batch_size": 16, "epochs": 8}
+
+
+def refused(bench: Bench, file: Path) -> str:
+    done = bench.machines[0].run(*words("cluster", "up", file), check=False)
+    assert done.returncode in (1, 2), done.stdout
+    assert "Traceback" not in done.stderr
+    assert not any("cluster.node" in line for line in processes(bench))
+    return done.stderr
+
+
+def processes(bench: Bench) -> list[str]:
+    """Command lines on all machines."""
+    return [
+        line
+        for machine in bench.machines
+        for line in machine.run("ps", "axo", "args").stdout.splitlines()
+    ]
+
+
+def test_machines_that_do_not_fit_are_named_before_anything_starts(
+    bench: Bench, tmp_path: Path
+) -> None:
+    for key in ("other", "other.pub"):
+        (tmp_path / key).unlink(missing_ok=True)
+    make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")]
+    subprocess.run(make, check=True)
+    launch = json.loads(bench.cluster_file().read_text())["launch"]
+
+    wrong_key = refused(
+        bench, bench.cluster_file(launch={**launch, "key": str(tmp_path / "other")})
+    )
+    assert "10.77.31.2: ssh failed: " in wrong_key
+    assert "Permission denied" in wrong_key
+
+    silent = json.loads(bench.cluster_file().read_text())["nodes"]
+    silent[1]["host"] = "10.77.31.9"
+    away = refused(bench, bench.cluster_file(nodes=silent))
+    assert "10.77.31.9: ssh failed: " in away
+    assert "10.77.31.2" not in away
+
+    python = refused(bench, bench.cluster_file(environment={"python": "/usr/bin/python3"}))
+    assert "/usr/bin/python3 with tinyattn is not there" in python
+
+    unknown = {**launch, "known_hosts": str(tmp_path / "empty")}
+    assert "Host key verification failed" in refused(bench, bench.cluster_file(launch=unknown))
+
+    own = bench.folder / "own"
+    own.mkdir()
+    bench.machines[2].run("mount", "-t", "tmpfs", "tmpfs", own)
+    unshared = refused(bench, bench.cluster_file(storage=str(own)))
+    assert "10.77.31.3: it is another folder than the head's" in unshared
+    assert "10.77.31.2" not in unshared
+
+
+def test_other_versions_are_named(bench: Bench) -> None:
+    """A machine whose tinyattn says that it is another version."""
+    folder = bench.folder / "old"
+    info = folder / "tinyattn-0.0.1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tinyattn\nVersion: 0.0.1\n")
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    message = refused(bench, bench.cluster_file(environment={"python": str(python)}))
+    assert "10.77.31.2: tinyattn 0.0.1, not " in message
+
+
+@pytest.fixture(scope="module")
+def rack(bench: Bench) -> Iterator[Path]:
+    """The cluster, up."""
+    file = bench.cluster_file()
+    head = bench.machines[0]
+    head.run(*words("cluster", "up", file))
+    yield file
+    head.run(*words("cluster", "down", file))
+    assert not any("ray" in line or "cluster.node" in line for line in processes(bench))
+
+
+def test_up_again_changes_nothing_and_another_of_its_name_is_refused(
+    bench: Bench, rack: Path
+) -> None:
+    head = bench.machines[0]
+    again = head.run(*words("cluster", "up", rack))
+    assert again.stdout.count(": running") == 3
+    other = bench.folder / "other.yaml"
+    other.write_text(json.dumps({**json.loads(rack.read_text()), "port": 6399}))
+    done = head.run(*words("cluster", "up", other), check=False)
+    assert done.returncode == 2
+    assert "give this one another name" in done.stderr
+    assert head.run(*words("cluster", "status", rack)).stdout.count(": up") == 3
+
+
+def test_nobody_joins_without_the_token(bench: Bench, rack: Path) -> None:
+    head = bench.machines[0]
+    join = (
+        "import os, ray; os.environ.update(RAY_AUTH_MODE='token', RAY_AUTH_TOKEN='0' * 64);"
+        f"ray.init(address='{head.address}:6379', _node_ip_address='{head.address}')"
+    )
+    done = head.run(sys.executable, "-c", join, check=False)
+    assert done.returncode != 0
+    token = head.run("cat", "/root/.local/state/tinyattn/clusters/bench/token").stdout
+    assert len(token) == 64
+    assert not any(token in line for line in processes(bench))
+    modes = head.run("stat", "-c", "%a", "/root/.local/state/tinyattn/clusters/bench/token").stdout
+    assert modes == "600\n"
+
+
+def mlflow_login(head: Machine) -> dict[str, str]:
+    """What `tinyattn` itself reads on the head."""
+    read = "import json; from cluster.services import mlflow_environment as m; "
+    done = head.run(sys.executable, "-c", read + "print(json.dumps(m('bench')))")
+    login: dict[str, str] = json.loads(done.stdout)
+    return login
+
+
+def sweep_words(tiny: str, name: str) -> list[object]:
+    settings = {
+        "plm": tiny, "name": name, **SIZES, "search.trials": TRIALS,
+        "search.sampler": "random", "search.seed": 3, "asha": "null",
+    }  # fmt: skip
+    return ["agreement", *(f"{key}={value}" for key, value in settings.items())]
+
+
+def test_a_sweep_with_a_machine_lost_and_another_joined_ends_complete_and_the_same(
+    bench: Bench, rack: Path, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, second, third = bench.machines[:3]
+    log = tmp_path / "log"
+    driver = head.start(*words("sweep", "run", *sweep_words(tiny, "s"), "--on", rack), log=log)
+    runs = bench.folder / "storage" / "runs"
+    journal = runs / "sweeps" / "s" / "search.jsonl"
+    until(lambda: journal.exists() and third.address in journal.read_text(), 120)
+    third.power_off()
+    fourth = bench.add(3)
+    file = bench.cluster_file(
+        nodes=[{"host": m.address, "cpus": 1, "gpus": 0} for m in (second, fourth)]
+    )
+    head.run(*words("cluster", "up", file))
+    assert driver.wait(timeout=400) == 0, log.read_text()
+    uri = f"http://{head.address}:5000"
+    for key, value in mlflow_login(head).items():
+        monkeypatch.setenv(key, value)
+    assert untruths(runs, "s", TRIALS, uri) == []
+    alone = tmp_path / "alone"
+    whole = subprocess.run(
+        words("sweep", "run", *sweep_words(tiny, "s"), "--runs", alone),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert whole.returncode == 0, whole.stderr
+    assert histories(runs, "s", uri) == histories(alone, "s")
+    past = read_journal(journal).values()
+    used = {result["node_ip"] for trial in past for result in trial.results}
+    assert used == {machine.address for machine in bench.machines}
+    third.boot()

@@ -1,0 +1,91 @@
+"""A trial of several processes: the same losses as one process, and no hang when one dies."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tiny_plm import save_tiny_plm
+
+from cluster.local import this_machine
+from orchestrator import runner
+from orchestrator.asker import Points
+from orchestrator.batch import Batch
+from orchestrator.config import Resources
+from orchestrator.journal import Journal, Past
+from orchestrator.outcome import Outcome
+from orchestrator.tracking import Tracker
+from orchestrator.view import LineView
+from tinyattn.checkpoint import read_adapter
+from tinyattn.config import TrainConfig
+
+pytestmark = pytest.mark.slow
+POINTS: list[dict[str, Any]] = [
+    {"seed": 0},
+    {"seed": 1, "batch_size": 17},  # the last batch of an epoch has one row: a rank has none
+    {"seed": 2, "zero_stage": 1},
+    {"seed": 3, "optimizer.lr": 10.0, "optimizer.schedule": "constant"},
+]
+
+
+class Killer(LineView):
+    """Kills one rank of the first trial after its second evaluation."""
+
+    killed = False
+
+    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        super().evaluated(trial_id, result)
+        ranks = [p for p in psutil.process_iter(["cmdline"]) if "_RankActor" in p.name()]
+        if result["evaluation"] == 2 and len(ranks) == 2 and not self.killed:
+            self.killed = True
+            os.kill(ranks[1].pid, signal.SIGKILL)
+
+
+def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[int, Past]:
+    base = TrainConfig(
+        task="agreement", plm=plm, epochs=2, max_train_rows=171, max_length=32,
+        batch_size=16, adapter={"dropout": 0.0},
+    )  # fmt: skip
+    tracker = Tracker.open(folder)
+    tracker.start_sweep(name="s", task="agreement", plm=plm, protocol="heldout", config={}, tags={})
+    batch = Batch(
+        name="search", title="ranks", kind="trial", base=base, trials=len(POINTS), evaluations=4,
+        resources=Resources(cpus=1, ranks=ranks), tags={"data_fingerprint": "d", "commit": "c"},
+    )  # fmt: skip
+    lines = io.StringIO()
+    patch.setattr(runner, "view_of", lambda progress: Killer(progress, lines))
+    sweep = folder / "sweeps" / "s"
+    with this_machine(num_cpus=2):
+        runner.run_batch(batch, Points(POINTS), folder=sweep, tracker=tracker)
+    if ranks == 2:
+        assert "#1 starts again" in lines.getvalue()
+    trials = Journal(sweep / "search.jsonl").trials
+    return {int(name.rsplit("_", 1)[1]): past for name, past in trials.items()}
+
+
+def test_two_ranks_train_as_one_does_also_after_one_was_killed(tmp_path: Path) -> None:
+    plm = str(save_tiny_plm(tmp_path / "tiny"))
+    with pytest.MonkeyPatch.context() as patch:
+        one = run(tmp_path / "one", plm, 1, patch)
+        two = run(tmp_path / "two", plm, 2, patch)
+    outcomes = [Outcome.COMPLETED] * 3
+    assert [one[n].outcome for n in (1, 2, 3)] == [two[n].outcome for n in (1, 2, 3)] == outcomes
+    for number in (1, 2, 3):
+        for key in ("train_loss", "score", "lr", "step"):
+            values = [[r[key] for r in trials[number].results] for trials in (one, two)]
+            assert len(values[0]) == 4
+            assert values[1] == pytest.approx(values[0], rel=1e-5), (number, key)
+        name = one[number].name
+        adapters = [
+            read_adapter(tmp_path / which / "sweeps" / "s" / "adapters" / name)[1]
+            for which in ("one", "two")
+        ]
+        for key, weights in adapters[0].items():
+            assert weights.allclose(adapters[1][key], atol=1e-5)
+    assert one[4].outcome is two[4].outcome
