@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -62,6 +62,24 @@ class Rack(StrictModel):
     """File with the nodes' keys; None: ssh decides. An unknown key is refused either way."""
 
 
+class Slurm(StrictModel):
+    """One job of several nodes, each of which joins the head."""
+
+    type: Literal["slurm"]
+    nodes: int = Field(ge=1)
+    """Nodes of the job; what a node has is what Slurm gives it."""
+    options: dict[str, str | int] = {}
+    """Long options of sbatch by name, as in {partition: gpu, time: "24:00:00", gres: "gpu:1"}."""
+
+    @field_validator("options")
+    @classmethod
+    def _are_options(cls, options: dict[str, str | int]) -> dict[str, str | int]:
+        for key in options:
+            if not re.fullmatch(r"[a-z][a-z-]*", key):
+                raise ValueError(f"{key!r} came, allowed are long options without their dashes")
+        return options
+
+
 class Mlflow(StrictModel):
     """MLflow's server on the head, on PostgreSQL, with a password; artifacts in the storage."""
 
@@ -84,7 +102,7 @@ class Cluster(StrictModel):
 
     name: str
     """Names its files on each node; never a path."""
-    launch: Rack
+    launch: Annotated[Rack | Slurm, Field(discriminator="type")]
     head: Node
     """Where Ray's head, the driver and, by default, MLflow run: type commands there."""
     nodes: list[Node] = []
@@ -115,6 +133,12 @@ class Cluster(StrictModel):
         return storage
 
     @model_validator(mode="after")
+    def _nodes_fit_launch(self) -> Self:
+        if isinstance(self.launch, Slurm) and self.nodes:
+            raise ValueError("nodes came, but Slurm chooses them; allowed is launch.nodes alone")
+        return self
+
+    @model_validator(mode="after")
     def _hosts_differ(self) -> Self:
         hosts = [node.host for node in self.machines]
         twice = sorted({host for host in hosts if hosts.count(host) > 1})
@@ -135,8 +159,13 @@ class Cluster(StrictModel):
         return f"{address_of(self.head.host)}:{self.port}"
 
     @property
+    def size(self) -> int:
+        """Machines in all, those of a job among them."""
+        return len(self.machines) + (self.launch.nodes if isinstance(self.launch, Slurm) else 0)
+
+    @property
     def machines(self) -> list[Node]:
-        """Head and nodes."""
+        """Head and nodes, as far as they are known by name."""
         return [self.head, *self.nodes]
 
 

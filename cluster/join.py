@@ -31,7 +31,7 @@ def joined(cluster: Cluster, say: Callable[[str], None]) -> Iterator[None]:
     """
     with _connected(cluster, patience=0.0):
         refuse_unshared(cluster.storage)
-        say(f"{len(alive())} of {len(cluster.machines)} machines of {cluster.name} are up")
+        say(f"{len(alive())} of {cluster.size} machines of {cluster.name} are up")
         yield
 
 

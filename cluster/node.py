@@ -1,12 +1,14 @@
 """The agent on a node: says what it has, and keeps its part of a Ray cluster alive.
 
-`python -m cluster.node ACTION` reads one JSON object from stdin and answers with one on stdout, so
-that nothing that a user wrote becomes a word of a shell, and no secret a word in a process list.
+`python -m cluster.node ACTION [FILE]` reads one JSON object from a file or stdin and answers with
+one on stdout, so that nothing that a user wrote becomes a word of a shell, and no secret a word in
+a process list.
 
     probe   versions, clock, storage, memory, GPUs; changes nothing
     up      have Ray running here, as head or as worker; what runs already is left alone
     status  whether it runs
     down    end what `up` started, and nothing else
+    join    be a node until told to end: the process of a batch system's job
     keep    (started by `up`) start the services whenever they are not running: a raylet that was
             cut off from the head ends itself and would stay away
 """
@@ -16,9 +18,12 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +32,14 @@ from typing import Any
 
 import psutil
 
-from cluster.services import Service, prepare, services_of, state_folder, write_private
+from cluster.services import (
+    Service,
+    prepare,
+    services_of,
+    state_folder,
+    token_file,
+    write_private,
+)
 
 PACKAGES = ("tinyattn", "ray", "torch", "transformers", "deepspeed", "optuna", "mlflow")
 """What must be the same on all nodes."""
@@ -123,6 +135,29 @@ def down(request: Mapping[str, Any]) -> dict[str, Any]:
     return {"ended": True}
 
 
+def join(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Be a node for the length of a batch system's job, with what that gives."""
+    here = Path(tempfile.mkdtemp(prefix="tinyattn-"))  # home may be one for all nodes
+    os.environ["XDG_STATE_HOME"] = str(here)
+    try:
+        state_folder(request["name"]).mkdir(parents=True, mode=0o700)
+        write_private(token_file(request["name"]), request["token"])
+        given = {"cpus": "SLURM_CPUS_ON_NODE", "gpus": "SLURM_GPUS_ON_NODE"}
+        own = {key: int(os.environ.get(name, 0)) for key, name in given.items()}
+        own["cpus"] = own["cpus"] or (os.cpu_count() or 1)
+        return keep({**_without_token(request), **own, "host": own_address(request["head"])})
+    finally:
+        shutil.rmtree(here, ignore_errors=True)
+
+
+def own_address(other: str) -> str:
+    """The address of this machine from which it would reach another; nothing is sent."""
+    family = socket.AF_INET6 if ":" in other else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        return str(probe.getsockname()[0])
+
+
 def keep(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run this node's services until told to end; start again whichever ends by itself."""
     told: list[int] = []
@@ -137,7 +172,7 @@ def keep(request: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-ACTIONS = {"probe": probe, "up": up, "status": status, "down": down, "keep": keep}
+ACTIONS = {f.__name__: f for f in (probe, up, status, down, keep, join)}
 
 
 # ---- what they need ----
@@ -209,8 +244,9 @@ def _without_token(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one action."""
-    answer = ACTIONS[sys.argv[1]](json.load(sys.stdin))
+    """Run one action on the request of a file, or of stdin."""
+    text = Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else sys.stdin.read()
+    answer = ACTIONS[sys.argv[1]](json.loads(text))
     json.dump(answer, sys.stdout)
 
 

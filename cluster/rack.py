@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.config import Cluster, Node, address_of
+from cluster.config import Cluster, Node, Rack, address_of
 from cluster.services import token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
@@ -50,7 +50,7 @@ class RackCluster:
             StorageError: the storage folder is not the same everywhere.
         """
         self.probe()
-        token = self._token()
+        token = self.token()
         answers = [self._up(self.cluster.head, token)]
         _refuse(answers)
         answers += self._on(self.cluster.nodes, lambda node: self._up(node, token))
@@ -113,10 +113,15 @@ class RackCluster:
         return self._ask(node, "probe", request)
 
     def _up(self, node: Node, token: str) -> Answer:
-        request = {
+        return self._ask(node, "up", self.request_of(node, token))
+
+    def request_of(self, node: Node, token: str) -> dict[str, Any]:
+        """What the agent of a node is told."""
+        return {
             "name": self.cluster.name,
             "host": address_of(node.host),
             "head": address_of(self.cluster.head.host),
+            "is_head": node is self.cluster.head,
             "port": self.cluster.port,
             "cpus": node.cpus,
             "gpus": node.gpus,
@@ -124,7 +129,6 @@ class RackCluster:
             "mlflow": self._mlflow(),
             "token": token,
         }
-        return self._ask(node, "up", request)
 
     def _mlflow(self) -> dict[str, Any] | None:
         if self.cluster.mlflow is None:
@@ -149,6 +153,7 @@ class RackCluster:
 
     def _ssh(self, node: Node, action: str) -> list[str]:
         launch = self.cluster.launch
+        assert isinstance(launch, Rack)
         words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
         words += ["-o", "StrictHostKeyChecking=yes"]
         if launch.key is not None:
@@ -177,7 +182,7 @@ class RackCluster:
         with ThreadPoolExecutor(len(nodes)) as pool:
             return list(pool.map(ask, nodes))
 
-    def _token(self) -> str:
+    def token(self) -> str:
         """The token of the cluster that runs, or a fresh one."""
         with suppress(OSError):
             return token_file(self.cluster.name).read_text()

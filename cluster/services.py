@@ -72,14 +72,19 @@ def credentials_file(name: str) -> Path:
 def services_of(request: Mapping[str, Any]) -> list[Service]:
     """The services of the node that a request is for, in the order of their start."""
     found = []
-    if request.get("mlflow") and request["head"] == request["host"]:
+    if request.get("mlflow") and is_head(request):
         found += [postgres_service(request["name"]), mlflow_service(request)]
     return [*found, ray_service(request)]
 
 
+def is_head(request: Mapping[str, Any]) -> bool:
+    """Whether the node that a request is for is the head."""
+    return bool(request["is_head"])
+
+
 def prepare(request: Mapping[str, Any]) -> str:
     """Make what the services need, once; return what is missing, or nothing."""
-    if not request.get("mlflow") or request["head"] != request["host"]:
+    if not request.get("mlflow") or not is_head(request):
         return ""
     folder = database_folder(request["name"])
     state = state_folder(request["name"])
@@ -101,7 +106,7 @@ def ray_service(request: Mapping[str, Any]) -> Service:
     """Ray's processes of this node, as head or as worker."""
     words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     words += ["--disable-usage-stats", f"--node-ip-address={request['host']}"]
-    if request["head"] == request["host"]:
+    if is_head(request):
         words += ["--head", f"--port={request['port']}", "--include-dashboard=false"]
     else:
         words += [f"--address={request['head']}:{request['port']}"]

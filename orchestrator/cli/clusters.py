@@ -55,7 +55,10 @@ def down(file: Path) -> None:
 
 
 def _rack(file: Path) -> RackCluster:
-    from cluster.config import read_cluster
+    from cluster.config import Slurm, read_cluster
     from cluster.rack import RackCluster
+    from cluster.slurm import SlurmCluster
 
-    return RackCluster(read_cluster(file), click.echo)
+    cluster = read_cluster(file)
+    kind = SlurmCluster if isinstance(cluster.launch, Slurm) else RackCluster
+    return kind(cluster, click.echo)

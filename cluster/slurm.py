@@ -1,0 +1,100 @@
+"""A head on this machine, and one Slurm job whose nodes join it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster.config import Cluster, Node, Slurm
+from cluster.rack import Answer, RackCluster
+from cluster.services import state_folder, write_private
+from tinyattn.errors import TinyAttnError, UsageError
+
+LIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED")
+
+
+class SlurmCluster(RackCluster):
+    """As a rack of the head alone, with nodes that a job brings."""
+
+    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
+        super().__init__(cluster, say)
+        assert isinstance(cluster.launch, Slurm)
+        self.launch = cluster.launch
+        self._job_file = state_folder(cluster.name) / "slurm.json"
+
+    def up(self) -> None:
+        """Have the head running and a job in the queue, or running.
+
+        Raises:
+            UsageError: Slurm is not here, or refuses the job.
+        """
+        if shutil.which("sbatch") is None:
+            raise UsageError("sbatch is not on this machine; type this where Slurm takes jobs")
+        super().up()
+        if (job := self._job()) is not None:
+            self.say(f"job {job}: {self._state(job)}")
+            return
+        job = self._submit()
+        write_private(self._job_file, json.dumps({"job": job}))
+        self.say(f"job {job}: submitted, {self.launch.nodes} nodes")
+
+    def status(self) -> list[Answer]:
+        """The head, and the job as if it were a machine."""
+        job = self._job()
+        node = Node(host=f"job-{job or 'none'}")
+        state = self._state(job) if job else "no job is in the queue"
+        return [*super().status(), Answer(node, {"alive": state == "RUNNING", "log": [state]})]
+
+    def down(self) -> None:
+        """Cancel the job and end the head."""
+        if (job := self._job()) is not None:
+            self._call("scancel", job)
+            self.say(f"job {job}: cancelled")
+        self._job_file.unlink(missing_ok=True)
+        super().down()
+
+    def _submit(self) -> str:
+        folder = self.cluster.storage / f".{self.cluster.name}-{secrets.token_hex(4)}"
+        folder.mkdir(parents=True, mode=0o700)
+        request = folder / "node.json"  # every node reads it; it holds the token
+        write_private(request, json.dumps(self._request()))
+        python = self.cluster.environment.python or Path(sys.executable)
+        join = ["srun", str(python), "-m", "cluster.node", "join", str(request)]
+        script = f"#!/bin/sh\nexec {shlex.join(join)}\n"
+        words = [f"--job-name=tinyattn-{self.cluster.name}", f"--nodes={self.launch.nodes}"]
+        words += ["--ntasks-per-node=1", f"--output={folder}/job-%j.log"]
+        words += [f"--{key}={value}" for key, value in self.launch.options.items()]
+        return self._call("sbatch", "--parsable", *words, script=script).split(";")[0].strip()
+
+    def _request(self) -> dict[str, Any]:
+        """What the agent of each node of the job is told; it knows its own address and size."""
+        head = self.request_of(self.cluster.head, self.token())
+        return {**head, "is_head": False, "mlflow": None}
+
+    def _job(self) -> str | None:
+        """The job that `up` submitted, if it is not over."""
+        try:
+            job = str(json.loads(self._job_file.read_text())["job"])
+        except (OSError, ValueError, KeyError):
+            return None
+        return job if self._state(job) in LIVE else None
+
+    def _state(self, job: str) -> str:
+        done = subprocess.run(
+            ["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() or "over"
+
+    def _call(self, *words: str, script: str | None = None) -> str:
+        done = subprocess.run(words, input=script, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise TinyAttnError(f"{words[0]} failed: {last}; see launch.options")
+        return done.stdout
