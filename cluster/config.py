@@ -80,6 +80,28 @@ class Slurm(StrictModel):
         return options
 
 
+class Workers(StrictModel):
+    """Pods of one kind."""
+
+    replicas: int = Field(ge=1)
+    cpus: int = Field(ge=1)
+    gpus: int = Field(0, ge=0)
+    memory_gb: float = Field(gt=0)
+
+
+class Kubernetes(StrictModel):
+    """Pods that the KubeRay operator starts; verbs on sweeps are typed in the head's pod."""
+
+    type: Literal["kubernetes"]
+    image: str = Field(pattern=r"[\w./:@-]+")
+    """Container image with tinyattn, and with Ray of the same version."""
+    claim: str = Field(pattern=r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+    """PersistentVolumeClaim, ReadWriteMany, that is mounted as the storage folder."""
+    namespace: str = Field("default", pattern=r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+    head_memory_gb: float = Field(8.0, gt=0)
+    workers: list[Workers] = Field(min_length=1)
+
+
 class Mlflow(StrictModel):
     """MLflow's server on the head, on PostgreSQL, with a password; artifacts in the storage."""
 
@@ -102,7 +124,7 @@ class Cluster(StrictModel):
 
     name: str
     """Names its files on each node; never a path."""
-    launch: Annotated[Rack | Slurm, Field(discriminator="type")]
+    launch: Annotated[Rack | Slurm | Kubernetes, Field(discriminator="type")]
     head: Node
     """Where Ray's head, the driver and, by default, MLflow run: type commands there."""
     nodes: list[Node] = []
@@ -134,8 +156,12 @@ class Cluster(StrictModel):
 
     @model_validator(mode="after")
     def _nodes_fit_launch(self) -> Self:
-        if isinstance(self.launch, Slurm) and self.nodes:
-            raise ValueError("nodes came, but Slurm chooses them; allowed is launch.nodes alone")
+        if not isinstance(self.launch, Rack) and self.nodes:
+            raise ValueError(
+                f"nodes came, but {self.launch.type} chooses them; say how many under launch"
+            )
+        if isinstance(self.launch, Kubernetes) and self.mlflow is not None:
+            raise ValueError("mlflow came, but pods have no disk; set mlflow: null, tracking_uri")
         return self
 
     @model_validator(mode="after")
@@ -161,7 +187,11 @@ class Cluster(StrictModel):
     @property
     def size(self) -> int:
         """Machines in all, those of a job among them."""
-        return len(self.machines) + (self.launch.nodes if isinstance(self.launch, Slurm) else 0)
+        if isinstance(self.launch, Slurm):
+            return 1 + self.launch.nodes
+        if isinstance(self.launch, Kubernetes):
+            return 1 + sum(kind.replicas for kind in self.launch.workers)
+        return len(self.machines)
 
     @property
     def machines(self) -> list[Node]:

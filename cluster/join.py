@@ -12,7 +12,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cluster.config import Cluster, address_of
+from cluster.config import Cluster, Kubernetes, address_of
+from cluster.kubernetes import exec_words
 from cluster.local import ray, ray_speaks  # with its settings
 from cluster.services import ray_environment, token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
@@ -61,25 +62,38 @@ def wait_for_all(cluster: Cluster, say: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def _connected(cluster: Cluster, patience: float) -> Iterator[None]:
-    if not token_file(cluster.name).is_file():
-        raise UsageError(
-            f"cluster '{cluster.name}' is not up on this machine; on its head, "
-            f"{cluster.head.host}, run `tinyattn cluster up` with the same file"
-        )
+    address, environment = _way_in(cluster)
     on_terminate = signal.getsignal(signal.SIGTERM)
     deadline = time.monotonic() + patience
-    with ray_speaks(ray_environment(cluster.name)):
-        while (fault := _connect(cluster.address)) and time.monotonic() < deadline:
+    with ray_speaks(environment):
+        while (fault := _connect(address)) and time.monotonic() < deadline:
             time.sleep(0.5)
         if fault:
             raise UsageError(
-                f"no Ray answers at {cluster.address} ({fault}); `tinyattn cluster up` starts it"
+                f"no Ray answers at {address} ({fault}); `tinyattn cluster up` starts it"
             )
         signal.signal(signal.SIGTERM, on_terminate)
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def _way_in(cluster: Cluster) -> tuple[str, dict[str, str]]:
+    """Address of a cluster's Ray, and the settings that it asks for."""
+    if isinstance(cluster.launch, Kubernetes):
+        if "RAY_AUTH_TOKEN" not in os.environ:  # the operator gives it to its pods
+            raise UsageError(
+                f"cluster '{cluster.name}' is in Kubernetes; type this in its head's pod: "
+                f"{exec_words(cluster)}"
+            )
+        return "auto", {}
+    if not token_file(cluster.name).is_file():
+        raise UsageError(
+            f"cluster '{cluster.name}' is not up on this machine; on its head, "
+            f"{cluster.head.host}, run `tinyattn cluster up` with the same file"
+        )
+    return cluster.address, ray_environment(cluster.name)
 
 
 def _connect(address: str) -> str:
@@ -89,7 +103,7 @@ def _connect(address: str) -> str:
             address=address,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            _node_ip_address=address.rpartition(":")[0],
+            _node_ip_address=address.rpartition(":")[0] or None,
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         return first_line(error)

@@ -23,7 +23,7 @@ from orchestrator.preflight import (
 )
 from orchestrator.scheduler import rungs
 from orchestrator.space import count
-from tinyattn.errors import ConfigError, TinyAttnError, UsageError
+from tinyattn.errors import ConfigError, StorageError, TinyAttnError, UsageError
 from tinyattn.tasks import find_task
 from tinyattn.workshop import Workshop
 
@@ -106,6 +106,7 @@ class Plan:
             )
         else:
             lines.append("assumed     rows and lengths, since the data are not here")
+        if self.missing:
             lines.append(f"missing     {self.missing}")
         if self.capacity.gpus and sweep.resources.gpus:
             lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
@@ -159,7 +160,11 @@ def plan_of(sweep: Sweep, home: Home, capacity: Capacity | None = None) -> Plan:
     rows = facts.train_rows if facts else assumed_rows(sweep)
     length = facts.mean_length if facts else TYPICAL_LENGTH
     cost = predict_cost(sweep, rows, length, task.num_outputs)
-    taken = home.has_store() and not home.tracker().name_is_free(sweep.name)
+    taken = False
+    try:
+        taken = home.has_store() and not home.tracker().name_is_free(sweep.name)
+    except StorageError as error:  # of a cluster that is not up yet, say
+        missing = missing or str(error)
     rows_a_pass = rows_that_fit(sweep.train, home.runs / FILE)
     there = capacity or Capacity.here()
     lacking = _lacking(sweep.resources, cost, there)

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tinyattn.errors import UsageError
+
 if TYPE_CHECKING:
+    from cluster.kubernetes import KubernetesCluster
     from cluster.rack import RackCluster
 
 
@@ -24,12 +27,16 @@ _FILE = click.argument("file", type=click.Path(path_type=Path))
 @_FILE
 def up(file: Path) -> None:
     """Have Ray running on every machine of the file; what runs already is left alone."""
-    rack = _rack(file)
-    rack.up()
+    machines = _machines(file)
+    machines.up()
 
     from cluster.join import wait_for_all
+    from cluster.kubernetes import KubernetesCluster, exec_words
 
-    wait_for_all(rack.cluster, click.echo)
+    if isinstance(machines, KubernetesCluster):
+        click.echo(f"next: {exec_words(machines.cluster)}, there: tinyattn sweep run NAME")
+        return
+    wait_for_all(machines.cluster, click.echo)
     click.echo(f"next: tinyattn sweep run NAME --on {file}")
 
 
@@ -37,7 +44,14 @@ def up(file: Path) -> None:
 @_FILE
 def status(file: Path) -> None:
     """Say which machines run; exit code 1 where one does not."""
-    answers = _rack(file).status()
+    from cluster.kubernetes import KubernetesCluster
+
+    machines = _machines(file)
+    if isinstance(machines, KubernetesCluster):
+        state = machines.state()
+        click.echo(f"{machines.cluster.name}: {state or 'down'}")
+        sys.exit(0 if state == "ready" else 1)
+    answers = machines.status()
     for answer in answers:
         state = "up" if answer.said.get("alive") else "down"
         click.echo(f"{answer.node.host}: {answer.fault or state}")
@@ -51,14 +65,32 @@ def status(file: Path) -> None:
 @_FILE
 def down(file: Path) -> None:
     """End what `up` started on the machines of the file, and nothing else."""
-    _rack(file).down()
+    _machines(file).down()
 
 
-def _rack(file: Path) -> RackCluster:
-    from cluster.config import Slurm, read_cluster
+@cluster.command("manifests")
+@_FILE
+def show_manifests(file: Path) -> None:
+    """Print a Kubernetes cluster's manifests, for `kubectl apply -f -`."""
+    import yaml
+
+    from cluster.config import Kubernetes, read_cluster
+    from cluster.kubernetes import manifests
+
+    found = read_cluster(file)
+    if not isinstance(found.launch, Kubernetes):
+        raise UsageError(f"{file} is a {found.launch.type}; only kubernetes has manifests")
+    click.echo(yaml.safe_dump_all(manifests(found), sort_keys=False), nl=False)
+
+
+def _machines(file: Path) -> RackCluster | KubernetesCluster:
+    from cluster.config import Kubernetes, Slurm, read_cluster
+    from cluster.kubernetes import KubernetesCluster
     from cluster.rack import RackCluster
     from cluster.slurm import SlurmCluster
 
-    cluster = read_cluster(file)
-    kind = SlurmCluster if isinstance(cluster.launch, Slurm) else RackCluster
-    return kind(cluster, click.echo)
+    found = read_cluster(file)
+    if isinstance(found.launch, Kubernetes):
+        return KubernetesCluster(found, click.echo)
+    kind = SlurmCluster if isinstance(found.launch, Slurm) else RackCluster
+    return kind(found, click.echo)

@@ -1,0 +1,134 @@
+"""KubeRay manifests of a cluster, and kubectl to apply them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import yaml
+
+from cluster.config import Cluster, Kubernetes, Workers
+from cluster.services import HEALTH
+from tinyattn.errors import TinyAttnError, UsageError
+
+FILE = "/etc/tinyattn/cluster.yaml"
+"""Where pods find the cluster file."""
+
+
+def manifests(cluster: Cluster) -> list[dict[str, Any]]:
+    """The objects of a cluster: its file, and the pods with that file and the storage in them.
+
+    The claim is not among them: whoever deletes these objects keeps the sweeps.
+    """
+    launch = cluster.launch
+    assert isinstance(launch, Kubernetes)
+    name = f"tinyattn-{cluster.name}"
+    about = {"name": name, "namespace": launch.namespace, "labels": {"app": name}}
+    file = yaml.safe_dump(cluster.model_dump(mode="json", exclude_none=True) | {"mlflow": None})
+    head = Workers(
+        replicas=1,
+        cpus=max(1, cluster.head.cpus or 1),
+        gpus=cluster.head.gpus or 0,
+        memory_gb=launch.head_memory_gb,
+    )
+    start = {"dashboard-host": "127.0.0.1", "num-cpus": str(cluster.head.cpus or 0)}
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about,
+         "data": {"cluster.yaml": file}},
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": about,
+            "spec": {
+                "rayVersion": version("ray"),
+                "authOptions": {"mode": "token"},
+                "headGroupSpec": {
+                    "serviceType": "ClusterIP",
+                    "rayStartParams": start,
+                    "template": _pod(cluster, launch, "ray-head", head),
+                },
+                "workerGroupSpecs": [
+                    {
+                        "groupName": f"workers-{number}",
+                        "replicas": kind.replicas,
+                        "minReplicas": kind.replicas,
+                        "maxReplicas": kind.replicas,
+                        "rayStartParams": {},
+                        "template": _pod(cluster, launch, "ray-worker", kind),
+                    }
+                    for number, kind in enumerate(launch.workers, start=1)
+                ],
+            },
+        },
+    ]  # fmt: skip
+
+
+def _pod(cluster: Cluster, launch: Kubernetes, name: str, size: Workers) -> dict[str, Any]:
+    """A pod's template: its image, size, settings, the storage and the cluster file."""
+    amounts: dict[str, Any] = {"cpu": str(size.cpus), "memory": f"{size.memory_gb:g}G"}
+    if size.gpus:
+        amounts["nvidia.com/gpu"] = str(size.gpus)
+    settings = {**HEALTH, **cluster.environment.variables, "TINYATTN_CLUSTER": FILE}
+    container = {
+        "name": name,
+        "image": launch.image,
+        "env": [{"name": key, "value": value} for key, value in settings.items()],
+        "resources": {"limits": amounts, "requests": dict(amounts)},
+        "volumeMounts": [
+            {"name": "storage", "mountPath": str(cluster.storage)},
+            {"name": "file", "mountPath": FILE.rpartition("/")[0], "readOnly": True},
+        ],
+    }
+    volumes = [
+        {"name": "storage", "persistentVolumeClaim": {"claimName": launch.claim}},
+        {"name": "file", "configMap": {"name": f"tinyattn-{cluster.name}"}},
+    ]
+    return {"spec": {"containers": [container], "volumes": volumes}}
+
+
+def exec_words(cluster: Cluster) -> str:
+    """The command that opens a shell where verbs on sweeps are typed."""
+    assert isinstance(cluster.launch, Kubernetes)
+    labels = f"ray.io/cluster=tinyattn-{cluster.name},ray.io/node-type=head"
+    pod = f"$(kubectl get pod -n {cluster.launch.namespace} -l {labels} -o name)"
+    return f"kubectl exec -it -n {cluster.launch.namespace} {pod} -- bash"
+
+
+class KubernetesCluster:
+    """`up`, `status` and `down` by kubectl."""
+
+    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
+        assert isinstance(cluster.launch, Kubernetes)
+        self.cluster, self.launch, self.say = cluster, cluster.launch, say
+
+    def up(self) -> None:
+        """Apply the manifests; what is there already is left alone."""
+        text = yaml.safe_dump_all(manifests(self.cluster))
+        self.say(self._kubectl("apply", "-f", "-", text=text).strip())
+
+    def state(self) -> str:
+        """What the operator says of the cluster; empty: it has none."""
+        name = f"tinyattn-{self.cluster.name}"
+        words = ("get", "raycluster", name, "--ignore-not-found", "-o", "jsonpath={.status.state}")
+        return self._kubectl(*words).strip()
+
+    def down(self) -> None:
+        """Delete what `up` applied; the claim with the sweeps stays."""
+        label = f"app=tinyattn-{self.cluster.name}"
+        self.say(self._kubectl("delete", "raycluster,configmap", "-l", label).strip())
+
+    def _kubectl(self, *words: str, text: str | None = None) -> str:
+        command = ["kubectl", "-n", self.launch.namespace, *words]
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise UsageError(
+                "kubectl is not on this machine; install it, or apply what `tinyattn cluster "
+                "manifests` prints by other means"
+            ) from None
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+            raise TinyAttnError(f"kubectl {words[0]} failed: {last}")
+        return done.stdout

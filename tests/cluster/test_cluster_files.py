@@ -1,0 +1,199 @@
+"""Cluster files and what is made of them, without any machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from cluster import config, node, rack, services
+from cluster.config import address_of, read_cluster
+from orchestrator.cli import main
+from tinyattn.errors import ConfigError, UsageError
+
+RACK: dict[str, Any] = {
+    "name": "r", "launch": {"type": "rack"}, "head": {"host": "127.0.0.1"},
+    "nodes": [{"host": "10.0.0.2"}], "storage": "/mnt/shared",
+}  # fmt: skip
+PODS: dict[str, Any] = {
+    "name": "lab", "head": {"host": "lab", "cpus": 0, "gpus": 0}, "storage": "/mnt/sweeps",
+    "mlflow": None, "tracking_uri": "http://mlflow:5000",
+    "launch": {
+        "type": "kubernetes", "image": "registry/tinyattn:0.1.0", "claim": "sweeps",
+        "workers": [{"replicas": 9, "cpus": 8, "gpus": 1, "memory_gb": 32}],
+    },
+}  # fmt: skip
+
+
+def written(folder: Path, data: dict[str, Any]) -> Path:
+    path = folder / "cluster.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "../up"}, "name: '../up' came, allowed are letters"),
+        ({"head": {"host": "-oProxyCommand=x"}}, "allowed is the name or address of a machine"),
+        ({"head": {"host": "a b"}}, "allowed is the name or address of a machine"),
+        ({"storage": "here"}, "storage: 'here' came, allowed is an absolute path"),
+        ({"nodes": [{"host": "127.0.0.1"}]}, "127.0.0.1 came twice"),
+        ({"launch": {"type": "rakc"}}, "'rack', 'slurm', 'kubernetes'"),
+        ({"nodez": []}, "unknown key — did you mean 'nodes'?"),
+        ({"launch": {"type": "slurm", "nodes": 2}}, "nodes came, but slurm chooses them"),
+        ({"launch": PODS["launch"], "nodes": []}, "set mlflow: null"),
+    ],
+)
+def test_a_mistake_in_a_cluster_file_is_one_message(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    path = written(tmp_path, RACK | change)
+    with pytest.raises(ConfigError) as caught:
+        read_cluster(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert run("cluster", "up", path).exit_code == 2
+
+
+def test_the_worked_example_is_a_rack_of_ten() -> None:
+    found = read_cluster(Path(config.__file__).parent / "rack-10x-a4000.yaml")
+    assert found.size == 10
+    assert sum(machine.gpus or 0 for machine in found.machines) == 10
+    assert found.store == "http://10.0.0.1:5000"
+
+
+def test_a_check_on_the_rack_predicts_time_there() -> None:
+    example = Path(config.__file__).parent / "rack-10x-a4000.yaml"
+    shown = run("sweep", "check", "glue/rte", "--on", example)
+    assert shown.exit_code == 1  # RTE's rows or the PLM are not here
+    lines = {line.split()[0]: line for line in shown.stdout.splitlines() if line}
+    assert " on rack" in lines["time"]
+    # 10 GPUs of 8 TFLOP/s: a tenth of the A4000's hours, with stopping.
+    hours = float(lines["compute"].split("about ")[1].split()[0])
+    assert f"{60 * hours / 10:.0f} minutes" in lines["time"] or "hours" in lines["time"]
+    assert "there are" not in shown.stdout
+
+
+def test_names_are_looked_up_and_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert address_of("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(UsageError, match="'localhost' means 127"):
+        address_of("localhost")
+    with pytest.raises(UsageError, match=r"'no\.such\.machine\.invalid' is no machine"):
+        address_of("no.such.machine.invalid")
+
+
+def said(python: str = "3.11.7", skew: float = 0.0, **versions: str) -> dict[str, Any]:
+    import time
+
+    known = {"ray": "2.60.0", "torch": "2.13.0"} | versions
+    return {"python": python, "versions": known, "time": time.time() + skew, "storage": ""}
+
+
+def answers(*said: dict[str, Any]) -> list[rack.Answer]:
+    return [
+        rack.Answer(config.Node(host=f"10.0.0.{number}"), words)
+        for number, words in enumerate(said, start=1)
+    ]
+
+
+def test_other_versions_and_clocks_are_named() -> None:
+    rack._refuse_versions(answers(said(), said(python="3.11.2")))
+    with pytest.raises(UsageError) as caught:
+        rack._refuse_versions(answers(said(), said("3.12.1"), said(), said(ray="2.59.0")))
+    lines = str(caught.value).splitlines()[1:]
+    assert lines == ["  10.0.0.2: Python 3.12.1, not 3.11.7", "  10.0.0.4: ray 2.59.0, not 2.60.0"]
+    rack._refuse_clocks(answers(said(), said(skew=30)))
+    with pytest.raises(UsageError, match=r"10\.0\.0\.2: -600 s"):
+        rack._refuse_clocks(answers(said(), said(skew=-600)))
+
+
+def test_secrets_are_private_and_no_words_of_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(services, "database_folder", lambda name: tmp_path / "db")
+    monkeypatch.setattr(services, "_make_database", lambda folder, password: "")
+    request = {
+        "name": "r", "host": "10.0.0.1", "head": "10.0.0.1", "is_head": True, "port": 6379,
+        "cpus": 1, "gpus": 0, "variables": {}, "token": "t" * 64,
+        "mlflow": {"port": 5000, "artifacts": "/mnt/a"},
+    }  # fmt: skip
+    services.state_folder("r").mkdir(parents=True)
+    assert services.prepare(request) == ""
+    known = json.loads((tmp_path / "db" / "mlflow.json").read_text())
+    assert services.prepare(request) == ""  # again: the passwords stay what they were
+    assert json.loads((tmp_path / "db" / "mlflow.json").read_text()) == known
+    commands = [word for service in services.services_of(request) for word in service.words]
+    for secret in (*known.values(), request["token"]):
+        assert not any(secret in word for word in commands)
+    for file in (*tmp_path.rglob("pgpass"), *tmp_path.rglob("mlflow.*")):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def test_a_dead_keeper_or_another_process_of_its_number_does_not_count(
+    tmp_path: Path,
+) -> None:
+    state = {"request": {}, "keeper": {"pid": os.getpid(), "born": 0.0}}
+    (tmp_path / "node.json").write_text(json.dumps(state))
+    assert node._keeper(tmp_path) is None
+    (tmp_path / "node.json").write_text("torn")
+    assert node._keeper(tmp_path) is None
+
+
+def test_manifests_have_what_pods_need(tmp_path: Path) -> None:
+    """The whole object was also checked against KubeRay's CRD; see EXPERIMENTS.md."""
+    shown = run("cluster", "manifests", written(tmp_path, PODS))
+    assert shown.exit_code == 0, shown.output
+    file, cluster = yaml.safe_load_all(shown.stdout)
+    assert yaml.safe_load(file["data"]["cluster.yaml"])["name"] == "lab"
+    (workers,) = cluster["spec"]["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert workers["replicas"] == 9
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert cluster["spec"]["authOptions"] == {"mode": "token"}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts["storage"] == "/mnt/sweeps"
+    inside = tmp_path / "inside.yaml"
+    inside.write_text(file["data"]["cluster.yaml"])
+    assert read_cluster(inside).size == 10  # what the pods read is a cluster file
+
+
+FAKE_KUBECTL = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *get*) printf ready;; *apply*) cat >> {log};; esac
+"""
+
+
+def test_kubectl_is_called_with_the_manifests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a stand-in for kubectl: there is no Kubernetes here."""
+    file, log = written(tmp_path, PODS), tmp_path / "log"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = run("cluster", "up", file)
+    assert missing.exit_code == 2
+    assert "kubectl is not on this machine" in missing.stderr
+    (tmp_path / "kubectl").write_text(FAKE_KUBECTL.format(log=log))
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    up = run("cluster", "up", file)
+    assert up.exit_code == 0, up.output
+    assert "kubectl exec -it -n default" in up.stdout
+    assert "kind: RayCluster" in log.read_text()
+    assert run("cluster", "status", file).exit_code == 0
+    assert run("cluster", "down", file).exit_code == 0
+    assert "delete raycluster,configmap -l app=tinyattn-lab" in log.read_text()
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    refused = run("sweep", "run", "agreement", "--on", file, "--runs", "/mnt/sweeps/runs")
+    assert refused.exit_code in (1, 2)
