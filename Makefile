@@ -24,7 +24,7 @@ demo: setup
 	@echo "next: $(BIN)/tinyattn ui   # MLflow's pages on http://127.0.0.1:5000"
 
 test: setup
-	$(BIN)/python -m pytest -m "not cluster"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster"
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m cluster
