@@ -26,11 +26,9 @@ HOST = r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?"
 """Names and addresses, IPv6 too: never an option of a program, never a word that a shell splits."""
 
 
-class Node(StrictModel):
-    """One machine."""
+class Size(StrictModel):
+    """What a machine has for trials."""
 
-    host: str
-    """Name or address by which the other nodes reach it; the head looks names up for all."""
     cpus: int | None = Field(None, ge=0)
     """Cores for trials; None: all (predictions count one)."""
     gpus: int | None = Field(None, ge=0)
@@ -39,6 +37,13 @@ class Node(StrictModel):
     """Memory of one GPU, for predictions; GB."""
     tflops: float = Field(8.0, gt=0)
     """What one GPU sustains on such trials, for predictions; 8 is 40 % of an RTX A4000's peak."""
+
+
+class Node(Size):
+    """One machine."""
+
+    host: str
+    """Name or address by which the other nodes reach it; the head looks names up for all."""
 
     @field_validator("host")
     @classmethod
@@ -52,7 +57,7 @@ class Rack(StrictModel):
     """Machines reached by ssh."""
 
     type: Literal["rack"]
-    user: str | None = Field(None, pattern=r"[a-z_][a-z0-9_-]*\$?")
+    user: str | None = Field(None, pattern=r"^[a-z_][a-z0-9_-]*\$?$")
     """Account on the nodes; None: ssh decides."""
     key: Path | None = None
     """Private key; None: ssh decides."""
@@ -67,7 +72,9 @@ class Slurm(StrictModel):
 
     type: Literal["slurm"]
     nodes: int = Field(ge=1)
-    """Nodes of the job; what a node has is what Slurm gives it."""
+    """Nodes of the job."""
+    each: Size = Size()
+    """What Slurm gives each, for predictions."""
     options: dict[str, str | int] = {}
     """Long options of sbatch by name, as in {partition: gpu, time: "24:00:00", gres: "gpu:1"}."""
 
@@ -80,7 +87,7 @@ class Slurm(StrictModel):
         return options
 
 
-class Workers(StrictModel):
+class Workers(Size):
     """Pods of one kind."""
 
     replicas: int = Field(ge=1)
@@ -93,11 +100,11 @@ class Kubernetes(StrictModel):
     """Pods that the KubeRay operator starts; verbs on sweeps are typed in the head's pod."""
 
     type: Literal["kubernetes"]
-    image: str = Field(pattern=r"[\w./:@-]+")
+    image: str = Field(pattern=r"^\w[\w./:@-]*$")
     """Container image with tinyattn, and with Ray of the same version."""
-    claim: str = Field(pattern=r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+    claim: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
     """PersistentVolumeClaim, ReadWriteMany, that is mounted as the storage folder."""
-    namespace: str = Field("default", pattern=r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+    namespace: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
     head_memory_gb: float = Field(8.0, gt=0)
     workers: list[Workers] = Field(min_length=1)
 
@@ -177,21 +184,22 @@ class Cluster(StrictModel):
         """Address of the MLflow store; None: SQLite beside the sweeps."""
         if self.mlflow is None:
             return self.tracking_uri
-        return f"http://{self.head.host}:{self.mlflow.port}"
+        return f"http://{_in_url(address_of(self.head.host))}:{self.mlflow.port}"
 
     @property
     def address(self) -> str:
         """Where Ray's head answers."""
-        return f"{address_of(self.head.host)}:{self.port}"
+        return f"{_in_url(address_of(self.head.host))}:{self.port}"
 
     @property
-    def size(self) -> int:
-        """Machines in all, those of a job among them."""
+    def sizes(self) -> list[Size]:
+        """What each machine has, those of a job and pods among them."""
         if isinstance(self.launch, Slurm):
-            return 1 + self.launch.nodes
+            return [self.head, *[self.launch.each] * self.launch.nodes]
         if isinstance(self.launch, Kubernetes):
-            return 1 + sum(kind.replicas for kind in self.launch.workers)
-        return len(self.machines)
+            head = Size(cpus=self.head.cpus or 0, gpus=self.head.gpus or 0)
+            return [head, *(kind for kind in self.launch.workers for _ in range(kind.replicas))]
+        return list(self.machines)
 
     @property
     def machines(self) -> list[Node]:
@@ -216,6 +224,10 @@ def address_of(host: str) -> str:
             f"'{host}' means {found} here, which other machines cannot reach; use its address"
         )
     return found
+
+
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
 
 
 def read_cluster(path: Path) -> Cluster:

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from cluster.config import Cluster, Kubernetes, address_of
 from cluster.kubernetes import exec_words
@@ -32,7 +33,7 @@ def joined(cluster: Cluster, say: Callable[[str], None]) -> Iterator[None]:
     """
     with _connected(cluster, patience=0.0):
         refuse_unshared(cluster.storage)
-        say(f"{len(alive())} of {cluster.size} machines of {cluster.name} are up")
+        say(f"{len(alive())} of {len(cluster.sizes)} machines of {cluster.name} are up")
         yield
 
 
@@ -130,9 +131,15 @@ def first_line(error: BaseException) -> str:
 
 def refuse_unshared(storage: Path) -> None:
     """Raise StorageError where a node that is up does not see the storage folder as it is here."""
-    storage.mkdir(parents=True, exist_ok=True)
     word = storage / f".tinyattn-{secrets.token_hex(8)}"
-    word.write_text(word.name)
+    try:
+        storage.mkdir(parents=True, exist_ok=True)
+        word.write_text(word.name)
+    except OSError as error:
+        raise StorageError(
+            f"{storage}: cannot be used: {error.strerror}; see that it is mounted, with "
+            "the right to write"
+        ) from None
     try:
         asked = {
             node["NodeManagerAddress"]: _reads.options(
@@ -144,9 +151,7 @@ def refuse_unshared(storage: Path) -> None:
             if node["Alive"]
         }
         faults = [
-            f"  {host}: {fault}"
-            for host, answer in asked.items()
-            if (fault := ray.get(answer, timeout=CHECK_SECONDS))
+            f"  {host}: {fault}" for host, answer in asked.items() if (fault := _answer_of(answer))
         ]
     finally:
         word.unlink(missing_ok=True)
@@ -155,6 +160,13 @@ def refuse_unshared(storage: Path) -> None:
             f"{storage} is not shared by all machines; mount it there, or choose another:\n"
             + "\n".join(faults)
         )
+
+
+def _answer_of(answer: Any) -> str:
+    try:
+        return str(ray.get(answer, timeout=CHECK_SECONDS))
+    except ray.exceptions.RayError as error:  # the node left, or is too slow to be of use
+        return f"gave no answer: {first_line(error)}"
 
 
 @ray.remote(num_cpus=0)

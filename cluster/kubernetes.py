@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from cluster.config import Cluster, Kubernetes, Workers
-from cluster.services import HEALTH
+from cluster.services import HEALTH, QUIET
 from tinyattn.errors import TinyAttnError, UsageError
 
 FILE = "/etc/tinyattn/cluster.yaml"
@@ -70,7 +70,7 @@ def _pod(cluster: Cluster, launch: Kubernetes, name: str, size: Workers) -> dict
     amounts: dict[str, Any] = {"cpu": str(size.cpus), "memory": f"{size.memory_gb:g}G"}
     if size.gpus:
         amounts["nvidia.com/gpu"] = str(size.gpus)
-    settings = {**HEALTH, **cluster.environment.variables, "TINYATTN_CLUSTER": FILE}
+    settings = {**QUIET, **HEALTH, **cluster.environment.variables, "TINYATTN_CLUSTER": FILE}
     container = {
         "name": name,
         "image": launch.image,

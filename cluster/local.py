@@ -9,25 +9,11 @@ import secrets
 import signal
 from collections.abc import Iterator, Mapping
 
-# Ray, Hugging Face and MLflow would otherwise report home, ask hubs that may not be there, and
-# write between our lines. Ray reads some of it when it is imported; its processes inherit it.
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # a page on every worker that died: the view tells of it
-}
+from cluster.services import QUIET
+
 os.environ.update({**QUIET, **os.environ})  # what the user has set stays
 
-import ray  # noqa: E402 - with the settings above
+import ray
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ a process list.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -48,6 +49,7 @@ STEADY_SECONDS = 60.0
 LONGEST_PAUSE = 30.0
 END_SECONDS = 15.0
 _STATE = "node.json"
+_FAILING = "failing.json"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -62,6 +64,7 @@ def probe(request: Mapping[str, Any]) -> dict[str, Any]:
         "time": time.time(),
         "cpus": os.cpu_count(),
         "storage": _try_storage(Path(request["storage"]), request["word"], request["answer"]),
+        "state": _state_for(request["up"]),
     }
 
 
@@ -85,13 +88,23 @@ def _try_storage(storage: Path, word: str, answer: str) -> str:
     return ""
 
 
+def _state_for(request: Mapping[str, Any]) -> str:
+    """`running` or `down`; `other`: a cluster of this name runs here for another request."""
+    folder = state_folder(request["name"])
+    if _keeper(folder) is None:
+        return "down"
+    return "running" if _read(folder)["request"] == _without_token(request) else "other"
+
+
 def up(request: Mapping[str, Any]) -> dict[str, Any]:
     """Start what keeps Ray alive here, unless it runs with the same request already."""
     folder = state_folder(request["name"])
-    running = _keeper(folder)
-    if running is not None:
-        same = _read(folder)["request"] == _without_token(request)
-        return {"state": "running" if same else "other"}
+    state = _state_for(request)
+    if state == "running" and (folder / "token").read_text() != request["token"]:
+        down(request)  # the head was down meanwhile, and has another token now
+        state = "down"
+    if state != "down":
+        return {"state": state}
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
     write_private(folder / "token", request["token"])
@@ -113,11 +126,17 @@ def up(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Say whether the keeper runs, and what the log ends with."""
+    """Say whether all services run, which do not, and what the log ends with."""
     folder = state_folder(request["name"])
+    if _keeper(folder) is None:
+        return {"alive": False, "log": ["nothing was started here, or it was ended"]}
+    try:
+        failing = json.loads((folder / _FAILING).read_text())
+    except (OSError, ValueError):
+        failing = []
     log = folder / "log"
-    tail = log.read_text(errors="replace").splitlines()[-3:] if log.is_file() else []
-    return {"alive": _keeper(folder) is not None, "log": tail}
+    tail = log.read_text(errors="replace").splitlines()[-3:] if failing and log.is_file() else []
+    return {"alive": not failing, "log": [f"{name} does not stay up" for name in failing] + tail}
 
 
 def down(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,9 +149,18 @@ def down(request: Mapping[str, Any]) -> dict[str, Any]:
     _, alive = psutil.wait_procs([keeper], timeout=2 * END_SECONDS)
     for process in alive:
         process.kill()  # its Ray goes with it
-    for file in (_STATE, "token"):
+    _forget_address(_read(folder)["request"])
+    for file in (_STATE, _FAILING, "token"):
         (folder / file).unlink(missing_ok=True)
     return {"ended": True}
+
+
+def _forget_address(request: Mapping[str, Any]) -> None:
+    """Take away Ray's note of where this machine's cluster is: others would try to join it."""
+    note = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+    with contextlib.suppress(OSError):
+        if note.read_text().strip() == f"{request['head']}:{request['port']}":
+            note.unlink()
 
 
 def join(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,9 +191,14 @@ def keep(request: Mapping[str, Any]) -> dict[str, Any]:
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     kept = [Kept(service) for service in services_of(request)]
+    known: list[str] | None = None
     while not told:
         for service in kept:
             service.look_after()
+        failing = [service.service.name for service in kept if service.is_failing]
+        if failing != known:
+            known = failing
+            write_private(state_folder(request["name"]) / _FAILING, json.dumps(failing))
         time.sleep(0.2)
     for service in reversed(kept):
         service.end()
@@ -192,7 +225,7 @@ class Kept:
         now = time.monotonic()
         if self._process is not None and (code := self._process.poll()) is not None:
             steady = now - self._began > STEADY_SECONDS
-            self._pause = 1.0 if steady else min(2 * self._pause, LONGEST_PAUSE)
+            self._pause = 2.0 if steady else min(2 * self._pause, LONGEST_PAUSE)
             print(
                 f"{self.service.name} ended with {code}; again in {self._pause:.0f} s", flush=True
             )
@@ -205,6 +238,11 @@ class Kept:
                 start_new_session=True,
                 preexec_fn=_die_with_me,
             )
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether it has ended by itself and has not run for long since."""
+        return self._pause > 1.0 and time.monotonic() - self._began < STEADY_SECONDS
 
     def end(self) -> None:
         """End its processes and no others."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cluster.config import Cluster, Node, Rack, address_of
 from cluster.services import token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
@@ -49,25 +51,18 @@ class RackCluster:
             UsageError: a machine does not answer, or does not fit the others.
             StorageError: the storage folder is not the same everywhere.
         """
-        self.probe()
         token = self.token()
+        self.probe()
         answers = [self._up(self.cluster.head, token)]
         _refuse(answers)
         answers += self._on(self.cluster.nodes, lambda node: self._up(node, token))
-        _refuse(answers)
         for answer in answers:
-            self.say(f"{answer.node.host}: {answer.said['state']}")
-            if answer.said["state"] == "refused":
-                raise UsageError(f"{answer.node.host}: {answer.said['fault']}")
-            if answer.said["state"] == "other":
-                raise UsageError(
-                    f"{answer.node.host} belongs to a cluster called '{self.cluster.name}' that "
-                    "was started from another file or head; give this one another name, or end "
-                    "that one by `tinyattn cluster down` with its own file"
-                )
+            self.say(f"{answer.node.host}: {answer.fault or answer.said['state']}")
+        _refuse(answers)
 
     def status(self) -> list[Answer]:
-        """Ask every machine whether its keeper runs."""
+        """Ask every machine whether its services run."""
+        self._refuse_elsewhere()
         request = {"name": self.cluster.name}
         return self._on(self.cluster.machines, lambda node: self._ask(node, "status", request))
 
@@ -77,6 +72,7 @@ class RackCluster:
         Raises:
             TinyAttnError: some did not answer; the others are down.
         """
+        self._refuse_elsewhere()
         request = {"name": self.cluster.name}
         machines = [*self.cluster.nodes, self.cluster.head]
         answers = self._on(machines, lambda node: self._ask(node, "down", request))
@@ -92,9 +88,13 @@ class RackCluster:
 
     def probe(self) -> None:
         """Refuse machines that would fail later: silent, of other versions, without the storage."""
+        self._refuse_elsewhere()
+        for machine in self.cluster.machines:
+            address_of(machine.host)  # UsageError: unknown
         with self._word() as (word, answers):
             said = self._on(self.cluster.machines, lambda node: self._probe(node, word))
             _refuse(said)
+            _refuse_others(said, self.cluster.name)
             _refuse_storage(said, self.cluster.storage)
             seen = {path.name for path in answers()}
             silent = [a.node.host for a in said if _mark(word, a.node) not in seen]
@@ -109,8 +109,23 @@ class RackCluster:
     # ---- one machine ----
 
     def _probe(self, node: Node, word: str) -> Answer:
-        request = {"storage": str(self.cluster.storage), "word": word, "answer": _mark(word, node)}
+        request = {
+            "storage": str(self.cluster.storage),
+            "word": word,
+            "answer": _mark(word, node),
+            "up": self.request_of(node, ""),
+        }
         return self._ask(node, "probe", request)
+
+    def _refuse_elsewhere(self) -> None:
+        """Raise UsageError where this machine is not the head."""
+        head = address_of(self.cluster.head.host)
+        own = {found.address for all_of in psutil.net_if_addrs().values() for found in all_of}
+        if head not in own:
+            raise UsageError(
+                f"the head of {self.cluster.name} is {self.cluster.head.host}, and this is another "
+                "machine; type it there"
+            )
 
     def _up(self, node: Node, token: str) -> Answer:
         return self._ask(node, "up", self.request_of(node, token))
@@ -147,9 +162,15 @@ class RackCluster:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Answer(node, {}, f"no answer within {ANSWER_SECONDS:.0f} s")
+        except FileNotFoundError:
+            return Answer(node, {}, "there is no ssh on this machine")
         if done.returncode != 0:
             return Answer(node, {}, self._fault(done))
-        return Answer(node, json.loads(done.stdout.splitlines()[-1]))
+        try:
+            said = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            return Answer(node, {}, f"its agent said {done.stdout[-80:]!r}, which is no answer")
+        return Answer(node, said, said.get("fault", ""))
 
     def _ssh(self, node: Node, action: str) -> list[str]:
         launch = self.cluster.launch
@@ -223,6 +244,16 @@ def _refuse(answers: Sequence[Answer]) -> None:
         raise UsageError(
             "these machines do not answer as they should; mend them, or leave them out of the "
             "cluster file:\n" + "\n".join(lost)
+        )
+
+
+def _refuse_others(answers: Sequence[Answer], name: str) -> None:
+    others = [answer.node.host for answer in answers if answer.said["state"] == "other"]
+    if others:
+        raise UsageError(
+            f"{', '.join(others)}: a cluster called '{name}' runs there that was started from "
+            "another file or head; give this one another name, or end that one by `tinyattn "
+            "cluster down` with its own file"
         )
 
 

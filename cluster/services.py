@@ -6,12 +6,12 @@ never as words of a command.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +19,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU must not see one
+    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # a page on every worker that died: the view tells of it
+}
+"""Ray, Hugging Face and MLflow would otherwise report home, ask hubs that may not be there, and
+write between our lines. Ray reads some of it when it is imported; its processes inherit it."""
 HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
@@ -42,7 +58,7 @@ class Service:
 def state_folder(name: str) -> Path:
     """Where a node keeps what belongs to a cluster; other accounts cannot read it."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return base / "tinyattn" / "clusters" / name
+    return base / "tinyattn" / "clusters" / name / socket.gethostname()  # home may be shared
 
 
 def token_file(name: str) -> Path:
@@ -113,7 +129,8 @@ def ray_service(request: Mapping[str, Any]) -> Service:
     for option, value in (("cpus", request["cpus"]), ("gpus", request["gpus"])):
         if value is not None:
             words.append(f"--num-{option}={value}")
-    return Service("Ray", words, {**ray_environment(request["name"]), **request["variables"]})
+    settings = {**QUIET, **ray_environment(request["name"]), **request["variables"]}
+    return Service("Ray", words, settings)
 
 
 # ---- MLflow on PostgreSQL ----
@@ -125,7 +142,8 @@ def mlflow_service(request: Mapping[str, Any]) -> Service:
     known = json.loads(credentials_file(request["name"]).read_text())
     words = [sys.executable, "-m", "mlflow", "server", "--app-name=basic-auth"]
     words += [f"--host={request['host']}", f"--port={place['port']}"]
-    words += [f"--allowed-hosts={request['host']}:{place['port']}"]
+    name = f"[{request['host']}]" if ":" in request["host"] else request["host"]
+    words += [f"--allowed-hosts={name}:{place['port']}"]
     words += ["--serve-artifacts", f"--artifacts-destination={place['artifacts']}"]
     folder = database_folder(request["name"])
     environment = {
@@ -142,7 +160,7 @@ def mlflow_service(request: Mapping[str, Any]) -> Service:
 def postgres_service(name: str) -> Service:
     """PostgreSQL on a socket of its own; it listens on no network."""
     folder = database_folder(name)
-    programs = _postgres_bin()
+    programs = _postgres_bin(folder)
     assert programs is not None, "prepare() sees to that"
     words = [str(programs / "postgres"), "-D", str(folder / "data")]
     words += ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}"]
@@ -157,7 +175,7 @@ def database_folder(name: str) -> Path:
 def _make_database(folder: Path, password: str) -> str:
     if (folder / "data" / "PG_VERSION").is_file():
         return ""
-    programs = _postgres_bin()
+    programs = _postgres_bin(folder)
     if programs is None:
         return "PostgreSQL is not installed; apt install postgresql, or set mlflow: null"
     file = folder / "password"
@@ -176,10 +194,16 @@ def _make_database(folder: Path, password: str) -> str:
     return ""
 
 
-def _postgres_bin() -> Path | None:
-    """The folder of the newest PostgreSQL's programs."""
-    found = sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))
-    there = found[-1] if found else shutil.which("postgres")
+def _postgres_bin(folder: Path) -> Path | None:
+    """PostgreSQL's programs: of the version that made the database in a folder, or the newest."""
+    made = folder / "data" / "PG_VERSION"
+    version = made.read_text().strip() if made.is_file() else ""
+    found = {path.parent.name: path for path in Path("/usr/lib/postgresql").glob("*/bin")}
+    if version in found:
+        return found[version]
+    if found:
+        return found[max(found, key=lambda name: [int(part) for part in name.split(".")])]
+    there = shutil.which("postgres")
     return Path(there).parent if there else None
 
 

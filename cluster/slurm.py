@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,10 @@ from cluster.rack import Answer, RackCluster
 from cluster.services import state_folder, write_private
 from tinyattn.errors import TinyAttnError, UsageError
 
-LIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED")
+OVER = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
+)  # fmt: skip
 
 
 class SlurmCluster(RackCluster):
@@ -35,10 +37,9 @@ class SlurmCluster(RackCluster):
         Raises:
             UsageError: Slurm is not here, or refuses the job.
         """
-        if shutil.which("sbatch") is None:
-            raise UsageError("sbatch is not on this machine; type this where Slurm takes jobs")
+        job = self._job()
         super().up()
-        if (job := self._job()) is not None:
+        if job is not None:
             self.say(f"job {job}: {self._state(job)}")
             return
         job = self._submit()
@@ -58,6 +59,8 @@ class SlurmCluster(RackCluster):
             self._call("scancel", job)
             self.say(f"job {job}: cancelled")
         self._job_file.unlink(missing_ok=True)
+        for left in self.cluster.storage.glob(f".{self.cluster.name}-*/node.json"):
+            left.unlink(missing_ok=True)  # it holds the token
         super().down()
 
     def _submit(self) -> str:
@@ -84,16 +87,24 @@ class SlurmCluster(RackCluster):
             job = str(json.loads(self._job_file.read_text())["job"])
         except (OSError, ValueError, KeyError):
             return None
-        return job if self._state(job) in LIVE else None
+        return None if self._state(job) in (*OVER, "") else job
 
     def _state(self, job: str) -> str:
-        done = subprocess.run(
-            ["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip() or "over"
+        """Its state; empty: Slurm does not know it any more."""
+        try:
+            return self._call("squeue", "-h", "-j", job, "-o", "%T").strip()
+        except TinyAttnError as error:
+            if "Invalid job id" in str(error):
+                return ""
+            raise
 
     def _call(self, *words: str, script: str | None = None) -> str:
-        done = subprocess.run(words, input=script, capture_output=True, text=True, check=False)
+        try:
+            done = subprocess.run(words, input=script, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise UsageError(
+                f"{words[0]} is not on this machine; type this where Slurm takes jobs"
+            ) from None
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise TinyAttnError(f"{words[0]} failed: {last}; see launch.options")

@@ -112,23 +112,30 @@ class Resources(StrictModel):
             raise ValueError("allowed is a fraction up to 1; several GPUs a trial are ranks")
         return gpus
 
-    def trials_at_once(self, cpus: float, gpus: float) -> int:
-        """Trials that a cluster of so many cores and GPUs runs at once.
+    def trials_at_once(self, machines: Iterable[tuple[float, float]]) -> int:
+        """Trials that machines of so many (cores, GPUs) each run at once.
 
         Raises:
             UsageError: not even one fits.
         """
-        fits = math.floor(cpus / self.cpus + 1e-9)
-        if self.gpus:  # a share of a device never spans two
-            fits = min(fits, math.floor(gpus) * math.floor(1 / self.gpus + 1e-9))
-        fits //= self.ranks
+        there = list(machines)
+        fits = sum(self._ranks_on(cpus, gpus) for cpus, gpus in there) // self.ranks
         if fits < 1:
+            cpus, gpus = (max((size[i] for size in there), default=0) for i in (0, 1))
             raise UsageError(
-                f"a trial needs {self.ranks * self.cpus:g} cores and {self.ranks * self.gpus:g} "
-                f"GPUs, there are {cpus:g} cores and {gpus:g} GPUs; set resources.cpus, "
-                "resources.ranks, resources.gpus=0 (for cores alone), or use a larger cluster"
+                f"a trial needs {self.ranks} x {self.cpus:g} cores and {self.gpus:g} GPUs, the "
+                f"largest of {len(there)} machines has {cpus:g} cores and {gpus:g} GPUs; set "
+                "resources.cpus, resources.ranks, resources.gpus=0 (for cores alone), or use a "
+                "larger cluster"
             )
         return min(fits, self.concurrent or fits)
+
+    def _ranks_on(self, cpus: float, gpus: float) -> int:
+        """Processes of trials that one machine holds; a share of a GPU never spans two."""
+        fits = math.floor(cpus / self.cpus + 1e-9)
+        if self.gpus:
+            fits = min(fits, math.floor(gpus) * math.floor(1 / self.gpus + 1e-9))
+        return fits
 
 
 class Sweep(StrictModel):
@@ -305,6 +312,13 @@ def check(sweep: Sweep, source: str = "sweep") -> None:
     """
     faults = _search_faults(sweep.space, sweep.search, "")
     faults += _search_faults(sweep.finalize.space, sweep.finalize.search, "finalize.")
+    searched = sweep.space.get("zero_stage")
+    stages = [sweep.train.zero_stage, *(searched.extremes() if searched else [])]
+    if sweep.resources.ranks > 1 and 2 in stages:
+        faults.append(
+            "train.zero_stage: 2 came with several ranks, allowed are 0 and 1: at 2 ranks wait for "
+            "each other at every pass, and theirs are not equally many"
+        )
     if faults:
         raise ConfigError("\n".join(f"{source}: {fault}" for fault in faults))
     check_extremes(sweep, source)

@@ -43,8 +43,8 @@ class Capacity:
     """What there is to run on."""
 
     name: str
-    cpus: float
-    gpus: float
+    machines: list[tuple[float, float]]
+    """Cores and GPUs of each."""
     tflops: float
     """What all GPUs together sustain."""
     gpu_memory_gb: float | None = None
@@ -54,7 +54,7 @@ class Capacity:
     def here(cls) -> Self:
         """This machine."""
         gpus = torch.cuda.device_count()
-        return cls("this machine", os.cpu_count() or 1, gpus, gpus * A4000_FLOPS / 1e12)
+        return cls("this machine", [(os.cpu_count() or 1, gpus)], gpus * A4000_FLOPS / 1e12)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Plan:
             lines.append("assumed     rows and lengths, since the data are not here")
         if self.missing:
             lines.append(f"missing     {self.missing}")
-        if self.capacity.gpus and sweep.resources.gpus:
+        if self.hours_there is not None and sweep.resources.gpus:
             lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
         if self.lacking:
             lines.append(f"missing     {self.lacking}")
@@ -122,8 +122,10 @@ class Plan:
         return self.sweep.search.trials * self.cost.trial_pflop * 1e15 / A4000_FLOPS / 3600
 
     @property
-    def hours_there(self) -> float:
-        """With early stopping and all GPUs busy."""
+    def hours_there(self) -> float | None:
+        """With early stopping and all GPUs busy; None: there are none."""
+        if not self.capacity.tflops:
+            return None
         rows = self.facts.train_rows if self.facts else assumed_rows(self.sweep)
         evaluations = self.facts.evaluations if self.facts else max_evaluations(self.sweep, rows)
         share = asha_share(self.sweep, evaluations)
@@ -174,7 +176,7 @@ def plan_of(sweep: Sweep, home: Home, capacity: Capacity | None = None) -> Plan:
 def _lacking(resources: Resources, cost: Cost, there: Capacity) -> str:
     """Why no trial fits there; empty: one does."""
     try:
-        resources.trials_at_once(there.cpus, there.gpus)
+        resources.trials_at_once(there.machines)
     except UsageError as error:
         return str(error)
     room = there.gpu_memory_gb

@@ -197,8 +197,8 @@ class Slots:
 
 def concurrency(resources: Resources) -> int:
     """Trials that this cluster runs at once; UsageError where not even one fits."""
-    available = ray.cluster_resources()
-    return resources.trials_at_once(available.get("CPU", 0), available.get("GPU", 0))
+    alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
+    return resources.trials_at_once((has.get("CPU", 0), has.get("GPU", 0)) for has in alive)
 
 
 @contextmanager

@@ -22,14 +22,18 @@ def serve(home: Home, host: str, port: int, say: Callable[[str], None]) -> None:
         TinyAttnError: the server ended by itself.
     """
     if home.tracking_uri is not None and home.tracking_uri.startswith(("http:", "https:")):
-        raise UsageError(f"the store is a server: its pages are at {home.tracking_uri}")
+        raise UsageError(f"the store is a server: its pages are at {home.place}")
     uri = home.tracker().uri
     _refuse_taken(host, port)
     say(f"MLflow's pages are at http://{host}:{port} (Ctrl-C ends them)")
     # The jobs that this switches off are for evaluating language models: eight processes.
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment = {
+        **os.environ,
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "MLFLOW_BACKEND_STORE_URI": uri,  # no word of the command: it may hold a password
+    }
     command = [
-        sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri,
+        sys.executable, "-m", "mlflow", "server",
         "--artifacts-destination", (home.runs / "artifacts").as_uri(),
         "--host", host, "--port", str(port), "--workers", "1",
     ]  # fmt: skip

@@ -140,16 +140,23 @@ class Worker:
         if self.rows < (config.micro_batch_size or config.batch_size):
             config = config.with_overrides({"micro_batch_size": self.rows})
         self.trainer = Trainer(config, self.workshop)
-        for state in sorted(self.states.glob("[0-9]*"), reverse=True):
-            try:
-                self.trainer.restore(state)
+        seen = self.ranks.gather({path.name for path in self.states.glob("[0-9]*")})
+        for name in sorted(set.intersection(*seen), reverse=True):
+            if all(self.ranks.gather(self._restored(self.trainer, self.states / name))):
                 break
-            except StorageError as error:  # a torn or damaged state: the one before will do
-                warnings.warn(f"{error}; going back to the state before", stacklevel=2)
-                self.trainer.close()
-                self.trainer = Trainer(config, self.workshop)
+            self.trainer.close()  # a torn or damaged state: the one before will do
+            self.trainer = Trainer(config, self.workshop)
         self.evaluations = iter(self.trainer)
         return self.trainer.last
+
+    @staticmethod
+    def _restored(trainer: Trainer, state: Path) -> bool:
+        try:
+            trainer.restore(state)
+        except StorageError as error:
+            warnings.warn(f"{error}; going back to the state before", stacklevel=2)
+            return False
+        return True
 
     def _keep(self, evaluation: Evaluation) -> None:
         """Write adapter and state to disk, before anybody hears of the evaluation."""

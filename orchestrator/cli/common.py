@@ -49,7 +49,8 @@ def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: 
         return Home.find(runs, tracking_uri, data)
     from cluster.services import mlflow_environment
 
-    os.environ.update(mlflow_environment(cluster.name))
+    if cluster.mlflow is not None and tracking_uri is None:
+        os.environ.update(mlflow_environment(cluster.name))
     home = Home.find(
         runs or cluster.storage / "runs",
         tracking_uri or cluster.store,
@@ -70,14 +71,16 @@ def capacity_of(on: Path | None) -> Any:
         return None
     from orchestrator.plan import Capacity
 
-    machines = cluster.machines
-    gpus = [1 if machine.gpus is None else machine.gpus for machine in machines]
+    machines = [
+        (1 if size.cpus is None else size.cpus, 1 if size.gpus is None else size.gpus)
+        for size in cluster.sizes
+    ]
+    tflops = [gpus * size.tflops for (_, gpus), size in zip(machines, cluster.sizes, strict=True)]
     return Capacity(
         name=cluster.name,
-        cpus=sum(1 if machine.cpus is None else machine.cpus for machine in machines),
-        gpus=sum(gpus),
-        tflops=sum(n * machine.tflops for n, machine in zip(gpus, machines, strict=True)),
-        gpu_memory_gb=max((machine.gpu_memory_gb or 0 for machine in machines), default=0) or None,
+        machines=machines,
+        tflops=sum(tflops),
+        gpu_memory_gb=max((size.gpu_memory_gb or 0 for size in cluster.sizes), default=0) or None,
     )
 
 

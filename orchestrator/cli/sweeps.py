@@ -42,8 +42,8 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     home, capacity = home_of(**places), capacity_of(places["on"])
     plans = [plan_of(sweep, home, capacity) for sweep, _ in sweeps]
     click.echo("\n\n".join(map(str, plans)))
-    if capacity is not None and len(plans) > 1:
-        hours = sum(plan.hours_there for plan in plans)
+    hours = sum(plan.hours_there or 0 for plan in plans)
+    if capacity is not None and hours and len(plans) > 1:
         click.echo(f"\nall {len(plans)} sweeps: {duration(hours)} on {capacity.name}")
     if any(plan.missing or plan.name_taken or plan.lacking for plan in plans):
         sys.exit(1)

@@ -46,6 +46,7 @@ def run(*words: object) -> Result:
     [
         ({"name": "../up"}, "name: '../up' came, allowed are letters"),
         ({"head": {"host": "-oProxyCommand=x"}}, "allowed is the name or address of a machine"),
+        ({"launch": {"type": "rack", "user": "-oX; rm"}}, "launch.rack.user: '-oX; rm' came"),
         ({"head": {"host": "a b"}}, "allowed is the name or address of a machine"),
         ({"storage": "here"}, "storage: 'here' came, allowed is an absolute path"),
         ({"nodes": [{"host": "127.0.0.1"}]}, "127.0.0.1 came twice"),
@@ -68,7 +69,7 @@ def test_a_mistake_in_a_cluster_file_is_one_message(
 
 def test_the_worked_example_is_a_rack_of_ten() -> None:
     found = read_cluster(Path(config.__file__).parent / "rack-10x-a4000.yaml")
-    assert found.size == 10
+    assert len(found.sizes) == 10
     assert sum(machine.gpus or 0 for machine in found.machines) == 10
     assert found.store == "http://10.0.0.1:5000"
 
@@ -82,7 +83,27 @@ def test_a_check_on_the_rack_predicts_time_there() -> None:
     # 10 GPUs of 8 TFLOP/s: a tenth of the A4000's hours, with stopping.
     hours = float(lines["compute"].split("about ")[1].split()[0])
     assert f"{60 * hours / 10:.0f} minutes" in lines["time"] or "hours" in lines["time"]
-    assert "there are" not in shown.stdout
+    assert "a trial needs" not in shown.stdout
+
+
+def test_a_check_counts_pods_and_job_nodes(tmp_path: Path) -> None:
+    job = {"type": "slurm", "nodes": 4, "each": {"cpus": 8, "gpus": 2}}
+    login = RACK | {"launch": job, "nodes": [], "head": {"host": "127.0.0.1", "cpus": 0, "gpus": 0}}
+    for number, data in enumerate((PODS, login, login | {"launch": {**job, "each": {"gpus": 0}}})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        shown = run("sweep", "check", "glue/rte", "--on", written(folder, data))
+        assert shown.exit_code == 1
+        assert ("a trial needs" in shown.stdout) == (number == 2)
+        assert ("time " in shown.stdout) == (number != 2)
+
+
+def test_the_store_is_named_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow answers to the address that it listens on, and to no other name."""
+    monkeypatch.setattr(config, "address_of", lambda host: "fd00::1")
+    found = config.Cluster.model_validate(RACK | {"head": {"host": "gpu01"}})
+    assert found.store == "http://[fd00::1]:5000"
+    assert found.address == "[fd00::1]:6379"
 
 
 def test_names_are_looked_up_and_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +145,7 @@ def test_secrets_are_private_and_no_words_of_commands(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(services, "database_folder", lambda name: tmp_path / "db")
     monkeypatch.setattr(services, "_make_database", lambda folder, password: "")
+    monkeypatch.setattr(services, "_postgres_bin", lambda folder: Path("/usr/bin"))
     request = {
         "name": "r", "host": "10.0.0.1", "head": "10.0.0.1", "is_head": True, "port": 6379,
         "cpus": 1, "gpus": 0, "variables": {}, "token": "t" * 64,
@@ -166,7 +188,7 @@ def test_manifests_have_what_pods_need(tmp_path: Path) -> None:
     assert mounts["storage"] == "/mnt/sweeps"
     inside = tmp_path / "inside.yaml"
     inside.write_text(file["data"]["cluster.yaml"])
-    assert read_cluster(inside).size == 10  # what the pods read is a cluster file
+    assert len(read_cluster(inside).sizes) == 10  # what the pods read is a cluster file
 
 
 FAKE_KUBECTL = """#!/bin/sh

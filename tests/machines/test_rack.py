@@ -116,10 +116,12 @@ def test_nobody_joins_without_the_token(bench: Bench, rack: Path) -> None:
     )
     done = head.run(sys.executable, "-c", join, check=False)
     assert done.returncode != 0
-    token = head.run("cat", "/root/.local/state/tinyattn/clusters/bench/token").stdout
+    listed = "ls /root/.local/state/tinyattn/clusters/bench/*/token"
+    place = head.run("sh", "-c", listed).stdout.strip()
+    token = head.run("cat", place).stdout
     assert len(token) == 64
     assert not any(token in line for line in processes(bench))
-    modes = head.run("stat", "-c", "%a", "/root/.local/state/tinyattn/clusters/bench/token").stdout
+    modes = head.run("stat", "-c", "%a", place).stdout
     assert modes == "600\n"
 
 

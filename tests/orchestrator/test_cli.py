@@ -545,7 +545,7 @@ def test_gpus_that_are_not_there(here: Path, tiny: str) -> None:
     wanted = ("resources.cpus=0.01", "resources.gpus=1", f"resources.ranks={gpus}")
     done = program("sweep", "run", "agreement", f"plm={tiny}", *wanted, "name=g")
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"error: a trial needs {gpus / 100:g} cores and {gpus} GPUs")
+    assert done.stderr.startswith(f"error: a trial needs {gpus} x 0.01 cores and 1 GPUs")
     assert "resources.gpus=0" in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""

@@ -205,33 +205,38 @@ def test_runs_carry_config_and_origin(ran: Ran, tmp_path: Path) -> None:
     ("cpus", "gpus", "concurrent", "ranks", "expected"),
     [
         (1, 0, None, 1, 8),
-        (2, 0, None, 1, 4),
+        (2, 0, None, 1, 3),  # 2 on the machine of 5 cores, 1 on that of 3
         (3, 0, None, 1, 2),
+        (5, 0, None, 1, 1),
         (0.5, 0, None, 1, 16),
         (1, 0.5, None, 1, 4),
         (1, 1, None, 1, 2),
         (1, 0, 3, 1, 3),
         (1, 0, None, 2, 4),
+        (2, 0, None, 2, 1),
         (1, 1, None, 2, 1),
-        (3, 0, None, 2, 1),
         (1, 0, 100, 1, 8),
-        (0.1, 0, None, 1, 80),  # 8 / 0.1 is 79.99... in floating point
+        (0.1, 0, None, 1, 80),  # 3 / 0.1 is 29.99... in floating point
     ],
 )
 def test_trials_at_once(
     monkeypatch: pytest.MonkeyPatch,
     cpus: float, gpus: float, concurrent: Any, ranks: int, expected: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+    machines = [{"CPU": 5.0, "GPU": 2.0}, {"CPU": 3.0}]
+    nodes = [{"Alive": True, "Resources": has} for has in machines]
+    nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
     resources = Resources(cpus=cpus, gpus=gpus, concurrent=concurrent, ranks=ranks)
     assert concurrency(resources) == expected
 
 
 @pytest.mark.parametrize(("cpus", "gpus"), [(9, 0), (1, 1), (1, 0.5)])
 def test_a_trial_that_never_fits(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: float) -> None:
-    here = {"CPU": 8.0}
-    monkeypatch.setattr(ray, "cluster_resources", lambda: here)
-    with pytest.raises(UsageError, match=rf"needs {cpus} cores and {gpus:g} GPUs, there are"):
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}] * 3
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    said = rf"needs 1 x {cpus} cores and {gpus:g} GPUs, the largest of 3 machines has 8 cores"
+    with pytest.raises(UsageError, match=said):
         concurrency(Resources(cpus=cpus, gpus=gpus))
 
 
@@ -277,7 +282,7 @@ def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
 def test_a_signal_while_runs_are_closed_waits(
     open_sweep: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close = open_sweep.close_all
+    close, before = open_sweep.close_all, signal.getsignal(signal.SIGINT)
 
     def interrupted(outcome: Outcome, **more: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -287,13 +292,14 @@ def test_a_signal_while_runs_are_closed_waits(
     with pytest.raises(InterruptedSweepError), closed_in_any_case(open_sweep, "sweep resume s"):
         raise KeyboardInterrupt
     assert open_sweep.find_sweep("s").outcome == Outcome.INTERRUPTED
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_first_signal_is_noted_and_the_second_ends() -> None:
+    before = signal.getsignal(signal.SIGINT)
     with runner.signals_noted() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.asked
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before

@@ -402,7 +402,7 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     searcher = make(tmp_path, {"optimizer.lr": LR}, trials=10, points=points, startup_trials=5)
     asha, journal = Asha(1, 3, total), Journal(tmp_path / "search.jsonl")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         tuner = tune.Tuner(
             Toy,

@@ -1,0 +1,42 @@
+"""Drivers of sweeps as processes of their own, through the real command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TRIALS = 6
+
+
+def sweep_words(tiny: str, runs: Path, **more: object) -> list[str]:
+    settings = {
+        "plm": tiny, "name": "s", "max_length": 32, "max_train_rows": 400, "batch_size": 16,
+        "epochs": 6, "search.trials": TRIALS, "asha.grace": 2, "search.sampler": "random",
+    } | more  # fmt: skip
+    words = [f"{key}={value}" for key, value in settings.items()]
+    return ["sweep", "run", "agreement", *words, "--runs", str(runs)]
+
+
+def start(*words: object, log: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "orchestrator.cli", *map(str, words)]
+    with log.open("ab") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+
+
+def call(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "orchestrator.cli", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def lines_of(runs: Path) -> int:
+    journal = runs / "sweeps" / "s" / "search.jsonl"
+    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+
+def wait_for(condition: object, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
