@@ -1,0 +1,118 @@
+"""The rival of `benchmarks.faults`: the same faults on Ray Tune's own classes, used as documented.
+
+A trainable that reports eight evaluations with a checkpoint each, OptunaSearch, ASHAScheduler,
+MLflowLoggerCallback, and `Tuner.restore` after a fault. `python -m benchmarks.stock FOLDER [URI]`
+is the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+TRIALS, EVALUATIONS = 6, 8
+
+
+def trainable(config: dict[str, Any]) -> None:
+    """Eight evaluations of a third of a second."""
+    from ray import tune
+
+    begin = 0
+    checkpoint = tune.get_checkpoint()
+    if checkpoint is not None:
+        with checkpoint.as_directory() as folder:
+            begin = json.loads((Path(folder) / "state.json").read_text())["evaluation"]
+    for evaluation in range(begin + 1, EVALUATIONS + 1):
+        time.sleep(0.35)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "state.json").write_text(json.dumps({"evaluation": evaluation}))
+            tune.report(
+                {"evaluation": evaluation, "score": config["lr"] * evaluation},
+                checkpoint=tune.Checkpoint.from_directory(folder),
+            )
+
+
+def drive(folder: Path, uri: str | None) -> None:
+    """Run the sweep, or go on with it."""
+    import optuna
+    import ray
+    from ray import tune
+    from ray.air.integrations.mlflow import MLflowLoggerCallback
+    from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.search.optuna import OptunaSearch
+
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    place = folder / "ray"
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
+    )
+    if tune.Tuner.can_restore(str(place / "s")):
+        tuner = tune.Tuner.restore(str(place / "s"), trainable=trainable, resume_errored=True)
+    else:
+        tuner = tune.Tuner(
+            trainable,
+            param_space={"lr": tune.loguniform(1e-4, 1e-1)},
+            tune_config=tune.TuneConfig(
+                metric="score",
+                mode="max",
+                num_samples=TRIALS,
+                max_concurrent_trials=2,
+                search_alg=OptunaSearch(study_name="s", storage=storage),
+                scheduler=ASHAScheduler(
+                    time_attr="evaluation", grace_period=2, max_t=EVALUATIONS, reduction_factor=3
+                ),
+            ),
+            run_config=tune.RunConfig(
+                name="s",
+                storage_path=str(place),
+                failure_config=tune.FailureConfig(max_failures=3),
+                callbacks=[
+                    MLflowLoggerCallback(
+                        tracking_uri=uri or f"sqlite:///{folder}/mlflow.db", experiment_name="s"
+                    )
+                ],
+            ),
+        )
+    tuner.fit()
+
+
+def toll_of(folder: Path, uri: str | None) -> dict[str, int]:
+    """Count what a sweep left: see `benchmarks.faults.Toll`."""
+    import optuna
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri or f"sqlite:///{folder}/mlflow.db")
+    ids = [e.experiment_id for e in client.search_experiments(filter_string="name = 's'")]
+    runs = client.search_runs(ids)
+    by_trial = Counter(run.data.tags.get("trial_name", "?") for run in runs)
+    twice = 0
+    for run in runs:
+        steps = [m.value for m in client.get_metric_history(run.info.run_id, "evaluation")]
+        twice += steps != sorted(set(steps))
+    storage = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
+    )
+    study = optuna.load_study(study_name="s", storage=storage)
+    zombies = sum(trial.state.name == "RUNNING" for trial in study.trials)
+    ended = {
+        run.data.tags.get("trial_name") for run in runs if run.info.status in ("FINISHED", "FAILED")
+    }
+    return {
+        "lost": max(0, TRIALS - len(ended)),
+        "twice": sum(count - 1 for count in by_trial.values()) + twice,
+        "running": sum(run.info.status == "RUNNING" for run in runs) + zombies,
+        # Fewer results in the rungs than trials that came to them cannot be seen from outside:
+        # a study that lacks trials, or ends that it was not told, can.
+        "state": max(0, TRIALS - sum(t.state.is_finished() for t in study.trials)),
+    }
+
+
+if __name__ == "__main__":
+    random.seed(0)
+    drive(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
