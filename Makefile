@@ -2,6 +2,7 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+MARKS ?= cluster
 ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 endif
@@ -27,7 +28,7 @@ test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not cluster"
 
 test-cluster: setup
-	$(BIN)/python -m pytest -m cluster
+	$(BIN)/python -m pytest -m "$(MARKS)"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -15,7 +15,7 @@ from sweep_truth import histories, untruths
 from orchestrator.journal import read_journal
 
 TRIALS = 24
-SIZES = {"max_length": 32, "max_train_rows": 400, "batch_size": 16, "epochs": 8}
+SIZES = {"max_length": 32, "max_train_rows": 400, "batch_size": 16, "epochs": 16}
 
 
 def refused(bench: Bench, file: Path) -> str:
@@ -141,6 +141,7 @@ def sweep_words(tiny: str, name: str) -> list[object]:
     return ["agreement", *(f"{key}={value}" for key, value in settings.items())]
 
 
+@pytest.mark.slow
 def test_a_sweep_with_a_machine_lost_and_another_joined_ends_complete_and_the_same(
     bench: Bench, rack: Path, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
