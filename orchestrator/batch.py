@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.config import AshaConfig, Resources
 from tinyattn.config import TrainConfig
@@ -32,6 +33,19 @@ class Batch:
     """Tags of every run: fingerprints, counts."""
     asha: AshaConfig | None = None
     """Whom to stop; None: nobody."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all trials of a batch have in common, wherever they run."""
+
+    base: TrainConfig
+    """Their common configuration."""
+    folder: Path
+    """The sweep's folder, which all nodes see; holds `adapters/NAME`, a trial's best adapter, and
+    `states/NAME`, what it needs to go on."""
+    data_dir: Path | None = None
+    """Where task files are."""
 
 
 @dataclass

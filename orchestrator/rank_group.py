@@ -10,8 +10,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from orchestrator.batch import Bench
 from orchestrator.config import Resources
-from orchestrator.worker import UNWRITABLE, Bench, Worker
+from orchestrator.worker import UNWRITABLE, Worker
 from tinyattn.errors import OutOfMemoryError
 from tinyattn.ranks import Ranks
 

@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 from ray.tune.error import TuneError
 
 from orchestrator.asker import Asker, Source
-from orchestrator.batch import Batch, Stop
+from orchestrator.batch import Batch, Bench, Stop
 from orchestrator.config import Resources
 from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
@@ -33,7 +33,6 @@ from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
 from orchestrator.view import Progress, view_of
 from orchestrator.watcher import Watcher, adapter_of
-from orchestrator.worker import Bench
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
 logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # tracebacks of trials: MLflow has them

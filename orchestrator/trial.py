@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import tune
 
+from orchestrator.batch import Bench
 from orchestrator.config import Resources
-from orchestrator.rank_group import RankGroup
-from orchestrator.worker import Bench, Worker
 from tinyattn.errors import OutOfMemoryError
+
+if TYPE_CHECKING:  # they import torch, which an actor that is only starting must not wait for
+    from orchestrator.rank_group import RankGroup
+    from orchestrator.worker import Worker
 
 
 class SweepTrial(tune.Trainable):
@@ -26,7 +29,11 @@ class SweepTrial(tune.Trainable):
         bench: Bench | None = None,
         resources: Resources | None = None,
     ) -> None:
-        """Start the worker and its first trial.
+        """Take note of the first trial; the worker starts with its first step.
+
+        Tune gives a trial whose actor is still starting the actor of any trial that ends, and calls
+        the starting one off. Where trials end more often than a worker takes to load torch, a
+        machine that joins would never get one.
 
         Args:
             config: name and overrides of the first trial.
@@ -35,31 +42,41 @@ class SweepTrial(tune.Trainable):
         """
         assert bench is not None
         assert resources is not None
-        self.worker: Worker | RankGroup = (
-            Worker(bench, int(resources.cpus))
-            if resources.ranks == 1
-            else RankGroup(bench, resources)
-        )
-        self.worker.begin(config)
+        self.bench, self.resources, self.first = bench, resources, config
+        self.worker: Worker | RankGroup | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Go over to another trial; what loaded PLM and data keeps them."""
-        self.worker.begin(new_config)
+        self.first = new_config
+        if self.worker is not None:
+            self.worker.begin(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
         """Train to the next evaluation and return it, with ever fewer rows a pass until it fits."""
-        while (result := self._step_if_it_fits()) is None:
+        if self.worker is None:
+            self.worker = self._worker()
+            self.worker.begin(self.first)
+        while (result := self._step_if_it_fits(self.worker)) is None:
             self.worker.halve()
         return result
 
-    def _step_if_it_fits(self) -> dict[str, Any] | None:
+    def _worker(self) -> Worker | RankGroup:
+        from orchestrator.rank_group import RankGroup
+        from orchestrator.worker import Worker
+
+        if self.resources.ranks == 1:
+            return Worker(self.bench, int(self.resources.cpus))
+        return RankGroup(self.bench, self.resources)
+
+    @staticmethod
+    def _step_if_it_fits(worker: Worker | RankGroup) -> dict[str, Any] | None:
         """The next result; None: out of memory, but fewer rows a pass may fit.
 
         An error holds on to all that its frames hold, so it must be gone before the next try.
         """
         try:
-            return self.worker.step()
+            return worker.step()
         except OutOfMemoryError:
             return None
 
@@ -71,4 +88,5 @@ class SweepTrial(tune.Trainable):
 
     def cleanup(self) -> None:
         """Let go of the trial."""
-        self.worker.end()
+        if self.worker is not None:
+            self.worker.end()

@@ -11,7 +11,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ import psutil
 import ray
 import torch
 
+from orchestrator.batch import Bench
 from orchestrator.memory import FILE, give_back_memory, note_too_many, rows_that_fit
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT
-from tinyattn.config import TrainConfig
 from tinyattn.errors import DivergedError, OutOfMemoryError, StorageError, TinyAttnError
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.trainer import Evaluation, Trainer, out_of_memory_is_an_error
@@ -32,24 +32,6 @@ UNWRITABLE = "unwritable"
 """Key of a result that says why a worker could not write: the driver then ends the sweep."""
 STATES_KEPT = 2
 """States of a trial that are kept: the last one, and one in case that it is damaged."""
-
-
-@dataclass(frozen=True)
-class Bench:
-    """What all trials of a batch have in common, wherever they run."""
-
-    base: TrainConfig
-    """Their common configuration."""
-    folder: Path
-    """The sweep's folder, which all nodes see; holds `adapters/NAME`, a trial's best adapter, and
-    `states/NAME`, what it needs to go on."""
-    data_dir: Path | None = None
-    """Where task files are."""
-
-    @property
-    def memory(self) -> Path:
-        """What is known of micro-batches that did not fit."""
-        return self.folder.parent.parent / FILE
 
 
 class Worker:
@@ -67,6 +49,7 @@ class Worker:
         if ranks.size > 1:
             _use_interface_of_ray()
         self.bench, self.ranks = bench, ranks
+        self.memory = bench.folder.parent.parent / FILE
         self.workshop = Workshop(bench.data_dir, ranks=ranks)
         self.trainer: Trainer | None = None
 
@@ -109,7 +92,7 @@ class Worker:
     def halve(self) -> None:
         """Go back to the last state, with half the rows a pass."""
         config = self.bench.base.with_overrides(self.overrides)
-        note_too_many(config, self.rows, self.bench.memory)
+        note_too_many(config, self.rows, self.memory)
         self.rows //= 2
         self.end()
         give_back_memory()
@@ -136,7 +119,7 @@ class Worker:
             The last evaluation of that state.
         """
         config = self.bench.base.with_overrides(self.overrides)
-        self.rows = min(self.rows, rows_that_fit(config, self.bench.memory))
+        self.rows = min(self.rows, rows_that_fit(config, self.memory))
         if self.rows < (config.micro_batch_size or config.batch_size):
             config = config.with_overrides({"micro_batch_size": self.rows})
         self.trainer = Trainer(config, self.workshop)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PRIVATE = ("/tmp/ray", "/dev/shm", "/root/.local/state", "/var/lib/tinyattn")
+PRIVATE = ("/tmp/ray", "/dev/shm", str(Path.home() / ".local/state"), "/var/lib/tinyattn")
 BOOT = """
 set -e
 mount --make-rprivate /
@@ -113,9 +113,17 @@ class Bench:
     """Machines joined by one bridge. The first one is the head."""
 
     folder: Path
-    name: str = "tatest"
-    net: str = "10.77.31"
     machines: list[Machine] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """First part of all names that the system knows: several benches may be up."""
+        return f"ta{os.getpid()}"
+
+    @property
+    def net(self) -> str:
+        """First three numbers of all addresses."""
+        return f"10.{64 + os.getpid() % 64}.{os.getpid() // 64 % 256}"
 
     @contextmanager
     def running(self, count: int) -> Iterator[list[Machine]]:
@@ -160,13 +168,13 @@ class Bench:
         (self.folder / "known_hosts").write_text("".join(lines))
 
     def remove(self) -> None:
-        """Take away what a run before left."""
+        """Take away all of this bench that the system knows."""
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
         for line in listed.stdout.splitlines():
             if line.startswith(f"{self.name}-"):
                 _ip("netns", "delete", line.split()[0])
         for link in os.listdir("/sys/class/net"):
-            if link.startswith(self.name):
+            if link == self.name or link.startswith(f"{self.name}v"):
                 subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
 
     def cluster_file(self, **changes: Any) -> Path:

@@ -43,18 +43,19 @@ def test_machines_that_do_not_fit_are_named_before_anything_starts(
     make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")]
     subprocess.run(make, check=True)
     launch = json.loads(bench.cluster_file().read_text())["launch"]
+    second = bench.machines[1].address
 
     wrong_key = refused(
         bench, bench.cluster_file(launch={**launch, "key": str(tmp_path / "other")})
     )
-    assert "10.77.31.2: ssh failed: " in wrong_key
+    assert f"{second}: ssh failed: " in wrong_key
     assert "Permission denied" in wrong_key
 
     silent = json.loads(bench.cluster_file().read_text())["nodes"]
-    silent[1]["host"] = "10.77.31.9"
+    silent[1]["host"] = f"{bench.net}.9"
     away = refused(bench, bench.cluster_file(nodes=silent))
-    assert "10.77.31.9: ssh failed: " in away
-    assert "10.77.31.2" not in away
+    assert f"{bench.net}.9: ssh failed: " in away
+    assert second not in away
 
     python = refused(bench, bench.cluster_file(environment={"python": "/usr/bin/python3"}))
     assert "/usr/bin/python3 with tinyattn is not there" in python
@@ -66,8 +67,8 @@ def test_machines_that_do_not_fit_are_named_before_anything_starts(
     own.mkdir()
     bench.machines[2].run("mount", "-t", "tmpfs", "tmpfs", own)
     unshared = refused(bench, bench.cluster_file(storage=str(own)))
-    assert "10.77.31.3: it is another folder than the head's" in unshared
-    assert "10.77.31.2" not in unshared
+    assert f"{bench.machines[2].address}: it is another folder than the head's" in unshared
+    assert second not in unshared
 
 
 def test_other_versions_are_named(bench: Bench) -> None:
@@ -80,7 +81,7 @@ def test_other_versions_are_named(bench: Bench) -> None:
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     message = refused(bench, bench.cluster_file(environment={"python": str(python)}))
-    assert "10.77.31.2: tinyattn 0.0.1, not " in message
+    assert f"{bench.machines[1].address}: tinyattn 0.0.1, not " in message
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_nobody_joins_without_the_token(bench: Bench, rack: Path) -> None:
     )
     done = head.run(sys.executable, "-c", join, check=False)
     assert done.returncode != 0
-    listed = "ls /root/.local/state/tinyattn/clusters/bench/*/token"
+    listed = f"ls {Path.home()}/.local/state/tinyattn/clusters/bench/*/token"
     place = head.run("sh", "-c", listed).stdout.strip()
     token = head.run("cat", place).stdout
     assert len(token) == 64
@@ -171,7 +172,5 @@ def test_a_sweep_with_a_machine_lost_and_another_joined_ends_complete_and_the_sa
     assert histories(runs, "s", uri) == histories(alone, "s")
     past = read_journal(journal).values()
     used = {result["node_ip"] for trial in past for result in trial.results}
-    assert {machine.address for machine in (head, second, third)} <= used
-    if fourth.address not in used:
-        pytest.xfail("known defect: a machine that joins gets no trial of a sweep that runs")
+    assert used == {machine.address for machine in (head, second, third, fourth)}
     third.boot()

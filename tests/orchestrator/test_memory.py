@@ -20,7 +20,8 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from orchestrator.trial import SweepTrial
-from orchestrator.worker import Bench, Worker
+from orchestrator.batch import Bench
+from orchestrator.worker import Worker
 from tinyattn.config import TrainConfig
 from tinyattn.workshop import Workshop
 
