@@ -1,14 +1,14 @@
 """The rival of `benchmarks.faults`: the same faults on Ray Tune's own classes, used as documented.
 
 A trainable that reports eight evaluations with a checkpoint each, OptunaSearch, ASHAScheduler,
-MLflowLoggerCallback, and `Tuner.restore` after a fault. `python -m benchmarks.stock FOLDER [URI]`
-is the driver.
+MLflowLoggerCallback, and `Tuner.restore` after a fault. The driver is
+`python -m benchmarks.stock FOLDER SECONDS [URI]`, on the cluster of RAY_ADDRESS if that is set.
 """
 
 from __future__ import annotations
 
 import json
-import random
+import os
 import sys
 import tempfile
 import time
@@ -20,7 +20,7 @@ TRIALS, EVALUATIONS = 6, 8
 
 
 def trainable(config: dict[str, Any]) -> None:
-    """Eight evaluations of a third of a second."""
+    """Eight evaluations."""
     from ray import tune
 
     begin = 0
@@ -29,7 +29,7 @@ def trainable(config: dict[str, Any]) -> None:
         with checkpoint.as_directory() as folder:
             begin = json.loads((Path(folder) / "state.json").read_text())["evaluation"]
     for evaluation in range(begin + 1, EVALUATIONS + 1):
-        time.sleep(0.35)
+        time.sleep(config["seconds"])
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "state.json").write_text(json.dumps({"evaluation": evaluation}))
             tune.report(
@@ -38,7 +38,7 @@ def trainable(config: dict[str, Any]) -> None:
             )
 
 
-def drive(folder: Path, uri: str | None) -> None:
+def drive(folder: Path, seconds: float, uri: str | None) -> None:
     """Run the sweep, or go on with it."""
     import optuna
     import ray
@@ -47,7 +47,11 @@ def drive(folder: Path, uri: str | None) -> None:
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.optuna import OptunaSearch
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    address = os.environ.get("RAY_ADDRESS")
+    if address:
+        ray.init(address, log_to_driver=False, _node_ip_address=address.rsplit(":", 1)[0])
+    else:
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     place = folder / "ray"
     storage = optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend(str(folder / "study.journal"))
@@ -57,12 +61,12 @@ def drive(folder: Path, uri: str | None) -> None:
     else:
         tuner = tune.Tuner(
             trainable,
-            param_space={"lr": tune.loguniform(1e-4, 1e-1)},
+            param_space={"lr": tune.loguniform(1e-4, 1e-1), "seconds": seconds},
             tune_config=tune.TuneConfig(
                 metric="score",
                 mode="max",
                 num_samples=TRIALS,
-                max_concurrent_trials=2,
+                max_concurrent_trials=int(ray.cluster_resources()["CPU"]),
                 search_alg=OptunaSearch(study_name="s", storage=storage),
                 scheduler=ASHAScheduler(
                     time_attr="evaluation", grace_period=2, max_t=EVALUATIONS, reduction_factor=3
@@ -74,7 +78,8 @@ def drive(folder: Path, uri: str | None) -> None:
                 failure_config=tune.FailureConfig(max_failures=3),
                 callbacks=[
                     MLflowLoggerCallback(
-                        tracking_uri=uri or f"sqlite:///{folder}/mlflow.db", experiment_name="s"
+                        tracking_uri=uri or f"sqlite:///{folder}/mlflow.db",
+                        experiment_name=f"stock-{folder.name}",
                     )
                 ],
             ),
@@ -88,8 +93,11 @@ def toll_of(folder: Path, uri: str | None) -> dict[str, int]:
     from mlflow import MlflowClient
 
     client = MlflowClient(uri or f"sqlite:///{folder}/mlflow.db")
-    ids = [e.experiment_id for e in client.search_experiments(filter_string="name = 's'")]
-    runs = client.search_runs(ids)
+    ids = [
+        e.experiment_id
+        for e in client.search_experiments(filter_string=f"name = 'stock-{folder.name}'")
+    ]
+    runs = client.search_runs(ids) if ids else []
     by_trial = Counter(run.data.tags.get("trial_name", "?") for run in runs)
     twice = 0
     for run in runs:
@@ -114,5 +122,4 @@ def toll_of(folder: Path, uri: str | None) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    random.seed(0)
-    drive(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    drive(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)

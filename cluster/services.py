@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -43,6 +45,8 @@ HEALTH = {
 }
 """A node that is cut off is noticed after about 10 s; by default after a minute."""
 USER = "tinyattn"
+GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
+"""Labels of a node for Ray: workers look there whether another machine has more memory."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +133,20 @@ def ray_service(request: Mapping[str, Any]) -> Service:
     for option, value in (("cpus", request["cpus"]), ("gpus", request["gpus"])):
         if value is not None:
             words.append(f"--num-{option}={value}")
+    labels = {GPU_MEMORY: _gpu_memory(), MEMORY: psutil.virtual_memory().total // 2**20}
+    words.append("--labels=" + ",".join(f"{key}={mib}" for key, mib in labels.items() if mib))
     settings = {**QUIET, **ray_environment(request["name"]), **request["variables"]}
     return Service("Ray", words, settings)
+
+
+def _gpu_memory() -> int:
+    """MiB of the smallest GPU here; 0: there is none."""
+    words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return min((int(line) for line in done.stdout.split() if line.isdigit()), default=0)
 
 
 # ---- MLflow on PostgreSQL ----

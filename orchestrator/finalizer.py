@@ -27,11 +27,12 @@ from orchestrator.batch import Batch
 from orchestrator.collapsing import Collapse, Loaded, collapse_in_place
 from orchestrator.config import Sweep
 from orchestrator.home import Home
+from orchestrator.nodes import concurrency
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
 from orchestrator.provenance import refuse_other_data
 from orchestrator.registry import primary_metric
-from orchestrator.runner import Ended, closed_in_any_case, concurrency, run_batch
+from orchestrator.runner import Ended, closed_in_any_case, run_batch
 from orchestrator.search import OptunaSearcher
 from orchestrator.significance import paired_test
 from orchestrator.store import SweepRecord, TrialRecord

@@ -6,7 +6,6 @@ training, and one to MLflow.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -18,27 +17,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import ray
 from ray import tune
 from ray.exceptions import RayError
 from ray.tune.error import TuneError
 
 from orchestrator.asker import Asker, Source
 from orchestrator.batch import Batch, Bench, Stop
-from orchestrator.config import Resources
 from orchestrator.journal import Journal, Past
+from orchestrator.nodes import Nodes, placement_of
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import make_scheduler
 from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
 from orchestrator.view import Progress, view_of
 from orchestrator.watcher import Watcher, adapter_of
-from tinyattn.errors import StorageError, TinyAttnError, UsageError
+from tinyattn.errors import StorageError, TinyAttnError
 
 logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # tracebacks of trials: MLflow has them
 
-SLOTS_SECONDS = 2.0
-"""How old the known size of the cluster may be."""
 RETRIES = 3
 """Times that a trial whose worker died is started again from its last evaluation."""
 
@@ -98,17 +94,17 @@ def run_batch(
     """
     journal = Journal(folder / f"{batch.name}.jsonl")
     scheduler = make_scheduler(batch.asha, batch.evaluations)
-    slots = Slots(batch.resources)
+    nodes = Nodes(batch.resources)
     # Tune starts one worker after the other unless told how many may be on their way; here the
     # Asker sees to that.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "10000"
     progress = Progress(
-        batch.title, batch.trials, batch.evaluations, slots(), rungs=scheduler.rungs
+        batch.title, batch.trials, batch.evaluations, nodes.slots, rungs=scheduler.rungs
     )
     with view_of(progress) as view, signals_noted() as stop:
-        watcher = Watcher(batch, folder, journal, scheduler, tracker, view, stop)
+        watcher = Watcher(batch, folder, journal, scheduler, tracker, view, stop, nodes)
         watcher.catch_up()
-        asker = Asker(source, journal, scheduler, batch.name, slots, stop)
+        asker = Asker(source, journal, scheduler, batch.name, nodes.slots, stop)
         try:
             _fit(_tuner(batch, folder, data_dir, asker, watcher), folder)
             for name in watcher.end_paused():
@@ -135,7 +131,7 @@ def _tuner(
     bench = Bench(batch.base, folder, data_dir)
     trainable = tune.with_resources(
         tune.with_parameters(SweepTrial, bench=bench, resources=batch.resources),
-        bundles_of(batch.resources),
+        placement_of(batch.resources),
     )
     return tune.Tuner(
         trainable,
@@ -168,36 +164,6 @@ def _fit(tuner: tune.Tuner, folder: Path) -> None:
         if isinstance(cause, OSError):
             raise StorageError(f"{folder}: {cause}; free space or choose another") from None
         raise
-
-
-def bundles_of(resources: Resources) -> tune.PlacementGroupFactory:
-    """What Tune reserves for a trial: with several ranks a bundle each, and nothing for whom they
-    answer to."""
-    rank = {"CPU": resources.cpus, "GPU": resources.gpus}
-    one = resources.ranks == 1
-    return tune.PlacementGroupFactory([rank] if one else [{}, *[rank] * resources.ranks])
-
-
-class Slots:
-    """How many trials a cluster runs at once, now: nodes come and go."""
-
-    def __init__(self, resources: Resources) -> None:
-        self._resources = resources
-        self._known, self._until = concurrency(resources), time.monotonic() + SLOTS_SECONDS
-
-    def __call__(self) -> int:
-        """The number as of a moment ago; what it was while no node is there."""
-        if time.monotonic() >= self._until:
-            with contextlib.suppress(UsageError):
-                self._known = concurrency(self._resources)
-            self._until = time.monotonic() + SLOTS_SECONDS
-        return self._known
-
-
-def concurrency(resources: Resources) -> int:
-    """Trials that this cluster runs at once; UsageError where not even one fits."""
-    alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
-    return resources.trials_at_once((has.get("CPU", 0), has.get("GPU", 0)) for has in alive)
 
 
 @contextmanager

@@ -15,10 +15,11 @@ from orchestrator.batch import Batch
 from orchestrator.config import Sweep, apply_overrides, check
 from orchestrator.definition import Definition, Origin
 from orchestrator.home import Home
+from orchestrator.nodes import concurrency
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
 from orchestrator.provenance import code_tags
-from orchestrator.runner import Ended, closed_in_any_case, concurrency, run_batch
+from orchestrator.runner import Ended, closed_in_any_case, run_batch
 from orchestrator.search import OptunaSearcher
 from orchestrator.tracking import Tracker
 from tinyattn.config import build

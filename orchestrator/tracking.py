@@ -9,12 +9,14 @@ looked for before it is made again, metrics carry their first time, the rest rep
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import shutil
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,8 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 AWAY_SECONDS = 900.0
 """How long the end of a batch waits for a store that is away."""
 HEARTBEAT_SECONDS = 30.0
+EVALUATIONS_A_REQUEST = 40
+"""MLflow takes 1,000 numbers in a request."""
 TAG_LENGTH = 5000
 """Longest tag that every MLflow server of today takes."""
 
@@ -65,6 +69,8 @@ class Tracker(Store):
         self._runs_of_trials: dict[str, str] = {}
         self._live: set[str] = set()
         self._logged: dict[str, int] = {}
+        self._metrics: defaultdict[str, list[list[Metric]]] = defaultdict(list)
+        """What waits to be sent of each trial, by evaluation."""
         self._told: dict[str, Outcome | None] = {}
         self._heartbeat = 0.0
 
@@ -200,17 +206,25 @@ class Tracker(Store):
         return self._runs_of_trials[trial_id]
 
     def log_evaluation(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Write one evaluation's numbers in one request, at step = evaluation.
+        """Write one evaluation's numbers, at step = evaluation.
 
-        An evaluation that a restarted trial repeats is in the store already and is left alone.
+        An evaluation that a restarted trial repeats is in the store already and is left alone. A
+        slow store gets all that a trial has waiting in one request.
         """
         step = int(result["evaluation"])
         if step <= self._logged[trial_id]:
             return
         self._logged[trial_id] = step
         now = int(time.time() * 1000)
-        batch = [Metric(key, value, now, step) for key, value in metrics_of(result).items()]
-        self._send(trial_id, self.client.log_batch, metrics=batch)
+        waiting = self._metrics[trial_id]
+        waiting.append([Metric(key, value, now, step) for key, value in metrics_of(result).items()])
+
+        def write(run_id: str) -> None:
+            if batches := waiting[:EVALUATIONS_A_REQUEST]:
+                self.client.log_batch(run_id, metrics=list(itertools.chain(*batches)))
+                del waiting[: len(batches)]  # only now: what fails is sent again
+
+        self._send(trial_id, write)
 
     def end_trial(
         self,

@@ -39,8 +39,8 @@ class Progress:
     """Trials in all."""
     evaluations: int
     """Evaluations of a whole trial."""
-    slots: int
-    """Trials that run at once."""
+    slots: Callable[[], int]
+    """Trials that run at once, as of now."""
     now: Callable[[], float] = time.monotonic
     """Clock, seconds."""
     ended: Counter[Outcome] = field(default_factory=Counter)
@@ -112,7 +112,7 @@ class Progress:
         under_way = sum(
             max(0.0, mean - (self.now() - self._started[trial])) for trial in self.running
         )
-        return (waiting * mean + under_way) / self.slots
+        return (waiting * mean + under_way) / self.slots()
 
     def outcome_words(self) -> str:
         """As in `5 completed, 2 stopped, 2 running, 3 to come`."""
@@ -185,6 +185,10 @@ class LineView:
         self.progress.paused(trial_id)
         self._say(f"{short(trial_id)} paused")
 
+    def note(self, text: str) -> None:
+        """Say something about machines."""
+        self._say(text)
+
     def _say(self, text: str) -> None:
         elapsed = clock(self.progress.now() - self.progress.began)
         with contextlib.suppress(OSError):  # a log on a full disk, a pipe that nobody reads
@@ -229,6 +233,10 @@ class LiveView:
     def paused(self, trial_id: str) -> None:
         """Take a trial that waits out of the panel."""
         self.progress.paused(trial_id)
+
+    def note(self, text: str) -> None:
+        """Keep a line about machines above the panel."""
+        self.live.console.print(Text(text, style="dim"))
 
     def _panel(self) -> Group:
         progress = self.progress

@@ -16,9 +16,11 @@ from ray import tune
 from orchestrator.batch import Batch, Stop
 from orchestrator.home import REQUESTS
 from orchestrator.journal import Journal, Past
+from orchestrator.nodes import Nodes, TooSmallError, address_in
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT, Asha, replay
 from orchestrator.tracking import Tracker
+from orchestrator.view import short
 from orchestrator.worker import UNWRITABLE
 from tinyattn.errors import StorageError
 
@@ -59,9 +61,10 @@ class Watcher(tune.Callback):
         tracker: Tracker,
         view: Any,
         stop: Stop,
+        nodes: Nodes,
     ) -> None:
         self.batch, self.folder, self.journal, self.scheduler = batch, folder, journal, scheduler
-        self.tracker, self.view, self.stop = tracker, view, stop
+        self.tracker, self.view, self.stop, self.nodes = tracker, view, stop, nodes
         self._requests = folder / REQUESTS
         self._next_poll = 0.0
 
@@ -98,6 +101,8 @@ class Watcher(tune.Callback):
             self._next_poll = time.monotonic() + _POLL_SECONDS
             self._read_requests()
             self.tracker.heartbeat()
+            with self.stop.on_error():
+                self.nodes.refuse_none_left()
         if self.stop.asked:
             # Not an Exception: Tune would clean up first, which takes a minute of waiting where
             # the signal went to Ray's processes too, as `timeout` or a batch system sends it.
@@ -118,6 +123,7 @@ class Watcher(tune.Callback):
         name = trial.config[NAME]
         if UNWRITABLE in result:
             raise StorageError(f"{result[UNWRITABLE]}; then `tinyattn sweep resume` goes on")
+        self.nodes.worked(result["node_ip"])
         numbers = {key: result[key] for key in _REPORTED if key in result}
         if self.journal.result(name, numbers) and self._log(name, numbers):
             self.view.evaluated(name, result)
@@ -134,12 +140,29 @@ class Watcher(tune.Callback):
         self._end(name, Outcome.STOPPED, "stopped by the user" if by_user else None)
 
     @_guarded
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Say which machine a trial lost its worker on, and whether to avoid it."""
+        name, error = trial.config[NAME], _last_words(trial)
+        place = address_in(error)
+        done = self.journal.trials[name].evaluations
+        self.view.note(
+            f"{short(name)} lost its worker{f' on {place}' if place else ''}: goes on after "
+            f"{f'evaluation {done}' if done else 'its start'}"
+        )
+        if said := self.nodes.failed(name, error):
+            self.view.note(said)
+
+    @_guarded
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Close the run of a trial that failed more often than it is retried."""
         name = trial.config[NAME]
         if name not in self.view.progress.params:  # its worker never came up
             self.on_trial_start(iteration, trials, trial)
-        self._end(name, *_last_error(trial))
+        error = _last_words(trial)
+        if said := self.nodes.failed(name, error):
+            self.view.note(said)
+        self.nodes.exonerate(name)
+        self._end(name, *_outcome_of(error))
 
     def end_paused(self) -> list[str]:
         """End the trials that wait for a promotion which will not come; return their names."""
@@ -201,15 +224,24 @@ def adapter_of(folder: Path, name: str) -> Path | None:
     return adapter if adapter.is_dir() else None
 
 
-def _last_error(trial: Any) -> tuple[Outcome, str]:
-    """What ended a trial's last worker, as outcome and message, from the file that Tune keeps."""
+def _last_words(trial: Any) -> str:
+    """What ended a trial's last worker, from the file that Tune keeps; empty: it kept none."""
     try:  # Tune's own reader looks where the file is copied later
         text = Path(trial.error_file).read_text("utf-8", errors="replace")
     except (OSError, TypeError):
+        return ""
+    plain = re.sub(r"\x1b\[\d+m", "", text)
+    return re.split(r"^Failure # .*\n", plain, flags=re.MULTILINE)[-1].strip()
+
+
+def _outcome_of(error: str) -> tuple[Outcome, str]:
+    """What became of a trial whose last worker ended so, as outcome and message."""
+    if not error:
         return Outcome.FAILED, "its error could not be kept: is the disk full?"
-    last = re.split(r"^Failure # .*\n", re.sub(r"\x1b\[\d+m", "", text), flags=re.MULTILINE)[-1]
-    if "running low on memory" in last:
+    if TooSmallError.__name__ in error:
+        return Outcome.OUT_OF_MEMORY, error.splitlines()[-1]
+    if "running low on memory" in error:
         return Outcome.OUT_OF_MEMORY, f"killed when the machine ran low on memory; {LESS_MEMORY}"
-    if "actor died unexpectedly" in last:
+    if "actor died unexpectedly" in error:
         return Outcome.FAILED, f"its worker died each time, perhaps out of memory; {LESS_MEMORY}"
-    return Outcome.FAILED, last.strip()
+    return Outcome.FAILED, error

@@ -21,6 +21,7 @@ import torch
 
 from orchestrator.batch import Bench
 from orchestrator.memory import FILE, give_back_memory, note_too_many, rows_that_fit
+from orchestrator.nodes import TooSmallError, is_larger_elsewhere
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT
 from tinyattn.errors import DivergedError, OutOfMemoryError, StorageError, TinyAttnError
@@ -72,12 +73,15 @@ class Worker:
 
         Raises:
             OutOfMemoryError: fewer rows a pass may fit: `halve`, then `step` again.
+            TooSmallError: not even one fits, but another machine has more memory.
         """
         try:
             evaluation = self._next_evaluation()
         except OutOfMemoryError as error:
             if self.rows > 1:
                 raise
+            if is_larger_elsewhere(gpu=torch.cuda.is_available()):
+                raise TooSmallError(f"{error}; another machine has more memory") from None
             return self._ended(Outcome.OUT_OF_MEMORY, error)
         except DivergedError as error:
             return self._ended(Outcome.DIVERGED, error)

@@ -15,7 +15,16 @@ HOMES = {
     "click": {"orchestrator/cli/*"},
     "ray": {
         f"orchestrator/{name}.py"
-        for name in ("runner", "scheduler", "asker", "watcher", "trial", "worker", "rank_group")
+        for name in (
+            "runner",
+            "scheduler",
+            "asker",
+            "watcher",
+            "trial",
+            "worker",
+            "rank_group",
+            "nodes",
+        )
     }
     | {"cluster/*"},
     # tracking writes runs, champions and registry the registered models, serving their files

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-PRIVATE = ("/tmp/ray", "/dev/shm", str(Path.home() / ".local/state"), "/var/lib/tinyattn")
+MEMORY = ("/tmp/ray", "/dev/shm")
+DISK = (str(Path.home() / ".local/state"), "/var/lib/tinyattn")
 BOOT = """
 set -e
 mount --make-rprivate /
-for folder in "$@"; do mkdir -p $folder; mount -t tmpfs tmpfs $folder; done
+for folder in {memory}; do mkdir -p $folder; mount -t tmpfs tmpfs $folder; done
+for folder in {disk}; do mkdir -p $folder {own}$folder; mount --bind {own}$folder $folder; done
 mkdir -p /run/sshd
 exec /usr/sbin/sshd -D -e -f {config}
 """
@@ -65,13 +67,18 @@ class Machine:
         return f"{self.bench.name}v{self.number}"
 
     def boot(self) -> None:
-        """Start it, as after a power cut: its processes and private folders are new."""
+        """Start it, perhaps after a power cut: its disk is as it was."""
         config = self.bench.folder / f"sshd-{self.number}"
         config.write_text(SSHD.format(address=self.address, folder=self.bench.folder))
+        script = BOOT.format(
+            config=config,
+            own=self.bench.folder / f"disk-{self.number}",
+            memory=" ".join(MEMORY),
+            disk=" ".join(DISK),
+        )
         self.process = subprocess.Popen(
             ["ip", "netns", "exec", self.space, "unshare", "--pid", "--fork", "--kill-child",
-             "--mount-proc", "--mount", "--uts", "bash", "-c", BOOT.format(config=config), "boot",
-             *PRIVATE],
+             "--mount-proc", "--mount", "--uts", "bash", "-c", script],
             stderr=(self.bench.folder / f"sshd-{self.number}.log").open("ab"),
         )  # fmt: skip
         until(lambda: self.run("true", check=False).returncode == 0, 15)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from machines import Bench, Machine, until, words
 from sweep_truth import histories, untruths
 
 from orchestrator.journal import read_journal
+from orchestrator.outcome import Outcome
 
 TRIALS = 24
 SIZES = {"max_length": 32, "max_train_rows": 400, "batch_size": 16, "epochs": 16}
@@ -140,6 +142,61 @@ def sweep_words(tiny: str, name: str) -> list[object]:
         "search.sampler": "random", "search.seed": 3, "asha": "null",
     }  # fmt: skip
     return ["agreement", *(f"{key}={value}" for key, value in settings.items())]
+
+
+def test_a_machine_on_which_every_worker_fails_is_set_aside_and_named(
+    bench: Bench, rack: Path, tiny: str, tmp_path: Path
+) -> None:
+    """DeepSpeed's folder is empty there, as after a disk that lost files."""
+    head, second, third = bench.machines[:3]
+    log = tmp_path / "log"
+    package = importlib.util.find_spec("deepspeed")
+    assert package is not None
+    assert package.origin is not None
+    third.run("mount", "-t", "tmpfs", "tmpfs", Path(package.origin).parent)
+    words_of_it = [*sweep_words(tiny, "aside"), "epochs=48", "search.trials=6", "--on", rack]
+    driver = head.start(*words("sweep", "run", *words_of_it), log=log)
+    try:
+        assert driver.wait(timeout=300) == 0, log.read_text()
+    finally:
+        third.run("umount", Path(package.origin).parent)
+    said = log.read_text()
+    assert f"machine {third.address} is set aside: 2 workers in a row failed" in said
+    assert said.count(f"lost its worker on {third.address}") == 2
+    past = read_journal(bench.folder / "storage/runs/sweeps/aside/search.jsonl").values()
+    assert [trial.outcome for trial in past] == [Outcome.COMPLETED] * 6
+    used = {result["node_ip"] for trial in past for result in trial.results}
+    assert used == {head.address, second.address}
+
+
+def test_a_machine_that_is_too_small_leaves_its_trials_to_larger_ones(
+    bench: Bench, rack: Path, tiny: str, tmp_path: Path
+) -> None:
+    """The third says that it has 4 GiB, and no allocation succeeds there."""
+    head, second, third = bench.machines[:3]
+    third.power_off()
+    third.boot()
+    kinds = ("MemTotal", "MemFree", "MemAvailable")
+    (tmp_path / "meminfo").write_text("".join(f"{kind}: 4194304 kB\n" for kind in kinds))
+    (tmp_path / "ops.py").write_text("raise MemoryError\n")
+    package = importlib.util.find_spec("deepspeed.ops")
+    assert package is not None
+    for file, target in (("meminfo", "/proc/meminfo"), ("ops.py", package.origin)):
+        third.run("mount", "--bind", tmp_path / file, target)
+    head.run(*words("cluster", "up", rack))
+    log = tmp_path / "log"
+    words_of_it = [*sweep_words(tiny, "small"), "epochs=48", "search.trials=4", "--on", rack]
+    driver = head.start(*words("sweep", "run", *words_of_it), log=log)
+    assert driver.wait(timeout=300) == 0, log.read_text()
+    said = f"machine {third.address} is set aside: it has too little memory for a single row"
+    assert said in log.read_text()
+    past = read_journal(bench.folder / "storage/runs/sweeps/small/search.jsonl").values()
+    assert [trial.outcome for trial in past] == [Outcome.COMPLETED] * 4
+    used = {result["node_ip"] for trial in past for result in trial.results}
+    assert used == {head.address, second.address}
+    third.power_off()
+    third.boot()
+    head.run(*words("cluster", "up", rack))
 
 
 @pytest.mark.slow

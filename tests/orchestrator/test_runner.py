@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from tiny_plm import save_tiny_plm
 
 from cluster.local import this_machine
@@ -23,8 +22,9 @@ from orchestrator.asker import Points
 from orchestrator.batch import Batch, Stop
 from orchestrator.config import Resources
 from orchestrator.journal import Journal
+from orchestrator.nodes import Nodes, concurrency
 from orchestrator.outcome import Outcome
-from orchestrator.runner import Ended, InterruptedSweepError, closed_in_any_case, concurrency
+from orchestrator.runner import Ended, InterruptedSweepError, closed_in_any_case
 from orchestrator.scheduler import Asha
 from orchestrator.store import TrialRecord
 from orchestrator.tracking import Tracker
@@ -220,24 +220,21 @@ def test_runs_carry_config_and_origin(ran: Ran, tmp_path: Path) -> None:
     ],
 )
 def test_trials_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-    cpus: float, gpus: float, concurrent: Any, ranks: int, expected: int,
-) -> None:  # fmt: skip
+    cpus: float, gpus: float, concurrent: Any, ranks: int, expected: int
+) -> None:
     machines = [{"CPU": 5.0, "GPU": 2.0}, {"CPU": 3.0}]
     nodes = [{"Alive": True, "Resources": has} for has in machines]
     nodes.append({"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}})
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
     resources = Resources(cpus=cpus, gpus=gpus, concurrent=concurrent, ranks=ranks)
-    assert concurrency(resources) == expected
+    assert concurrency(resources, lambda: nodes) == expected
 
 
 @pytest.mark.parametrize(("cpus", "gpus"), [(9, 0), (1, 1), (1, 0.5)])
-def test_a_trial_that_never_fits(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: float) -> None:
+def test_a_trial_that_never_fits(cpus: int, gpus: float) -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}] * 3
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
     said = rf"needs 1 x {cpus} cores and {gpus:g} GPUs, the largest of 3 machines has 8 cores"
     with pytest.raises(UsageError, match=said):
-        concurrency(Resources(cpus=cpus, gpus=gpus))
+        concurrency(Resources(cpus=cpus, gpus=gpus), lambda: nodes)
 
 
 @pytest.fixture
@@ -272,10 +269,12 @@ def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
     """Tune pickles its callbacks into the sweep's folder; a live view holds locks."""
     base = TrainConfig(task="rte", plm="p")
     batch = Batch("search", "t", "trial", base, 1, 1, Resources(), {})
+    here = {"Alive": True, "Resources": {"CPU": 1}, "NodeManagerAddress": "::1", "NodeID": "a"}
+    nodes = Nodes(batch.resources, lambda: [here])
     tracker.uri = "postgresql://me:secret@host/db"
-    view = LiveView(Progress("t", 1, 1, 1))
+    view = LiveView(Progress("t", 1, 1, lambda: 1))
     journal = Journal(tmp_path / "search.jsonl")
-    watcher = Watcher(batch, tmp_path, journal, Asha(1, 2, 1), tracker, view, Stop())
+    watcher = Watcher(batch, tmp_path, journal, Asha(1, 2, 1), tracker, view, Stop(), nodes)
     assert b"secret" not in pickle.dumps(watcher)
 
 

@@ -7,6 +7,7 @@ import math
 import shutil
 import sqlite3
 import subprocess
+import threading
 import time
 from importlib import metadata
 from pathlib import Path
@@ -211,6 +212,26 @@ def test_a_locked_database_delays_writes_and_loses_none(sweeps: Sweeps) -> None:
     history = _client(tracker).get_metric_history(run_id, "score")
     assert [m.step for m in history] == [1, 2, 3]
     assert _client(tracker).get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_slow_store_gets_what_waits_in_one_request(sweeps: Sweeps) -> None:
+    sweeps.start()
+    run_id = sweeps.trial("t1", [0.1], None)
+    tracker, answers = sweeps.tracker, threading.Event()
+    send, sent = tracker.client.log_batch, []
+
+    def slow(*args: object, **kwargs: object) -> None:
+        answers.wait(30)
+        sent.append(kwargs)
+        send(*args, **kwargs)
+
+    tracker.client.log_batch = slow
+    for index in range(2, 92):
+        tracker.log_evaluation("t1", Sweeps.result(index, [0.1] * 91, None, (1, 1)))
+    answers.set()
+    history = _client(tracker).get_metric_history(run_id, "score")
+    assert [m.step for m in history] == list(range(1, 92))
+    assert len(sent) <= 4  # 90 in requests of 40, one of which may have begun with the first alone
 
 
 def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(

@@ -37,7 +37,7 @@ def now() -> Clock:
 
 @pytest.fixture
 def progress(now: Clock) -> Progress:
-    return Progress("demo", total=6, evaluations=4, slots=2, now=now)
+    return Progress("demo", total=6, evaluations=4, slots=lambda: 2, now=now)
 
 
 def test_time_left_before_and_after_the_first_end(progress: Progress, now: Clock) -> None:

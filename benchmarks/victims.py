@@ -1,0 +1,308 @@
+"""What `benchmarks.faults` hits: sweeps of this project and of Ray Tune's own classes, here or on a
+rack of machines in network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests/machines"))
+
+from machines import Bench, Machine
+from sweep_truth import untruths
+
+from benchmarks import stock
+from cluster.services import ray_environment
+
+TRIALS = stock.TRIALS
+PATIENCE = 300.0
+
+
+@dataclass
+class Toll:
+    """What a fault cost, over all times that it was tried."""
+
+    times: int = 0
+    lost: int = 0
+    twice: int = 0
+    running: int = 0
+    state: int = 0
+    words: list[str] = field(default_factory=list)
+
+    def __add__(self, other: Toll) -> Toll:
+        numbers = (getattr(self, n) + getattr(other, n) for n in ("times", "lost", "twice"))
+        return Toll(
+            *numbers, self.running + other.running, self.state + other.state,
+            self.words + other.words,
+        )  # fmt: skip
+
+    def row(self, name: str) -> str:
+        numbers = (self.times, self.lost, self.twice, self.running, self.state)
+        return f"| {name} | " + " | ".join(map(str, numbers)) + " |"
+
+
+class Sweep:
+    """A sweep of this project on this machine, through its command line."""
+
+    own_settings: dict[str, Any] = {"epochs": 6, "asha.grace": 2}
+    worker = "ray::ResourceTr"
+    """How the names of a trial's processes begin."""
+
+    def __init__(self, folder: Path, plm: Path, seed: int) -> None:
+        self.name, self.runs, self.log = "s", folder / "runs", folder / "log"
+        self.uri: str | None = None
+        self.settings = {
+            "plm": plm, "max_length": 32, "max_train_rows": 400, "batch_size": 16,
+            "search.trials": TRIALS, "search.seed": seed, **self.own_settings,
+        }  # fmt: skip
+        self.driver: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | None = None
+
+    # ---- what users do ----
+
+    def start(self) -> None:
+        words = [f"{key}={value}" for key, value in self.settings.items()]
+        self._run("sweep", "run", "agreement", f"name={self.name}", *words)
+
+    def resume(self) -> None:
+        self._run("sweep", "resume", self.name)
+
+    def _run(self, *words: str) -> None:
+        self.spawn(sys.executable, "-m", "orchestrator.cli", *words, *self.place())
+
+    def place(self) -> list[str]:
+        """Options that say where it is."""
+        return ["--runs", str(self.runs), *(["--tracking-uri", self.uri] if self.uri else [])]
+
+    def spawn(self, *words: str) -> None:
+        """Start the driver."""
+        with self.log.open("ab") as out:
+            self.driver = subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True)
+
+    def finish(self) -> None:
+        """Go on until the sweep is done."""
+        for _ in range(5):
+            assert self.driver is not None
+            if self.driver.wait(timeout=PATIENCE) == 0:
+                return
+            self.resume()
+        raise RuntimeError(self.log.read_text())
+
+    # ---- what faults need to know ----
+
+    @property
+    def folder(self) -> Path:
+        return self.runs / "sweeps" / self.name
+
+    def lines(self) -> int:
+        """How much has happened."""
+        journal = self.folder / "search.jsonl"
+        return journal.read_bytes().count(b"\n") if journal.exists() else 0
+
+    def began(self) -> bool:
+        """Whether there is something to go on with."""
+        return (self.folder / "sweep.json").exists()
+
+    def newest_states(self) -> list[Path]:
+        """The newest state file of each trial."""
+        trials = (self.folder / "states").glob("*")
+        states = [sorted(trial.glob("[0-9]*/trial_state.pt")) for trial in trials]
+        return [found[-1] for found in states if found]
+
+    def wait_for_progress(self, events: int = 3) -> None:
+        known, deadline = self.lines(), time.monotonic() + PATIENCE
+        while self.lines() < known + events and self.alive():
+            if time.monotonic() > deadline:
+                raise TimeoutError(self.log.read_text())
+            time.sleep(0.02)
+
+    def alive(self) -> bool:
+        return self.driver is not None and self.driver.poll() is None
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send the driver a signal and wait until it and its Ray are gone."""
+        assert self.driver is not None
+        family = self.processes()
+        self.driver.send_signal(number)
+        self.driver.wait()
+        psutil.wait_procs(family, timeout=30)
+
+    def processes(self) -> list[psutil.Process]:
+        """The driver's Ray."""
+        assert self.driver is not None
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.driver.pid).children(recursive=True)
+        return []
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes of trials."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process] if process.name().startswith(self.worker) else []
+        return found
+
+    # ---- MLflow ----
+
+    def serve(self, port: int = 5077) -> None:
+        """Start an MLflow server for it and wait until it answers."""
+        self.runs.mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, "-m", "mlflow", "server", f"--port={port}"]
+        words += [f"--backend-store-uri=sqlite:///{self.runs}/server.db"]
+        words += [f"--artifacts-destination={self.runs}/artifacts", "--workers=1"]
+        self.uri = f"http://127.0.0.1:{port}"
+        quiet = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with self.log.open("ab") as out:
+            self.server = subprocess.Popen(
+                words, stdout=out, stderr=out, env=quiet, start_new_session=True
+            )
+        health = f"{self.uri}/health"
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), urllib.request.urlopen(health, timeout=2):
+                return
+            time.sleep(0.3)
+        raise TimeoutError(self.uri)
+
+    def end_server(self) -> None:
+        """kill -9."""
+        if self.server is not None:
+            os.killpg(self.server.pid, signal.SIGKILL)
+            self.server.wait()
+            self.server = None
+
+    def toll(self, times: int) -> Toll:
+        found = untruths(self.runs, self.name, TRIALS, self.uri)
+        kinds = Counter(_kind(words) for words in found)
+        return Toll(times, kinds["lost"], kinds["twice"], kinds["running"], kinds["state"], found)
+
+
+def _kind(words: str) -> str:
+    if "MLflow runs for" in words or "no adapter" in words:
+        return "lost"
+    if "several runs" in words or "run twice" in words or "at steps" in words:
+        return "twice"
+    if "RUNNING" in words or "status" in words:
+        return "running"
+    return "state"
+
+
+class StockSweep(Sweep):
+    """The same with Ray Tune's own classes; see `benchmarks.stock`."""
+
+    worker = "ray::Implicit"
+    seconds = 0.35
+    """From one evaluation to the next."""
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        words = [sys.executable, "-m", "benchmarks.stock", str(self.folder), str(self.seconds)]
+        self.spawn(*words, *([self.uri] if self.uri else []))
+
+    def resume(self) -> None:
+        self.start()
+
+    def began(self) -> bool:
+        return True
+
+    def lines(self) -> int:
+        results = (self.folder / "ray" / "s").glob("*/result.json")
+        return sum(file.read_bytes().count(b"\n") for file in results)
+
+    def newest_states(self) -> list[Path]:
+        trials = (self.folder / "ray" / "s").glob("*")
+        found = [sorted(trial.glob("checkpoint_*/state.json")) for trial in trials]
+        return [states[-1] for states in found if states]
+
+    def finish(self) -> None:
+        """Go on until it is done, or has failed for good: that is part of what is counted."""
+        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+            super().finish()
+        if self.alive():
+            self.kill()
+
+    def toll(self, times: int) -> Toll:
+        return Toll(times, **stock.toll_of(self.folder, self.uri))
+
+
+# ---- on a rack ----
+
+
+@dataclass
+class Rack:
+    """Three machines with a cluster that is up."""
+
+    bench: Bench
+    file: Path
+
+    @property
+    def head(self) -> Machine:
+        return self.bench.machines[0]
+
+    def up(self) -> None:
+        """`tinyattn cluster up`, with what its owner needs to speak with it."""
+        self.head.run(sys.executable, "-m", "orchestrator.cli", "cluster", "up", self.file)
+        code = "import json; from cluster.services import mlflow_environment as m; "
+        done = self.head.run(sys.executable, "-c", code + "print(json.dumps(m('bench')))")
+        os.environ.update(json.loads(done.stdout))
+        address = f"{self.head.address}:6379"
+        os.environ.update({**ray_environment("bench"), "RAY_ADDRESS": address})
+
+
+@contextlib.contextmanager
+def rack_of(folder: Path) -> Iterator[Rack]:
+    """A rack for the length of the block."""
+    bench = Bench(folder)
+    with bench.running(3):
+        rack = Rack(bench, bench.cluster_file())
+        rack.up()
+        yield rack
+
+
+class OnRack(Sweep):
+    """A sweep whose driver is on the head of a rack."""
+
+    def __init__(self, rack: Rack, plm: Path, seed: int) -> None:
+        storage = rack.bench.folder / "storage"
+        super().__init__(storage, plm, seed)
+        self.rack, self.name = rack, f"s{len(list(storage.glob('runs/sweeps/*')))}"
+        self.uri = f"http://{rack.head.address}:5000"
+        self.log = rack.bench.folder / f"log-{self.name}"
+
+    def place(self) -> list[str]:
+        return ["--on", str(self.rack.file)]
+
+    def spawn(self, *words: str) -> None:
+        self.driver = self.rack.head.start(*words, log=self.log)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """End the driver by its words: what was started here only led into the machine."""
+        self.rack.head.run("pkill", f"-{number:d}", "-f", "orchestrator.cli|benchmarks.stock")
+        assert self.driver is not None
+        self.driver.wait()
+
+
+class RackSweep(OnRack):
+    """A sweep of this project on a rack."""
+
+    own_settings = {"epochs": 40, "asha.grace": 16}
+
+
+class StockRackSweep(OnRack, StockSweep):
+    """The same with Ray Tune's own classes on the same Ray and MLflow."""
+
+    seconds = 1.5

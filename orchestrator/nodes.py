@@ -1,0 +1,200 @@
+"""The machines of a cluster as the driver sees them: how much they run at once, and whom to avoid.
+
+A machine on which workers fail again and again, and no trial comes to an evaluation in between, is
+set aside for a while: its trials go on elsewhere. So is one that is too small for the sweep's
+trials, where another has more memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray import tune
+from ray.util.placement_group import PlacementGroup, placement_group
+
+from orchestrator.config import Resources
+from tinyattn.errors import TinyAttnError, UsageError
+
+ASIDE_SECONDS = 600.0
+"""For how long a machine is set aside; then one more failure does it again."""
+PATIENCE_SECONDS = 60.0
+"""How long a sweep waits when only machines that are set aside are left."""
+_FRESH_SECONDS = 2.0
+"""How old the known size of the cluster may be."""
+GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
+"""Labels that a node of a cluster has, of the smallest of its GPUs and of its main memory."""
+_ADDRESS = re.compile(r"\bip[:=] ?([0-9a-fA-F.:]*[0-9a-fA-F])")
+
+_aside: dict[str, float] = {}
+"""Until when which addresses are avoided. Of the process, as Ray Tune hands out pickled copies of
+what it is given."""
+
+
+class Nodes:
+    """What is known of the machines while a batch of trials runs."""
+
+    def __init__(
+        self,
+        resources: Resources,
+        listed: Callable[[], list[dict[str, Any]]] = ray.nodes,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Look at the cluster.
+
+        Args:
+            resources: of a trial.
+            listed: all nodes that Ray knows.
+            now: clock, seconds.
+
+        Raises:
+            UsageError: not even one trial fits.
+        """
+        self._resources, self._listed, self._now = resources, listed, now
+        self._failures: defaultdict[str, list[str]] = defaultdict(list)
+        """Names of the trials that failed on a machine since one came to an evaluation there."""
+        self._alone_since: float | None = None
+        self._slots, self._until = concurrency(resources, listed), now() + _FRESH_SECONDS
+        _aside.clear()
+
+    def slots(self) -> int:
+        """Trials that run at once, as of a moment ago; what it was while no node is there."""
+        if self._now() >= self._until:
+            self._slots = self._fitting(self._usable()) or self._slots
+            self._until = self._now() + _FRESH_SECONDS
+        return self._slots
+
+    def worked(self, address: str) -> None:
+        """A trial came to an evaluation on a machine."""
+        self._failures.pop(address, None)
+
+    def failed(self, trial: str, error: str) -> str | None:
+        """A trial's worker failed.
+
+        Args:
+            trial: its name.
+            error: what Ray says of it, which names the machine.
+
+        Returns:
+            Why the machine is set aside, if that is so from now on.
+        """
+        address = address_in(error)
+        node = next((n for n in self._alive() if n["NodeManagerAddress"] == address), None)
+        if address is None or node is None:  # it is gone, and Ray knows
+            return None
+        failures = self._failures[address]
+        failures.append(trial)
+        if TooSmallError.__name__ in error:
+            until, why = math.inf, "it has too little memory for a single row"
+        elif len(failures) > self._fitting([node]):
+            # One accident may end all that run there, so it takes more than that.
+            until, why = self._now() + ASIDE_SECONDS, f"{len(failures)} workers in a row failed"
+        else:
+            return None
+        if not self._fitting([other for other in self._usable() if other != node]):
+            return None  # a machine that fails is better than none
+        _aside[address] = until
+        del failures[1:]  # one more will do, once it is back
+        return f"machine {address} is set aside: {why}"
+
+    def exonerate(self, trial: str) -> None:
+        """A trial failed wherever it ran, which says nothing of the machines."""
+        places = [address for address, trials in self._failures.items() if trial in trials]
+        if len(places) > 1:
+            for address in places:
+                self._failures[address] = [n for n in self._failures[address] if n != trial]
+                _aside.pop(address, None)
+
+    def refuse_none_left(self) -> None:
+        """Raise TinyAttnError when for a while only machines that are set aside were left.
+
+        What waits for a place is bound to other machines, so it would wait for ever.
+        """
+        if not _aside or not self._alive() or self._fitting(self._usable()):
+            self._alone_since = None
+            return
+        if self._alone_since is None:
+            self._alone_since = self._now()
+        if self._now() - self._alone_since > PATIENCE_SECONDS:
+            raise TinyAttnError(
+                f"trials fit only on {', '.join(sorted(_aside))} now, where workers kept failing; "
+                "mend that or the other machines, then `tinyattn sweep resume` goes on"
+            )
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return _alive(self._listed)
+
+    def _usable(self) -> list[dict[str, Any]]:
+        nodes = self._alive()
+        away = _avoided(nodes, self._now())
+        return [node for node in nodes if node not in away]
+
+    def _fitting(self, nodes: list[dict[str, Any]]) -> int:
+        """Trials that these nodes run at once, perhaps none."""
+        try:
+            return self._resources.trials_at_once(map(_size, nodes))
+        except UsageError:
+            return 0
+
+
+class TooSmallError(TinyAttnError):
+    """A device is too small for a trial, and another machine has a larger one."""
+
+
+class Placement(tune.PlacementGroupFactory):
+    """What Tune reserves for a trial, on machines that are not set aside as it is reserved."""
+
+    def to_placement_group(self) -> PlacementGroup:
+        """Reserve it."""
+        away = _avoided(_alive(ray.nodes), time.monotonic())
+        names = ",".join(node["NodeID"] for node in away)
+        bundles = self.bundles
+        selectors = [{"ray.io/node-id": f"!in({names})"}] * len(bundles) if away else None
+        return placement_group(bundles, self.strategy, bundle_label_selector=selectors)
+
+
+def placement_of(resources: Resources) -> Placement:
+    """What Tune reserves for a trial: with several ranks a bundle each, and nothing for whom they
+    answer to."""
+    rank = {"CPU": resources.cpus, "GPU": resources.gpus}
+    one = resources.ranks == 1
+    return Placement([rank] if one else [{}, *[rank] * resources.ranks])
+
+
+def concurrency(
+    resources: Resources, listed: Callable[[], list[dict[str, Any]]] = ray.nodes
+) -> int:
+    """Trials that this cluster runs at once; UsageError where not even one fits."""
+    return resources.trials_at_once(map(_size, _alive(listed)))
+
+
+def address_in(error: str) -> str | None:
+    """The machine that Ray's words on a failure name; of several the innermost."""
+    found = _ADDRESS.findall(error)
+    return found[-1] if found else None
+
+
+def is_larger_elsewhere(gpu: bool) -> bool:
+    """Whether another machine has more memory than this process's, as far as their labels say."""
+    if not ray.is_initialized():
+        return False
+    label, own = GPU_MEMORY if gpu else MEMORY, ray.get_runtime_context().get_node_id()
+    sizes = {node["NodeID"]: int(node["Labels"].get(label, 0)) for node in _alive(ray.nodes)}
+    return 0 < sizes.get(own, 0) < max(sizes.values())
+
+
+def _alive(listed: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [node for node in listed() if node["Alive"]]
+
+
+def _avoided(nodes: list[dict[str, Any]], now: float) -> list[dict[str, Any]]:
+    return [node for node in nodes if _aside.get(node["NodeManagerAddress"], 0.0) > now]
+
+
+def _size(node: dict[str, Any]) -> tuple[float, float]:
+    return node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)

@@ -1,0 +1,141 @@
+"""Which machines are set aside, decided on made-up lists of nodes and a clock of the test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.config import Resources
+from orchestrator.nodes import ASIDE_SECONDS, PATIENCE_SECONDS, Nodes, address_in
+from tinyattn.errors import TinyAttnError, UsageError
+
+
+class World:
+    """Machines by address with their GPUs, and a clock."""
+
+    def __init__(self, **gpus: int) -> None:
+        self.gpus = gpus
+        self.dead: set[str] = set()
+        self.time = 0.0
+
+    def listed(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "Alive": name not in self.dead,
+                "NodeID": name * 4,
+                "NodeManagerAddress": f"10.0.0.{ord(name) - ord('a') + 1}",
+                "Resources": {"CPU": 8.0, "GPU": float(gpus)},
+                "Labels": {},
+            }
+            for name, gpus in self.gpus.items()
+        ]
+
+    def nodes(self, **resources: Any) -> Nodes:
+        return Nodes(Resources(cpus=1, gpus=1, **resources), self.listed, lambda: self.time)
+
+    def slots(self, nodes: Nodes) -> int:
+        self.time += 3
+        return nodes.slots()
+
+
+def fault(name: str, kind: str = "RuntimeError: CUDA error") -> str:
+    """Words as Ray 2.60 writes them."""
+    address = f"10.0.0.{ord(name) - ord('a') + 1}"
+    return f"ray::ResourceTrainable.train() (pid=7, ip={address}, actor_id=0a, repr=x)\n{kind}"
+
+
+def test_the_innermost_machine_is_the_one_that_failed() -> None:
+    """The trial's supervisor is on one machine, the rank that died on another."""
+    nested = fault("a") + "\nActorDiedError: it died.\n\tpid: 9\n\tip: 10.0.0.2\nThe actor is dead"
+    assert address_in(nested) == "10.0.0.2"
+    assert address_in(fault("c")) == "10.0.0.3"
+    assert address_in("(pid=7, ip=fd00::2, actor_id=0a)") == "fd00::2"
+    assert address_in("a trip: nothing") is None
+
+
+def test_a_machine_that_keeps_failing_is_set_aside_and_gets_another_chance_later() -> None:
+    world = World(a=1, b=1)
+    nodes = world.nodes()
+    assert nodes.failed("t1", fault("b")) is None
+    said = nodes.failed("t1", fault("b"))
+    assert said == "machine 10.0.0.2 is set aside: 2 workers in a row failed"
+    assert world.slots(nodes) == 1
+    world.time += ASIDE_SECONDS
+    assert world.slots(nodes) == 2
+    assert nodes.failed("t2", fault("b")) is not None  # one more is enough now
+    assert world.slots(nodes) == 1
+
+
+def test_one_accident_on_a_machine_of_many_gpus_is_not_enough() -> None:
+    world = World(a=4, b=4)
+    nodes = world.nodes()
+    assert [nodes.failed(f"t{n}", fault("b")) for n in range(4)] == [None] * 4
+    assert nodes.failed("t0", fault("b")) is not None
+
+
+def test_an_evaluation_shows_that_a_machine_works() -> None:
+    world = World(a=1, b=1)
+    nodes = world.nodes()
+    for number in range(5):
+        assert nodes.failed(f"t{number}", fault("b")) is None
+        nodes.worked("10.0.0.2")
+    assert world.slots(nodes) == 2
+
+
+def test_a_trial_that_fails_wherever_it_runs_blames_no_machine() -> None:
+    world = World(a=1, b=1, c=1)
+    nodes = world.nodes()
+    nodes.failed("bad", fault("b"))
+    assert nodes.failed("bad", fault("b")) is not None
+    nodes.failed("bad", fault("c"))
+    nodes.failed("bad", fault("a"))
+    nodes.exonerate("bad")
+    assert world.slots(nodes) == 3
+    assert nodes.failed("good", fault("b")) is None
+
+
+@pytest.mark.parametrize("kind", ["RuntimeError", "TooSmallError: not a row fits"])
+def test_the_last_machine_that_can_run_a_trial_is_never_set_aside(kind: str) -> None:
+    world = World(a=0, b=1)  # the head has no GPU
+    nodes = world.nodes()
+    assert [nodes.failed("t", fault("b", kind)) for _ in range(5)] == [None] * 5
+    two_ranks = World(a=1, b=1).nodes(ranks=2)  # needs both
+    assert [two_ranks.failed("t", fault("b", kind)) for _ in range(5)] == [None] * 5
+
+
+def test_a_machine_that_is_too_small_is_set_aside_at_once_for_good() -> None:
+    world = World(a=8, b=8)
+    nodes = world.nodes()
+    said = nodes.failed("t", fault("a", "TooSmallError: not a row fits"))
+    assert said == "machine 10.0.0.1 is set aside: it has too little memory for a single row"
+    world.time += 100 * ASIDE_SECONDS
+    assert world.slots(nodes) == 8
+
+
+def test_a_machine_that_died_is_rays_business() -> None:
+    world = World(a=1, b=1)
+    nodes = world.nodes()
+    world.dead = {"b"}
+    assert [nodes.failed("t", fault("b")) for _ in range(5)] == [None] * 5
+    assert nodes.failed("t", "no machine in these words") is None
+
+
+def test_a_sweep_does_not_wait_for_ever_when_only_machines_set_aside_are_left() -> None:
+    world = World(a=1, b=1)
+    nodes = world.nodes()
+    nodes.failed("t", fault("b"))
+    nodes.failed("t", fault("b"))
+    nodes.refuse_none_left()
+    world.dead = {"a"}
+    nodes.refuse_none_left()
+    world.time += PATIENCE_SECONDS + 1
+    with pytest.raises(TinyAttnError, match=r"only on 10\.0\.0\.2 now.*sweep resume"):
+        nodes.refuse_none_left()
+    world.dead = set()
+    nodes.refuse_none_left()
+
+
+def test_nodes_that_fit_no_trial_are_refused() -> None:
+    with pytest.raises(UsageError, match="a trial needs"):
+        World(a=0).nodes()
