@@ -305,8 +305,8 @@ def _refuse_others(answers: Sequence[Answer], name: str) -> None:
     if others:
         raise UsageError(
             f"{', '.join(others)}: a cluster called '{name}' runs there that was started from "
-            "another file or head; give this one another name, or end that one by `tinyattn "
-            "cluster down` with its own file"
+            "another file or head; give this one another name, or end that one by a `cluster down` "
+            "with its own file"
         )
 
 

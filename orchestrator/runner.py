@@ -229,6 +229,7 @@ def closed_in_any_case(
 
     Raises:
         InterruptedSweepError: in the place of a KeyboardInterrupt.
+        StorageError: as it came, and what to type once its cause is mended.
     """
     try:
         yield
@@ -241,6 +242,8 @@ def closed_in_any_case(
                 "interrupted; what had ended is kept with its adapters, what was running is closed "
                 f"in MLflow as interrupted; `tinyattn {go_on}` goes on where it was"
             ) from None
+        if isinstance(error, StorageError):
+            raise StorageError(f"{error}; then `tinyattn {go_on}` goes on") from error
         raise
     tracker.end_sweep(sweep or Outcome.COMPLETED)
 
