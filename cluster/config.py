@@ -120,6 +120,10 @@ class Environment(StrictModel):
 
     python: Path | None = None
     """Interpreter with tinyattn on every node; None: the path of the one in use here."""
+    install: str | None = Field(None, min_length=1)
+    """Shell commands that make `python` on a machine of a rack. `cluster up` runs them where it is
+    missing or has other versions than the head's, which are in the file TINYATTN_CONSTRAINTS for
+    pip's -c. The first that fails ends them. Not for secrets either."""
     data: Path | None = None
     """Folder with task files, at this path on every node; None: TINYATTN_DATA there."""
     variables: dict[str, str] = {}
@@ -166,6 +170,11 @@ class Cluster(StrictModel):
         if not isinstance(self.launch, Rack) and self.nodes:
             raise ValueError(
                 f"nodes came, but {self.launch.type} chooses them; say how many under launch"
+            )
+        if not isinstance(self.launch, Rack) and self.environment.install is not None:
+            raise ValueError(
+                "environment.install came, but only the machines of a rack are known before they "
+                "start; install once in a folder that Slurm's nodes share, or in the pods' image"
             )
         if isinstance(self.launch, Kubernetes) and self.mlflow is not None:
             raise ValueError("mlflow came, but pods have no disk; set mlflow: null, tracking_uri")

@@ -33,6 +33,7 @@ from typing import Any
 
 import psutil
 
+from cluster.install import public
 from cluster.services import (
     Service,
     prepare,
@@ -70,7 +71,7 @@ def probe(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _version(package: str) -> str | None:
     try:
-        return version(package)
+        return public(version(package))
     except PackageNotFoundError:
         return None
 

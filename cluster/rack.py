@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from cluster.config import Cluster, Node, Rack, address_of
+from cluster.install import INSTALL_SECONDS, READS_STDIN, fault_of, script
 from cluster.services import token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
@@ -34,6 +36,8 @@ class Answer:
     node: Node
     said: dict[str, Any]
     fault: str = ""
+    is_there: bool = True
+    """Whether the machine itself answered, be it without an agent."""
 
 
 class RackCluster:
@@ -87,12 +91,18 @@ class RackCluster:
             )
 
     def probe(self) -> None:
-        """Refuse machines that would fail later: silent, of other versions, without the storage."""
+        """Refuse machines that would fail later: silent, of other versions, without the storage.
+
+        Those without the head's versions first get them, if the cluster file says how.
+        """
         self._refuse_elsewhere()
         for machine in self.cluster.machines:
             address_of(machine.host)  # UsageError: unknown
         with self._word() as (word, answers):
-            said = self._on(self.cluster.machines, lambda node: self._probe(node, word))
+            ask = partial(self._probe, word=word)
+            said = self._on(self.cluster.machines, ask)
+            again = {answer.node.host: answer for answer in self._on(self._install(said), ask)}
+            said = [again.get(answer.node.host, answer) for answer in said]
             _refuse(said)
             _refuse_others(said, self.cluster.name)
             _refuse_storage(said, self.cluster.storage)
@@ -106,7 +116,43 @@ class RackCluster:
         _refuse_versions(said)
         _refuse_clocks(said)
 
+    def _install(self, said: Sequence[Answer]) -> list[Node]:
+        """Run the cluster file's command where another environment than the head's is, or none.
+
+        Returns:
+            The machines that have it now.
+
+        Raises:
+            UsageError: a machine cannot be reached, or is in use with its own environment.
+            TinyAttnError: the command failed on some; the others have it.
+        """
+        command = self.cluster.environment.install
+        if command is None or said[0].fault:
+            return []
+        _refuse([answer for answer in said if not answer.is_there])
+        others = [a for a in said[1:] if a.fault or _differences(a.said, said[0].said)]
+        _refuse_to_change(others)
+        for answer in others:
+            self.say(f"{answer.node.host}: installing")
+        text = script(command)
+        nodes = [answer.node for answer in others]
+        _refuse_failed(self._on(nodes, lambda node: self._install_on(node, text)))
+        return nodes
+
     # ---- one machine ----
+
+    def _install_on(self, node: Node, text: str) -> Answer:
+        try:
+            done = subprocess.run(
+                self._ssh(node, READS_STDIN), input=text, capture_output=True, text=True,
+                errors="replace", timeout=INSTALL_SECONDS + ANSWER_SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return Answer(node, {}, "no answer since it began")
+        fault = fault_of(done)
+        if not fault:
+            self.say(f"{node.host}: installed")
+        return Answer(node, {}, fault)
 
     def _probe(self, node: Node, word: str) -> Answer:
         request = {
@@ -154,29 +200,35 @@ class RackCluster:
     def _ask(self, node: Node, action: str, request: Mapping[str, Any]) -> Answer:
         """Have an agent do something; what goes wrong is in the answer."""
         here = node is self.cluster.head
-        words = [sys.executable, "-m", "cluster.node", action] if here else self._ssh(node, action)
+        words = [sys.executable if here else self._python, "-m", "cluster.node", action]
         try:
             done = subprocess.run(
-                words, input=json.dumps(request), capture_output=True, text=True,
-                timeout=ANSWER_SECONDS, check=False,
+                words if here else self._ssh(node, shlex.join(words)), input=json.dumps(request),
+                capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return Answer(node, {}, f"no answer within {ANSWER_SECONDS:.0f} s")
+            return Answer(node, {}, f"no answer within {ANSWER_SECONDS:.0f} s", is_there=False)
         except FileNotFoundError:
-            return Answer(node, {}, "there is no ssh on this machine")
+            return Answer(node, {}, "there is no ssh on this machine", is_there=False)
         if done.returncode != 0:
-            return Answer(node, {}, self._fault(done))
+            return Answer(node, {}, self._fault(done), is_there=done.returncode != 255)
         try:
             said = json.loads(done.stdout.splitlines()[-1])
         except (IndexError, ValueError):
             return Answer(node, {}, f"its agent said {done.stdout[-80:]!r}, which is no answer")
         return Answer(node, said, said.get("fault", ""))
 
-    def _ssh(self, node: Node, action: str) -> list[str]:
+    @property
+    def _python(self) -> str:
+        """The interpreter with tinyattn on the nodes."""
+        return str(self.cluster.environment.python or sys.executable)
+
+    def _ssh(self, node: Node, command: str) -> list[str]:
+        """The words that have a node's shell run a command."""
         launch = self.cluster.launch
         assert isinstance(launch, Rack)
         words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
-        words += ["-o", "StrictHostKeyChecking=yes"]
+        words += ["-o", "StrictHostKeyChecking=yes", "-o", "ServerAliveInterval=15"]
         if launch.key is not None:
             words += ["-i", str(launch.key.expanduser()), "-o", "IdentitiesOnly=yes"]
         if launch.known_hosts is not None:
@@ -185,16 +237,17 @@ class RackCluster:
             words += ["-p", str(launch.ssh_port)]
         if launch.user is not None:
             words += ["-l", launch.user]
-        there = [str(self.cluster.environment.python or sys.executable), "-m", "cluster.node"]
-        return [*words, "--", node.host, shlex.join([*there, action])]
+        return [*words, "--", node.host, command]
 
     def _fault(self, done: subprocess.CompletedProcess[str]) -> str:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         if done.returncode == 255:
             return f"ssh failed: {last}"
-        python = self.cluster.environment.python or sys.executable
         if done.returncode == 127 or "No module named" in last:
-            return f"{python} with tinyattn is not there ({last}); see environment.python"
+            return (
+                f"{self._python} with tinyattn is not there ({last}); see environment.python, and "
+                "environment.install, which can make it"
+            )
         return f"its agent failed: {last}"
 
     def _on(self, nodes: Sequence[Node], ask: Callable[[Node], Answer]) -> list[Answer]:
@@ -252,8 +305,8 @@ def _refuse_others(answers: Sequence[Answer], name: str) -> None:
     if others:
         raise UsageError(
             f"{', '.join(others)}: a cluster called '{name}' runs there that was started from "
-            "another file or head; give this one another name, or end that one by `tinyattn "
-            "cluster down` with its own file"
+            "another file or head; give this one another name, or end that one by a `cluster down` "
+            "with its own file"
         )
 
 
@@ -266,23 +319,49 @@ def _refuse_storage(answers: Sequence[Answer], storage: Path) -> None:
         )
 
 
+def _refuse_to_change(others: Sequence[Answer]) -> None:
+    """Raise UsageError where Ray runs in an environment that would be changed under it."""
+    used = [a.node.host for a in others if a.said.get("state", "down") != "down"]
+    if used:
+        raise UsageError(
+            f"{', '.join(used)}: a cluster runs there with other versions than the head's; end it "
+            "by `tinyattn cluster down`, then `up` installs the head's"
+        )
+
+
+def _refuse_failed(answers: Sequence[Answer]) -> None:
+    failed = [f"  {answer.node.host}: {answer.fault}" for answer in answers if answer.fault]
+    if failed:
+        raise TinyAttnError(
+            "environment.install failed on these machines; no cluster was started:\n"
+            + "\n".join(failed)
+        )
+
+
 def _refuse_versions(answers: Sequence[Answer]) -> None:
     head = answers[0].said
-    faults = []
-    for answer in answers[1:]:
-        said = answer.said
-        if said["python"].split(".")[:2] != head["python"].split(".")[:2]:
-            faults.append(f"  {answer.node.host}: Python {said['python']}, not {head['python']}")
-        faults += [
-            f"  {answer.node.host}: {package} {said['versions'][package]}, not {here}"
-            for package, here in head["versions"].items()
-            if said["versions"][package] != here
-        ]
+    faults = [
+        f"  {answer.node.host}: {difference}"
+        for answer in answers[1:]
+        for difference in _differences(answer.said, head)
+    ]
     if faults:
         raise UsageError(
             "these machines have other versions than the head; install from the same "
-            "constraints.txt everywhere:\n" + "\n".join(faults)
+            "constraints.txt everywhere, or see environment.install:\n" + "\n".join(faults)
         )
+
+
+def _differences(said: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
+    """What of an environment is not as on the head."""
+    found = []
+    if said["python"].split(".")[:2] != head["python"].split(".")[:2]:
+        found.append(f"Python {said['python']}, not {head['python']}")
+    return found + [
+        f"{package} {said['versions'][package]}, not {here}"
+        for package, here in head["versions"].items()
+        if said["versions"][package] != here
+    ]
 
 
 def _refuse_clocks(answers: Sequence[Answer]) -> None:

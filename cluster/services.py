@@ -6,14 +6,17 @@ never as words of a command.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,8 +138,37 @@ def ray_service(request: Mapping[str, Any]) -> Service:
             words.append(f"--num-{option}={value}")
     labels = {GPU_MEMORY: _gpu_memory(), MEMORY: psutil.virtual_memory().total // 2**20}
     words.append("--labels=" + ",".join(f"{key}={mib}" for key, mib in labels.items() if mib))
-    settings = {**QUIET, **ray_environment(request["name"]), **request["variables"]}
+    own = {key: path for key, path in own_caches(request["name"]).items() if key not in os.environ}
+    settings = {**QUIET, **own, **ray_environment(request["name"]), **request["variables"]}
     return Service("Ray", words, settings)
+
+
+def own_caches(name: str) -> dict[str, str]:
+    """Where this node keeps what torch and Triton compile: on its own disk, also if homes are one.
+
+    Nodes with other GPUs would use each other's, and a build that is killed leaves a lock on which
+    the builds of all others would wait.
+    """
+    folder = Path(tempfile.gettempdir()) / f"tinyattn-{os.geteuid()}"
+    if not _make_own(folder):
+        folder = state_folder(name) / "caches"  # in the home, but under this node's name
+    kinds = {"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton"}
+    return {key: str(folder / kind) for key, kind in kinds.items()}
+
+
+def _make_own(folder: Path) -> bool:
+    """Make a folder in a place where all may write; False: it may be another account's.
+
+    What is compiled is executed, so nobody else may have put anything there.
+    """
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700)
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return is_own and not found.st_mode & 0o022
 
 
 def _gpu_memory() -> int:

@@ -112,7 +112,7 @@ class Journal:
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
             f"{self.path}: the sweep's journal cannot be written: {error.strerror or error}; free "
-            "space or check permissions, then `tinyattn sweep resume`"
+            "space or check permissions"
         )
 
 

@@ -111,7 +111,7 @@ class Nodes:
                 _aside.pop(address, None)
 
     def refuse_none_left(self) -> None:
-        """Raise TinyAttnError when for a while only machines that are set aside were left.
+        """Raise NoMachineError when for a while only machines that are set aside were left.
 
         What waits for a place is bound to other machines, so it would wait for ever.
         """
@@ -121,9 +121,9 @@ class Nodes:
         if self._alone_since is None:
             self._alone_since = self._now()
         if self._now() - self._alone_since > PATIENCE_SECONDS:
-            raise TinyAttnError(
+            raise NoMachineError(
                 f"trials fit only on {', '.join(sorted(_aside))} now, where workers kept failing; "
-                "mend that or the other machines, then `tinyattn sweep resume` goes on"
+                "mend that or the other machines"
             )
 
     def _alive(self) -> list[dict[str, Any]]:
@@ -140,6 +140,10 @@ class Nodes:
             return self._resources.trials_at_once(map(_size, nodes))
         except UsageError:
             return 0
+
+
+class NoMachineError(TinyAttnError):
+    """What is left of the cluster cannot run a trial."""
 
 
 class TooSmallError(TinyAttnError):

@@ -24,7 +24,7 @@ from ray.tune.error import TuneError
 from orchestrator.asker import Asker, Source
 from orchestrator.batch import Batch, Bench, Stop
 from orchestrator.journal import Journal, Past
-from orchestrator.nodes import Nodes, placement_of
+from orchestrator.nodes import Nodes, NoMachineError, placement_of
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import make_scheduler
 from orchestrator.tracking import Tracker
@@ -195,6 +195,7 @@ def closed_in_any_case(
 
     Raises:
         InterruptedSweepError: in the place of a KeyboardInterrupt.
+        StorageError, NoMachineError: as they came, and what to type once the cause is mended.
     """
     try:
         yield
@@ -207,6 +208,8 @@ def closed_in_any_case(
                 "interrupted; what had ended is kept with its adapters, what was running is closed "
                 f"in MLflow as interrupted; `tinyattn {go_on}` goes on where it was"
             ) from None
+        if isinstance(error, StorageError | NoMachineError):
+            raise type(error)(f"{error}; then `tinyattn {go_on}` goes on") from error
         raise
     tracker.end_sweep(sweep or Outcome.COMPLETED)
 

@@ -285,7 +285,7 @@ class _DurableFile(JournalFileBackend):
             except OSError as error:
                 raise StorageError(
                     f"{self._path}: the search's journal cannot be written: {error.strerror}; "
-                    "free space, then `tinyattn sweep resume`"
+                    "free space"
                 ) from None
 
     @contextmanager

@@ -188,8 +188,8 @@ class Tracker(Store):
         if not self._outbox.drain(seconds):
             raise StorageError(
                 f"the MLflow store has not answered for {seconds:.0f} s and lacks "
-                f"{len(self._outbox)} writes; nothing is lost: once it is back, "
-                f"`tinyattn sweep resume {self._sweep_tags.get('sweep', 'NAME')}` sends them"
+                f"{len(self._outbox)} writes, which are kept and sent when the sweep goes on; have "
+                "the store answer again"
             )
 
     def run_of(self, trial_id: str) -> str:
@@ -201,7 +201,7 @@ class Tracker(Store):
         if trial_id not in self._runs_of_trials:
             raise StorageError(
                 f"MLflow has no run of trial {trial_id}, since it refused to make one; see that "
-                f"the store is in order, then `tinyattn sweep resume {self._sweep_tags['sweep']}`"
+                "the store is in order"
             )
         return self._runs_of_trials[trial_id]
 

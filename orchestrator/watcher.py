@@ -122,7 +122,7 @@ class Watcher(tune.Callback):
         """Log one evaluation; a trial that diverges reports its end without one."""
         name = trial.config[NAME]
         if UNWRITABLE in result:
-            raise StorageError(f"{result[UNWRITABLE]}; then `tinyattn sweep resume` goes on")
+            raise StorageError(result[UNWRITABLE])
         self.nodes.worked(result["node_ip"])
         numbers = {key: result[key] for key in _REPORTED if key in result}
         if self.journal.result(name, numbers) and self._log(name, numbers):

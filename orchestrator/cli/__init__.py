@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.clusters import cluster
+from orchestrator.cli.common import placed
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
@@ -36,11 +37,11 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         signal.signal(signal.SIGTERM, _interrupt)
-        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+        warnings.formatwarning = lambda message, *_, **__: placed(f"warning: {message}\n")
         try:
             return super().invoke(ctx)
         except TinyAttnError as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(placed(f"error: {error}"), err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted; what had finished before is kept", err=True)

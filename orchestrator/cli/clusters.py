@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from orchestrator.cli.common import echo, next_command, remember
 from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def cluster() -> None:
     """Start, look at or end the Ray of a cluster file; type these on its head."""
 
 
-_FILE = click.argument("file", type=click.Path(path_type=Path))
+_FILE = click.argument("file", type=click.Path(path_type=Path), callback=remember("--on"))
 
 
 @cluster.command("up")
@@ -36,8 +37,8 @@ def up(file: Path) -> None:
     if isinstance(machines, KubernetesCluster):
         click.echo(f"next: {exec_words(machines.cluster)}, there: tinyattn sweep run NAME")
         return
-    wait_for_all(machines.cluster, click.echo)
-    click.echo(f"next: tinyattn sweep run NAME --on {file}")
+    wait_for_all(machines.cluster, echo)
+    echo(f"next: {next_command('tinyattn sweep run NAME')}")
 
 
 @cluster.command("status")
@@ -91,6 +92,6 @@ def _machines(file: Path) -> RackCluster | KubernetesCluster:
 
     found = read_cluster(file)
     if isinstance(found.launch, Kubernetes):
-        return KubernetesCluster(found, click.echo)
+        return KubernetesCluster(found, echo)
     kind = SlurmCluster if isinstance(found.launch, Slurm) else RackCluster
-    return kind(found, click.echo)
+    return kind(found, echo)

@@ -1,8 +1,10 @@
-"""What verbs share: options of place, the leaderboard's table."""
+"""What verbs share: options of place, the next command, the leaderboard's table."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -14,21 +16,62 @@ from rich.console import Console
 
 from tinyattn.errors import UsageError, did_you_mean
 
+_TYPED = f"{__name__}.typed"
+"""Where click's context has the options of place that were typed, as in {"--on": "rack.yaml"}."""
+_COMMAND = re.compile(r"`(tinyattn (?!train|doctor)[^`]+)`")
+
+
+def remember(flag: str) -> Callable[..., Any]:
+    """A callback of a parameter: what was typed is what a next command must say too."""
+
+    def note(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        if value is not None:
+            context.meta.setdefault(_TYPED, {})[flag] = str(value)
+        return value
+
+    return note
+
+
+def next_command(command: str) -> str:
+    """A command to type next, with the places of this one: it then means the same sweeps.
+
+    Places from the environment are left out: they are there for the next command as well.
+    """
+    context = click.get_current_context(silent=True)
+    typed: dict[str, str] = {} if context is None else context.meta.get(_TYPED, {})
+    if command.startswith("tinyattn cluster "):
+        file = typed.get("--on") or os.environ.get("TINYATTN_CLUSTER")
+        return " ".join([command, *([shlex.quote(file)] if file else [])])
+    if "--tracking-uri" in typed:
+        from orchestrator.store import without_password
+
+        typed = {**typed, "--tracking-uri": without_password(typed["--tracking-uri"])}
+    return " ".join([command, *(shlex.quote(word) for pair in typed.items() for word in pair)])
+
+
+def placed(message: str) -> str:
+    """A message whose commands, in backticks, are such that they can be typed as they stand.
+
+    What finds a fault or ends a sweep need not know by which options its places were named.
+    """
+    return _COMMAND.sub(lambda found: f"`{next_command(found[1])}`", message)
+
+
+def echo(message: str) -> None:
+    """Print a message of which commands may be a part."""
+    click.echo(placed(message))
+
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of all verbs that read or write sweeps."""
     path = click.Path(path_type=Path)
-    for option in (
-        click.option("--data", type=path, help="Folder with task files. [env: TINYATTN_DATA]"),
-        click.option("--tracking-uri", help="MLflow store. [env: MLFLOW_TRACKING_URI]"),
-        click.option(
-            "--runs", type=path, help="Where sweeps are kept; ./runs. [env: TINYATTN_RUNS]"
-        ),
-        click.option(
-            "--on", type=path, help="Cluster file; else this machine. [env: TINYATTN_CLUSTER]"
-        ),
+    for flag, kind, text in (
+        ("--data", path, "Folder with task files. [env: TINYATTN_DATA]"),
+        ("--tracking-uri", str, "MLflow store. [env: MLFLOW_TRACKING_URI]"),
+        ("--runs", path, "Where sweeps are kept; ./runs. [env: TINYATTN_RUNS]"),
+        ("--on", path, "Cluster file; else this machine. [env: TINYATTN_CLUSTER]"),
     ):
-        command = option(command)
+        command = click.option(flag, type=kind, help=text, callback=remember(flag))(command)
     return command
 
 
@@ -93,7 +136,7 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
         return this_machine()
     from cluster.join import joined
 
-    return joined(cluster, click.echo)
+    return joined(cluster, echo)
 
 
 def show_leaderboard(

@@ -10,7 +10,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from orchestrator.cli.common import home_of, place_options, ray_of, show_leaderboard
+from orchestrator.cli.common import (
+    echo,
+    home_of,
+    next_command,
+    place_options,
+    ray_of,
+    show_leaderboard,
+)
 from tinyattn.config import parse_overrides
 
 
@@ -61,7 +68,7 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(verdict):
         console.print(part)
-    click.echo(f"next: tinyattn promote {name}")
+    echo(f"next: {next_command(f'tinyattn promote {name}')}")
 
 
 @click.command()

@@ -9,7 +9,15 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.common import capacity_of, home_of, place_options, ray_of, show_leaderboard
+from orchestrator.cli.common import (
+    capacity_of,
+    echo,
+    home_of,
+    next_command,
+    place_options,
+    ray_of,
+    show_leaderboard,
+)
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
 
@@ -41,7 +49,7 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 
     home, capacity = home_of(**places), capacity_of(places["on"])
     plans = [plan_of(sweep, home, capacity) for sweep, _ in sweeps]
-    click.echo("\n\n".join(map(str, plans)))
+    echo("\n\n".join(map(str, plans)))
     hours = sum(plan.hours_there or 0 for plan in plans)
     if capacity is not None and hours and len(plans) > 1:
         click.echo(f"\nall {len(plans)} sweeps: {duration(hours)} on {capacity.name}")
@@ -113,7 +121,7 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 def _say_done(home: Any, names: list[str]) -> None:
     show_leaderboard(home, names, suite=len(names) > 1)
     for name in names:
-        click.echo(f"sweep {name} is done; next: tinyattn finalize {name}")
+        echo(f"sweep {name} is done; next: {next_command(f'tinyattn finalize {name}')}")
 
 
 @sweep.command("resume")
@@ -159,7 +167,7 @@ def show_status(name: str, **places: Any) -> None:
     """Say how a sweep stands."""
     from orchestrator.control import status
 
-    click.echo(str(status(home_of(**places), name)))
+    echo(str(status(home_of(**places), name)))
 
 
 @sweep.command("stop")
@@ -170,7 +178,7 @@ def stop(name: str, trial: str | None, **places: Any) -> None:
     """End a sweep that runs on this machine, or one of its trials."""
     from orchestrator import control
 
-    control.stop(home_of(**places), name, trial, click.echo)
+    control.stop(home_of(**places), name, trial, echo)
 
 
 def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:

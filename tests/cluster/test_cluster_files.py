@@ -54,6 +54,10 @@ def run(*words: object) -> Result:
         ({"nodez": []}, "unknown key — did you mean 'nodes'?"),
         ({"launch": {"type": "slurm", "nodes": 2}}, "nodes came, but slurm chooses them"),
         ({"launch": PODS["launch"], "nodes": []}, "set mlflow: null"),
+        (
+            {"launch": {"type": "slurm", "nodes": 2}, "nodes": [], "environment": {"install": "x"}},
+            "install once in a folder that Slurm's nodes share",
+        ),
     ],
 )
 def test_a_mistake_in_a_cluster_file_is_one_message(

@@ -123,8 +123,9 @@ def test_only_lines_of_our_own_are_printed(job: Job) -> None:
     start = next(i for i, line in enumerate(lines) if not line.startswith("[0:"))
     assert "6 trials" in lines[0]
     assert lines[start].strip() == "job"  # the leaderboard's title
-    assert lines[-1] == "sweep job is done; next: tinyattn finalize job"
-    assert job.printed["finalize"].splitlines()[-1] == "next: tinyattn promote job"
+    assert lines[-1] == f"sweep job is done; next: tinyattn finalize job --runs {job.runs}"
+    last = job.printed["finalize"].splitlines()[-1]
+    assert last == f"next: tinyattn promote job --runs {job.runs}"
 
 
 def test_one_experiment_with_children_under_one_parent(job: Job) -> None:

@@ -73,7 +73,7 @@ def test_an_interrupted_sweep_leaves_nothing_running(
     assert "Traceback" not in stderr
     (line,) = stderr.splitlines()
     assert line.startswith("error: interrupted; what had ended is kept")
-    assert line.endswith("`tinyattn sweep resume s` goes on where it was")
+    assert line.endswith(f"`tinyattn sweep resume s --runs {tmp_path}` goes on where it was")
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
     tracker = Home(tmp_path).tracker()

@@ -102,6 +102,10 @@ class Machine:
         first = children.split()[0] if children.split() else str(self.process.pid)
         return ["nsenter", "-t", first, "-m", "-u", "-n", "-p", *map(str, words)]
 
+    @property
+    def is_on(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
     def power_off(self) -> None:
         """A power cut."""
         assert self.process is not None
@@ -149,7 +153,7 @@ class Bench:
             yield self.machines
         finally:
             for machine in self.machines:
-                if machine.process is not None and machine.process.poll() is None:
+                if machine.is_on:
                     machine.power_off()
             self.remove()
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,55 @@ def test_other_versions_are_named(bench: Bench) -> None:
     python.chmod(0o755)
     message = refused(bench, bench.cluster_file(environment={"python": str(python)}))
     assert f"{bench.machines[1].address}: tinyattn 0.0.1, not " in message
+
+
+INSTALL = """
+test "$(stat -c %a "$(dirname "$TINYATTN_CONSTRAINTS")")" = 700
+{python} -m venv --without-pip /var/lib/tinyattn/env
+echo {packages} > /var/lib/tinyattn/env/lib/python{minor}/site-packages/packages.pth
+cp "$TINYATTN_CONSTRAINTS" /var/lib/tinyattn/lock
+"""
+
+
+def test_machines_without_the_environment_get_it(bench: Bench) -> None:
+    """From this one's packages, which all machines of the bench see: nothing is downloaded."""
+    command = INSTALL.format(
+        python=sys.executable,
+        packages=shlex.quote("\n".join(path for path in sys.path if path)),
+        minor=".".join(map(str, sys.version_info[:2])),
+    )
+    places = {"python": "/var/lib/tinyattn/env/bin/python", "install": command}
+    file = bench.cluster_file(name="env", port=6390, mlflow=None, environment=places)
+    head, *others = bench.machines
+    try:
+        first = head.run(*words("cluster", "up", file)).stdout
+        again = head.run(*words("cluster", "up", file)).stdout
+        for machine in others:
+            lines = [line for line in first.splitlines() if line.startswith(machine.address)]
+            assert [line.split(": ")[1] for line in lines] == ["installing", "installed", "started"]
+            lock = machine.run("cat", "/var/lib/tinyattn/lock").stdout.splitlines()
+            assert f"ray=={version('ray')}" in lock
+            running = machine.run("ps", "axo", "args").stdout
+            assert "/var/lib/tinyattn/env/bin/python -m cluster.node keep" in running
+        assert f"{head.address}: installing" not in first
+        assert "installing" not in again
+        assert again.count(": running") == len(bench.machines)
+    finally:
+        head.run(*words("cluster", "down", file))
+        for machine in others:
+            machine.run("rm", "-rf", "/var/lib/tinyattn/env", "/var/lib/tinyattn/lock")
+
+
+def test_an_environment_that_cannot_be_made_is_told_with_its_last_words(bench: Bench) -> None:
+    second, third = bench.machines[1:]
+    command = f"echo begun\nif ip addr | grep -q {second.address}; then no-such-pip; fi\nexit 0"
+    places = {"python": "/var/lib/tinyattn/env/bin/python", "install": command}
+    said = refused(bench, bench.cluster_file(environment=places))
+    assert "environment.install failed on these machines; no cluster was started:\n" in said
+    assert f"{second.address}: it ended with 127; its last lines:\n      begun\n" in said
+    assert "no-such-pip" in said
+    assert third.address not in said
+    third.run("sh", "-c", 'test -z "$(ls -d /tmp/tmp.*/install 2> /dev/null)"')
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config import Resources
-from orchestrator.nodes import ASIDE_SECONDS, PATIENCE_SECONDS, Nodes, address_in
-from tinyattn.errors import TinyAttnError, UsageError
+from orchestrator.nodes import ASIDE_SECONDS, PATIENCE_SECONDS, Nodes, NoMachineError, address_in
+from tinyattn.errors import UsageError
 
 
 class World:
@@ -130,7 +130,7 @@ def test_a_sweep_does_not_wait_for_ever_when_only_machines_set_aside_are_left() 
     world.dead = {"a"}
     nodes.refuse_none_left()
     world.time += PATIENCE_SECONDS + 1
-    with pytest.raises(TinyAttnError, match=r"only on 10\.0\.0\.2 now.*sweep resume"):
+    with pytest.raises(NoMachineError, match=r"only on 10\.0\.0\.2 now"):
         nodes.refuse_none_left()
     world.dead = set()
     nodes.refuse_none_left()

@@ -32,7 +32,7 @@ from orchestrator.view import LineView, LiveView, Progress
 from orchestrator.watcher import Watcher
 from tinyattn.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
-from tinyattn.errors import UsageError
+from tinyattn.errors import StorageError, UsageError
 from tinyattn.trainer import Evaluation, Trainer
 from tinyattn.workshop import Workshop
 
@@ -261,6 +261,14 @@ def test_runs_are_closed_whatever_ends_a_sweep(
     sweep = open_sweep.find_sweep("s")
     assert sweep.outcome == outcome
     assert [trial.outcome for trial in open_sweep.trials_of(sweep)] == [outcome]
+
+
+def test_a_full_disk_says_what_to_type_once_there_is_room(open_sweep: Tracker) -> None:
+    with (
+        pytest.raises(StorageError, match=r"disk is full; then `tinyattn finalize s` goes on"),
+        closed_in_any_case(open_sweep, "finalize s"),
+    ):
+        raise StorageError("disk is full")
 
 
 def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(

@@ -1,0 +1,107 @@
+"""Commands that messages tell to type name the places that the command before them did."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator.cli import main
+from orchestrator.cli.common import echo, next_command, place_options, remember
+from orchestrator.tracking import Tracker
+from tinyattn.errors import TinyAttnError
+
+
+@pytest.fixture(autouse=True)
+def without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TINYATTN_CLUSTER", "TINYATTN_RUNS", "TINYATTN_DATA", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@click.command()
+@click.argument("message")
+@place_options
+def tell(message: str, **places: Any) -> None:
+    """Say a message in each way that there is."""
+    echo(message)
+    click.echo(warnings.formatwarning(message, UserWarning, "", 0), err=True, nl=False)
+    raise TinyAttnError(message)
+
+
+@click.command()
+@click.argument("file", callback=remember("--on"))
+def on_cluster(file: str) -> None:
+    """Say what follows `cluster up`."""
+    echo(f"{next_command('tinyattn sweep run NAME')}; `tinyattn cluster status` shows why")
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words])
+
+
+def told(monkeypatch: pytest.MonkeyPatch, message: str, *places: str) -> str:
+    monkeypatch.setitem(main.commands, "tell", tell)
+    result = run("tell", message, *places)
+    said = result.stdout.strip()
+    assert result.stderr == f"warning: {said}\nerror: {said}\n"
+    return said
+
+
+GO_ON = "it is gone; `tinyattn sweep resume s` goes on"
+
+
+@pytest.mark.parametrize(
+    ("places", "typed"),
+    [
+        ([], ""),
+        (["--on", "rack.yaml"], " --on rack.yaml"),
+        (["--on", "my racks/a.yaml"], " --on 'my racks/a.yaml'"),
+        (["--runs", "$HOME/r", "--data", "d"], " --runs '$HOME/r' --data d"),
+        (["--tracking-uri", "http://me:secret@host"], " --tracking-uri 'http://me:***@host'"),
+    ],
+)
+def test_places_that_were_typed_are_typed_again(
+    monkeypatch: pytest.MonkeyPatch, places: list[str], typed: str
+) -> None:
+    said = told(monkeypatch, GO_ON, *places)
+    assert said == f"it is gone; `tinyattn sweep resume s{typed}` goes on"
+
+
+def test_places_of_the_environment_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINYATTN_CLUSTER", "my rack.yaml")
+    monkeypatch.setenv("TINYATTN_RUNS", "elsewhere")
+    assert told(monkeypatch, GO_ON) == GO_ON
+    down = told(monkeypatch, "`tinyattn cluster up` starts it")  # which takes no environment
+    assert down == "`tinyattn cluster up 'my rack.yaml'` starts it"
+
+
+def test_other_words_in_backticks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "`tinyattn train --output`, `tinyattn doctor`, `hf download x`, `name: null`"
+    assert told(monkeypatch, words, "--runs", "r") == words
+
+
+def test_a_clusters_file_is_where_its_sweeps_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(main.commands, "on-cluster", on_cluster)
+    said = run("on-cluster", "my rack.yaml").stdout.strip()
+    assert said == (
+        "tinyattn sweep run NAME --on 'my rack.yaml'; "
+        "`tinyattn cluster status 'my rack.yaml'` shows why"
+    )
+
+
+def test_what_status_says_can_be_typed(tmp_path: Path) -> None:
+    runs = tmp_path / "my runs"
+    tracker = Tracker.open(runs)
+    tracker.start_sweep(name="s", task="rte", plm="p", protocol="heldout", config={}, tags={})
+    (runs / "sweeps" / "s").mkdir(parents=True)
+    shown = run("sweep", "status", "s", "--runs", runs)
+    found = re.search(r"`tinyattn (.*)` goes on", shown.stdout)
+    assert found, shown.output
+    went_on = run(*shlex.split(found[1]))  # it has no definition, and is looked for there
+    assert f"no sweep 's' was started in {runs}" in went_on.stderr
