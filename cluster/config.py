@@ -5,7 +5,8 @@ launch: {type: rack, user: lab, key: ~/.ssh/id_ed25519}
 head: {host: 10.0.0.1, cpus: 16, gpus: 1}        # the machine on which commands are typed
 nodes:
   - {host: 10.0.0.2, gpus: 1, gpu_memory_gb: 16, tflops: 8}
-storage: /mnt/nfs/tinyattn                       # a folder that every node sees at this path
+storage: /mnt/nfs/tinyattn                       # a folder that every node sees at this path,
+                                                 # or an object store, as in s3://bucket/tinyattn
 environment: {python: /opt/tinyattn/bin/python}
 """
 
@@ -20,6 +21,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tinyattn.config import StrictModel, build, read_yaml
 from tinyattn.errors import UsageError
+from tinyattn.objects import check_url, is_url
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?"
@@ -103,14 +105,16 @@ class Kubernetes(StrictModel):
     image: str = Field(pattern=r"^\w[\w./:@-]*$")
     """Container image with tinyattn, and with Ray of the same version."""
     claim: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-    """PersistentVolumeClaim, ReadWriteMany, that is mounted as the storage folder."""
+    """PersistentVolumeClaim, ReadWriteMany, that is mounted as the storage folder; where storage is
+    an object store, ReadWriteOnce, for the runs folder in the head's pod."""
     namespace: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
     head_memory_gb: float = Field(8.0, gt=0)
     workers: list[Workers] = Field(min_length=1)
 
 
 class Mlflow(StrictModel):
-    """MLflow's server on the head, on PostgreSQL, with a password; artifacts in the storage."""
+    """MLflow's server on the head, on PostgreSQL, with a password; artifacts in the storage folder,
+    or beside the database where there is none."""
 
     port: int = Field(5000, ge=1024, le=65535)
 
@@ -140,15 +144,16 @@ class Cluster(StrictModel):
     """Where Ray's head, the driver and, by default, MLflow run: type commands there."""
     nodes: list[Node] = []
     """All other nodes."""
-    storage: Path
-    """Folder that every node sees at this path: adapters and states go there."""
+    storage: str
+    """Where adapters and states of trials go: a folder that every node sees at this path, or an
+    object store by URL. With a folder, all of a sweep is there; else the rest is in ./runs."""
     port: int = Field(6379, ge=1024, le=65535)
     """Of Ray's head."""
     mlflow: Mlflow | None = Mlflow()
     """Started by `cluster up`; null: none, see tracking_uri."""
     tracking_uri: str | None = None
-    """MLflow store, where the cluster starts none; None: SQLite in the storage folder, which only
-    the head opens."""
+    """MLflow store, where the cluster starts none; None: SQLite in the runs folder, which only the
+    head opens."""
     environment: Environment = Environment()
 
     @field_validator("name")
@@ -160,10 +165,28 @@ class Cluster(StrictModel):
 
     @field_validator("storage")
     @classmethod
-    def _is_absolute(cls, storage: Path) -> Path:
-        if not storage.is_absolute():
-            raise ValueError("allowed is an absolute path, the same on every node")
+    def _is_absolute(cls, storage: str) -> str:
+        if not is_url(storage) and not Path(storage).is_absolute():
+            raise ValueError(
+                "allowed is an absolute path, the same on every node, or a URL such as "
+                "s3://bucket/path"
+            )
         return storage
+
+    @model_validator(mode="after")
+    def _url_is_allowed(self) -> Self:
+        """Not a validator of the field: its message would show a secret."""
+        if self.folder is None:
+            try:
+                check_url(self.storage)
+            except ValueError as error:
+                raise ValueError(f"storage: {error}") from None
+            if isinstance(self.launch, Slurm):
+                raise ValueError(
+                    "storage: a URL came, but nodes of a Slurm job learn from a folder where the "
+                    "head is; allowed is a folder that all see"
+                )
+        return self
 
     @model_validator(mode="after")
     def _nodes_fit_launch(self) -> Self:
@@ -187,6 +210,11 @@ class Cluster(StrictModel):
         if twice:
             raise ValueError(f"{', '.join(twice)} came twice, allowed is each machine once")
         return self
+
+    @property
+    def folder(self) -> Path | None:
+        """The storage folder that all nodes see; None: storage is an object store."""
+        return None if is_url(self.storage) else Path(self.storage)
 
     @property
     def store(self) -> str | None:

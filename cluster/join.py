@@ -1,4 +1,4 @@
-"""A driver joins a cluster that is up, once every node sees the storage."""
+"""A driver joins a cluster that is up, once every node can use the storage."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cluster.kubernetes import exec_words
 from cluster.local import ray, ray_speaks  # with its settings
 from cluster.services import ray_environment, token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
+from tinyattn.objects import Objects, is_url, scratch
 
 CHECK_SECONDS = 60.0
 JOIN_SECONDS = 90.0
@@ -29,10 +30,10 @@ def joined(cluster: Cluster, say: Callable[[str], None]) -> Iterator[None]:
 
     Raises:
         UsageError: it is not up here.
-        StorageError: a node does not see the storage folder.
+        StorageError: a node cannot use the storage.
     """
     with _connected(cluster, patience=0.0):
-        refuse_unshared(cluster.storage)
+        refuse_unusable(cluster)
         say(f"{len(alive())} of {len(cluster.sizes)} machines of {cluster.name} are up")
         yield
 
@@ -42,12 +43,15 @@ def wait_for_all(cluster: Cluster, say: Callable[[str], None]) -> None:
 
     Raises:
         TinyAttnError: some did not; `up` goes on trying to start them.
+        StorageError: a node cannot use the object store that is the storage.
     """
     deadline = time.monotonic() + JOIN_SECONDS
     with _connected(cluster, patience=JOIN_SECONDS):
         wanted = {address_of(machine.host): machine.host for machine in cluster.machines}
         while (absent := wanted.keys() - alive()) and time.monotonic() < deadline:
             time.sleep(0.5)
+        if cluster.folder is None:  # the agents have tried a folder
+            refuse_unusable(cluster)
     late = [wanted[address] for address in absent]
     if cluster.mlflow is not None:
         while not (answers := _answers(f"{cluster.store}/health")) and time.monotonic() < deadline:
@@ -129,37 +133,56 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def refuse_unshared(storage: Path) -> None:
-    """Raise StorageError where a node that is up does not see the storage folder as it is here."""
-    word = storage / f".tinyattn-{secrets.token_hex(8)}"
-    try:
-        storage.mkdir(parents=True, exist_ok=True)
-        word.write_text(word.name)
-    except OSError as error:
-        raise StorageError(
-            f"{storage}: cannot be used: {error.strerror}; see that it is mounted, with "
-            "the right to write"
-        ) from None
-    try:
+def refuse_unusable(cluster: Cluster) -> None:
+    """Raise StorageError where a node that is up cannot use the storage as it is here."""
+    word = f".tinyattn-{secrets.token_hex(8)}"
+    with _word_in(cluster, word):
         asked = {
-            node["NodeManagerAddress"]: _reads.options(
+            node["NodeManagerAddress"]: _fault_with.options(
                 scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
                     node["NodeID"], soft=False
                 )
-            ).remote(str(word))
+            ).remote(cluster.storage, word)
             for node in ray.nodes()
             if node["Alive"]
         }
         faults = [
             f"  {host}: {fault}" for host, answer in asked.items() if (fault := _answer_of(answer))
         ]
-    finally:
-        word.unlink(missing_ok=True)
-    if faults:
+    if not faults:
+        return
+    todo = "mount it there" if cluster.folder else "give them access to it"
+    raise StorageError(
+        f"{cluster.storage} is not shared by all machines; {todo}, or choose another:\n"
+        + "\n".join(faults)
+    )
+
+
+@contextlib.contextmanager
+def _word_in(cluster: Cluster, word: str) -> Iterator[None]:
+    """A word in the storage for the length of the block."""
+    folder = cluster.folder
+    if folder is None:
+        store = Objects(cluster.storage)
+        store.put(word, {"word": word.encode()})
+        try:
+            yield
+        finally:
+            store.remove(word)
+        return
+    file = folder / word
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(word)
+    except OSError as error:
         raise StorageError(
-            f"{storage} is not shared by all machines; mount it there, or choose another:\n"
-            + "\n".join(faults)
-        )
+            f"{folder}: cannot be used: {error.strerror}; see that it is mounted, with "
+            "the right to write"
+        ) from None
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def _answer_of(answer: Any) -> str:
@@ -170,15 +193,29 @@ def _answer_of(answer: Any) -> str:
 
 
 @ray.remote(num_cpus=0)
-def _reads(path: str) -> str:
-    """What keeps this node from using a file of the storage folder; empty: nothing."""
-    file = Path(path)
+def _fault_with(storage: str, word: str) -> str:
+    """What keeps this node from using the storage, where a word is; empty: nothing."""
+    own = f"{word}-{secrets.token_hex(4)}"
     try:
-        if file.read_text() != file.name:
+        if is_url(storage):
+            return _fault_with_objects(Objects(storage), word, own)
+        if Path(storage, word).read_text() != word:
             return "another file is there"
-        probe = file.with_name(f"{file.name}-{os.getpid()}")
-        probe.touch()
-        probe.unlink()
+        Path(storage, own).touch()
+        Path(storage, own).unlink()
     except OSError as error:
         return str(error.strerror)
+    except StorageError as error:
+        return str(error)
     return ""
+
+
+def _fault_with_objects(store: Objects, word: str, own: str) -> str:
+    with scratch() as folder:
+        store.get(word, folder)
+        if (folder / "word").read_text() != word:
+            return "another object is there"
+    store.put(own, {})
+    seen = own in store.names("")
+    store.remove(own)
+    return "" if seen else "what it writes there is not listed"

@@ -15,6 +15,10 @@ from tinyattn.errors import TinyAttnError, UsageError
 
 FILE = "/etc/tinyattn/cluster.yaml"
 """Where pods find the cluster file."""
+RUNS = "/var/lib/tinyattn"
+"""Where the head's pod mounts the claim, if no pod needs it for the storage."""
+HEAD = "ray-head"
+"""Name of the head's container."""
 
 
 def manifests(cluster: Cluster) -> list[dict[str, Any]]:
@@ -47,7 +51,7 @@ def manifests(cluster: Cluster) -> list[dict[str, Any]]:
                 "headGroupSpec": {
                     "serviceType": "ClusterIP",
                     "rayStartParams": start,
-                    "template": _pod(cluster, launch, "ray-head", head),
+                    "template": _pod(cluster, launch, HEAD, head),
                 },
                 "workerGroupSpecs": [
                     {
@@ -66,25 +70,29 @@ def manifests(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _pod(cluster: Cluster, launch: Kubernetes, name: str, size: Workers) -> dict[str, Any]:
-    """A pod's template: its image, size, settings, the storage and the cluster file."""
+    """A pod's template: its image, size, settings, the cluster file, and the claim: at the storage
+    folder in every pod, or, with an object store, at the runs folder in the head's."""
     amounts: dict[str, Any] = {"cpu": str(size.cpus), "memory": f"{size.memory_gb:g}G"}
     if size.gpus:
         amounts["nvidia.com/gpu"] = str(size.gpus)
     settings = {**QUIET, **HEALTH, **cluster.environment.variables, "TINYATTN_CLUSTER": FILE}
+    mounts = [{"name": "file", "mountPath": FILE.rpartition("/")[0], "readOnly": True}]
+    volumes: list[dict[str, Any]] = [
+        {"name": "file", "configMap": {"name": f"tinyattn-{cluster.name}"}}
+    ]
+    if cluster.folder is not None or name == HEAD:
+        mounts.append({"name": "storage", "mountPath": str(cluster.folder or RUNS)})
+        claim = {"claimName": launch.claim}
+        volumes.append({"name": "storage", "persistentVolumeClaim": claim})
+    if cluster.folder is None:
+        settings["TINYATTN_RUNS"] = f"{RUNS}/runs"
     container = {
         "name": name,
         "image": launch.image,
         "env": [{"name": key, "value": value} for key, value in settings.items()],
         "resources": {"limits": amounts, "requests": dict(amounts)},
-        "volumeMounts": [
-            {"name": "storage", "mountPath": str(cluster.storage)},
-            {"name": "file", "mountPath": FILE.rpartition("/")[0], "readOnly": True},
-        ],
+        "volumeMounts": mounts,
     }
-    volumes = [
-        {"name": "storage", "persistentVolumeClaim": {"claimName": launch.claim}},
-        {"name": "file", "configMap": {"name": f"tinyattn-{cluster.name}"}},
-    ]
     return {"spec": {"containers": [container], "volumes": volumes}}
 
 

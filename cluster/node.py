@@ -58,13 +58,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def probe(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what this node has. `storage` and `word`: a folder, and what a file there must say."""
+    """Say what this node has. `storage` and `word`: a folder, and what a file there must say; an
+    empty word: no folder is shared."""
+    storage, word = Path(request["storage"]), request["word"]
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {package: _version(package) for package in PACKAGES},
         "time": time.time(),
         "cpus": os.cpu_count(),
-        "storage": _try_storage(Path(request["storage"]), request["word"], request["answer"]),
+        "storage": _try_storage(storage, word, request["answer"]) if word else "",
         "state": _state_for(request["up"]),
     }
 

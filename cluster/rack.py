@@ -21,7 +21,7 @@ import psutil
 
 from cluster.config import Cluster, Node, Rack, address_of
 from cluster.install import INSTALL_SECONDS, READS_STDIN, fault_of, script
-from cluster.services import token_file
+from cluster.services import database_folder, token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
 ANSWER_SECONDS = 60.0
@@ -98,23 +98,40 @@ class RackCluster:
         self._refuse_elsewhere()
         for machine in self.cluster.machines:
             address_of(machine.host)  # UsageError: unknown
-        with self._word() as (word, answers):
-            ask = partial(self._probe, word=word)
-            said = self._on(self.cluster.machines, ask)
-            again = {answer.node.host: answer for answer in self._on(self._install(said), ask)}
-            said = [again.get(answer.node.host, answer) for answer in said]
-            _refuse(said)
-            _refuse_others(said, self.cluster.name)
-            _refuse_storage(said, self.cluster.storage)
-            seen = {path.name for path in answers()}
-            silent = [a.node.host for a in said if _mark(word, a.node) not in seen]
-        if silent:
-            raise StorageError(
-                f"{self.cluster.storage}: what {', '.join(silent)} wrote there did not appear on "
-                "the head; choose a folder that all machines share"
-            )
+        folder = self.cluster.folder
+        if folder is None:  # an object store: Ray's processes try it, with their environment
+            said = self._said("")
+        else:
+            said = self._said_of(folder)
         _refuse_versions(said)
         _refuse_clocks(said)
+
+    def _said(self, word: str) -> list[Answer]:
+        """What all machines say of themselves and of a word in the storage folder.
+
+        Those without the head's environment get it first, if the cluster file says how.
+        """
+        ask = partial(self._probe, word=word)
+        said = self._on(self.cluster.machines, ask)
+        again = {answer.node.host: answer for answer in self._on(self._install(said), ask)}
+        said = [again.get(answer.node.host, answer) for answer in said]
+        _refuse(said)
+        _refuse_others(said, self.cluster.name)
+        return said
+
+    def _said_of(self, folder: Path) -> list[Answer]:
+        """What all machines say; StorageError: they do not share the folder."""
+        with self._word(folder) as (word, answers):
+            said = self._said(word)
+            _refuse_storage(said, folder)
+            seen = {path.name for path in answers()}
+        silent = [a.node.host for a in said if _mark(word, a.node) not in seen]
+        if silent:
+            raise StorageError(
+                f"{folder}: what {', '.join(silent)} wrote there did not appear on the head; "
+                "choose a folder that all machines share"
+            )
+        return said
 
     def _install(self, said: Sequence[Answer]) -> list[Node]:
         """Run the cluster file's command where another environment than the head's is, or none.
@@ -156,7 +173,7 @@ class RackCluster:
 
     def _probe(self, node: Node, word: str) -> Answer:
         request = {
-            "storage": str(self.cluster.storage),
+            "storage": self.cluster.storage,
             "word": word,
             "answer": _mark(word, node),
             "up": self.request_of(node, ""),
@@ -194,8 +211,8 @@ class RackCluster:
     def _mlflow(self) -> dict[str, Any] | None:
         if self.cluster.mlflow is None:
             return None
-        artifacts = str(self.cluster.storage / "artifacts")
-        return {"port": self.cluster.mlflow.port, "artifacts": artifacts}
+        place = self.cluster.folder or database_folder(self.cluster.name)
+        return {"port": self.cluster.mlflow.port, "artifacts": str(place / "artifacts")}
 
     def _ask(self, node: Node, action: str, request: Mapping[str, Any]) -> Answer:
         """Have an agent do something; what goes wrong is in the answer."""
@@ -263,9 +280,9 @@ class RackCluster:
         return secrets.token_hex(32)
 
     @contextmanager
-    def _word(self) -> Iterator[tuple[str, Callable[[], list[Path]]]]:
+    def _word(self, storage: Path) -> Iterator[tuple[str, Callable[[], list[Path]]]]:
         """A file in the storage folder for the length of the block, and the answers to it."""
-        storage, word = self.cluster.storage, f".tinyattn-{secrets.token_hex(8)}"
+        word = f".tinyattn-{secrets.token_hex(8)}"
         try:
             storage.mkdir(parents=True, exist_ok=True)
             (storage / word).write_text(word)

@@ -28,7 +28,8 @@ class SlurmCluster(RackCluster):
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         super().__init__(cluster, say)
         assert isinstance(cluster.launch, Slurm)
-        self.launch = cluster.launch
+        assert cluster.folder is not None, "the cluster file was checked"
+        self.launch, self._storage = cluster.launch, cluster.folder
         self._job_file = state_folder(cluster.name) / "slurm.json"
 
     def up(self) -> None:
@@ -59,12 +60,12 @@ class SlurmCluster(RackCluster):
             self._call("scancel", job)
             self.say(f"job {job}: cancelled")
         self._job_file.unlink(missing_ok=True)
-        for left in self.cluster.storage.glob(f".{self.cluster.name}-*/node.json"):
+        for left in self._storage.glob(f".{self.cluster.name}-*/node.json"):
             left.unlink(missing_ok=True)  # it holds the token
         super().down()
 
     def _submit(self) -> str:
-        folder = self.cluster.storage / f".{self.cluster.name}-{secrets.token_hex(4)}"
+        folder = self._storage / f".{self.cluster.name}-{secrets.token_hex(4)}"
         folder.mkdir(parents=True, mode=0o700)
         request = folder / "node.json"  # every node reads it; it holds the token
         write_private(request, json.dumps(self._request()))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.config import AshaConfig, Resources
+from orchestrator.depot import Depot
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
 
@@ -41,9 +42,8 @@ class Bench:
 
     base: TrainConfig
     """Their common configuration."""
-    folder: Path
-    """The sweep's folder, which all nodes see; holds `adapters/NAME`, a trial's best adapter, and
-    `states/NAME`, what it needs to go on."""
+    depot: Depot
+    """Where they leave their best adapters, and what they need to go on."""
     data_dir: Path | None = None
     """Where task files are."""
 

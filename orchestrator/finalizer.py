@@ -110,7 +110,7 @@ class _Finalizing:
 
     def __init__(self, sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> None:
         self.sweep, self.home, self.tracker, self.facts = sweep, home, tracker, facts
-        self.folder = home.sweep_folder(sweep.name)
+        self.depot = home.depot(sweep.name)
 
     @functools.cached_property
     def workshop(self) -> Workshop:
@@ -170,7 +170,10 @@ class _Finalizing:
         base = config.with_overrides(
             {
                 "adapter.num_heads": final.heads,
-                "start": {"adapter": str(one_head.adapter), "noise": final.noise},
+                "start": {
+                    "adapter": self.depot.address(one_head.adapter.name),
+                    "noise": final.noise,
+                },
             }
         )
         trials = final.search.trials if final.space else 1
@@ -178,14 +181,14 @@ class _Finalizing:
         batch = self._batch("experts", "expert", base, trials, what, lineage=one_head.run_id)
         source: Source = Points([{}])
         if final.space:
-            study = self.folder / f"{batch.name}.study"
+            study = self.depot.folder / f"{batch.name}.study"
             source = OptunaSearcher(final.space, final.search, study, self.sweep.name)
         ended = self._run(batch, source)
         return [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
 
     def _run(self, batch: Batch, source: Source) -> list[Ended]:
         return run_batch(
-            batch, source, folder=self.folder, tracker=self.tracker, data_dir=self.home.data_dir
+            batch, source, depot=self.depot, tracker=self.tracker, data_dir=self.home.data_dir
         )
 
     def _batch(
@@ -217,7 +220,7 @@ class _Finalizing:
 
         expert = self._candidate(f"{self.sweep.finalize.heads} heads", trial)
         trial_id = f"{trial.trial_id}_collapsed"
-        folder = self.folder / "adapters" / trial_id
+        folder = self.depot.folder / "adapters" / trial_id
         with Loaded(trial.adapter, config, self.workshop) as loaded:
             found = collapse_in_place(
                 loaded, data.select, lambda outputs: scores(data.select, outputs)[primary]

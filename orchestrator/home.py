@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ from filelock import FileLock, Timeout
 
 from tinyattn.errors import StorageError, UsageError
 
-if TYPE_CHECKING:  # mlflow takes seconds to import, and a check of a sweep may not need it
+if TYPE_CHECKING:  # they import mlflow and torch, which takes seconds; a check may need neither
+    from orchestrator.depot import Depot
     from orchestrator.tracking import Tracker
 
 
@@ -22,6 +24,8 @@ LEAST_FREE_MB = 100
 """Disk space that a sweep needs at least: store, adapters and states of some dozens of trials."""
 
 _LOCK = "driver.lock"
+_STORAGE = "storage"
+"""File, in a sweep's folder, with the URL under which its trials leave what others need."""
 REQUESTS = "stop"
 """Folder, in a sweep's, where `sweep stop` leaves its wishes."""
 
@@ -36,15 +40,21 @@ class Home:
     """MLflow store; None: SQLite in `runs`."""
     data_dir: Path | None = None
     """Folder with task files; None: TINYATTN_DATA, then the Hugging Face cache or hub."""
+    storage: str | None = None
+    """Object store, by URL, for what trials leave; None: `runs`, which all nodes then see."""
 
     @classmethod
     def find(
-        cls, runs: Path | None = None, tracking_uri: str | None = None, data: Path | None = None
+        cls,
+        runs: Path | None = None,
+        tracking_uri: str | None = None,
+        data: Path | None = None,
+        storage: str | None = None,
     ) -> Home:
         """Take what is given, else TINYATTN_RUNS and MLFLOW_TRACKING_URI, else `./runs`."""
         runs = runs or Path(os.environ.get("TINYATTN_RUNS") or "runs")
         uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        return cls(runs.expanduser().absolute(), uri or None, data)
+        return cls(runs.expanduser().absolute(), uri or None, data, storage)
 
     def has_store(self) -> bool:
         """Whether there is a store to look into."""
@@ -90,6 +100,26 @@ class Home:
     def path_of(self, name: str) -> Path:
         """Where the folder of a sweep is, or would be."""
         return self.runs / "sweeps" / name
+
+    def depot(self, name: str) -> Depot:
+        """Where the trials of a sweep leave what others need: one place for its life.
+
+        Raises:
+            StorageError: the sweep's folder cannot be read or written.
+        """
+        from orchestrator.depot import ObjectStore, SharedFolder
+        from tinyattn.checkpoint import write_text
+        from tinyattn.objects import Objects
+
+        folder = self.sweep_folder(name)
+        note = folder / _STORAGE
+        if not note.exists():
+            if self.storage is None:
+                return SharedFolder(folder)
+            # Another driver, with runs of its own, may have used the name in the same store.
+            ours = Objects(self.storage).within(f"{name}-{secrets.token_hex(4)}")
+            write_text(note, f"{ours.url}\n")
+        return ObjectStore(folder, Objects(note.read_text("utf-8").strip()))
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

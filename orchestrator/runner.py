@@ -23,6 +23,7 @@ from ray.tune.error import TuneError
 
 from orchestrator.asker import Asker, Source
 from orchestrator.batch import Batch, Bench, Stop
+from orchestrator.depot import Depot
 from orchestrator.journal import Journal, Past
 from orchestrator.nodes import Nodes, NoMachineError, placement_of
 from orchestrator.outcome import Outcome
@@ -30,7 +31,7 @@ from orchestrator.scheduler import make_scheduler
 from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
 from orchestrator.view import Progress, view_of
-from orchestrator.watcher import Watcher, adapter_of
+from orchestrator.watcher import Watcher
 from tinyattn.errors import StorageError, TinyAttnError
 
 logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # tracebacks of trials: MLflow has them
@@ -57,7 +58,7 @@ class Ended:
     """Its best adapter; None: it had no evaluation."""
 
     @classmethod
-    def of(cls, past: Past, tracker: Tracker, folder: Path) -> Ended:
+    def of(cls, past: Past, tracker: Tracker, depot: Depot) -> Ended:
         """From what the journal tells of it."""
         assert past.outcome is not None
         return cls(
@@ -67,7 +68,7 @@ class Ended:
             params=past.params,
             result=past.last,
             error=past.error,
-            adapter=adapter_of(folder, past.name),
+            adapter=depot.adapter(past.name),
         )
 
 
@@ -75,7 +76,7 @@ def run_batch(
     batch: Batch,
     source: Source,
     *,
-    folder: Path,
+    depot: Depot,
     tracker: Tracker,
     data_dir: Path | None = None,
 ) -> list[Ended]:
@@ -84,7 +85,7 @@ def run_batch(
     Args:
         batch: what they have in common.
         source: suggests the trials.
-        folder: the sweep's folder, which all nodes see.
+        depot: the sweep's folder, and where its trials leave what others need.
         tracker: writes their runs.
         data_dir: where task files are.
 
@@ -92,7 +93,7 @@ def run_batch(
         KeyboardInterrupt: Ctrl-C, SIGTERM or `sweep stop`.
         TinyAttnError: Tune failed; trials that fail do not raise, they end with an outcome.
     """
-    journal = Journal(folder / f"{batch.name}.jsonl")
+    journal = Journal(depot.folder / f"{batch.name}.jsonl")
     scheduler = make_scheduler(batch.asha, batch.evaluations)
     nodes = Nodes(batch.resources)
     # Tune starts one worker after the other unless told how many may be on their way; here the
@@ -102,11 +103,11 @@ def run_batch(
         batch.title, batch.trials, batch.evaluations, nodes.slots, rungs=scheduler.rungs
     )
     with view_of(progress) as view, signals_noted() as stop:
-        watcher = Watcher(batch, folder, journal, scheduler, tracker, view, stop, nodes)
+        watcher = Watcher(batch, depot, journal, scheduler, tracker, view, stop, nodes)
         watcher.catch_up()
         asker = Asker(source, journal, scheduler, batch.name, nodes.slots, stop)
         try:
-            _fit(_tuner(batch, folder, data_dir, asker, watcher), folder)
+            _fit(_tuner(batch, depot, data_dir, asker, watcher), depot.folder)
             for name in watcher.end_paused():
                 source.on_trial_complete(name, journal.trials[name].last)
         except KeyboardInterrupt:
@@ -119,16 +120,16 @@ def run_batch(
                     source.finish(Outcome.INTERRUPTED)
     tracker.settle()
     return [
-        Ended.of(past, tracker, folder)
+        Ended.of(past, tracker, depot)
         for past in journal.trials.values()
         if past.outcome is not None
     ]
 
 
 def _tuner(
-    batch: Batch, folder: Path, data_dir: Path | None, asker: Asker, watcher: Watcher
+    batch: Batch, depot: Depot, data_dir: Path | None, asker: Asker, watcher: Watcher
 ) -> tune.Tuner:
-    bench = Bench(batch.base, folder, data_dir)
+    bench = Bench(batch.base, depot, data_dir)
     trainable = tune.with_resources(
         tune.with_parameters(SweepTrial, bench=bench, resources=batch.resources),
         placement_of(batch.resources),
@@ -145,7 +146,7 @@ def _tuner(
         ),
         run_config=tune.RunConfig(
             name=f"{batch.name}-{time.time_ns()}",  # Tune's own notes, which nobody reads again
-            storage_path=str(folder / "tune"),
+            storage_path=str(depot.folder / "tune"),
             callbacks=[watcher],
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=RETRIES),

@@ -138,8 +138,8 @@ def _go_on(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
 
 
 def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[Ended]:
-    folder = home.sweep_folder(sweep.name)
-    searcher = OptunaSearcher(sweep.space, sweep.search, folder / STUDY_FILE, sweep.name)
+    depot = home.depot(sweep.name)
+    searcher = OptunaSearcher(sweep.space, sweep.search, depot.folder / STUDY_FILE, sweep.name)
     batch = Batch(
         name="search",
         title=sweep.name,
@@ -151,7 +151,7 @@ def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[En
         tags=run_tags(facts),
         asha=sweep.asha,
     )
-    return run_batch(batch, searcher, folder=folder, tracker=tracker, data_dir=home.data_dir)
+    return run_batch(batch, searcher, depot=depot, tracker=tracker, data_dir=home.data_dir)
 
 
 def sweep_as_it_ran(tracker: Tracker, name: str, overrides: Mapping[str, Any]) -> Sweep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
@@ -18,9 +19,9 @@ if TYPE_CHECKING:  # they import torch, which an actor that is only starting mus
 class SweepTrial(tune.Trainable):
     """One trial on a warm worker, or on a group of them.
 
-    Tune's config is `{"trial": its name, "point": its overrides}`. A trial keeps its state after
-    each evaluation in a folder of its own, and whoever starts a trial of that name goes on from
-    there: after the death of a worker, a node or the driver, or after a pause.
+    Tune's config is `{"trial": its name, "point": its overrides}`. A trial leaves its state after
+    each evaluation in the depot, and whoever starts a trial of that name goes on from there: after
+    the death of a worker, a node or the driver, or after a pause.
     """
 
     def setup(
@@ -80,11 +81,10 @@ class SweepTrial(tune.Trainable):
         except OutOfMemoryError:
             return None
 
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Keep nothing more: Tune asks for it at every pause and end, when all is on disk."""
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Read nothing: the first step finds the trial's state."""
+    def save(self, checkpoint_dir: str | None = None) -> Any:
+        """Keep nothing more: Tune asks for it at every pause and end, when all is in the depot,
+        and would look for its own folder, which is on the driver's disk."""
+        return SimpleNamespace(checkpoint=None, metrics={})
 
     def cleanup(self) -> None:
         """Let go of the trial."""

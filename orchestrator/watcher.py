@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import re
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from ray import tune
 
 from orchestrator.batch import Batch, Stop
+from orchestrator.depot import Depot
 from orchestrator.home import REQUESTS
 from orchestrator.journal import Journal, Past
 from orchestrator.nodes import Nodes, TooSmallError, address_in
@@ -55,7 +55,7 @@ class Watcher(tune.Callback):
     def __init__(
         self,
         batch: Batch,
-        folder: Path,
+        depot: Depot,
         journal: Journal,
         scheduler: Asha,
         tracker: Tracker,
@@ -63,9 +63,9 @@ class Watcher(tune.Callback):
         stop: Stop,
         nodes: Nodes,
     ) -> None:
-        self.batch, self.folder, self.journal, self.scheduler = batch, folder, journal, scheduler
+        self.batch, self.depot, self.journal, self.scheduler = batch, depot, journal, scheduler
         self.tracker, self.view, self.stop, self.nodes = tracker, view, stop, nodes
-        self._requests = folder / REQUESTS
+        self._requests = depot.folder / REQUESTS
         self._next_poll = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,13 +76,14 @@ class Watcher(tune.Callback):
     def catch_up(self) -> None:
         """Bring scheduler, journal, MLflow and view to where the last driver was."""
         replay(self.scheduler, self.journal.events)
+        left = self.depot.trials_with_states()
         for past in list(self.journal.trials.values()):
             if past.outcome is None and past.name in self.scheduler.stopped:
                 self.journal.end(past.name, Outcome.STOPPED)
             if not self.tracker.knows(past.name, past.evaluations, past.outcome):
                 self._tell_all(past)
-            if past.outcome is not None:
-                self._clear(past.name)
+            if past.outcome is not None and past.name in left:
+                self.depot.clear(past.name)
             self.view.progress.replay(past)
 
     def _tell_all(self, past: Past) -> None:
@@ -180,13 +181,9 @@ class Watcher(tune.Callback):
         past = self.journal.trials[name]
         assert past.outcome is not None
         self._close_run(past)
-        self._clear(name)
+        self.depot.clear(name)
         note = past.error.splitlines()[-1] if past.error else ""
         self.view.finished(name, past.outcome, note)
-
-    def _clear(self, name: str) -> None:
-        """Remove the state of a trial that has ended."""
-        shutil.rmtree(self.folder / "states" / name, ignore_errors=True)
 
     def _open_run(self, name: str, params: Mapping[str, Any]) -> None:
         config = self.batch.base.with_overrides(params)
@@ -208,7 +205,7 @@ class Watcher(tune.Callback):
 
     def _close_run(self, past: Past) -> None:
         assert past.outcome is not None
-        adapter = adapter_of(self.folder, past.name)
+        adapter = self.depot.adapter(past.name)
         self.tracker.end_trial(past.name, past.outcome, adapter=adapter, error=past.error)
 
     def _read_requests(self) -> None:
@@ -216,12 +213,6 @@ class Watcher(tune.Callback):
         asked = {path.name for path in self._requests.glob("*")}
         self.stop.asked = self.stop.asked or STOP_ALL in asked
         self.scheduler.unwanted |= asked - {STOP_ALL}
-
-
-def adapter_of(folder: Path, name: str) -> Path | None:
-    """The best adapter of a trial; None: it had no evaluation."""
-    adapter = folder / "adapters" / name
-    return adapter if adapter.is_dir() else None
 
 
 def _last_words(trial: Any) -> str:

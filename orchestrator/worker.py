@@ -7,12 +7,10 @@ all that belongs to a trial, does not.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,15 +22,19 @@ from orchestrator.memory import FILE, give_back_memory, note_too_many, rows_that
 from orchestrator.nodes import TooSmallError, is_larger_elsewhere
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT
-from tinyattn.errors import DivergedError, OutOfMemoryError, StorageError, TinyAttnError
+from tinyattn.errors import (
+    DamagedError,
+    DivergedError,
+    OutOfMemoryError,
+    StorageError,
+    TinyAttnError,
+)
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.trainer import Evaluation, Trainer, out_of_memory_is_an_error
 from tinyattn.workshop import Workshop
 
 UNWRITABLE = "unwritable"
 """Key of a result that says why a worker could not write: the driver then ends the sweep."""
-STATES_KEPT = 2
-"""States of a trial that are kept: the last one, and one in case that it is damaged."""
 
 
 class Worker:
@@ -50,7 +52,7 @@ class Worker:
         if ranks.size > 1:
             _use_interface_of_ray()
         self.bench, self.ranks = bench, ranks
-        self.memory = bench.folder.parent.parent / FILE
+        self.memory = bench.depot.notes / FILE
         self.workshop = Workshop(bench.data_dir, ranks=ranks)
         self.trainer: Trainer | None = None
 
@@ -58,7 +60,6 @@ class Worker:
         """Go over to a trial, `{"trial": its name, "point": its overrides}`."""
         self.end()
         self.name, self.overrides = config[NAME], dict(config[POINT])
-        self.states = self.bench.folder / "states" / self.name
         self.rows = sys.maxsize
         """Rows a pass, once it has started."""
         self.evaluations: Any = None
@@ -85,7 +86,7 @@ class Worker:
             return self._ended(Outcome.OUT_OF_MEMORY, error)
         except DivergedError as error:
             return self._ended(Outcome.DIVERGED, error)
-        except StorageError as error:  # no fault of the trial: it goes on when there is room
+        except StorageError as error:  # no fault of the trial: it goes on when there is a place
             interrupted = Outcome.INTERRUPTED.value
             return {"done": True, UNWRITABLE: str(error), "outcome": interrupted, "evaluation": 0}
         except TinyAttnError as error:  # it would come again; other errors cost the worker
@@ -127,36 +128,33 @@ class Worker:
         if self.rows < (config.micro_batch_size or config.batch_size):
             config = config.with_overrides({"micro_batch_size": self.rows})
         self.trainer = Trainer(config, self.workshop)
-        seen = self.ranks.gather({path.name for path in self.states.glob("[0-9]*")})
+        seen = self.ranks.gather(self.bench.depot.states(self.name))
         for name in sorted(set.intersection(*seen), reverse=True):
-            if all(self.ranks.gather(self._restored(self.trainer, self.states / name))):
+            if all(self.ranks.gather(self._restored(self.trainer, name))):
                 break
             self.trainer.close()  # a torn or damaged state: the one before will do
             self.trainer = Trainer(config, self.workshop)
         self.evaluations = iter(self.trainer)
         return self.trainer.last
 
-    @staticmethod
-    def _restored(trainer: Trainer, state: Path) -> bool:
+    def _restored(self, trainer: Trainer, name: str) -> bool:
         try:
-            trainer.restore(state)
-        except StorageError as error:
+            with self.bench.depot.state(self.name, name) as state:
+                trainer.restore(state)
+        except DamagedError as error:
             warnings.warn(f"{error}; going back to the state before", stacklevel=2)
             return False
         return True
 
     def _keep(self, evaluation: Evaluation) -> None:
-        """Write adapter and state to disk, before anybody hears of the evaluation."""
-        trainer = self.trainer
+        """Leave adapter and state in the depot, before anybody hears of the evaluation."""
+        trainer, depot, index = self.trainer, self.bench.depot, evaluation.index
         assert trainer is not None
-        is_best = evaluation.best_index == evaluation.index
-        if self.ranks.writes and (is_best or evaluation.is_last):
-            trainer.save_adapter(self.bench.folder / "adapters" / self.name)
-        with self.ranks.one_folder(self.states / f"{evaluation.index:06d}") as fresh:
-            trainer.save(fresh)
-        if self.ranks.writes:
-            for old in sorted(self.states.glob("[0-9]*"))[:-STATES_KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
+        if self.ranks.writes and (evaluation.best_index == index or evaluation.is_last):
+            with depot.fresh_adapter(self.name, index) as folder:
+                trainer.save_adapter(folder)
+        with depot.fresh_state(self.name, index, self.ranks) as folder:
+            trainer.save(folder)
 
     @staticmethod
     def _result(trainer: Trainer, evaluation: Evaluation) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from tinyattn.config import AdapterConfig, StrictModel
-from tinyattn.errors import AdapterError, StorageError
+from tinyattn.errors import AdapterError, DamagedError, StorageError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -164,12 +164,12 @@ def read_state(folder: Path) -> dict[str, Any]:
     """Read a trial's state without executing anything in it.
 
     Raises:
-        StorageError: the file is missing or damaged.
+        DamagedError: the file is missing or damaged.
     """
     try:
         return torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no error type of its own for damaged files
-        raise StorageError(
+        raise DamagedError(
             f"{folder / STATE_FILE}: cannot be read: {type(error).__name__}: {error}"
         ) from None
 

@@ -105,7 +105,8 @@ class StartConfig(StrictModel):
     """Start from the weights of a trained adapter instead of fresh ones (used by the finalizer)."""
 
     adapter: str
-    """Adapter folder to start from; its one head is copied into `adapter.num_heads` heads."""
+    """Adapter folder to start from, or the URL of one in an object store; its one head is copied
+    into `adapter.num_heads` heads."""
     noise: float = Field(0.01, ge=0, le=1)
     """σ of the zero-sum perturbation between heads, relative to each weight's own scale."""
 

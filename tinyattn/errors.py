@@ -10,6 +10,7 @@
     ├── DivergedError             a loss that is NaN or infinite
     ├── OutOfMemoryError          a device or host that ran out of memory
     └── StorageError              no space, no permission, a store that cannot be read
+        └── DamagedError          a file that is missing, torn or changed: another may do
 
 A message says what came, what is allowed and what to do. The command line prints the message
 alone; a traceback means a defect of tinyattn.
@@ -63,6 +64,10 @@ class OutOfMemoryError(TinyAttnError):
 
 class StorageError(TinyAttnError):
     """A place that cannot be read or written: no space, no permission, not there."""
+
+
+class DamagedError(StorageError):
+    """A file that is missing, torn or changed since it was written; an older one may do."""
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:

@@ -33,6 +33,7 @@ from tinyattn.engine import build_engine, load_optimizer, save_optimizer
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.experts import perturb
 from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights
+from tinyattn.objects import fetched
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.tasks import Task, compute_metrics
 from tinyattn.tasks.tokens import Split
@@ -133,7 +134,8 @@ class Trainer:
         if config.start is None:
             return adapter
         folder = Path(config.start.adapter)
-        card, weights = read_adapter(folder)
+        with fetched(config.start.adapter) as there:
+            card, weights = read_adapter(there)
         check_plm(card, self.plm, folder)
         wanted = config.adapter.model_dump(exclude={"num_heads", "dropout"})
         if card.adapter.model_dump(exclude={"num_heads", "dropout"}) != wanted:
@@ -315,7 +317,7 @@ class Trainer:
         """Go on from a folder that `save` wrote, possibly on another machine.
 
         Raises:
-            StorageError: the folder is not there or damaged.
+            DamagedError: the folder is not there or damaged.
             ConfigError: it belongs to another trial, PLM or data.
         """
         state = read_state(folder)

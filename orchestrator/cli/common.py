@@ -84,7 +84,8 @@ def cluster_of(on: Path | None) -> Any:
 
 
 def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: Path | None) -> Any:
-    """Where sweeps are kept; a cluster's are in its storage folder, which all nodes see."""
+    """Where sweeps are kept; a cluster's are in its storage folder, which all nodes see, or, with
+    an object store, here, but for what its trials leave."""
     from orchestrator.home import Home
 
     cluster = cluster_of(on)
@@ -94,14 +95,16 @@ def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: 
 
     if cluster.mlflow is not None and tracking_uri is None:
         os.environ.update(mlflow_environment(cluster.name))
+    shared = cluster.folder
     home = Home.find(
-        runs or cluster.storage / "runs",
+        runs or (shared and shared / "runs"),
         tracking_uri or cluster.store,
         data or cluster.environment.data,
+        None if shared else cluster.storage,
     )
-    if not home.runs.is_relative_to(cluster.storage):
+    if shared and not home.runs.is_relative_to(shared):
         raise UsageError(
-            f"--runs {home.runs} is not in {cluster.storage}, the storage that all nodes of "
+            f"--runs {home.runs} is not in {shared}, the storage that all nodes of "
             f"{cluster.name} see; leave it out, or choose a folder there"
         )
     return home

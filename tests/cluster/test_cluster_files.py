@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from cluster import config, node, rack, services
 from cluster.config import address_of, read_cluster
 from orchestrator.cli import main
+from orchestrator.cli.common import home_of
 from tinyattn.errors import ConfigError, UsageError
 
 RACK: dict[str, Any] = {
@@ -49,6 +50,11 @@ def run(*words: object) -> Result:
         ({"launch": {"type": "rack", "user": "-oX; rm"}}, "launch.rack.user: '-oX; rm' came"),
         ({"head": {"host": "a b"}}, "allowed is the name or address of a machine"),
         ({"storage": "here"}, "storage: 'here' came, allowed is an absolute path"),
+        ({"storage": "ftp://host/x"}, "storage: ftp:// came, allowed are s3, gs,"),
+        (
+            {"storage": "s3://b/x", "nodes": [], "launch": {"type": "slurm", "nodes": 2}},
+            "storage: a URL came, but nodes of a Slurm job",
+        ),
         ({"nodes": [{"host": "127.0.0.1"}]}, "127.0.0.1 came twice"),
         ({"launch": {"type": "rakc"}}, "'rack', 'slurm', 'kubernetes'"),
         ({"nodez": []}, "unknown key — did you mean 'nodes'?"),
@@ -69,6 +75,34 @@ def test_a_mistake_in_a_cluster_file_is_one_message(
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert run("cluster", "up", path).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://me:topsecret@bucket/x",
+        "s3://topsecret@bucket/x",
+        "abfs://:topsecret@account/box",
+        "abfs://box@account/x?client_secret=topsecret",
+        "s3://bucket/x?access_key=topsecret",
+    ],
+)
+def test_a_secret_in_the_storage_is_refused_and_not_shown(tmp_path: Path, url: str) -> None:
+    done = run("cluster", "up", written(tmp_path, RACK | {"storage": url}))
+    assert done.exit_code == 2
+    assert "storage: a URL with a user, password or key came, allowed is one without" in done.stderr
+    assert "topsecret" not in done.output
+
+
+def test_with_an_object_store_the_rest_of_a_sweep_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = "abfs://box@account.dfs.core.windows.net/x?tenant_id=t"
+    home = home_of(None, None, None, written(tmp_path, RACK | {"storage": url, "mlflow": None}))
+    assert (home.runs, home.storage) == (tmp_path / "runs", url)
+    shared = home_of(None, None, None, written(tmp_path, RACK | {"mlflow": None}))
+    assert (shared.runs, shared.storage) == (Path("/mnt/shared/runs"), None)
 
 
 def test_the_worked_example_is_a_rack_of_ten() -> None:
@@ -193,6 +227,19 @@ def test_manifests_have_what_pods_need(tmp_path: Path) -> None:
     inside = tmp_path / "inside.yaml"
     inside.write_text(file["data"]["cluster.yaml"])
     assert len(read_cluster(inside).sizes) == 10  # what the pods read is a cluster file
+
+
+def test_with_an_object_store_only_the_head_has_a_disk(tmp_path: Path) -> None:
+    shown = run("cluster", "manifests", written(tmp_path, PODS | {"storage": "gs://lab/sweeps"}))
+    _, cluster = yaml.safe_load_all(shown.stdout)
+    (workers,) = cluster["spec"]["workerGroupSpecs"]
+    pods = [group["template"]["spec"] for group in (cluster["spec"]["headGroupSpec"], workers)]
+    claims = [[v["name"] for v in pod["volumes"] if "configMap" not in v] for pod in pods]
+    assert claims == [["storage"], []]
+    (head,) = pods[0]["containers"]
+    (runs,) = [e["value"] for e in head["env"] if e["name"] == "TINYATTN_RUNS"]
+    (mount,) = [m["mountPath"] for m in head["volumeMounts"] if m["name"] == "storage"]
+    assert runs == f"{mount}/runs"
 
 
 FAKE_KUBECTL = """#!/bin/sh

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from orchestrator.trial import SweepTrial
 from orchestrator.batch import Bench
+from orchestrator.depot import SharedFolder
 from orchestrator.worker import Worker
 from tinyattn.config import TrainConfig
 from tinyattn.workshop import Workshop
@@ -31,7 +32,7 @@ class Bare(SweepTrial):  # without Ray around it
 base = TrainConfig(task="agreement", plm="minilm", epochs=2, batch_size=2400, max_length=32,
                    max_train_rows=2400, adapter={"dropout": 0.0})
 folder = Path(sys.argv[1]) / "sweeps" / "s"
-warm = Bare(Worker(Bench(base, folder), 1))
+warm = Bare(Worker(Bench(base, SharedFolder(folder)), 1))
 warm.reset_config({"trial": "warm", "point": {"batch_size": 8, "max_train_rows": 64}})
 warm.step()
 warm.worker.workshop.data(base)

@@ -18,6 +18,7 @@ from orchestrator import runner
 from orchestrator.asker import Points
 from orchestrator.batch import Batch
 from orchestrator.config import Resources
+from orchestrator.depot import SharedFolder
 from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
 from orchestrator.tracking import Tracker
@@ -62,7 +63,7 @@ def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[i
     patch.setattr(runner, "view_of", lambda progress: Killer(progress, lines))
     sweep = folder / "sweeps" / "s"
     with this_machine(num_cpus=2):
-        runner.run_batch(batch, Points(POINTS), folder=sweep, tracker=tracker)
+        runner.run_batch(batch, Points(POINTS), depot=SharedFolder(sweep), tracker=tracker)
     if ranks == 2:
         assert "#1 starts again" in lines.getvalue()
     trials = Journal(sweep / "search.jsonl").trials

@@ -21,6 +21,7 @@ from orchestrator import runner
 from orchestrator.asker import Points
 from orchestrator.batch import Batch, Stop
 from orchestrator.config import Resources
+from orchestrator.depot import SharedFolder
 from orchestrator.journal import Journal
 from orchestrator.nodes import Nodes, concurrency
 from orchestrator.outcome import Outcome
@@ -104,7 +105,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         patch.setattr(runner, "view_of", lambda progress: Killer(progress, out))
         with this_machine(num_cpus=2), closed_in_any_case(tracker, "sweep resume s"):
             ended = runner.run_batch(
-                batch, Points(POINTS), folder=folder / "sweeps" / "s", tracker=tracker
+                batch, Points(POINTS), depot=SharedFolder(folder / "sweeps" / "s"), tracker=tracker
             )
     records = {r.trial_id: r for r in tracker.trials_of(tracker.find_sweep("s"))}
     return Ran(base, {e.trial_id: e for e in ended}, records, tracker, out.getvalue())
@@ -282,7 +283,8 @@ def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
     tracker.uri = "postgresql://me:secret@host/db"
     view = LiveView(Progress("t", 1, 1, lambda: 1))
     journal = Journal(tmp_path / "search.jsonl")
-    watcher = Watcher(batch, tmp_path, journal, Asha(1, 2, 1), tracker, view, Stop(), nodes)
+    depot = SharedFolder(tmp_path)
+    watcher = Watcher(batch, depot, journal, Asha(1, 2, 1), tracker, view, Stop(), nodes)
     assert b"secret" not in pickle.dumps(watcher)
 
 
