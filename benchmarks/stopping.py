@@ -1,57 +1,163 @@
-"""Stopping against promoting ASHA, and neither, on the same synthetic curves and virtual cluster.
+"""Stock ASHA, our stopping and promoting ones, and neither, on the same curves and virtual cluster.
 
-    python -m benchmarks.stopping --searches 20
+    python -m benchmarks.stopping --searches 20                # made-up landscapes
+    python -m benchmarks.stopping --searches 100 --task sst2   # curves of benchmarks.record
 
-For each landscape (a seed) and number of selection rows: how far the winner is, in truth, from the
-best trial that was begun, and the evaluations that were computed, of all. Nothing is trained.
+For each number of selection rows: how far the winner is, in truth, from the best trial that was
+begun, how often it is that one, and the evaluations that were computed, of all. Nothing is trained.
+With recorded curves a search begins all recorded trials, in an order of its own; random rows
+select, and a trial's truth is its score on the others at the evaluation that those rows prefer.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import statistics
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
+from ray.tune.schedulers import TrialScheduler
+from ray.tune.schedulers.async_hyperband import _Bracket
+
+from orchestrator import simulate as simulation
 from orchestrator.config import AshaConfig, Sweep, load_sweep
-from orchestrator.curves import Synthetic
+from orchestrator.curves import Curves, Synthetic
+from orchestrator.scheduler import Asha, PromotingAsha
 from orchestrator.simulate import Replay, VirtualCluster, simulate
+from orchestrator.space import Point
 
-MODES = ("stop", "promote", "none")
+FOLDER = Path(__file__).parent / "curves"
 
 
-def search(sweep: Sweep, mode: str, rows: int, seed: int, evaluations: int) -> Replay:
+class StockAsha(Asha):
+    """Ray Tune's own rule, by its own class."""
+
+    def __init__(self, grace: int, reduction: int, total: int) -> None:
+        super().__init__(grace, reduction, total)
+        self._bracket = _Bracket(grace, total, reduction, s=0)
+
+    def _judge(self, trial_id: str, rung: int) -> str:
+        trial = SimpleNamespace(trial_id=trial_id)
+        decision: str = self._bracket.on_result(trial, rung, self.rungs[rung][trial_id])
+        if decision == TrialScheduler.STOP:
+            self.stopped[trial_id] = rung
+        return decision
+
+
+class PublishedAsha(PromotingAsha):
+    """Promoting without regard to noise."""
+
+    def decide(self, trial_id: str, result: dict) -> str:  # type: ignore[override,type-arg]
+        return super().decide(trial_id, {**result, "noise": 0.0})
+
+
+RULES: dict[str, Callable[[int, int, int], Asha]] = {
+    "stock": StockAsha,
+    "stop": Asha,
+    "promote, as published": PublishedAsha,
+    "promote": PromotingAsha,
+    "none": lambda grace, reduction, total: Asha(total, reduction, total),
+}
+
+
+class RowCurves:
+    """Recorded curves, scored by some of their rows."""
+
+    def __init__(self, task: str, rows: int, seed: int) -> None:
+        recorded = np.load(FOLDER / f"{task}.npz")
+        right = {key: recorded[key] > 0 for key in recorded}
+        self.evaluations = max(len(found) for found in right.values())
+        whole = {key: found for key, found in right.items() if len(found) == self.evaluations}
+        luck = np.random.default_rng(seed)
+        order = luck.permutation(next(iter(whole.values())).shape[1])
+        select, others = order[:rows], order[rows:]
+        self.rows = rows
+        self._scores = {key: found[:, select].mean(axis=1) for key, found in whole.items()}
+        self._truth = {
+            key: float(found[self._scores[key].argmax(), others].mean())
+            for key, found in whole.items()
+        }
+        keys = list(whole)
+        self.points: list[Point] = [json.loads(keys[i]) for i in luck.permutation(len(keys))]
+
+    def score(self, point: Point, evaluation: int) -> float:
+        """As in Curves."""
+        return float(self._scores[json.dumps(point)][evaluation - 1])
+
+    def truth(self, point: Point) -> float:
+        """As in Curves."""
+        return self._truth[json.dumps(point)]
+
+    def noise(self, score: float) -> float:
+        """As in Curves."""
+        return math.sqrt(score * (1 - score) / self.rows)
+
+
+def search(
+    sweep: Sweep,
+    rule: str,
+    curves: Curves,
+    seed: int,
+    evaluations: int,
+    eta: int,
+    points: list[Point],
+) -> Replay:
     """One search with one rule."""
-    asha = None if mode == "none" else AshaConfig(grace=2, reduction=3, mode=mode)
-    settings = sweep.search.model_copy(update={"seed": seed})
-    changed = sweep.model_copy(update={"asha": asha, "search": settings})
-    curves = Synthetic(sweep.space, evaluations, rows, seed=seed)
+    settings = {"seed": seed} | ({"points": points, "trials": len(points)} if points else {})
+    changed = sweep.model_copy(
+        update={
+            "asha": AshaConfig(grace=2, reduction=eta),
+            "search": sweep.search.model_copy(update=settings),
+        }
+    )
+    simulation.make_scheduler = lambda asha, total: RULES[rule](asha.grace, asha.reduction, total)
     return simulate(changed, curves, VirtualCluster(nodes=2, slots=1), evaluations)
+
+
+def row(name: str, runs: list[Replay]) -> str:
+    """A line of the table."""
+    regrets = [100 * (run.best_truth - run.truth) for run in runs]
+    won = sum(regret < 1e-9 for regret in regrets)
+    share = statistics.mean(run.evaluations / run.whole for run in runs)
+    error = statistics.stdev(regrets) / math.sqrt(len(regrets))
+    return (
+        f"{name} | {statistics.mean(regrets):.2f} ± {error:.2f}, {max(regrets):.2f} | "
+        f"{won}/{len(runs)} | {100 * share:.1f} %"
+    )
 
 
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--searches", type=int, default=20)
-    parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--evaluations", type=int, default=40)
+    parser.add_argument("--trials", type=int, default=40, help="Of a made-up landscape.")
+    parser.add_argument("--evaluations", type=int, default=40, help="Of a made-up landscape.")
     parser.add_argument("--sampler", default="random")
+    parser.add_argument("--task", help="Use recorded curves.")
+    parser.add_argument("--rows", type=int, nargs="+", default=[277, 2000])
+    parser.add_argument("--eta", type=int, nargs="+", default=[3])
     chosen = parser.parse_args()
     overrides = {"search.trials": chosen.trials, "search.sampler": chosen.sampler}
-    sweep = load_sweep("minilm", overrides)
-    print("rows | rule | regret, points: mean, worst | best begun won | evaluations, of all")
-    for rows in (277, 2000):
-        for mode in MODES:
-            runs = [
-                search(sweep, mode, rows, seed, chosen.evaluations)
-                for seed in range(chosen.searches)
-            ]
-            regrets = [100 * (run.best_truth - run.truth) for run in runs]
-            won = sum(regret < 1e-9 for regret in regrets)
-            share = statistics.mean(run.evaluations / run.whole for run in runs)
-            print(
-                f"{rows} | {mode} | {statistics.mean(regrets):.2f}, {max(regrets):.2f} | "
-                f"{won}/{len(runs)} | {100 * share:.1f} %",
-                flush=True,
-            )
+    sweep = load_sweep("minilm", {**overrides, "search.points": []})
+    print("rows | rule, η | regret, points: mean, worst | best begun won | evaluations, of all")
+    for rows in chosen.rows:
+        for eta in chosen.eta:
+            for rule in RULES:
+                runs = []
+                for seed in range(chosen.searches):
+                    if chosen.task:
+                        found = RowCurves(chosen.task, rows, seed)
+                        curves: Curves = found
+                        total, points = found.evaluations, found.points
+                    else:
+                        total, points = chosen.evaluations, []
+                        curves = Synthetic(sweep.space, total, rows, seed=seed)
+                    runs.append(search(sweep, rule, curves, seed, total, eta, points))
+                print(row(f"{rows} | {rule}, {eta}", runs), flush=True)
 
 
 if __name__ == "__main__":

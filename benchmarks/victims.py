@@ -61,6 +61,8 @@ class Sweep:
     own_settings: dict[str, Any] = {"epochs": 6, "asha.grace": 2}
     worker = "ray::ResourceTr"
     """How the names of a trial's processes begin."""
+    port = 5077
+    """Of its MLflow server."""
 
     def __init__(self, folder: Path, plm: Path, seed: int) -> None:
         self.name, self.runs, self.log = "s", folder / "runs", folder / "log"
@@ -158,13 +160,13 @@ class Sweep:
 
     # ---- MLflow ----
 
-    def serve(self, port: int = 5077) -> None:
+    def serve(self) -> None:
         """Start an MLflow server for it and wait until it answers."""
         self.runs.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-m", "mlflow", "server", f"--port={port}"]
+        words = [sys.executable, "-m", "mlflow", "server", f"--port={self.port}"]
         words += [f"--backend-store-uri=sqlite:///{self.runs}/server.db"]
         words += [f"--artifacts-destination={self.runs}/artifacts", "--workers=1"]
-        self.uri = f"http://127.0.0.1:{port}"
+        self.uri = f"http://127.0.0.1:{self.port}"
         quiet = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with self.log.open("ab") as out:
             self.server = subprocess.Popen(
@@ -205,6 +207,7 @@ class StockSweep(Sweep):
     """The same with Ray Tune's own classes; see `benchmarks.stock`."""
 
     worker = "ray::Implicit"
+    port = 5078
     seconds = 0.35
     """From one evaluation to the next."""
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ray.tune.search import Searcher
 
-from orchestrator.batch import Stop
+from orchestrator.batch import Lives, Stop
 from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT, Asha
@@ -69,9 +69,9 @@ class Points:
 class Asker(Searcher):
     """What Tune asks: which trial gets a worker next.
 
-    Trials that were running when the last driver died come first, then those that the scheduler
-    promotes, then new ones. A Tune trial is one stint of a trial here: one that pauses ends for
-    Tune, and comes again under its own name.
+    Trials that were running when the last driver died or that lost their worker come first, then
+    those that the scheduler promotes, then new ones. A Tune trial is one stint of a trial here: one
+    that pauses or loses its worker ends for Tune, and comes again under its own name.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Asker(Searcher):
         batch: str,
         slots: Callable[[], int],
         stop: Stop,
+        lives: Lives,
     ) -> None:
         """Bring the source up to the journal, which the scheduler has seen already.
 
@@ -92,10 +93,11 @@ class Asker(Searcher):
             batch: first part of the trials' names.
             slots: how many trials run at once, as of now.
             stop: told of a source that fails; nothing more is told to it then.
+            lives: of the trials.
         """
         super().__init__()
         self._source, self._journal, self._scheduler = source, journal, scheduler
-        self._batch, self._slots, self._stop = batch, slots, stop
+        self._batch, self._slots, self._stop, self._lives = batch, slots, stop, lives
         self._number = len(journal.trials)
         self._active: dict[str, str] = {}
         """Our names by Tune's, of trials that have a worker or will get one."""
@@ -159,10 +161,15 @@ class Asker(Searcher):
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Tell the source how a trial ended, unless it is only paused."""
+        """Tell the source how a trial ended, unless it is only paused or lost its worker."""
         name = self._active.pop(trial_id, None)
         if name is None:
             return
+        if error:
+            self._lives.lose(name)
+            if self._lives.has(name):
+                self._going_on.append(name)
+                return
         if name not in self._scheduler.paused:
             self._tell(lambda: self._source.on_trial_complete(name, result, error))
         elif result is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,6 +47,25 @@ class Bench:
     """Where they leave their best adapters, and what they need to go on."""
     data_dir: Path | None = None
     """Where task files are."""
+
+
+RETRIES = 3
+"""Times that a trial whose worker died is started again from its last evaluation."""
+
+
+class Lives:
+    """How often each trial may still lose its worker while this driver runs."""
+
+    def __init__(self) -> None:
+        self._lost: Counter[str] = Counter()
+
+    def lose(self, trial: str) -> None:
+        """Note that a trial lost its worker."""
+        self._lost[trial] += 1
+
+    def has(self, trial: str) -> bool:
+        """Whether it goes on."""
+        return self._lost[trial] <= RETRIES
 
 
 @dataclass

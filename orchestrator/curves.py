@@ -25,6 +25,9 @@ class Curves(Protocol):
     def truth(self, point: Point) -> float:
         """What the trial would score in the end on infinitely many rows."""
 
+    def noise(self, score: float) -> float:
+        """Standard error of a score; 0: unknown."""
+
 
 @dataclass(frozen=True)
 class Synthetic:
@@ -67,6 +70,10 @@ class Synthetic:
         noise = self._random("noise", json.dumps([dict(point), evaluation], sort_keys=True))
         return float(noise.binomial(self.rows, min(1.0, true)) / self.rows)
 
+    def noise(self, score: float) -> float:
+        """As in Curves, of a share of so many rows."""
+        return math.sqrt(score * (1 - score) / self.rows)
+
     def _random(self, *words: str) -> np.random.Generator:
         digest = hashlib.sha256(repr((self.seed, words)).encode()).digest()
         return np.random.default_rng(list(digest))
@@ -105,6 +112,10 @@ class Recorded:
     def truth(self, point: Point) -> float:
         """As in Curves: the record's best."""
         return max(self._nearest(point))
+
+    def noise(self, score: float) -> float:
+        """As in Curves."""
+        return 0.0
 
     def _nearest(self, point: Point) -> list[float]:
         distances = np.square(self._places - np.array(self._place(point))).sum(axis=1)

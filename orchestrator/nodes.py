@@ -7,7 +7,6 @@ trials, where another has more memory.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections import defaultdict
@@ -29,11 +28,13 @@ _FRESH_SECONDS = 2.0
 """How old the known size of the cluster may be."""
 GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
 """Labels that a node of a cluster has, of the smallest of its GPUs and of its main memory."""
-_ADDRESS = re.compile(r"\bip[:=] ?([0-9a-fA-F.:]*[0-9a-fA-F])")
+_ADDRESS = re.compile(r"\bip[:=] ?([0-9a-f.:]*[0-9a-f])", re.IGNORECASE)
 
 _aside: dict[str, float] = {}
 """Until when which addresses are avoided. Of the process, as Ray Tune hands out pickled copies of
 what it is given."""
+_too_small: dict[str, set[str]] = {}
+"""For which running trials which addresses have too little memory; avoided as well."""
 
 
 class Nodes:
@@ -61,6 +62,7 @@ class Nodes:
         self._alone_since: float | None = None
         self._slots, self._until = concurrency(resources, listed), now() + _FRESH_SECONDS
         _aside.clear()
+        _too_small.clear()
 
     def slots(self) -> int:
         """Trials that run at once, as of a moment ago; what it was while no node is there."""
@@ -87,23 +89,35 @@ class Nodes:
         node = next((n for n in self._alive() if n["NodeManagerAddress"] == address), None)
         if address is None or node is None:  # it is gone, and Ray knows
             return None
-        failures = self._failures[address]
-        failures.append(trial)
+        self._failures[address].append(trial)
         if TooSmallError.__name__ in error:
-            until, why = math.inf, "it has too little memory for a single row"
-        elif len(failures) > self._fitting([node]):
-            # One accident may end all that run there, so it takes more than that.
-            until, why = self._now() + ASIDE_SECONDS, f"{len(failures)} workers in a row failed"
-        else:
+            return self._set_aside_small(node, trial)
+        count = len(self._failures[address])
+        # One accident may end all that run there, so it takes more than that.
+        if count <= max(1, self._fitting([node])) or not self._fits_without([node]):
             return None
-        if not self._fitting([other for other in self._usable() if other != node]):
-            return None  # a machine that fails is better than none
-        _aside[address] = until
-        del failures[1:]  # one more will do, once it is back
-        return f"machine {address} is set aside: {why}"
+        _aside[address] = max(_aside.get(address, 0.0), self._now() + ASIDE_SECONDS)
+        return f"machine {address} is set aside: {count} workers in a row failed"
+
+    def _set_aside_small(self, node: dict[str, Any], trial: str) -> str | None:
+        """Avoid a machine, and all that are no larger, until a trial that needs more ends."""
+        size = self._memory_of(node)
+        small = [other for other in self._alive() if self._memory_of(other) <= size]
+        if not self._fits_without(small):
+            return None
+        for other in small:
+            _too_small.setdefault(other["NodeManagerAddress"], set()).add(trial)
+        names = ", ".join(sorted(other["NodeManagerAddress"] for other in small))
+        return f"machine {names} is set aside: it has too little memory for a row of {trial}"
+
+    def ended(self, trial: str) -> None:
+        """A trial ended or paused: what was too small for it may fit others."""
+        for trials in _too_small.values():
+            trials.discard(trial)
 
     def exonerate(self, trial: str) -> None:
         """A trial failed wherever it ran, which says nothing of the machines."""
+        self.ended(trial)
         places = [address for address, trials in self._failures.items() if trial in trials]
         if len(places) > 1:
             for address in places:
@@ -115,19 +129,27 @@ class Nodes:
 
         What waits for a place is bound to other machines, so it would wait for ever.
         """
-        if not _aside or not self._alive() or self._fitting(self._usable()):
+        if not (_aside or _too_small) or not self._alive() or self._fitting(self._usable()):
             self._alone_since = None
             return
         if self._alone_since is None:
             self._alone_since = self._now()
         if self._now() - self._alone_since > PATIENCE_SECONDS:
             raise NoMachineError(
-                f"trials fit only on {', '.join(sorted(_aside))} now, where workers kept failing; "
-                "mend that or the other machines"
+                f"what is left of the cluster is set aside ({', '.join(sorted(_away(self._now())))}"
+                "): workers kept failing there, or it is too small; mend that or the other machines"
             )
 
     def _alive(self) -> list[dict[str, Any]]:
         return _alive(self._listed)
+
+    def _memory_of(self, node: dict[str, Any]) -> int:
+        """MiB that a trial can use there, by the node's label; 0: it has none."""
+        return int(node["Labels"].get(GPU_MEMORY if self._resources.gpus else MEMORY, 0))
+
+    def _fits_without(self, nodes: list[dict[str, Any]]) -> bool:
+        """Whether trials fit on other machines; one that fails is better than none."""
+        return bool(self._fitting([node for node in self._usable() if node not in nodes]))
 
     def _usable(self) -> list[dict[str, Any]]:
         nodes = self._alive()
@@ -197,7 +219,14 @@ def _alive(listed: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def _avoided(nodes: list[dict[str, Any]], now: float) -> list[dict[str, Any]]:
-    return [node for node in nodes if _aside.get(node["NodeManagerAddress"], 0.0) > now]
+    away = _away(now)
+    return [node for node in nodes if node["NodeManagerAddress"] in away]
+
+
+def _away(now: float) -> set[str]:
+    """Addresses that are avoided now."""
+    small = {address for address, trials in _too_small.items() if trials}
+    return small | {address for address, until in _aside.items() if until > now}
 
 
 def _size(node: dict[str, Any]) -> tuple[float, float]:

@@ -18,11 +18,18 @@ from types import FrameType
 from typing import Any
 
 from ray import tune
-from ray.exceptions import RayError
+from ray.air.execution._internal import actor_manager
+from ray.exceptions import (
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    WorkerCrashedError,
+)
 from ray.tune.error import TuneError
 
 from orchestrator.asker import Asker, Source
-from orchestrator.batch import Batch, Bench, Stop
+from orchestrator.batch import Batch, Bench, Lives, Stop
 from orchestrator.depot import Depot
 from orchestrator.journal import Journal, Past
 from orchestrator.nodes import Nodes, NoMachineError, placement_of
@@ -35,9 +42,10 @@ from orchestrator.watcher import Watcher
 from tinyattn.errors import StorageError, TinyAttnError
 
 logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # tracebacks of trials: MLflow has them
-
-RETRIES = 3
-"""Times that a trial whose worker died is started again from its last evaluation."""
+# How workers end. Tune of Ray 2.60 knows the first kind alone, and would end itself where Ray kills
+# a worker because its machine runs low on memory.
+_ENDS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
+setattr(actor_manager, "RayActorError", _ENDS)  # noqa: B010 - a tuple in the place of a class
 
 
 class InterruptedSweepError(TinyAttnError):
@@ -103,9 +111,10 @@ def run_batch(
         batch.title, batch.trials, batch.evaluations, nodes.slots, rungs=scheduler.rungs
     )
     with view_of(progress) as view, signals_noted() as stop:
-        watcher = Watcher(batch, depot, journal, scheduler, tracker, view, stop, nodes)
+        lives = Lives()
+        watcher = Watcher(batch, depot, journal, scheduler, tracker, view, stop, nodes, lives)
         watcher.catch_up()
-        asker = Asker(source, journal, scheduler, batch.name, nodes.slots, stop)
+        asker = Asker(source, journal, scheduler, batch.name, nodes.slots, stop, lives)
         try:
             _fit(_tuner(batch, depot, data_dir, asker, watcher), depot.folder)
             for name in watcher.end_paused():
@@ -149,7 +158,6 @@ def _tuner(
             storage_path=str(depot.folder / "tune"),
             callbacks=[watcher],
             verbose=0,
-            failure_config=tune.FailureConfig(max_failures=RETRIES),
         ),
     )
 

@@ -30,6 +30,8 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from orchestrator.config import AshaConfig
 from orchestrator.outcome import Outcome
 
+TOLERANCE = math.sqrt(2) / 2
+"""In standard errors of a score: half of one of the difference of two."""
 NAME, POINT = "trial", "point"
 """Keys of a Tune config: the trial's name, and its overrides by dotted key."""
 
@@ -50,6 +52,7 @@ class Asha(FIFOScheduler):
     Attributes:
         rungs: {evaluation: {trial: best score when it came there}}, in order of arrival.
         stopped: {trial: rung where it was stopped}.
+        noise: {trial: standard error of its score when it came to its last rung}.
         unwanted: trials that the user wants to end, at their next evaluation.
         paused: {trial: rung where it waits}; empty here, see PromotingAsha.
     """
@@ -64,6 +67,7 @@ class Asha(FIFOScheduler):
         """
         super().__init__()
         self.reduction = reduction
+        self.noise: dict[str, float] = {}
         self.rungs: dict[int, dict[str, float]] = {n: {} for n in rungs(grace, reduction, total)}
         self.stopped: dict[str, int] = {}
         self.unwanted: set[str] = set()
@@ -81,6 +85,7 @@ class Asha(FIFOScheduler):
         if rung is None or "best_score" not in result:
             return TrialScheduler.CONTINUE
         self.rungs[rung][trial_id] = float(result["best_score"])
+        self.noise[trial_id] = float(result.get("noise", 0.0))
         return self._judge(trial_id, rung)
 
     def _judge(self, trial_id: str, rung: int) -> str:
@@ -142,11 +147,16 @@ def replay(scheduler: Asha, events: Iterable[Mapping[str, Any]]) -> None:
 class PromotingAsha(Asha):
     """Pauses every trial at its rung and goes on with those that prove to be the best.
 
-    The variant of Li et al. 2020 as published, algorithm 2: whenever there is room, the best trial
-    of the highest rung that is among its rung's top ⌊n/η⌋ and waits there is promoted; if there is
-    none, a new trial begins at the bottom. No early arrival goes on for being early, and no trial
-    is lost for being judged before there was anything to compare it with. When nothing is left to
-    run, a rung from which nobody went on sends its best one, so that some trial is trained whole.
+    The variant of Li et al. 2020, algorithm 2: when there is room, the best trial of the highest
+    rung that is promotable and waits there is promoted; if there is none, a new trial begins at the
+    bottom. No early arrival goes on for being early, and no trial is lost for being judged before
+    there was anything to compare it with. When nothing is left to run, a rung from which nobody
+    went on sends its best one, so that some trial is trained whole.
+
+    Promotable are, as published, the top ⌊n/η⌋ of a rung where scores have no known noise. Where
+    they have, a difference within it is no reason to leave a trial behind, nor is it one to keep
+    many: the top ⌊n/(η+1)⌋ go on, and up to twice as many where they are within `TOLERANCE`
+    standard errors of the last of those. See EXPERIMENTS.md for what that gains.
     """
 
     def _judge(self, trial_id: str, rung: int) -> str:
@@ -167,11 +177,22 @@ class PromotingAsha(Asha):
     def _best_waiting(self) -> str | None:
         """The best promotable trial of the highest rung that has one."""
         for rung, recorded in reversed(self.rungs.items()):
-            ranked = sorted(recorded, key=lambda name: -recorded[name])  # ties: earlier first
-            for name in ranked[: len(recorded) // self.reduction]:
+            for name in self._promotable(recorded):
                 if self.paused.get(name) == rung and name not in self.unwanted:
                     return name
         return None
+
+    def _promotable(self, recorded: Mapping[str, float]) -> list[str]:
+        """Trials of a rung that go on, best first."""
+        ranked = sorted(recorded, key=lambda name: -recorded[name])  # ties: earlier first
+        if not any(self.noise[name] for name in ranked):
+            return ranked[: len(ranked) // self.reduction]
+        sure, most = (count * len(ranked) // (self.reduction + 1) for count in (1, 2))
+        if not sure:
+            return []
+        last = ranked[sure - 1]
+        least = recorded[last] - TOLERANCE * self.noise[last]
+        return ranked[:sure] + [name for name in ranked[sure:most] if recorded[name] >= least]
 
     def _last_hope(self) -> str | None:
         """The best trial of the highest rung that was reached, if nobody went on from there."""

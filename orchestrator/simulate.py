@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.asker import Asker
-from orchestrator.batch import Stop
+from orchestrator.batch import Lives, Stop
 from orchestrator.config import Sweep
 from orchestrator.curves import Curves
 from orchestrator.journal import Journal
@@ -114,7 +114,9 @@ class _Simulation:
         source = OptunaSearcher(sweep.space, sweep.search, folder / "study.journal", sweep.name)
         slots = cluster.nodes * cluster.slots
         self.source = source
-        self.asker = Asker(source, self.journal, self.asha, "search", lambda: slots, Stop())
+        self.asker = Asker(
+            source, self.journal, self.asha, "search", lambda: slots, Stop(), Lives()
+        )
         self.free = deque((n, s) for s in range(cluster.slots) for n in range(cluster.nodes))
         self.away: set[int] = set()
         self.running: dict[tuple[int, int], tuple[str, int]] = {}
@@ -192,6 +194,7 @@ class _Simulation:
         result = {"evaluation": evaluation, "total": self.total, "score": score, "best_score": best}
         if not math.isfinite(score):
             return result | {"outcome": Outcome.DIVERGED.value, "evaluation": past.evaluations}
+        result["noise"] = self.curves.noise(score)
         if evaluation == self.total:
             result["outcome"] = Outcome.COMPLETED.value
         return result

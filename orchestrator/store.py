@@ -309,6 +309,8 @@ def _knock(uri: str) -> None:
     if uri.startswith("sqlite:///"):
         path = Path(uri.removeprefix("sqlite:///"))
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            _make_database(path)
         with sqlite3.connect(path, timeout=CONNECT_SECONDS) as connection:
             connection.execute("PRAGMA schema_version")
         connection.close()
@@ -320,6 +322,27 @@ def _knock(uri: str) -> None:
     port = parts.port or ports.get(parts.scheme.split("+")[0])
     if parts.hostname and port:
         socket.create_connection((parts.hostname, port), CONNECT_SECONDS).close()
+
+
+def _make_database(path: Path) -> None:
+    """Make MLflow's tables in a file that gets its name when it has them all.
+
+    Who is killed while MLflow makes them, which takes seconds, would leave a file that MLflow can
+    neither use nor complete.
+    """
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
+
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
+        fresh = Path(folder) / path.name
+        engine = create_sqlalchemy_engine_with_retry(f"sqlite:///{fresh}")
+        _initialize_tables(engine)
+        engine.dispose()
+        try:
+            os.link(fresh, path)
+        except FileExistsError:  # another process was quicker
+            return
+        except OSError:  # a file system without hard links
+            os.rename(fresh, path)
 
 
 def _sweep_record(run: Run) -> SweepRecord:

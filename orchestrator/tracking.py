@@ -25,7 +25,7 @@ from typing import Any
 from mlflow.entities import Metric, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 
-from orchestrator.outbox import PATIENCE_SECONDS, Outbox, patiently
+from orchestrator.outbox import PATIENCE_SECONDS, Outbox, is_passing, patiently
 from orchestrator.outcome import Outcome
 from orchestrator.provenance import code_tags, slug
 from orchestrator.store import PARENT_TAG, TAG, Store, first_line
@@ -37,8 +37,8 @@ EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 AWAY_SECONDS = 900.0
 """How long the end of a batch waits for a store that is away."""
 HEARTBEAT_SECONDS = 30.0
-EVALUATIONS_A_REQUEST = 40
-"""MLflow takes 1,000 numbers in a request."""
+NUMBERS_A_REQUEST = 1000
+"""What MLflow takes."""
 TAG_LENGTH = 5000
 """Longest tag that every MLflow server of today takes."""
 
@@ -220,9 +220,18 @@ class Tracker(Store):
         waiting.append([Metric(key, value, now, step) for key, value in metrics_of(result).items()])
 
         def write(run_id: str) -> None:
-            if batches := waiting[:EVALUATIONS_A_REQUEST]:
+            sizes = itertools.accumulate(map(len, waiting))
+            count = max(1, sum(size <= NUMBERS_A_REQUEST for size in sizes))
+            if not (batches := waiting[:count]):
+                return
+            try:
                 self.client.log_batch(run_id, metrics=list(itertools.chain(*batches)))
-                del waiting[: len(batches)]  # only now: what fails is sent again
+            except Exception as error:
+                if is_passing(error):  # they are sent again
+                    raise
+                del waiting[:count]
+                raise
+            del waiting[:count]
 
         self._send(trial_id, write)
 

@@ -43,21 +43,23 @@ class SweepTrial(tune.Trainable):
         """
         assert bench is not None
         assert resources is not None
-        self.bench, self.resources, self.first = bench, resources, config
+        self.bench, self.resources = bench, resources
+        self.next: dict[str, Any] | None = config
+        """The trial that the next step begins with; None: it goes on with the one it has."""
         self.worker: Worker | RankGroup | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Go over to another trial; what loaded PLM and data keeps them."""
-        self.first = new_config
-        if self.worker is not None:
-            self.worker.begin(new_config)
+        """Take note of another trial; what loaded PLM and data keeps them."""
+        self.next = new_config
         return True
 
     def step(self) -> dict[str, Any]:
         """Train to the next evaluation and return it, with ever fewer rows a pass until it fits."""
         if self.worker is None:
             self.worker = self._worker()
-            self.worker.begin(self.first)
+        if self.next is not None:
+            self.worker.begin(self.next)
+            self.next = None
         while (result := self._step_if_it_fits(self.worker)) is None:
             self.worker.halve()
         return result

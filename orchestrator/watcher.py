@@ -12,7 +12,7 @@ from typing import Any
 
 from ray import tune
 
-from orchestrator.batch import Batch, Stop
+from orchestrator.batch import Batch, Lives, Stop
 from orchestrator.depot import Depot
 from orchestrator.home import REQUESTS
 from orchestrator.journal import Journal, Past
@@ -30,7 +30,7 @@ STOP_ALL = "all"
 _POLL_SECONDS = 1.0
 _REPORTED = (
     "evaluation", "total", "epoch", "step", "score", "best_score", "best_index", "train_loss",
-    "lr", "seconds", "rows_per_second", "metrics", "heldout", "adapter_params",
+    "noise", "lr", "seconds", "rows_per_second", "metrics", "heldout", "adapter_params",
     "classifier_params", "micro_batch_size", "peak_memory_mb", "outcome", "error",
     "node_ip",
 )  # fmt: skip
@@ -62,9 +62,11 @@ class Watcher(tune.Callback):
         view: Any,
         stop: Stop,
         nodes: Nodes,
+        lives: Lives,
     ) -> None:
         self.batch, self.depot, self.journal, self.scheduler = batch, depot, journal, scheduler
-        self.tracker, self.view, self.stop, self.nodes = tracker, view, stop, nodes
+        self.tracker, self.view, self.stop = tracker, view, stop
+        self.nodes, self.lives = nodes, lives
         self._requests = depot.folder / REQUESTS
         self._next_poll = 0.0
 
@@ -123,16 +125,17 @@ class Watcher(tune.Callback):
         """Log one evaluation; a trial that diverges reports its end without one."""
         name = trial.config[NAME]
         if UNWRITABLE in result:
-            raise StorageError(result[UNWRITABLE])
-        self.nodes.worked(result["node_ip"])
+            raise StorageError(f"{result['node_ip']}: {result[UNWRITABLE]}")
         numbers = {key: result[key] for key in _REPORTED if key in result}
         if self.journal.result(name, numbers) and self._log(name, numbers):
+            self.nodes.worked(result["node_ip"])
             self.view.evaluated(name, result)
 
     @_guarded
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Close the run of a trial that completed, was stopped, or ended itself."""
         name = trial.config[NAME]
+        self.nodes.ended(name)
         if name in self.scheduler.paused:
             self.view.paused(name)
             return
@@ -141,27 +144,20 @@ class Watcher(tune.Callback):
         self._end(name, Outcome.STOPPED, "stopped by the user" if by_user else None)
 
     @_guarded
-    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Say which machine a trial lost its worker on, and whether to avoid it."""
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Note which machine a trial lost its worker on; the last loss is its end."""
         name, error = trial.config[NAME], _last_words(trial)
-        place = address_in(error)
-        done = self.journal.trials[name].evaluations
-        self.view.note(
-            f"{short(name)} lost its worker{f' on {place}' if place else ''}: goes on after "
-            f"{f'evaluation {done}' if done else 'its start'}"
-        )
         if said := self.nodes.failed(name, error):
             self.view.note(said)
-
-    @_guarded
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Close the run of a trial that failed more often than it is retried."""
-        name = trial.config[NAME]
+        if self.lives.has(name):
+            place, done = address_in(error), self.journal.trials[name].evaluations
+            self.view.note(
+                f"{short(name)} lost its worker{f' on {place}' if place else ''}: goes on after "
+                f"{f'evaluation {done}' if done else 'its start'}"
+            )
+            return
         if name not in self.view.progress.params:  # its worker never came up
             self.on_trial_start(iteration, trials, trial)
-        error = _last_words(trial)
-        if said := self.nodes.failed(name, error):
-            self.view.note(said)
         self.nodes.exonerate(name)
         self._end(name, *_outcome_of(error))
 

@@ -35,7 +35,7 @@ from tinyattn.experts import perturb
 from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights
 from tinyattn.objects import fetched
 from tinyattn.ranks import ONE, Ranks
-from tinyattn.tasks import Task, compute_metrics
+from tinyattn.tasks import Task, compute_metrics, noise_of
 from tinyattn.tasks.tokens import Split
 from tinyattn.workshop import Workshop
 
@@ -68,6 +68,8 @@ class Evaluation:
     """The best of this and all evaluations before."""
     best_index: int
     """Index of the evaluation that had it first."""
+    noise: float
+    """Standard error of the score: what other selection rows of the kind would change."""
     train_loss: float
     """Mean loss per row since the evaluation before."""
     lr: float
@@ -216,7 +218,8 @@ class Trainer:
         self, index: int, begin: float, train_loss: float, lr: float, rows_per_second: float
     ) -> None:
         """Score the selection rows, keep the best weights, and make this the last evaluation."""
-        metrics = compute_metrics(self.task, *self.outputs(self.data.select))
+        outputs = self.outputs(self.data.select)
+        metrics = compute_metrics(self.task, *outputs)
         score = metrics[self.task.metrics[0]]
         before = self.last
         if before is None or score > before.best_score:
@@ -236,6 +239,7 @@ class Trainer:
             best_index=best_index,
             train_loss=train_loss,
             lr=lr,
+            noise=noise_of(self.task, *outputs),
             seconds=self.seconds,
             rows_per_second=rows_per_second,
             metrics=metrics,

@@ -13,7 +13,7 @@ import pytest
 from ray.tune.search import Searcher
 
 from orchestrator.asker import Asker, Points
-from orchestrator.batch import Stop
+from orchestrator.batch import Lives, Stop
 from orchestrator.config import Sweep
 from orchestrator.curves import Synthetic
 from orchestrator.journal import Journal, Past, read_journal
@@ -190,12 +190,14 @@ def test_a_broken_line_is_named(tmp_path: Path) -> None:
 def test_trials_that_go_on_come_first_under_their_names(tmp_path: Path) -> None:
     points = [{"seed": seed} for seed in range(4)]
     journal = Journal(tmp_path / "search.jsonl")
-    asker = Asker(Points(points), journal, Asha(9, 2, 9), "search", lambda: 5, Stop())
+    asker = Asker(Points(points), journal, Asha(9, 2, 9), "search", lambda: 5, Stop(), Lives())
     for tune_id in ("x1", "x2"):
         assert isinstance(asker.suggest(tune_id), dict)
     journal.end("search_00001", Outcome.COMPLETED)
 
-    again = Asker(Points(points), Journal(journal.path), Asha(9, 2, 9), "search", lambda: 5, Stop())
+    again = Asker(
+        Points(points), Journal(journal.path), Asha(9, 2, 9), "search", lambda: 5, Stop(), Lives()
+    )
     got = [again.suggest(f"y{i}") for i in range(4)]
     assert got == [
         {"trial": "search_00002", "point": {"seed": 1}},

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from orchestrator.config import Resources
-from orchestrator.nodes import ASIDE_SECONDS, PATIENCE_SECONDS, Nodes, NoMachineError, address_in
+from orchestrator.nodes import (
+    ASIDE_SECONDS,
+    GPU_MEMORY,
+    PATIENCE_SECONDS,
+    Nodes,
+    NoMachineError,
+    address_in,
+)
 from tinyattn.errors import UsageError
 
 
@@ -16,6 +23,7 @@ class World:
 
     def __init__(self, **gpus: int) -> None:
         self.gpus = gpus
+        self.memory = dict.fromkeys(gpus, 16_000)
         self.dead: set[str] = set()
         self.time = 0.0
 
@@ -26,7 +34,7 @@ class World:
                 "NodeID": name * 4,
                 "NodeManagerAddress": f"10.0.0.{ord(name) - ord('a') + 1}",
                 "Resources": {"CPU": 8.0, "GPU": float(gpus)},
-                "Labels": {},
+                "Labels": {GPU_MEMORY: str(self.memory[name])},
             }
             for name, gpus in self.gpus.items()
         ]
@@ -51,6 +59,7 @@ def test_the_innermost_machine_is_the_one_that_failed() -> None:
     assert address_in(nested) == "10.0.0.2"
     assert address_in(fault("c")) == "10.0.0.3"
     assert address_in("(pid=7, ip=fd00::2, actor_id=0a)") == "fd00::2"
+    assert address_in("Memory on the node (IP: 10.0.0.5, ID: 0a) was 4.55GB used") == "10.0.0.5"
     assert address_in("a trip: nothing") is None
 
 
@@ -74,6 +83,13 @@ def test_one_accident_on_a_machine_of_many_gpus_is_not_enough() -> None:
     assert nodes.failed("t0", fault("b")) is not None
 
 
+def test_one_accident_is_not_enough_where_a_trial_needs_two_machines() -> None:
+    world = World(a=1, b=1, c=1)
+    nodes = world.nodes(ranks=2)
+    assert nodes.failed("t", fault("b")) is None
+    assert nodes.failed("t", fault("b")) is not None
+
+
 def test_an_evaluation_shows_that_a_machine_works() -> None:
     world = World(a=1, b=1)
     nodes = world.nodes()
@@ -95,6 +111,17 @@ def test_a_trial_that_fails_wherever_it_runs_blames_no_machine() -> None:
     assert nodes.failed("good", fault("b")) is None
 
 
+def test_who_failed_is_remembered_beyond_a_setting_aside() -> None:
+    world = World(a=1, b=1, c=1)
+    nodes = world.nodes()
+    nodes.failed("t1", fault("b"))
+    assert nodes.failed("bad", fault("b")) is not None
+    nodes.failed("bad", fault("c"))
+    nodes.failed("bad", fault("a"))
+    nodes.exonerate("bad")
+    assert world.slots(nodes) == 3
+
+
 @pytest.mark.parametrize("kind", ["RuntimeError", "TooSmallError: not a row fits"])
 def test_the_last_machine_that_can_run_a_trial_is_never_set_aside(kind: str) -> None:
     world = World(a=0, b=1)  # the head has no GPU
@@ -104,13 +131,21 @@ def test_the_last_machine_that_can_run_a_trial_is_never_set_aside(kind: str) -> 
     assert [two_ranks.failed("t", fault("b", kind)) for _ in range(5)] == [None] * 5
 
 
-def test_a_machine_that_is_too_small_is_set_aside_at_once_for_good() -> None:
-    world = World(a=8, b=8)
+def test_machines_too_small_for_a_trial_are_set_aside_together_while_it_runs() -> None:
+    world = World(a=1, b=1, c=2, d=1)
+    world.memory |= {"a": 8_000, "b": 8_000, "c": 24_000}
     nodes = world.nodes()
     said = nodes.failed("t", fault("a", "TooSmallError: not a row fits"))
-    assert said == "machine 10.0.0.1 is set aside: it has too little memory for a single row"
+    assert said is not None
+    assert said.startswith("machine 10.0.0.1, 10.0.0.2 is set aside: it has too little memory")
     world.time += 100 * ASIDE_SECONDS
-    assert world.slots(nodes) == 8
+    assert world.slots(nodes) == 3
+    nodes.failed("u", fault("d", "TooSmallError: not a row fits"))
+    assert world.slots(nodes) == 2
+    nodes.ended("t")
+    assert world.slots(nodes) == 2  # u still runs, and needs more than 16,000
+    nodes.ended("u")
+    assert world.slots(nodes) == 5
 
 
 def test_a_machine_that_died_is_rays_business() -> None:
@@ -130,7 +165,7 @@ def test_a_sweep_does_not_wait_for_ever_when_only_machines_set_aside_are_left() 
     world.dead = {"a"}
     nodes.refuse_none_left()
     world.time += PATIENCE_SECONDS + 1
-    with pytest.raises(NoMachineError, match=r"only on 10\.0\.0\.2 now"):
+    with pytest.raises(NoMachineError, match=r"set aside \(10\.0\.0\.2\)"):
         nodes.refuse_none_left()
     world.dead = set()
     nodes.refuse_none_left()

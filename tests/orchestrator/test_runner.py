@@ -19,7 +19,7 @@ from tiny_plm import save_tiny_plm
 from cluster.local import this_machine
 from orchestrator import runner
 from orchestrator.asker import Points
-from orchestrator.batch import Batch, Stop
+from orchestrator.batch import RETRIES, Batch, Lives, Stop
 from orchestrator.config import Resources
 from orchestrator.depot import SharedFolder
 from orchestrator.journal import Journal
@@ -150,7 +150,7 @@ def test_a_worker_that_dies_again_is_not_replaced_for_ever(ran: Ran) -> None:
     ended, record = ran.at(5)
     assert ended.outcome is Outcome.FAILED
     assert record.tags["error"].startswith("its worker died each time")
-    assert ran.lines.count("#6 starts again") == runner.RETRIES == 3
+    assert ran.lines.count("#6 starts again") == RETRIES == 3
     # Each worker goes on from what the one before it kept.
     assert [step for step, _ in ran.history(5, "score")] == [1, 2, 3, 4]
 
@@ -284,7 +284,7 @@ def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
     view = LiveView(Progress("t", 1, 1, lambda: 1))
     journal = Journal(tmp_path / "search.jsonl")
     depot = SharedFolder(tmp_path)
-    watcher = Watcher(batch, depot, journal, Asha(1, 2, 1), tracker, view, Stop(), nodes)
+    watcher = Watcher(batch, depot, journal, Asha(1, 2, 1), tracker, view, Stop(), nodes, Lives())
     assert b"secret" not in pickle.dumps(watcher)
 
 
@@ -312,3 +312,16 @@ def test_the_first_signal_is_noted_and_the_second_ends() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_worker_that_ray_kills_for_memory_is_a_worker_that_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tune by itself raises RuntimeError on this kind of end, and the sweep would end with it."""
+    heard: list[BaseException] = []
+    manager = RayActorManager(FixedResourceManager({"CPU": 1}))
+    monkeypatch.setattr(manager, "_cleanup_actor", lambda tracked_actor: None)
+    actor = TrackedActor(actor_id=1, on_error=lambda actor, error: heard.append(error))
+    killed = ray.exceptions.OutOfMemoryError("killed due to the node running low on memory")
+    manager._actor_task_failed(TrackedActorTask(tracked_actor=actor), killed)
+    assert heard == [killed]

@@ -275,3 +275,58 @@ def test_an_unwanted_trial_is_not_promoted() -> None:
     asha.unwanted.add("a")
     assert asha.decide("b", at(1, 0.1)) == STOP
     assert asha.promote() is None
+
+
+# ---- promoting with known noise ----
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("eta", [2, 3, 5])
+def test_differences_within_the_noise_leave_nobody_behind(seed: int, eta: int) -> None:
+    """Against the rule written as a count of all who are better, with room at every moment."""
+    luck = random.Random(seed)
+    noise, asha = luck.choice([0.005, 0.02, 0.2]), PromotingAsha(1, eta, 2)
+    scores: dict[str, float] = {}
+    promoted: set[str] = set()
+    for i in range(40):
+        name = f"t{i}"
+        scores[name] = round(0.5 + 0.1 * luck.random(), 2)
+        if asha.decide(name, at(1, scores[name], noise=noise)) == CONTINUE:
+            promoted.add(name)
+        while (trial := asha.promote()) is not None:
+            promoted.add(trial)
+        place = {
+            t: sum(scores[o] > scores[t] or (scores[o] == scores[t] and int(o[1:]) < int(t[1:]))
+                   for o in scores)
+            for t in scores
+        }  # fmt: skip
+        count = len(scores)
+        last = [scores[t] for t in scores if place[t] == count // (eta + 1) - 1]
+        allowed = {
+            t for t in scores
+            if place[t] < count // (eta + 1)
+            or (last and place[t] < 2 * count // (eta + 1)
+                and last[0] - scores[t] <= math.sqrt(0.5) * noise)
+        }  # fmt: skip
+        assert allowed <= promoted
+
+
+def test_a_crowd_of_equals_is_thinned_all_the_same() -> None:
+    asha = PromotingAsha(1, 3, 2)
+    went = 0
+    for i in range(40):
+        went += asha.decide(f"t{i}", at(1, 0.5, noise=0.03)) == CONTINUE
+        while asha.promote() is not None:
+            went += 1
+    assert went == 20  # at most 2 in 4 go on
+
+
+def test_clearly_different_trials_are_thinned_more_than_published() -> None:
+    asha = PromotingAsha(1, 3, 2)
+    for i in range(40):
+        asha.decide(f"t{i}", at(1, 0.9 - i / 100, noise=0.001))  # ever worse
+    went = 0
+    while asha.promote() is not None:
+        went += 1
+    assert len(asha.paused) + went <= 40
+    assert 40 - len(asha.paused) == 10  # 1 in 4; as published 1 in 3

@@ -366,7 +366,7 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     from ray import tune
 
     from orchestrator.asker import Asker
-    from orchestrator.batch import Stop
+    from orchestrator.batch import Lives, Stop
     from orchestrator.scheduler import Asha
 
     total = 6
@@ -407,7 +407,7 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
         tuner = tune.Tuner(
             Toy,
             tune_config=tune.TuneConfig(
-                search_alg=Asker(searcher, journal, asha, "search", lambda: 2, Stop()),
+                search_alg=Asker(searcher, journal, asha, "search", lambda: 2, Stop(), Lives()),
                 scheduler=asha,
                 num_samples=-1, reuse_actors=True,
             ),

@@ -42,6 +42,9 @@ class Level:
     def truth(self, point: dict[str, Any]) -> float:
         return self.score(point, 0)
 
+    def noise(self, score: float) -> float:
+        return 0.0
+
 
 def test_without_stopping_time_and_compute_are_what_arithmetic_says() -> None:
     sweep = a_sweep(trials=10).model_copy(update={"asha": None})

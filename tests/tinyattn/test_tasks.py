@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tinyattn.errors import ConfigError, DivergedError, TaskError
-from tinyattn.tasks import TASKS, Task, compute_metrics, find_task
+from tinyattn.tasks import TASKS, Task, compute_metrics, find_task, noise_of
 
 # Columns and label order as the dataset card of nyu-mll/glue on the hub prints them.
 PUBLISHED = {
@@ -236,3 +236,30 @@ def test_outputs_that_are_not_finite_are_a_divergence() -> None:
 def test_wrong_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match="needs"):
         strictly("mnli", np.zeros((4, 2)), [0, 1, 2, 0])
+
+
+@pytest.mark.parametrize(("rows", "share"), [(277, 0.6), (872, 0.9), (2000, 0.5)])
+def test_noise_of_an_accuracy_is_that_of_a_share(rows: int, share: float) -> None:
+    """A share p of n rows has the standard error sqrt(p (1 - p) / n)."""
+    labels = np.zeros(rows, dtype=int)
+    outputs = np.tile([1.0, 0.0], (rows, 1))
+    outputs[: round(rows * (1 - share))] = [0.0, 1.0]
+    expected = math.sqrt(share * (1 - share) / rows)
+    found = noise_of(find_task("rte"), outputs, labels)
+    assert found == pytest.approx(expected, rel=0.3)  # 50 samples: a tenth, three times over
+    assert noise_of(find_task("rte"), outputs, labels) == found
+
+
+def test_noise_of_a_correlation_is_fishers() -> None:
+    """Pearson's r of normal scores has the standard error (1 - r^2) / sqrt(n - 1), about."""
+    luck = np.random.default_rng(3)
+    labels = luck.standard_normal(1500)
+    outputs = (0.6 * labels + 0.8 * luck.standard_normal(1500))[:, None]
+    r = np.corrcoef(labels, outputs[:, 0])[0, 1]
+    expected = (1 - r**2) / math.sqrt(1499)
+    assert noise_of(find_task("stsb"), outputs, labels) == pytest.approx(expected, rel=0.3)
+
+
+def test_noise_of_collapsed_predictions_is_none() -> None:
+    labels = np.array([0, 1] * 50)
+    assert noise_of(find_task("cola"), np.tile([1.0, 0.0], (100, 1)), labels) == 0.0

@@ -8,12 +8,12 @@ from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.agreement import AGREEMENT
 from tinyattn.tasks.base import Splits, Task
 from tinyattn.tasks.glue import GLUE
-from tinyattn.tasks.metrics import compute_metrics
+from tinyattn.tasks.metrics import compute_metrics, noise_of
 from tinyattn.tasks.own import read_task
 
 TASKS = {**GLUE, AGREEMENT.name: AGREEMENT}
 
-__all__ = ["TASKS", "Splits", "Task", "compute_metrics", "find_task"]
+__all__ = ["TASKS", "Splits", "Task", "compute_metrics", "find_task", "noise_of"]
 
 
 def find_task(name_or_path: str) -> Task:

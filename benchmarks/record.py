@@ -1,0 +1,99 @@
+"""Record whole learning curves, row by row, for `benchmarks.stopping`.
+
+    python -m benchmarks.record sst2 --trials 40 max_train_rows=600 epochs=4
+
+Trains random points of the space `minilm`, nobody stopped, and keeps for every evaluation how far
+the right class's logit is above the best other one on 1,000 selection rows, in
+benchmarks/curves/TASK.npz. Any part of the rows can then select, with the noise of so many rows and
+all that trials and evaluations have in common, and the others say how good a trial is. Begun again,
+it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.config import load_sweep
+from orchestrator.search import OptunaSearcher
+from tinyattn.config import parse_overrides
+from tinyattn.data import Split
+from tinyattn.errors import DivergedError
+from tinyattn.trainer import Trainer
+from tinyattn.workshop import Workshop
+
+FOLDER = Path(__file__).parent / "curves"
+ROWS = 1000
+
+
+class RecordingTrainer(Trainer):
+    """A Trainer that remembers the margins of the selection rows at each evaluation."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        rows = self.data.select.rows.select(range(ROWS))  # time goes into these
+        self.data = replace(self.data, select=replace(self.data.select, rows=rows), heldout=None)
+        self.margins: list[np.ndarray] = []
+
+    def outputs(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
+        """As Trainer.outputs."""
+        logits, labels = super().outputs(split)
+        if split is self.data.select:
+            self.margins.append(margins_of(logits, labels))
+        return logits, labels
+
+
+def margins_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The right class's logit less the best other one, in twentieths, [N] int8; 0 is wrong."""
+    rows = np.arange(len(labels))
+    others = logits.copy()
+    others[rows, labels] = -np.inf
+    margins = logits[rows, labels] - others.max(axis=1)
+    return np.clip(np.ceil(20 * margins) - (margins <= 0), -128, 127).astype(np.int8)
+
+
+def points_of(
+    task: str, overrides: dict[str, Any], trials: int
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The trials' common configuration, and random points of the space."""
+    sweep = load_sweep("minilm", {"task": task, **overrides, "search.trials": trials,
+                                  "search.sampler": "random", "search.points": []})  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        searcher = OptunaSearcher(sweep.space, sweep.search, Path(folder) / "study", "s")
+        points = [searcher.suggest(str(number)) for number in range(trials)]
+    return sweep.train, [point for point in points if point is not None]
+
+
+def main() -> None:
+    """Train and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task")
+    parser.add_argument("--trials", type=int, default=32)
+    parser.add_argument("overrides", nargs="*")
+    chosen = parser.parse_intermixed_args()
+    base, points = points_of(chosen.task, parse_overrides(chosen.overrides), chosen.trials)
+    path, workshop = FOLDER / f"{chosen.task}.npz", Workshop()
+    found: dict[str, np.ndarray] = dict(np.load(path)) if path.exists() else {}
+    for point in points[len(found) :]:
+        trainer = RecordingTrainer(base.with_overrides(point), workshop)
+        try:
+            for _ in trainer:
+                pass
+        except DivergedError:
+            pass
+        finally:
+            trainer.close()
+        found[json.dumps(point)] = np.array(trainer.margins)
+        np.savez_compressed(path, **found)
+        scores = " ".join(f"{(row > 0).mean():.3f}" for row in trainer.margins)
+        print(f"{len(found)}/{len(points)} {point}: {scores}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
