@@ -14,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from ray.air.execution import FixedResourceManager
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from tiny_plm import save_tiny_plm
 
 from cluster.local import this_machine
