@@ -30,8 +30,8 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from orchestrator.config import AshaConfig
 from orchestrator.outcome import Outcome
 
-TOLERANCE = math.sqrt(2) / 2
-"""In standard errors of a score: half of one of the difference of two."""
+TOLERANCE = 0.5
+"""In standard errors of a score."""
 NAME, POINT = "trial", "point"
 """Keys of a Tune config: the trial's name, and its overrides by dotted key."""
 
