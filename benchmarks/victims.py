@@ -213,7 +213,7 @@ class StockSweep(Sweep):
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-m", "benchmarks.stock", str(self.folder), str(self.seconds)]
+        words = [sys.executable, str(stock.__file__), str(self.folder), str(self.seconds)]
         self.spawn(*words, *([self.uri] if self.uri else []))
 
     def resume(self) -> None:

@@ -81,6 +81,7 @@ class Machine:
              "--mount-proc", "--mount", "--uts", "bash", "-c", script],
             stderr=(self.bench.folder / f"sshd-{self.number}.log").open("ab"),
         )  # fmt: skip
+        until(self._first_processes, 15)
         until(lambda: self.run("true", check=False).returncode == 0, 15)
 
     def run(self, *words: Any, check: bool = True, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -98,13 +99,18 @@ class Machine:
 
     def _inside(self, words: tuple[Any, ...]) -> list[str]:
         assert self.process is not None
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        first = children.split()[0] if children.split() else str(self.process.pid)
+        first = self._first_processes()[0]
         return ["nsenter", "-t", first, "-m", "-u", "-n", "-p", *map(str, words)]
 
     @property
     def is_on(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def _first_processes(self) -> list[str]:
+        """The process that holds the namespaces, once it is there."""
+        assert self.process is not None
+        pid = self.process.pid
+        return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
     def power_off(self) -> None:
         """A power cut."""
