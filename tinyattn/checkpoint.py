@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -165,13 +166,22 @@ def read_state(folder: Path) -> dict[str, Any]:
 
     Raises:
         DamagedError: the file is missing or damaged.
+        StorageError: the disk, a mount or a permission fails: it may be whole all the same.
     """
+    path = folder / STATE_FILE
     try:
-        return torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no error type of its own for damaged files
-        raise DamagedError(
-            f"{folder / STATE_FILE}: cannot be read: {type(error).__name__}: {error}"
+        content = path.read_bytes()  # torch tells no failing disk from a damaged file
+    except FileNotFoundError:
+        raise DamagedError(f"{path}: cannot be read: it is not there") from None
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be read: {error.strerror or error}; see that its disk is mounted "
+            "there, with the right to read"
         ) from None
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no error type of its own for damaged files
+        raise DamagedError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
 
 
 @contextlib.contextmanager
