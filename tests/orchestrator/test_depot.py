@@ -25,7 +25,7 @@ from cluster import join
 from cluster.config import Cluster
 from cluster.local import this_machine
 from orchestrator.batch import Bench
-from orchestrator.depot import Depot, ObjectStore, SharedFolder
+from orchestrator.depot import STATES_KEPT, Depot, ObjectStore, SharedFolder
 from orchestrator.home import Home
 from orchestrator.worker import UNWRITABLE, Worker
 from tinyattn.checkpoint import replace_folder
@@ -76,6 +76,21 @@ class TestDepot:
         depot.clear("a_1")
         assert depot.states("a_1") == set() == depot.trials_with_states()
 
+    def test_a_trial_that_begins_anew_keeps_what_it_writes(self, depot: Depot) -> None:
+        """All states of its first life were damaged; the numbers of its second are lower."""
+        for index in (7, 8):
+            leave_state(depot, index)
+            leave_adapter(depot, index)
+        for index in (1, 2, 3):
+            leave_state(depot, index)
+            leave_adapter(depot, index)
+            *_, newest = sorted(depot.states("a_1"))
+            with depot.state("a_1", newest) as folder:
+                assert (folder / "of-0" / "state").read_text() == str(index)
+            with fetched(depot.address("a_1")) as folder:
+                assert (folder / "weights").read_text() == str(index)
+        assert len(depot.states("a_1")) == STATES_KEPT
+
     def test_a_state_whose_writing_fails_is_none(self, depot: Depot) -> None:
         leave_state(depot, 1)
         with pytest.raises(StorageError), depot.fresh_state("a_1", 2, ONE) as folder:
@@ -106,6 +121,8 @@ class TestDepot:
 
     def test_the_best_adapter_reaches_the_driver_and_workers(self, depot: Depot) -> None:
         assert depot.adapter("a_1") is None
+        with pytest.raises(StorageError, match="a_1"):
+            depot.address("a_1")
         leave_adapter(depot, 9)
         leave_adapter(depot, 10)
         with fetched(depot.address("a_1")) as folder:
@@ -143,6 +160,11 @@ def test_a_half_written_adapter_is_passed_over(tmp_path: Path) -> None:
         adapter = depot.adapter("a_1")
     assert adapter is not None
     assert (adapter / "weights").read_text() == "3"
+    with (
+        pytest.warns(UserWarning, match="taking the one before"),
+        fetched(depot.address("a_1")) as folder,
+    ):
+        assert (folder / "weights").read_text() == "3"
 
 
 def test_errors_of_a_store_are_one_message(s3: S3) -> None:
