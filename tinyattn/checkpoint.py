@@ -223,14 +223,30 @@ def _take_place(fresh: Path, folder: Path, aside: Path) -> None:
         raise
 
 
+def _to_disk(path: Path) -> None:
+    """Have the system write a file, or a folder's names, to its disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all; StorageError where it cannot be written."""
+    """Write a file as a whole or not at all, also where power is lost.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     path = path.absolute()
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh.write_text(text, encoding="utf-8")
+        _to_disk(fresh)  # a rename may reach the disk before what it names
         os.replace(fresh, path)
+        with contextlib.suppress(OSError):  # not every file system knows this of folders
+            _to_disk(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink()

@@ -6,6 +6,7 @@ The S3 here is moto's server, see s3.py.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
 import subprocess
@@ -30,7 +31,7 @@ from orchestrator.home import Home
 from orchestrator.worker import UNWRITABLE, Worker
 from tinyattn.checkpoint import replace_folder
 from tinyattn.config import TrainConfig
-from tinyattn.errors import DamagedError, StorageError
+from tinyattn.errors import DamagedError, StorageError, UsageError
 from tinyattn.objects import Objects, fetched
 from tinyattn.ranks import ONE, Ranks
 
@@ -182,6 +183,45 @@ def test_a_sweep_has_one_place_for_its_life(tmp_path: Path, s3: S3) -> None:
     assert ours.objects != others.objects  # drivers that know nothing of each other
     assert Home(tmp_path / "a").depot("s") == ours  # also without the cluster file
     assert isinstance(Home(tmp_path / "c").depot("s"), SharedFolder)
+    assert isinstance(Home(tmp_path / "c").depot("s"), SharedFolder)
+
+
+def test_a_sweep_does_not_go_from_a_folder_to_an_object_store_or_back(tmp_path: Path) -> None:
+    """What its trials left would not be found: they would begin anew."""
+    url = f"{tmp_path.as_uri()}/store"
+    folder, store = Home(tmp_path / "a", shared=True), Home(tmp_path / "a", storage=url)
+    folder.depot("one")
+    with pytest.raises(UsageError, match=r"'one' was begun in the folder .*/a/sweeps/one,"):
+        store.depot("one")
+    store.depot("two")
+    with pytest.raises(UsageError, match=r"'two' was begun in the object store file:.*/store/two-"):
+        folder.depot("two")
+    (store.sweep_folder("three") / "search.jsonl").touch()  # begun before there was a note
+    with pytest.raises(UsageError, match="'three' was begun in the folder"):
+        store.depot("three")
+    (store.sweep_folder("four") / "storage").touch()
+    with pytest.raises(StorageError, match="storage: is empty"):
+        store.depot("four")
+
+
+def test_the_note_of_a_sweeps_place_outlives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on disk before it has its name, and its name before anybody acts on it."""
+    synced, fsync, replace = [], os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def note_replace(source: Path, target: Path) -> None:
+        synced.append(f"to {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    Home(tmp_path, storage=f"{tmp_path.as_uri()}/store").depot("s")
+    assert synced == [f".storage.{os.getpid()}", "to storage", "s"]
 
 
 @pytest.mark.slow
