@@ -26,6 +26,8 @@ from tinyattn.objects import check_url, is_url
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?"
 """Names and addresses, IPv6 too: never an option of a program, never a word that a shell splits."""
+NAME_OF_OBJECT = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
+"""Of Kubernetes."""
 
 
 class Size(StrictModel):
@@ -109,6 +111,11 @@ class Kubernetes(StrictModel):
     an object store, ReadWriteOnce, for the runs folder in the head's pod."""
     namespace: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
     head_memory_gb: float = Field(8.0, gt=0)
+    service_account: str | None = Field(None, pattern=NAME_OF_OBJECT)
+    """ServiceAccount of the pods, as one with a role that may use the object store; None: the
+    namespace's."""
+    secret: str | None = Field(None, pattern=NAME_OF_OBJECT)
+    """Secret whose keys are environment variables of the pods, as AWS_ACCESS_KEY_ID; None: none."""
     workers: list[Workers] = Field(min_length=1)
 
 

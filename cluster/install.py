@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 from importlib.metadata import distributions
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
@@ -19,23 +20,60 @@ LINES_SHOWN = 10
 READS_STDIN = """exec sh -c 'eval "$(cat)"'"""
 """Any login shell hands over to sh, which reads all of its script before it begins: a command that
 reads stdin itself finds its end, not the rest of the script."""
+BEGUN = "tinyattn: environment.install begins"
+ENDED = "tinyattn: environment.install ended"
+TOO_LONG = "tinyattn: environment.install took too long"
+"""Lines of the script's own on stderr: ssh too ends with 255, and what the kernel ends where memory
+runs out with timeout's 137."""
 _SCRIPT = """
 set -e
+echo {begun} >&2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 printf %s {versions} > "$folder/constraints.txt"
 printf %s {command} > "$folder/install"
 export TINYATTN_CONSTRAINTS="$folder/constraints.txt"
-timeout --kill-after=10 {seconds} sh -e "$folder/install" < /dev/null 2>&1
+lock={lock}
+if [ -n "$lock" ] && command -v flock > /dev/null && (: >> "$lock") 2> /dev/null; then
+    exec 9>> "$lock"
+    flock -w {seconds} 9 || {{ echo "another machine holds $lock and still installs"; exit 1; }}
+fi
+start=$(date +%s)
+code=0
+timeout --kill-after=10 {seconds} sh -e "$folder/install" < /dev/null 2>&1 9>&- || code=$?
+if [ $code -ne 0 ] && [ $(($(date +%s) - start)) -ge {seconds} ]; then echo {too_long} >&2; fi
+echo {ended} >&2
+exit $code
 """
-_TIMED_OUT = (124, 137)
+_KILLED = 137
 
 
-def script(command: str) -> str:
-    """What a machine's sh is to run for a command of a cluster file."""
+def script(command: str, lock: Path | None = None) -> str:
+    """What a machine's sh is to run for a command of a cluster file.
+
+    Args:
+        command: that command.
+        lock: file that machines with one file system hold in turn; None, or where it cannot be
+            made: none.
+    """
     return _SCRIPT.format(
-        versions=shlex.quote(constraints()), command=shlex.quote(command), seconds=INSTALL_SECONDS
+        begun=shlex.quote(BEGUN),
+        ended=shlex.quote(ENDED),
+        too_long=shlex.quote(TOO_LONG),
+        versions=shlex.quote(constraints()),
+        command=shlex.quote(command),
+        lock=shlex.quote(str(lock or "")),
+        seconds=INSTALL_SECONDS,
     )
+
+
+def lock_of(python: Path) -> Path | None:
+    """The file to hold while an interpreter's environment is made: beside that, which may not be
+    there yet; None: it has no folder of its own, as /usr/bin/python3."""
+    environment = python.parent.parent
+    if not python.is_absolute() or environment.parent == environment.parent.parent:
+        return None
+    return environment.with_name(f".{environment.name}.tinyattn-lock")
 
 
 def constraints() -> str:
@@ -63,10 +101,13 @@ def fault_of(done: subprocess.CompletedProcess[str]) -> str:
     """Why a command did not do, with the end of what it said; empty: it did."""
     if not done.returncode:
         return ""
-    words = f"it ended with {done.returncode}"
-    if done.returncode in _TIMED_OUT:
-        words = f"it was ended after {INSTALL_SECONDS // 60} minutes"
-    if done.returncode == 255:  # ssh's own
-        words = "ssh failed"
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    words = f"it ended with {done.returncode}"
+    if done.returncode == _KILLED:
+        words += ", as what the system ends where memory runs out"
+    if TOO_LONG in said:
+        words = f"it was ended after {INSTALL_SECONDS // 60} minutes"
+    if done.returncode == 255 and ENDED not in said:  # ssh's own
+        words = "ssh failed after it had begun" if BEGUN in said else "ssh failed"
+    said = [line for line in said if line not in (BEGUN, ENDED, TOO_LONG)]
     return "\n      ".join([f"{words}; its last lines:", *said[-LINES_SHOWN:]])

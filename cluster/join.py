@@ -136,19 +136,13 @@ def first_line(error: BaseException) -> str:
 def refuse_unusable(cluster: Cluster) -> None:
     """Raise StorageError where a node that is up cannot use the storage as it is here."""
     word = f".tinyattn-{secrets.token_hex(8)}"
-    with _word_in(cluster, word):
-        asked = {
-            node["NodeManagerAddress"]: _fault_with.options(
-                scheduling_strategy=ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                    node["NodeID"], soft=False
-                )
-            ).remote(cluster.storage, word)
-            for node in ray.nodes()
-            if node["Alive"]
-        }
-        faults = [
-            f"  {host}: {fault}" for host, answer in asked.items() if (fault := _answer_of(answer))
-        ]
+    faults: list[str] = []
+    try:
+        with _word_in(cluster, word):
+            faults = _faults_with(cluster.storage, word)
+    except StorageError:
+        if not faults:  # which say more than that the driver cannot remove its word
+            raise
     if not faults:
         return
     todo = "mount it there" if cluster.folder else "give them access to it"
@@ -158,37 +152,68 @@ def refuse_unusable(cluster: Cluster) -> None:
     )
 
 
+def _faults_with(storage: str, word: str) -> list[str]:
+    """A line for each node that is up and cannot use the storage."""
+    on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+    asked = {
+        node["NodeManagerAddress"]: _fault_with.options(
+            scheduling_strategy=on_node(node["NodeID"], soft=False)
+        ).remote(storage, word)
+        for node in ray.nodes()
+        if node["Alive"]
+    }
+    return [f"  {host}: {fault}" for host, answer in asked.items() if (fault := _answer_of(answer))]
+
+
 @contextlib.contextmanager
 def _word_in(cluster: Cluster, word: str) -> Iterator[None]:
-    """A word in the storage for the length of the block."""
-    folder = cluster.folder
-    if folder is None:
-        store = Objects(cluster.storage)
-        store.put(word, {"word": word.encode()})
-        try:
-            yield
-        finally:
-            store.remove(word)
-        return
-    file = folder / word
+    """A word in the storage for the length of the block; it goes with what nodes left beside it."""
+    if cluster.folder is None:
+        Objects(cluster.storage).put(word, {"word": word.encode()})
+    else:
+        with _usable(cluster.folder):
+            cluster.folder.mkdir(parents=True, exist_ok=True)
+            (cluster.folder / word).write_text(word)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file.write_text(word)
+        yield
+    except BaseException:
+        with contextlib.suppress(StorageError):
+            _clear(cluster, word)
+        raise
+    _clear(cluster, word)
+
+
+def _clear(cluster: Cluster, word: str) -> None:
+    """Remove a word, and what nodes that gave no answer left: their names begin with it."""
+    if cluster.folder is None:
+        store = Objects(cluster.storage)
+        for name in store.names(""):
+            if name.startswith(word):
+                store.remove(name)
+        return
+    with _usable(cluster.folder):
+        for path in cluster.folder.glob(f"{word}*"):
+            path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    """Raise StorageError where the block cannot use a folder."""
+    try:
+        yield
     except OSError as error:
         raise StorageError(
             f"{folder}: cannot be used: {error.strerror}; see that it is mounted, with "
             "the right to write"
         ) from None
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
 
 
 def _answer_of(answer: Any) -> str:
     try:
         return str(ray.get(answer, timeout=CHECK_SECONDS))
     except ray.exceptions.RayError as error:  # the node left, or is too slow to be of use
+        with contextlib.suppress(Exception):
+            ray.cancel(answer, force=True)  # or it may write when all was removed
         return f"gave no answer: {first_line(error)}"
 
 

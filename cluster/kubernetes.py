@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from cluster.config import Cluster, Kubernetes, Workers
-from cluster.services import HEALTH, QUIET
+from cluster.services import HEALTH, QUIET, memory_labels
 from tinyattn.errors import TinyAttnError, UsageError
 
 FILE = "/etc/tinyattn/cluster.yaml"
@@ -36,6 +36,7 @@ def manifests(cluster: Cluster) -> list[dict[str, Any]]:
         cpus=max(1, cluster.head.cpus or 1),
         gpus=cluster.head.gpus or 0,
         memory_gb=launch.head_memory_gb,
+        gpu_memory_gb=cluster.head.gpu_memory_gb,
     )
     start = {"dashboard-host": "127.0.0.1", "num-cpus": str(cluster.head.cpus or 0)}
     return [
@@ -51,6 +52,7 @@ def manifests(cluster: Cluster) -> list[dict[str, Any]]:
                 "headGroupSpec": {
                     "serviceType": "ClusterIP",
                     "rayStartParams": start,
+                    "labels": _labels(head),  # the operator refuses them in rayStartParams
                     "template": _pod(cluster, launch, HEAD, head),
                 },
                 "workerGroupSpecs": [
@@ -60,6 +62,7 @@ def manifests(cluster: Cluster) -> list[dict[str, Any]]:
                         "minReplicas": kind.replicas,
                         "maxReplicas": kind.replicas,
                         "rayStartParams": {},
+                        "labels": _labels(kind),
                         "template": _pod(cluster, launch, "ray-worker", kind),
                     }
                     for number, kind in enumerate(launch.workers, start=1)
@@ -93,7 +96,18 @@ def _pod(cluster: Cluster, launch: Kubernetes, name: str, size: Workers) -> dict
         "resources": {"limits": amounts, "requests": dict(amounts)},
         "volumeMounts": mounts,
     }
-    return {"spec": {"containers": [container], "volumes": volumes}}
+    if launch.secret is not None:
+        container["envFrom"] = [{"secretRef": {"name": launch.secret}}]
+    spec: dict[str, Any] = {"containers": [container], "volumes": volumes}
+    if launch.service_account is not None:
+        spec["serviceAccountName"] = launch.service_account
+    return {"spec": spec}
+
+
+def _labels(size: Workers) -> dict[str, str]:
+    """What a pod says of its memory, as the agents of a rack do."""
+    gpu_memory = (size.gpu_memory_gb or 0) * 1e9 if size.gpus else 0
+    return memory_labels(int(gpu_memory / 2**20), int(size.memory_gb * 1e9 / 2**20))
 
 
 def exec_words(cluster: Cluster) -> str:

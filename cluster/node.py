@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ from cluster.services import (
 
 PACKAGES = ("tinyattn", "ray", "torch", "transformers", "deepspeed", "optuna", "mlflow")
 """What must be the same on all nodes."""
+CODE = ("tinyattn", "orchestrator", "cluster", "search_spaces")
 STEADY_SECONDS = 60.0
 """A Ray that ran for so long has not failed at its start."""
 LONGEST_PAUSE = 30.0
@@ -64,6 +67,7 @@ def probe(request: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "versions": {package: _version(package) for package in PACKAGES},
+        "code": code_hash(),
         "time": time.time(),
         "cpus": os.cpu_count(),
         "storage": _try_storage(storage, word, request["answer"]) if word else "",
@@ -76,6 +80,19 @@ def _version(package: str) -> str | None:
         return public(version(package))
     except PackageNotFoundError:
         return None
+
+
+def code_hash() -> str:
+    """Hash of this project's own modules: their version stays the same between two commits."""
+    digest = hashlib.sha256()
+    for name in CODE:
+        spec = find_spec(name)
+        for folder in map(Path, (spec and spec.submodule_search_locations) or ()):
+            for path in sorted(folder.rglob("*.py")):
+                content = path.read_bytes()
+                about = f"{name}/{path.relative_to(folder).as_posix()} {len(content)}\n"
+                digest.update(about.encode() + content)
+    return digest.hexdigest()[:12]
 
 
 def _try_storage(storage: Path, word: str, answer: str) -> str:

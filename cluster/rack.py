@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from cluster.config import Cluster, Node, Rack, address_of
-from cluster.install import INSTALL_SECONDS, READS_STDIN, fault_of, script
+from cluster.install import INSTALL_SECONDS, READS_STDIN, fault_of, lock_of, script
 from cluster.services import database_folder, token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
@@ -36,8 +36,8 @@ class Answer:
     node: Node
     said: dict[str, Any]
     fault: str = ""
-    is_there: bool = True
-    """Whether the machine itself answered, be it without an agent."""
+    lacks_environment: bool = False
+    """Whether the interpreter or what it should have is not there: installing may mend that."""
 
 
 class RackCluster:
@@ -140,18 +140,19 @@ class RackCluster:
             The machines that have it now.
 
         Raises:
-            UsageError: a machine cannot be reached, or is in use with its own environment.
+            UsageError: a machine has a fault that no installing mends, or is in use with its own
+                environment.
             TinyAttnError: the command failed on some; the others have it.
         """
         command = self.cluster.environment.install
         if command is None or said[0].fault:
             return []
-        _refuse([answer for answer in said if not answer.is_there])
-        others = [a for a in said[1:] if a.fault or _differences(a.said, said[0].said)]
+        _refuse([answer for answer in said if not answer.lacks_environment])
+        others = [a for a in said[1:] if a.lacks_environment or _differences(a.said, said[0].said)]
         _refuse_to_change(others)
         for answer in others:
             self.say(f"{answer.node.host}: installing")
-        text = script(command)
+        text = script(command, lock_of(Path(self._python)))
         nodes = [answer.node for answer in others]
         _refuse_failed(self._on(nodes, lambda node: self._install_on(node, text)))
         return nodes
@@ -162,7 +163,7 @@ class RackCluster:
         try:
             done = subprocess.run(
                 self._ssh(node, READS_STDIN), input=text, capture_output=True, text=True,
-                errors="replace", timeout=INSTALL_SECONDS + ANSWER_SECONDS, check=False,
+                errors="replace", timeout=2 * INSTALL_SECONDS + ANSWER_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Answer(node, {}, "no answer since it began")
@@ -224,11 +225,11 @@ class RackCluster:
                 capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return Answer(node, {}, f"no answer within {ANSWER_SECONDS:.0f} s", is_there=False)
+            return Answer(node, {}, f"no answer within {ANSWER_SECONDS:.0f} s")
         except FileNotFoundError:
-            return Answer(node, {}, "there is no ssh on this machine", is_there=False)
+            return Answer(node, {}, "there is no ssh on this machine")
         if done.returncode != 0:
-            return Answer(node, {}, self._fault(done), is_there=done.returncode != 255)
+            return Answer(node, {}, self._fault(done), _lacks_environment(done))
         try:
             said = json.loads(done.stdout.splitlines()[-1])
         except (IndexError, ValueError):
@@ -257,10 +258,10 @@ class RackCluster:
         return [*words, "--", node.host, command]
 
     def _fault(self, done: subprocess.CompletedProcess[str]) -> str:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        last = _last_line(done)
         if done.returncode == 255:
             return f"ssh failed: {last}"
-        if done.returncode == 127 or "No module named" in last:
+        if _lacks_environment(done):
             return (
                 f"{self._python} with tinyattn is not there ({last}); see environment.python, and "
                 "environment.install, which can make it"
@@ -301,6 +302,17 @@ class RackCluster:
         finally:
             for path in [storage / word, *storage.glob(f"{word}-*")]:
                 path.unlink(missing_ok=True)
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+
+
+def _lacks_environment(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether an agent did not start as its interpreter, or a package of that, is not there."""
+    return done.returncode == 127 or (
+        done.returncode == 1 and "No module named" in _last_line(done)
+    )
 
 
 def _mark(word: str, node: Node) -> str:
@@ -364,8 +376,8 @@ def _refuse_versions(answers: Sequence[Answer]) -> None:
     ]
     if faults:
         raise UsageError(
-            "these machines have other versions than the head; install from the same "
-            "constraints.txt everywhere, or see environment.install:\n" + "\n".join(faults)
+            "these machines have other versions than the head; install the same tinyattn from the "
+            "same constraints.txt everywhere, or see environment.install:\n" + "\n".join(faults)
         )
 
 
@@ -374,6 +386,8 @@ def _differences(said: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
     found = []
     if said["python"].split(".")[:2] != head["python"].split(".")[:2]:
         found.append(f"Python {said['python']}, not {head['python']}")
+    if (code := said.get("code")) != (here := head.get("code")):  # the version may be the same
+        found.append(f"tinyattn's code {code}, not {here}")
     return found + [
         f"{package} {said['versions'][package]}, not {here}"
         for package, here in head["versions"].items()

@@ -136,11 +136,17 @@ def ray_service(request: Mapping[str, Any]) -> Service:
     for option, value in (("cpus", request["cpus"]), ("gpus", request["gpus"])):
         if value is not None:
             words.append(f"--num-{option}={value}")
-    labels = {GPU_MEMORY: _gpu_memory(), MEMORY: psutil.virtual_memory().total // 2**20}
-    words.append("--labels=" + ",".join(f"{key}={mib}" for key, mib in labels.items() if mib))
+    gpu_memory = 0 if request["gpus"] == 0 else _gpu_memory()  # none for trials: none to look for
+    labels = memory_labels(gpu_memory, psutil.virtual_memory().total // 2**20)
+    words.append("--labels=" + ",".join(f"{key}={mib}" for key, mib in labels.items()))
     own = {key: path for key, path in own_caches(request["name"]).items() if key not in os.environ}
     settings = {**QUIET, **own, **ray_environment(request["name"]), **request["variables"]}
     return Service("Ray", words, settings)
+
+
+def memory_labels(gpu_mib: int, mib: int) -> dict[str, str]:
+    """What a node says of its memory; 0 is left out."""
+    return {key: str(value) for key, value in ((GPU_MEMORY, gpu_mib), (MEMORY, mib)) if value}
 
 
 def own_caches(name: str) -> dict[str, str]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tinyattn.errors import DamagedError
-from tinyattn.objects import Objects, files_in, scratch
+from tinyattn.errors import DamagedError, StorageError
+from tinyattn.objects import Objects, files_in, on_own_disk, scratch, write_files
 
 if TYPE_CHECKING:  # it imports torch, which an actor that is only starting must not wait for
     from tinyattn.ranks import Ranks
@@ -58,7 +58,7 @@ class Depot(Protocol):
         """The best adapter of a trial that has ended; None: it had no evaluation."""
 
     def address(self, trial: str) -> str:
-        """Where workers read that adapter: a path or a URL."""
+        """Where workers read that adapter: a path or a URL; StorageError: there is none."""
 
     def trials_with_states(self) -> set[str]:
         """Names of the trials that have states."""
@@ -84,8 +84,8 @@ class SharedFolder:
         with ranks.one_folder(states / f"{index:06d}") as fresh:
             yield fresh
         if ranks.writes:
-            for old in sorted(self.states(trial))[:-STATES_KEPT]:
-                shutil.rmtree(states / old, ignore_errors=True)
+            for name in _surplus(self.states(trial), f"{index:06d}", STATES_KEPT):
+                shutil.rmtree(states / name, ignore_errors=True)
 
     def states(self, trial: str) -> set[str]:
         return {path.name for path in self._states(trial).glob("[0-9]*")}
@@ -103,6 +103,8 @@ class SharedFolder:
         return folder if folder.is_dir() else None
 
     def address(self, trial: str) -> str:
+        if self.adapter(trial) is None:
+            raise StorageError(f"{self._adapter(trial)}: is not there; restore it from a copy")
         return str(self._adapter(trial))
 
     def trials_with_states(self) -> set[str]:
@@ -138,8 +140,10 @@ class ObjectStore:
     @contextmanager
     def fresh_state(self, trial: str, index: int, ranks: Ranks) -> Iterator[Path]:
         with scratch() as folder:
-            yield folder
-            parts = ranks.gather(files_in(folder))  # ranks may be on several nodes
+            with on_own_disk():
+                yield folder
+                own = files_in(folder)
+            parts = ranks.gather(own)  # ranks may be on several nodes
         if ranks.writes:
             files = {name: content for part in parts for name, content in part.items()}
             self._put(f"states/{trial}", index, files, kept=STATES_KEPT)
@@ -156,8 +160,10 @@ class ObjectStore:
     @contextmanager
     def fresh_adapter(self, trial: str, index: int) -> Iterator[Path]:
         with scratch() as folder:
-            yield folder / "adapter"
-            self._put(f"adapters/{trial}", index, files_in(folder / "adapter"), kept=1)
+            with on_own_disk():
+                yield folder / "adapter"
+                files = files_in(folder / "adapter")
+            self._put(f"adapters/{trial}", index, files, kept=1)
 
     def adapter(self, trial: str) -> Path | None:
         from tinyattn.checkpoint import replace_folder  # imports torch, see above
@@ -165,18 +171,19 @@ class ObjectStore:
         target = self.folder / "adapters" / trial
         if target.is_dir():
             return target
-        for name in reversed(self.objects.names(f"adapters/{trial}")):
-            try:
-                with replace_folder(target) as fresh:
-                    self.objects.get(f"adapters/{trial}/{name}", fresh)
-                return target
-            except DamagedError as error:  # its worker died while it wrote
-                warnings.warn(f"{error}; taking the one before", stacklevel=2)
-        return None
+        found = self._newest_adapter(trial)
+        if found is None:
+            return None
+        with replace_folder(target) as fresh:
+            write_files(fresh, found[1])
+        return target
 
     def address(self, trial: str) -> str:
-        *_, newest = self.objects.names(f"adapters/{trial}")
-        return self.objects.within(f"adapters/{trial}/{newest}").url
+        found = self._newest_adapter(trial)
+        if found is None:
+            place = self.objects.within(f"adapters/{trial}").url
+            raise StorageError(f"{place}: holds no adapter that can be read; restore a copy")
+        return self.objects.within(found[0]).url
 
     def trials_with_states(self) -> set[str]:
         return set(self.objects.names("states"))
@@ -184,8 +191,27 @@ class ObjectStore:
     def clear(self, trial: str) -> None:
         self.objects.remove(f"states/{trial}")
 
+    def _newest_adapter(self, trial: str) -> tuple[str, dict[str, bytes]] | None:
+        """Key and files of the newest adapter of a trial that can be read."""
+        for name in reversed(self.objects.names(f"adapters/{trial}")):
+            try:
+                return (key := f"adapters/{trial}/{name}"), self.objects.read(key)
+            except DamagedError as error:  # its worker died while it wrote
+                warnings.warn(f"{error}; taking the one before", stacklevel=3)
+        return None
+
     def _put(self, key: str, index: int, files: dict[str, bytes], kept: int) -> None:
         """Keep files as the newest object under a key, and remove all but the last ones."""
-        self.objects.put(f"{key}/{index:06d}.tar", files)
-        for old in self.objects.names(key)[:-kept]:
-            self.objects.remove(f"{key}/{old}")
+        own = f"{index:06d}.tar"
+        self.objects.put(f"{key}/{own}", files)
+        for name in _surplus(self.objects.names(key), own, kept):
+            self.objects.remove(f"{key}/{name}")
+
+
+def _surplus(names: Collection[str], written: str, kept: int) -> list[str]:
+    """What to remove once a name was written: all but the last ones, and those that would follow.
+
+    These are of a life of the trial that was given up, as all that it left was damaged.
+    """
+    given_up = [name for name in names if name > written]
+    return given_up + sorted(name for name in names if name <= written)[:-kept]

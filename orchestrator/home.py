@@ -25,7 +25,9 @@ LEAST_FREE_MB = 100
 
 _LOCK = "driver.lock"
 _STORAGE = "storage"
-"""File, in a sweep's folder, with the URL under which its trials leave what others need."""
+"""File, in a sweep's folder, with the URL under which its trials leave what others need, or
+`folder` where that is the sweep's folder itself."""
+_FOLDER = "folder"
 REQUESTS = "stop"
 """Folder, in a sweep's, where `sweep stop` leaves its wishes."""
 
@@ -42,6 +44,9 @@ class Home:
     """Folder with task files; None: TINYATTN_DATA, then the Hugging Face cache or hub."""
     storage: str | None = None
     """Object store, by URL, for what trials leave; None: `runs`, which all nodes then see."""
+    shared: bool = False
+    """Whether a cluster file says that all nodes see `runs`; then no sweep is in an object store.
+    Without a cluster file a sweep is where it was begun."""
 
     @classmethod
     def find(
@@ -50,11 +55,12 @@ class Home:
         tracking_uri: str | None = None,
         data: Path | None = None,
         storage: str | None = None,
+        shared: bool = False,
     ) -> Home:
         """Take what is given, else TINYATTN_RUNS and MLFLOW_TRACKING_URI, else `./runs`."""
         runs = runs or Path(os.environ.get("TINYATTN_RUNS") or "runs")
         uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        return cls(runs.expanduser().absolute(), uri or None, data, storage)
+        return cls(runs.expanduser().absolute(), uri or None, data, storage, shared)
 
     def has_store(self) -> bool:
         """Whether there is a store to look into."""
@@ -105,21 +111,58 @@ class Home:
         """Where the trials of a sweep leave what others need: one place for its life.
 
         Raises:
+            UsageError: it was begun in a folder and is now to be in an object store, or vice versa.
             StorageError: the sweep's folder cannot be read or written.
         """
         from orchestrator.depot import ObjectStore, SharedFolder
+        from tinyattn.objects import Objects, is_url
+
+        folder = self.sweep_folder(name)
+        place = self._noted(folder) or self._note(folder, name)
+        if is_url(place):
+            if self.shared:
+                raise UsageError(
+                    f"sweep '{name}' was begun in the object store {place}, and the storage of "
+                    "this cluster is a folder; name a cluster file with that store, or take "
+                    "another name"
+                )
+            return ObjectStore(folder, Objects(place))
+        if self.storage is not None:
+            raise UsageError(
+                f"sweep '{name}' was begun in the folder {folder}, and the storage of this cluster "
+                f"is the object store {self.storage}; name a cluster file with a folder, none, or "
+                "take another name"
+            )
+        return SharedFolder(folder)
+
+    def _noted(self, folder: Path) -> str:
+        """Where a sweep was begun; empty: it was not."""
+        note = folder / _STORAGE
+        try:
+            place = note.read_text("utf-8").strip()
+        except FileNotFoundError:
+            # Sweeps have had the note only since there are object stores.
+            return _FOLDER if any(folder.glob("*.jsonl")) else ""
+        except OSError as error:
+            raise StorageError(f"{note}: cannot be read: {error.strerror or error}") from None
+        if not place:
+            raise StorageError(
+                f"{note}: is empty; write the URL of the sweep's part of the object store into it, "
+                f"or `{_FOLDER}`"
+            )
+        return place
+
+    def _note(self, folder: Path, name: str) -> str:
+        """Note where a sweep begins."""
         from tinyattn.checkpoint import write_text
         from tinyattn.objects import Objects
 
-        folder = self.sweep_folder(name)
-        note = folder / _STORAGE
-        if not note.exists():
-            if self.storage is None:
-                return SharedFolder(folder)
+        place = _FOLDER
+        if self.storage is not None:
             # Another driver, with runs of its own, may have used the name in the same store.
-            ours = Objects(self.storage).within(f"{name}-{secrets.token_hex(4)}")
-            write_text(note, f"{ours.url}\n")
-        return ObjectStore(folder, Objects(note.read_text("utf-8").strip()))
+            place = Objects(self.storage).within(f"{name}-{secrets.token_hex(4)}").url
+        write_text(folder / _STORAGE, f"{place}\n")
+        return place
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

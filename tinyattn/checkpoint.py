@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -165,13 +166,22 @@ def read_state(folder: Path) -> dict[str, Any]:
 
     Raises:
         DamagedError: the file is missing or damaged.
+        StorageError: the disk, a mount or a permission fails: it may be whole all the same.
     """
+    path = folder / STATE_FILE
     try:
-        return torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no error type of its own for damaged files
-        raise DamagedError(
-            f"{folder / STATE_FILE}: cannot be read: {type(error).__name__}: {error}"
+        content = path.read_bytes()  # torch tells no failing disk from a damaged file
+    except FileNotFoundError:
+        raise DamagedError(f"{path}: cannot be read: it is not there") from None
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be read: {error.strerror or error}; see that its disk is mounted "
+            "there, with the right to read"
         ) from None
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no error type of its own for damaged files
+        raise DamagedError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -213,14 +223,30 @@ def _take_place(fresh: Path, folder: Path, aside: Path) -> None:
         raise
 
 
+def _to_disk(path: Path) -> None:
+    """Have the system write a file, or a folder's names, to its disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all; StorageError where it cannot be written."""
+    """Write a file as a whole or not at all, also where power is lost.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     path = path.absolute()
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh.write_text(text, encoding="utf-8")
+        _to_disk(fresh)  # a rename may reach the disk before what it names
         os.replace(fresh, path)
+        with contextlib.suppress(OSError):  # not every file system knows this of folders
+            _to_disk(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink()

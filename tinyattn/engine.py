@@ -20,6 +20,7 @@ from torch import nn
 from transformers import get_scheduler
 
 from tinyattn.config import OptimizerConfig, TrainConfig
+from tinyattn.errors import DamagedError
 from tinyattn.ranks import ONE, Ranks
 
 _TAG = "state"
@@ -101,13 +102,16 @@ def save_optimizer(engine: Any, folder: Path, zero_stage: int) -> dict[str, Any]
 
 
 def load_optimizer(engine: Any, folder: Path, zero_stage: int, state: dict[str, Any]) -> None:
-    """Undo `save_optimizer`."""
+    """Undo `save_optimizer`; DamagedError: a file of the optimizer's is missing."""
     if zero_stage == 0:
         engine.optimizer.load_state_dict(state["optimizer"])
     else:
-        engine.load_checkpoint(
-            str(folder), tag=_TAG, load_module_strict=False, load_lr_scheduler_states=False
-        )
+        try:
+            engine.load_checkpoint(
+                str(folder), tag=_TAG, load_module_strict=False, load_lr_scheduler_states=False
+            )
+        except FileNotFoundError as error:
+            raise DamagedError(f"{error.filename or folder}: is not there") from None
     engine.lr_scheduler.load_state_dict(state["schedule"])
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import re
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,21 @@ from urllib.parse import parse_qsl, urlsplit
 from tinyattn.errors import DamagedError, StorageError
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "file")
-_SECRETS = ("key", "secret", "password", "token", "signature", "sig")
+_S3 = """region scheme endpoint_override allow_delayed_open allow_bucket_creation
+    allow_bucket_deletion tls_ca_file_path tls_ca_dir_path tls_verify_certificates smart_defaults"""
+_GCS = "location scheme endpoint_override retry_limit_seconds"
+_AZURE = """blob_storage_authority dfs_storage_authority enable_tls background_writes tenant_id
+    client_id credential_kind"""
+_HDFS = "replication buffer_size default_block_size user kerb_ticket"
+_OPTIONS = {
+    "s3": _S3, "gs": _GCS, "gcs": _GCS, "abfs": _AZURE, "abfss": _AZURE, "hdfs": _HDFS, "file": "",
+}  # fmt: skip
+"""What pyarrow's file systems know of a URL's options, without those that hold a secret."""
+_HOSTS = ("endpoint_override", "blob_storage_authority", "dfs_storage_authority")
+_CREDENTIALS = (
+    "credentials are taken from each machine: AWS_ACCESS_KEY_ID and the like, ~/.aws/credentials, "
+    "a role"
+)
 _HAVE_FOLDERS = ("local", "hdfs")
 """Kinds of file systems where a folder must be made before there is anything in it."""
 _DIGEST = hashlib.sha256().digest_size
@@ -34,18 +49,40 @@ def is_url(place: str) -> bool:
 
 
 def check_url(url: str) -> None:
-    """Raise ValueError where a URL is of an unknown kind or holds a secret; it is not shown."""
-    parts = urlsplit(url)
+    """Raise ValueError where a URL is of an unknown kind or may hold a secret; that is not shown.
+
+    Options are those that are known to hold none: a misspelt one may be a key as well.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its message may show all of it
+        raise ValueError("a URL that cannot be read came, allowed is SCHEME://PLACE/PATH") from None
     if parts.scheme not in SCHEMES:
         raise ValueError(f"{parts.scheme}:// came, allowed are {', '.join(SCHEMES)}")
+    if not url.startswith(f"{parts.scheme}://"):
+        raise ValueError(f"{parts.scheme}:// came with capitals, allowed is {parts.scheme}://")
     # What stands before an @ is a container in abfs, and half of a secret in s3.
-    has_user = parts.password is not None or (parts.scheme == "s3" and parts.username is not None)
-    words = {word for key, _ in parse_qsl(parts.query) for word in key.lower().split("_")}
-    if has_user or words & set(_SECRETS):
+    has_user = parts.username is not None and (
+        parts.scheme == "s3" or (parts.scheme in ("gs", "gcs") and parts.username != "anonymous")
+    )
+    if has_user or parts.password is not None:
         raise ValueError(
-            "a URL with a user, password or key came, allowed is one without; credentials are "
-            "taken from each machine: AWS_ACCESS_KEY_ID and the like, ~/.aws/credentials, a role"
+            f"a URL with a user, password or key came, allowed is one without; {_CREDENTIALS}"
         )
+    if parts.fragment:
+        raise ValueError("a URL with a part after '#' came, allowed is one without")
+    allowed = _OPTIONS[parts.scheme].split()
+    for key, value in parse_qsl(parts.query, keep_blank_values=True):
+        if key not in allowed:
+            shown = repr(key) if value else "without a value"  # which may be a secret by itself
+            raise ValueError(
+                f"a URL with the option {shown} came, allowed are "
+                f"{', '.join(allowed) or 'none'}; {_CREDENTIALS}"
+            )
+        if key in _HOSTS and not re.fullmatch(r"(https?://)?[\w.:\[\]-]+(/[\w./-]*)?", value):
+            raise ValueError(
+                f"{key} came with more than a host, allowed is HOST or HOST:PORT; {_CREDENTIALS}"
+            )
 
 
 @dataclass(frozen=True)
@@ -74,6 +111,15 @@ class Objects:
 
         Raises:
             DamagedError: it is not there, or not as it was written.
+            StorageError: the folder cannot be written.
+        """
+        write_files(folder, self.read(key))
+
+    def read(self, key: str) -> dict[str, bytes]:
+        """The files of an object, by relative path.
+
+        Raises:
+            DamagedError: it is not there, or not as it was written.
         """
         with self._opened() as (system, base):
             try:
@@ -85,9 +131,8 @@ class Objects:
         if hashlib.sha256(body).digest() != digest:
             raise DamagedError(f"{self.within(key).url}: damaged, its SHA-256 is another")
         try:
-            with tarfile.open(fileobj=io.BytesIO(body)) as archive:
-                archive.extractall(folder, filter="data")  # nothing outside the folder
-        except tarfile.TarError as error:
+            return _unpacked(body)
+        except (tarfile.TarError, ValueError) as error:  # ValueError: text that is none
             raise DamagedError(f"{self.within(key).url}: no archive of files: {error}") from None
 
     def names(self, key: str) -> list[str]:
@@ -144,14 +189,49 @@ def fetched(place: str) -> Iterator[Path]:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A folder on this machine's own disk for the length of the block."""
+    """A folder on this machine's own disk for the length of the block, whose errors it leaves."""
+    with on_own_disk():
+        made = tempfile.TemporaryDirectory(prefix="tinyattn-")
     try:
-        with tempfile.TemporaryDirectory(prefix="tinyattn-") as folder:
-            yield Path(folder)
+        yield Path(made.name)
+    except BaseException:
+        with suppress(OSError):
+            made.cleanup()
+        raise
+    with on_own_disk():
+        made.cleanup()
+
+
+@contextmanager
+def on_own_disk() -> Iterator[None]:
+    """Raise StorageError where the block cannot use the folder for temporary files."""
+    try:
+        yield
     except OSError as error:
         raise StorageError(
-            f"{tempfile.gettempdir()}: cannot be used: {error.strerror or error}; free space or "
-            "choose another by TMPDIR"
+            f"{_own_disk()}: cannot be used: {error.strerror or error}; free space or choose "
+            "another by TMPDIR"
+        ) from None
+
+
+def _own_disk() -> str:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # there is none that can be written
+        return "folder for temporary files"
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files, by relative path, into a folder; StorageError where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: cannot be written: {error.strerror or error}; free space or choose "
+            "another place, for temporary files by TMPDIR"
         ) from None
 
 
@@ -183,3 +263,24 @@ def _packed(files: Mapping[str, bytes]) -> bytes:
             archive.addfile(about, io.BytesIO(content))
     body = buffer.getvalue()
     return body + hashlib.sha256(body).digest()  # behind its end, where tar does not look
+
+
+def _unpacked(body: bytes) -> dict[str, bytes]:
+    """Undo `_packed`; TarError: it holds what that does not write.
+
+    tarfile's own way to unpack without harm, its filters, is not in the first Pythons 3.11.
+    """
+    files = {}
+    with tarfile.open(fileobj=io.BytesIO(body), mode="r:") as archive:
+        for member in archive:
+            is_file = member.type == tarfile.REGTYPE and not member.issparse()
+            content = archive.extractfile(member) if is_file else None
+            if content is None or not _is_below(member.name):
+                raise tarfile.TarError(f"{member.name!r} is no file below a folder")
+            files[member.name] = content.read()
+    return files
+
+
+def _is_below(name: str) -> bool:
+    """Whether a name in an archive is a path that leads nowhere but down."""
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))

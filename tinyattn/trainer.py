@@ -135,22 +135,22 @@ class Trainer:
         )
         if config.start is None:
             return adapter
-        folder = Path(config.start.adapter)
-        with fetched(config.start.adapter) as there:
+        place = config.start.adapter
+        with fetched(place) as there:
             card, weights = read_adapter(there)
-        check_plm(card, self.plm, folder)
+        check_plm(card, self.plm, place)
         wanted = config.adapter.model_dump(exclude={"num_heads", "dropout"})
         if card.adapter.model_dump(exclude={"num_heads", "dropout"}) != wanted:
             raise ConfigError(
-                f"start.adapter {folder} has {card.adapter}, the trial has {config.adapter}; "
+                f"start.adapter {place} has {card.adapter}, the trial has {config.adapter}; "
                 "only num_heads and dropout may differ"
             )
         one = Adapter(self.plm.model, card.adapter, card.num_outputs)
-        load_weights(one, weights, folder)
+        load_weights(one, weights, place)
         wide = perturb(
             one, self.plm.model, config.adapter.num_heads, config.start.noise, config.seed
         )
-        load_weights(adapter, wide.state_dict(), folder)
+        load_weights(adapter, wide.state_dict(), place)
         return adapter
 
     # ---- the loop ----

@@ -101,6 +101,7 @@ def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: 
         tracking_uri or cluster.store,
         data or cluster.environment.data,
         None if shared else cluster.storage,
+        shared=shared is not None,
     )
     if shared and not home.runs.is_relative_to(shared):
         raise UsageError(

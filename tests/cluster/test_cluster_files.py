@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from cluster import config, node, rack, services
 from cluster.config import address_of, read_cluster
+from orchestrator import nodes
 from orchestrator.cli import main
 from orchestrator.cli.common import home_of
 from tinyattn.errors import ConfigError, UsageError
@@ -83,8 +84,7 @@ def test_a_mistake_in_a_cluster_file_is_one_message(
         "s3://me:topsecret@bucket/x",
         "s3://topsecret@bucket/x",
         "abfs://:topsecret@account/box",
-        "abfs://box@account/x?client_secret=topsecret",
-        "s3://bucket/x?access_key=topsecret",
+        "gs://topsecret@bucket/x",
     ],
 )
 def test_a_secret_in_the_storage_is_refused_and_not_shown(tmp_path: Path, url: str) -> None:
@@ -103,6 +103,7 @@ def test_with_an_object_store_the_rest_of_a_sweep_is_here(
     assert (home.runs, home.storage) == (tmp_path / "runs", url)
     shared = home_of(None, None, None, written(tmp_path, RACK | {"mlflow": None}))
     assert (shared.runs, shared.storage) == (Path("/mnt/shared/runs"), None)
+    assert (home.shared, shared.shared) == (False, True)
 
 
 def test_the_worked_example_is_a_rack_of_ten() -> None:
@@ -240,6 +241,60 @@ def test_with_an_object_store_only_the_head_has_a_disk(tmp_path: Path) -> None:
     (runs,) = [e["value"] for e in head["env"] if e["name"] == "TINYATTN_RUNS"]
     (mount,) = [m["mountPath"] for m in head["volumeMounts"] if m["name"] == "storage"]
     assert runs == f"{mount}/runs"
+
+
+def test_pods_say_what_memory_they_have(tmp_path: Path) -> None:
+    """In MiB, of 10^9 bytes each; under the names that workers ask for."""
+    workers = [
+        {"replicas": 1, "cpus": 8, "gpus": 1, "memory_gb": 32, "gpu_memory_gb": 16},
+        {"replicas": 1, "cpus": 8, "gpus": 0, "memory_gb": 32, "gpu_memory_gb": 16},
+        {"replicas": 1, "cpus": 8, "gpus": 1, "memory_gb": 0.5},
+    ]
+    shown = run(
+        "cluster", "manifests",
+        written(tmp_path, PODS | {"launch": PODS["launch"] | {"workers": workers}}),
+    )  # fmt: skip
+    _, made = yaml.safe_load_all(shown.stdout)
+    spec = made["spec"]
+    gpu, memory = nodes.GPU_MEMORY, nodes.MEMORY
+    assert [group["labels"] for group in spec["workerGroupSpecs"]] == [
+        {gpu: "15258", memory: "30517"}, {memory: "30517"}, {memory: "476"},
+    ]  # fmt: skip
+    assert spec["headGroupSpec"]["labels"] == {memory: "7629"}
+
+
+def test_pods_may_have_the_credentials_of_an_object_store(tmp_path: Path) -> None:
+    launch = PODS["launch"] | {"service_account": "sweeps", "secret": "s3-credentials"}
+    shown = run("cluster", "manifests", written(tmp_path, PODS | {"launch": launch}))
+    assert shown.exit_code == 0, shown.output
+    plain = run("cluster", "manifests", written(tmp_path, PODS)).stdout
+    assert "envFrom" not in plain
+    assert "serviceAccountName" not in plain
+    _, made = yaml.safe_load_all(shown.stdout)
+    for group in (made["spec"]["headGroupSpec"], *made["spec"]["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        assert pod["serviceAccountName"] == "sweeps"
+        (container,) = pod["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": "s3-credentials"}}]
+
+
+def test_a_machine_whose_gpus_are_not_for_trials_has_no_label_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(services, "_gpu_memory", lambda: 16376)
+    request = {
+        "name": "r", "host": "10.0.0.2", "head": "10.0.0.1", "is_head": False, "port": 6379,
+        "cpus": 1, "variables": {},
+    }  # fmt: skip
+
+    def labels(gpus: int | None) -> str:
+        words = services.ray_service(request | {"gpus": gpus}).words
+        return next(word for word in words if word.startswith("--labels="))
+
+    for gpus in (None, 1):
+        assert f"{nodes.GPU_MEMORY}=16376" in labels(gpus)
+    assert nodes.GPU_MEMORY not in labels(0)
+    assert f"{nodes.MEMORY}=" in labels(0)
 
 
 FAKE_KUBECTL = """#!/bin/sh

@@ -6,6 +6,7 @@ The S3 here is moto's server, see s3.py.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
 import subprocess
@@ -25,12 +26,12 @@ from cluster import join
 from cluster.config import Cluster
 from cluster.local import this_machine
 from orchestrator.batch import Bench
-from orchestrator.depot import Depot, ObjectStore, SharedFolder
+from orchestrator.depot import STATES_KEPT, Depot, ObjectStore, SharedFolder
 from orchestrator.home import Home
 from orchestrator.worker import UNWRITABLE, Worker
 from tinyattn.checkpoint import replace_folder
 from tinyattn.config import TrainConfig
-from tinyattn.errors import DamagedError, StorageError
+from tinyattn.errors import DamagedError, StorageError, UsageError
 from tinyattn.objects import Objects, fetched
 from tinyattn.ranks import ONE, Ranks
 
@@ -76,6 +77,21 @@ class TestDepot:
         depot.clear("a_1")
         assert depot.states("a_1") == set() == depot.trials_with_states()
 
+    def test_a_trial_that_begins_anew_keeps_what_it_writes(self, depot: Depot) -> None:
+        """All states of its first life were damaged; the numbers of its second are lower."""
+        for index in (7, 8):
+            leave_state(depot, index)
+            leave_adapter(depot, index)
+        for index in (1, 2, 3):
+            leave_state(depot, index)
+            leave_adapter(depot, index)
+            *_, newest = sorted(depot.states("a_1"))
+            with depot.state("a_1", newest) as folder:
+                assert (folder / "of-0" / "state").read_text() == str(index)
+            with fetched(depot.address("a_1")) as folder:
+                assert (folder / "weights").read_text() == str(index)
+        assert len(depot.states("a_1")) == STATES_KEPT
+
     def test_a_state_whose_writing_fails_is_none(self, depot: Depot) -> None:
         leave_state(depot, 1)
         with pytest.raises(StorageError), depot.fresh_state("a_1", 2, ONE) as folder:
@@ -106,6 +122,8 @@ class TestDepot:
 
     def test_the_best_adapter_reaches_the_driver_and_workers(self, depot: Depot) -> None:
         assert depot.adapter("a_1") is None
+        with pytest.raises(StorageError, match="a_1"):
+            depot.address("a_1")
         leave_adapter(depot, 9)
         leave_adapter(depot, 10)
         with fetched(depot.address("a_1")) as folder:
@@ -143,6 +161,11 @@ def test_a_half_written_adapter_is_passed_over(tmp_path: Path) -> None:
         adapter = depot.adapter("a_1")
     assert adapter is not None
     assert (adapter / "weights").read_text() == "3"
+    with (
+        pytest.warns(UserWarning, match="taking the one before"),
+        fetched(depot.address("a_1")) as folder,
+    ):
+        assert (folder / "weights").read_text() == "3"
 
 
 def test_errors_of_a_store_are_one_message(s3: S3) -> None:
@@ -160,6 +183,45 @@ def test_a_sweep_has_one_place_for_its_life(tmp_path: Path, s3: S3) -> None:
     assert ours.objects != others.objects  # drivers that know nothing of each other
     assert Home(tmp_path / "a").depot("s") == ours  # also without the cluster file
     assert isinstance(Home(tmp_path / "c").depot("s"), SharedFolder)
+    assert isinstance(Home(tmp_path / "c").depot("s"), SharedFolder)
+
+
+def test_a_sweep_does_not_go_from_a_folder_to_an_object_store_or_back(tmp_path: Path) -> None:
+    """What its trials left would not be found: they would begin anew."""
+    url = f"{tmp_path.as_uri()}/store"
+    folder, store = Home(tmp_path / "a", shared=True), Home(tmp_path / "a", storage=url)
+    folder.depot("one")
+    with pytest.raises(UsageError, match=r"'one' was begun in the folder .*/a/sweeps/one,"):
+        store.depot("one")
+    store.depot("two")
+    with pytest.raises(UsageError, match=r"'two' was begun in the object store file:.*/store/two-"):
+        folder.depot("two")
+    (store.sweep_folder("three") / "search.jsonl").touch()  # begun before there was a note
+    with pytest.raises(UsageError, match="'three' was begun in the folder"):
+        store.depot("three")
+    (store.sweep_folder("four") / "storage").touch()
+    with pytest.raises(StorageError, match="storage: is empty"):
+        store.depot("four")
+
+
+def test_the_note_of_a_sweeps_place_outlives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on disk before it has its name, and its name before anybody acts on it."""
+    synced, fsync, replace = [], os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def note_replace(source: Path, target: Path) -> None:
+        synced.append(f"to {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    Home(tmp_path, storage=f"{tmp_path.as_uri()}/store").depot("s")
+    assert synced == [f".storage.{os.getpid()}", "to storage", "s"]
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from tinyattn.checkpoint import (
     write_text,
 )
 from tinyattn.config import AdapterConfig
-from tinyattn.errors import AdapterError, StorageError
+from tinyattn.errors import AdapterError, DamagedError, StorageError
 
 PLM = PlmCard(name="minilm", revision="local", family="bert", hidden_size=4, fingerprint="f" * 32)
 TASK = TaskCard(
@@ -303,15 +303,34 @@ def test_a_trials_state_is_read_back_without_executing_anything(tmp_path: Path) 
 
 
 def test_a_damaged_or_missing_state(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(DamagedError, match="cannot be read"):
         read_state(tmp_path)
     write_state(tmp_path, {"step": torch.arange(100)})
     path = tmp_path / STATE_FILE
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(StorageError, match="cannot be read"):
+    with pytest.raises(DamagedError, match="cannot be read"):
         read_state(tmp_path)
     with pytest.raises(StorageError, match="cannot be written"):
         write_state(tmp_path / "nowhere", {})
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_failing_disk_is_no_damaged_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whoever passes over damaged states would train from nothing, and prune the whole ones."""
+    write_state(tmp_path, {"step": 3})
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(number, os.strerror(number), str(args[0]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", fails)
+        patch.setattr("io.open", fails)
+        with pytest.raises(StorageError, match=os.strerror(number)) as caught:
+            read_state(tmp_path)
+    assert not isinstance(caught.value, DamagedError)
+    assert read_state(tmp_path) == {"step": 3}
 
 
 @pytest.mark.parametrize("step", ["write_text", "replace"])

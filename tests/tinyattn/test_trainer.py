@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ import tinyattn.trainer as trainer_module
 from tinyattn.checkpoint import STATE_FILE
 from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, StorageError
+from tinyattn.objects import Objects, files_in
 from tinyattn.trainer import Evaluation, Trainer, evaluation_steps, row_losses
 from tinyattn.workshop import Workshop
 
@@ -275,3 +277,7 @@ def test_start_from_one_head_begins_where_it_ended(workshop: Workshop, tmp_path:
     other = wide.with_overrides({"adapter.norm": "affine"})
     with pytest.raises(ConfigError, match="only num_heads and dropout may differ"):
         Trainer(other, workshop)
+    Objects(tmp_path.as_uri()).put("one.tar", files_in(tmp_path / "one"))
+    url = f"{tmp_path.as_uri()}/one.tar"
+    with pytest.raises(ConfigError, match=f"start.adapter {re.escape(url)} has"):
+        Trainer(other.with_overrides({"start.adapter": url}), workshop)
