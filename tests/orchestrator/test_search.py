@@ -366,7 +366,7 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     from ray import tune
 
     from orchestrator.asker import Asker
-    from orchestrator.batch import Lives, Stop
+    from orchestrator.batch import RETRIES, Lives, Stop
     from orchestrator.scheduler import Asha
 
     total = 6
@@ -417,7 +417,9 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     finally:
         ray.shutdown()
     trials = by_id(tmp_path)
-    assert len(results) == len(trials) == 10
+    failed = sum(trial.params["optimizer.lr"] < 2e-5 for trial in trials.values())
+    assert len(trials) == 10
+    assert len(results) == 10 + RETRIES * failed  # each stint of a trial is one of Tune's
     assert all(t.state.is_finished() for t in study(tmp_path))
     outcomes = {trial_id: t.user_attrs["outcome"] for trial_id, t in trials.items()}
     for trial_id, trial in trials.items():
