@@ -22,8 +22,8 @@ from tinyattn.errors import TinyAttnError, UsageError
 
 ASIDE_SECONDS = 600.0
 """For how long a machine is set aside; then one more failure does it again."""
-PATIENCE_SECONDS = 60.0
-"""How long a sweep waits when only machines that are set aside are left."""
+PATIENCE_SECONDS = 600.0
+"""How long a sweep stands still though there are machines for its trials."""
 _FRESH_SECONDS = 2.0
 """How old the known size of the cluster may be."""
 GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
@@ -59,7 +59,7 @@ class Nodes:
         self._resources, self._listed, self._now = resources, listed, now
         self._failures: defaultdict[str, list[str]] = defaultdict(list)
         """Names of the trials that failed on a machine since one came to an evaluation there."""
-        self._alone_since: float | None = None
+        self._still_since: float | None = None
         self._slots, self._until = concurrency(resources, listed), now() + _FRESH_SECONDS
         _aside.clear()
         _too_small.clear()
@@ -69,6 +69,11 @@ class Nodes:
         if self._now() >= self._until:
             self._slots = self._fitting(self._usable()) or self._slots
             self._until = self._now() + _FRESH_SECONDS
+        return self._slots
+
+    @property
+    def last_slots(self) -> int:
+        """The last answer of `slots`, without asking Ray: for other threads."""
         return self._slots
 
     def worked(self, address: str) -> None:
@@ -124,20 +129,26 @@ class Nodes:
                 self._failures[address] = [n for n in self._failures[address] if n != trial]
                 _aside.pop(address, None)
 
-    def refuse_none_left(self) -> None:
-        """Raise NoMachineError when for a while only machines that are set aside were left.
+    def refuse_standstill(self, is_running: bool) -> None:
+        """Raise NoMachineError when for long no trial has run, though there is room for some.
 
-        What waits for a place is bound to other machines, so it would wait for ever.
+        What waits for a place is bound to machines that were not set aside when it was reserved; if
+        those never come back, it would wait for ever.
+
+        Args:
+            is_running: whether a trial has a worker now.
         """
-        if not (_aside or _too_small) or not self._alive() or self._fitting(self._usable()):
-            self._alone_since = None
+        if is_running or not self._fitting(self._alive()):
+            self._still_since = None
             return
-        if self._alone_since is None:
-            self._alone_since = self._now()
-        if self._now() - self._alone_since > PATIENCE_SECONDS:
+        if self._still_since is None:
+            self._still_since = self._now()
+        if self._now() - self._still_since > PATIENCE_SECONDS:
+            away = ", ".join(sorted(_aside | _too_small)) or "no machine"
             raise NoMachineError(
-                f"what is left of the cluster is set aside ({', '.join(sorted(_away(self._now())))}"
-                "): workers kept failing there, or it is too small; mend that or the other machines"
+                f"no trial got a place for {PATIENCE_SECONDS / 60:.0f} minutes ({away} was set "
+                "aside, since workers kept failing there or it is too small); mend that or the "
+                "other machines"
             )
 
     def _alive(self) -> list[dict[str, Any]]:
@@ -166,6 +177,10 @@ class Nodes:
 
 class NoMachineError(TinyAttnError):
     """What is left of the cluster cannot run a trial."""
+
+
+class MachineError(TinyAttnError):
+    """A machine lacks what the driver's has, as data or a PLM."""
 
 
 class TooSmallError(TinyAttnError):

@@ -108,7 +108,11 @@ def run_batch(
     # Asker sees to that.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "10000"
     progress = Progress(
-        batch.title, batch.trials, batch.evaluations, nodes.slots, rungs=scheduler.rungs
+        batch.title,
+        batch.trials,
+        batch.evaluations,
+        lambda: nodes.last_slots,
+        rungs=scheduler.rungs,
     )
     with view_of(progress) as view, signals_noted() as stop:
         lives = Lives()

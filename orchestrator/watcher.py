@@ -27,6 +27,8 @@ from tinyattn.errors import StorageError
 LESS_MEMORY = "fewer trials at once (resources.concurrent) or a smaller micro_batch_size need less"
 STOP_ALL = "all"
 """Name of the request to stop the whole sweep; other requests have the names of trials."""
+RUNNING = "RUNNING"
+"""Tune's status of a trial that has a worker."""
 _POLL_SECONDS = 1.0
 _REPORTED = (
     "evaluation", "total", "epoch", "step", "score", "best_score", "best_index", "train_loss",
@@ -105,7 +107,7 @@ class Watcher(tune.Callback):
             self._read_requests()
             self.tracker.heartbeat()
             with self.stop.on_error():
-                self.nodes.refuse_none_left()
+                self.nodes.refuse_standstill(any(trial.status == RUNNING for trial in trials))
         if self.stop.asked:
             # Not an Exception: Tune would clean up first, which takes a minute of waiting where
             # the signal went to Ray's processes too, as `timeout` or a batch system sends it.

@@ -19,7 +19,7 @@ import torch
 
 from orchestrator.batch import Bench
 from orchestrator.memory import FILE, give_back_memory, note_too_many, rows_that_fit
-from orchestrator.nodes import TooSmallError, is_larger_elsewhere
+from orchestrator.nodes import MachineError, TooSmallError, is_larger_elsewhere
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT
 from tinyattn.errors import (
@@ -75,6 +75,7 @@ class Worker:
         Raises:
             OutOfMemoryError: fewer rows a pass may fit: `halve`, then `step` again.
             TooSmallError: not even one fits, but another machine has more memory.
+            MachineError: this machine lacks what trials need.
         """
         try:
             evaluation = self._next_evaluation()
@@ -90,9 +91,17 @@ class Worker:
             interrupted = Outcome.INTERRUPTED.value
             return {"done": True, UNWRITABLE: str(error), "outcome": interrupted, "evaluation": 0}
         except TinyAttnError as error:  # it would come again; other errors cost the worker
+            self._refuse_own_fault()
             return self._ended(Outcome.FAILED, error)
         assert self.trainer is not None
         return self._result(self.trainer, evaluation)
+
+    def _refuse_own_fault(self) -> None:
+        """Raise MachineError where not even what the driver has loaded can be had here."""
+        try:
+            self.workshop.data(self.bench.base)
+        except TinyAttnError as error:
+            raise MachineError(f"{error}; the driver's machine has it") from None
 
     def halve(self) -> None:
         """Go back to the last state, with half the rows a pass."""

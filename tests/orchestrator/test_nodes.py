@@ -156,19 +156,22 @@ def test_a_machine_that_died_is_rays_business() -> None:
     assert nodes.failed("t", "no machine in these words") is None
 
 
-def test_a_sweep_does_not_wait_for_ever_when_only_machines_set_aside_are_left() -> None:
+def test_a_sweep_does_not_stand_still_for_ever() -> None:
+    """Here b is set aside, then a dies: what was reserved meanwhile may not go to b."""
     world = World(a=1, b=1)
     nodes = world.nodes()
     nodes.failed("t", fault("b"))
     nodes.failed("t", fault("b"))
-    nodes.refuse_none_left()
     world.dead = {"a"}
-    nodes.refuse_none_left()
-    world.time += PATIENCE_SECONDS + 1
-    with pytest.raises(NoMachineError, match=r"set aside \(10\.0\.0\.2\)"):
-        nodes.refuse_none_left()
-    world.dead = set()
-    nodes.refuse_none_left()
+    for is_running in (False, True, False):
+        nodes.refuse_standstill(is_running)
+        world.time += PATIENCE_SECONDS - 1
+    nodes.refuse_standstill(False)  # it ran in between
+    world.time += 2
+    with pytest.raises(NoMachineError, match=r"for 10 minutes \(10\.0\.0\.2 was set aside"):
+        nodes.refuse_standstill(False)
+    world.dead = {"a", "b"}
+    nodes.refuse_standstill(False)  # they may come back
 
 
 def test_nodes_that_fit_no_trial_are_refused() -> None:

@@ -1,0 +1,40 @@
+"""A worker without Ray around it: whose fault an end is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_plm import save_tiny_plm
+
+from orchestrator.batch import Bench
+from orchestrator.depot import SharedFolder
+from orchestrator.nodes import MachineError
+from orchestrator.outcome import Outcome
+from orchestrator.worker import Worker
+from tinyattn.config import TrainConfig
+
+
+@pytest.fixture(scope="module")
+def plm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny")
+
+
+def worker(plm: Path, folder: Path) -> Worker:
+    base = TrainConfig(task="agreement", plm=str(plm), max_train_rows=64, max_length=32)
+    return Worker(Bench(base, SharedFolder(folder / "sweeps" / "s")), cores=1)
+
+
+def test_a_point_that_cannot_be_is_the_trials_fault(plm: Path, tmp_path: Path) -> None:
+    found = worker(plm, tmp_path)
+    found.begin({"trial": "t", "point": {"max_length": 10_000}})
+    result = found.step()
+    assert result["outcome"] == Outcome.FAILED.value
+    assert "max_length is 10000" in result["error"]
+
+
+def test_a_plm_that_is_not_on_a_machine_is_the_machines_fault(plm: Path, tmp_path: Path) -> None:
+    found = worker(plm.with_name("not-copied-here"), tmp_path)
+    found.begin({"trial": "t", "point": {"seed": 1}})
+    with pytest.raises(MachineError, match=r"not-copied-here.*; the driver's machine has it"):
+        found.step()
