@@ -22,7 +22,7 @@ from tiny_plm import save_tiny_plm
 from orchestrator.cli import main
 from orchestrator.home import Home
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]  # minutes; a cluster of one machine
 SMALL: dict[str, Any] = {
     "search.trials": 4, "epochs": 3, "max_train_rows": 160, "asha.grace": 1,
     "finalize.finalists": 1, "finalize.seeds": 1, "finalize.search.trials": 1,
@@ -111,7 +111,7 @@ def test_a_sweep_killed_damaged_and_cut_off_ends_as_one_in_a_folder(
     assert driver.wait(timeout=120) == 1
     s3.come()
     text = log.read_text()
-    assert "error: s3://sweep-tests/sweeps/s-" in text
+    assert ": s3://sweep-tests/sweeps/s-" in text
     assert f"then `tinyattn sweep resume s --runs {runs} --on {rack}` goes on" in text
     assert "Traceback" not in text
 
