@@ -16,7 +16,7 @@ import torch
 import tinyattn.trainer as trainer_module
 from tinyattn.checkpoint import STATE_FILE
 from tinyattn.config import TrainConfig
-from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, StorageError
+from tinyattn.errors import ConfigError, DamagedError, DivergedError, OutOfMemoryError, StorageError
 from tinyattn.objects import Objects, files_in
 from tinyattn.trainer import Evaluation, Trainer, evaluation_steps, row_losses
 from tinyattn.workshop import Workshop
@@ -281,3 +281,25 @@ def test_start_from_one_head_begins_where_it_ended(workshop: Workshop, tmp_path:
     url = f"{tmp_path.as_uri()}/one.tar"
     with pytest.raises(ConfigError, match=f"start.adapter {re.escape(url)} has"):
         Trainer(other.with_overrides({"start.adapter": url}), workshop)
+
+
+class _Touch:
+    """Pickled, it makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_in_a_zero_state_is_executed(workshop: Workshop, tmp_path: Path) -> None:
+    config = BASE.with_overrides({"zero_stage": 1})
+    with trained(config, workshop) as trainer:
+        next(iter(trainer))
+        trainer.save(tmp_path)
+    (shard,) = tmp_path.glob("*/*optim_states.pt")
+    torch.save({"optimizer_state_dict": _Touch(tmp_path / "executed")}, shard)
+    with trained(config, workshop) as trainer, pytest.raises(DamagedError, match="cannot be read"):
+        trainer.restore(tmp_path)
+    assert not (tmp_path / "executed").exists()
