@@ -125,7 +125,7 @@ class Asker(Searcher):
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         """Return name and overrides of the next trial; None: not now; FINISHED: never again."""
-        if len(self._active) >= self._slots():
+        if self._stop.asked or len(self._active) >= self._slots():
             return None
         found = self._again() or self._new()
         if found is None:

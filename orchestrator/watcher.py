@@ -102,7 +102,8 @@ class Watcher(tune.Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """End here, between two steps of Tune, when somebody asked for it."""
-        if time.monotonic() >= self._next_poll:
+        # Not once an end was asked for: the signal may have ended Ray too, and asking it hangs.
+        if time.monotonic() >= self._next_poll and not self.stop.asked:
             self._next_poll = time.monotonic() + _POLL_SECONDS
             self._read_requests()
             self.tracker.heartbeat()
@@ -148,6 +149,8 @@ class Watcher(tune.Callback):
     @_guarded
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Note which machine a trial lost its worker on; the last loss is its end."""
+        if self.stop.asked:  # Ray may be ending too; the trial goes on with the next driver
+            return
         name, error = trial.config[NAME], _last_words(trial)
         if said := self.nodes.failed(name, error):
             self.view.note(said)

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
-from ray.air.execution import FixedResourceManager
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
@@ -324,7 +324,7 @@ def test_a_worker_that_ray_kills_for_memory_is_a_worker_that_died(
 ) -> None:
     """Tune by itself raises RuntimeError on this kind of end, and the sweep would end with it."""
     heard: list[BaseException] = []
-    manager = RayActorManager(FixedResourceManager({"CPU": 1}))
+    manager = RayActorManager(SimpleNamespace())
     monkeypatch.setattr(manager, "_cleanup_actor", lambda tracked_actor: None)
     actor = TrackedActor(actor_id=1, on_error=lambda actor, error: heard.append(error))
     killed = ray.exceptions.OutOfMemoryError("killed due to the node running low on memory")
