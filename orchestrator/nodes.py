@@ -71,7 +71,6 @@ class Nodes:
             self._until = self._now() + _FRESH_SECONDS
         return self._slots
 
-    @property
     def last_slots(self) -> int:
         """The last answer of `slots`, without asking Ray: for other threads."""
         return self._slots

@@ -34,7 +34,7 @@ from orchestrator.depot import Depot
 from orchestrator.journal import Journal, Past
 from orchestrator.nodes import Nodes, NoMachineError, placement_of
 from orchestrator.outcome import Outcome
-from orchestrator.scheduler import make_scheduler
+from orchestrator.scheduler import Asha, make_scheduler
 from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
 from orchestrator.view import Progress, view_of
@@ -104,17 +104,7 @@ def run_batch(
     journal = Journal(depot.folder / f"{batch.name}.jsonl")
     scheduler = make_scheduler(batch.asha, batch.evaluations)
     nodes = Nodes(batch.resources)
-    # Tune starts one worker after the other unless told how many may be on their way; here the
-    # Asker sees to that.
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "10000"
-    progress = Progress(
-        batch.title,
-        batch.trials,
-        batch.evaluations,
-        lambda: nodes.last_slots,
-        rungs=scheduler.rungs,
-    )
-    with view_of(progress) as view, signals_noted() as stop:
+    with view_of(_progress_of(batch, nodes, scheduler)) as view, signals_noted() as stop:
         lives = Lives()
         watcher = Watcher(batch, depot, journal, scheduler, tracker, view, stop, nodes, lives)
         watcher.catch_up()
@@ -139,9 +129,17 @@ def run_batch(
     ]
 
 
+def _progress_of(batch: Batch, nodes: Nodes, scheduler: Asha) -> Progress:
+    slots, rungs = nodes.last_slots, scheduler.rungs
+    return Progress(batch.title, batch.trials, batch.evaluations, slots, rungs=rungs)
+
+
 def _tuner(
     batch: Batch, depot: Depot, data_dir: Path | None, asker: Asker, watcher: Watcher
 ) -> tune.Tuner:
+    # Tune starts one worker after the other unless told how many may be on their way; here the
+    # Asker sees to that.
+    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "10000"
     bench = Bench(batch.base, depot, data_dir)
     trainable = tune.with_resources(
         tune.with_parameters(SweepTrial, bench=bench, resources=batch.resources),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster import services
+from orchestrator import nodes
 
 REQUEST = {
     "name": "r", "host": "10.0.0.2", "head": "10.0.0.1", "is_head": False, "port": 6379,
@@ -48,3 +49,8 @@ def test_what_the_node_or_the_cluster_file_says_of_caches_stays(
     variables = {"TORCH_EXTENSIONS_DIR": "/file"}
     settings = services.ray_service(REQUEST | {"variables": variables}).environment
     assert settings["TORCH_EXTENSIONS_DIR"] == "/file"
+
+
+def test_nodes_are_labelled_as_workers_look_for_it() -> None:
+    """Neither package may import the other."""
+    assert (services.GPU_MEMORY, services.MEMORY) == (nodes.GPU_MEMORY, nodes.MEMORY)
