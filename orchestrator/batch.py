@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.config import AshaConfig, Resources
@@ -47,6 +47,8 @@ class Bench:
     """Where they leave their best adapters, and what they need to go on."""
     data_dir: Path | None = None
     """Where task files are."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Of PLM and data as the driver has them; a machine with others is refused."""
 
 
 RETRIES = 3

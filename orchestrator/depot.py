@@ -50,15 +50,19 @@ class Depot(Protocol):
         """A state as a folder to read; DamagedError: it is not as it was written."""
 
     def fresh_adapter(self, trial: str, index: int) -> AbstractContextManager[Path]:
-        """A folder for a trial's best adapter as of evaluation `index`, as `fresh_state`."""
+        """A folder for a trial's adapter of evaluation `index`, its best so far, as `fresh_state`.
+
+        The best one before stays: if the worker dies now, nobody ever hears of this one.
+        """
 
     # ---- the driver ----
 
-    def adapter(self, trial: str) -> Path | None:
-        """The best adapter of a trial that has ended; None: it had no evaluation."""
+    def adapter(self, trial: str, index: int) -> Path | None:
+        """The adapter of evaluation `index` of a trial that has ended; None: there is none."""
 
-    def address(self, trial: str) -> str:
-        """Where workers read that adapter: a path or a URL; StorageError: there is none."""
+    def address(self, adapter: Path) -> str:
+        """Where workers read what `adapter` gave: a path or a URL; StorageError or DamagedError:
+        it is gone."""
 
     def trials_with_states(self) -> set[str]:
         """Names of the trials that have states."""
@@ -96,16 +100,19 @@ class SharedFolder:
 
     @contextmanager
     def fresh_adapter(self, trial: str, index: int) -> Iterator[Path]:
-        yield self._adapter(trial)  # whoever writes an adapter there replaces it as a whole
+        adapter = self.folder / _adapter(trial, index)
+        yield adapter  # whoever writes an adapter there replaces it as a whole
+        for name in _older({path.name for path in adapter.parent.glob("[0-9]*")}, adapter.name):
+            shutil.rmtree(adapter.parent / name, ignore_errors=True)
 
-    def adapter(self, trial: str) -> Path | None:
-        folder = self._adapter(trial)
-        return folder if folder.is_dir() else None
+    def adapter(self, trial: str, index: int) -> Path | None:
+        adapter = self.folder / _adapter(trial, index)
+        return adapter if adapter.is_dir() else None
 
-    def address(self, trial: str) -> str:
-        if self.adapter(trial) is None:
-            raise StorageError(f"{self._adapter(trial)}: is not there; restore it from a copy")
-        return str(self._adapter(trial))
+    def address(self, adapter: Path) -> str:
+        if not adapter.is_dir():
+            raise StorageError(f"{adapter}: is not there; restore it from a copy")
+        return str(adapter)
 
     def trials_with_states(self) -> set[str]:
         return {path.name for path in (self.folder / "states").glob("*")}
@@ -115,9 +122,6 @@ class SharedFolder:
 
     def _states(self, trial: str) -> Path:
         return self.folder / "states" / trial
-
-    def _adapter(self, trial: str) -> Path:
-        return self.folder / "adapters" / trial
 
 
 @dataclass(frozen=True)
@@ -142,11 +146,13 @@ class ObjectStore:
         with scratch() as folder:
             with on_own_disk():
                 yield folder
-                own = files_in(folder)
-            parts = ranks.gather(own)  # ranks may be on several nodes
+                part = files_in(folder)
+            parts = ranks.gather(part)  # ranks may be on several nodes
         if ranks.writes:
             files = {name: content for part in parts for name, content in part.items()}
-            self._put(f"states/{trial}", index, files, kept=STATES_KEPT)
+            key, own = f"states/{trial}", f"{index:06d}.tar"
+            self.objects.put(f"{key}/{own}", files)
+            self._remove(key, _surplus(self.objects.names(key), own, STATES_KEPT))
 
     def states(self, trial: str) -> set[str]:
         return set(self.objects.names(f"states/{trial}"))
@@ -163,27 +169,31 @@ class ObjectStore:
             with on_own_disk():
                 yield folder / "adapter"
                 files = files_in(folder / "adapter")
-            self._put(f"adapters/{trial}", index, files, kept=1)
+            key = f"adapters/{trial}"
+            self.objects.put(f"{_adapter(trial, index)}.tar", files)
+            self._remove(key, _older(self.objects.names(key), f"{index:06d}.tar"))
 
-    def adapter(self, trial: str) -> Path | None:
+    def adapter(self, trial: str, index: int) -> Path | None:
         from tinyattn.checkpoint import replace_folder  # imports torch, see above
 
-        target = self.folder / "adapters" / trial
-        if target.is_dir():
-            return target
-        found = self._newest_adapter(trial)
-        if found is None:
+        adapter = self.folder / _adapter(trial, index)
+        if adapter.is_dir():
+            return adapter
+        if f"{index:06d}.tar" not in self.objects.names(f"adapters/{trial}"):
             return None
-        with replace_folder(target) as fresh:
-            write_files(fresh, found[1])
-        return target
+        try:
+            files = self.objects.read(f"{_adapter(trial, index)}.tar")
+        except DamagedError as error:
+            warnings.warn(f"{error}; {trial} is left without an adapter", stacklevel=2)
+            return None
+        with replace_folder(adapter) as fresh:
+            write_files(fresh, files)
+        return adapter
 
-    def address(self, trial: str) -> str:
-        found = self._newest_adapter(trial)
-        if found is None:
-            place = self.objects.within(f"adapters/{trial}").url
-            raise StorageError(f"{place}: holds no adapter that can be read; restore a copy")
-        return self.objects.within(found[0]).url
+    def address(self, adapter: Path) -> str:
+        key = f"{adapter.relative_to(self.folder)}.tar"
+        self.objects.read(key)  # better here than on every worker
+        return self.objects.within(key).url
 
     def trials_with_states(self) -> set[str]:
         return set(self.objects.names("states"))
@@ -191,20 +201,8 @@ class ObjectStore:
     def clear(self, trial: str) -> None:
         self.objects.remove(f"states/{trial}")
 
-    def _newest_adapter(self, trial: str) -> tuple[str, dict[str, bytes]] | None:
-        """Key and files of the newest adapter of a trial that can be read."""
-        for name in reversed(self.objects.names(f"adapters/{trial}")):
-            try:
-                return (key := f"adapters/{trial}/{name}"), self.objects.read(key)
-            except DamagedError as error:  # its worker died while it wrote
-                warnings.warn(f"{error}; taking the one before", stacklevel=3)
-        return None
-
-    def _put(self, key: str, index: int, files: dict[str, bytes], kept: int) -> None:
-        """Keep files as the newest object under a key, and remove all but the last ones."""
-        own = f"{index:06d}.tar"
-        self.objects.put(f"{key}/{own}", files)
-        for name in _surplus(self.objects.names(key), own, kept):
+    def _remove(self, key: str, names: Collection[str]) -> None:
+        for name in names:
             self.objects.remove(f"{key}/{name}")
 
 
@@ -215,3 +213,13 @@ def _surplus(names: Collection[str], written: str, kept: int) -> list[str]:
     """
     given_up = [name for name in names if name > written]
     return given_up + sorted(name for name in names if name <= written)[:-kept]
+
+
+def _adapter(trial: str, index: int) -> str:
+    """Where in a sweep's folder, and in its part of a store, an adapter is."""
+    return f"adapters/{trial}/{index:06d}"
+
+
+def _older(names: Collection[str], written: str) -> list[str]:
+    """What to remove once an adapter was written: all before but the last."""
+    return sorted(name for name in names if name < written)[:-1]

@@ -171,7 +171,7 @@ class _Finalizing:
             {
                 "adapter.num_heads": final.heads,
                 "start": {
-                    "adapter": self.depot.address(one_head.adapter.name),
+                    "adapter": self.depot.address(one_head.adapter),
                     "noise": final.noise,
                 },
             }

@@ -48,6 +48,12 @@ class Past:
         """The last result; empty before the first."""
         return self.results[-1] if self.results else {}
 
+    @property
+    def best_index(self) -> int:
+        """The evaluation that was the best so far; 0: there was none."""
+        found = (result.get("best_index", 0) for result in reversed(self.results))
+        return int(next(filter(None, found), 0))
+
     def knows(self, result: Mapping[str, Any]) -> bool:
         """Whether a result says nothing new, as when a restarted trial reports it again."""
         ends = "outcome" in result

@@ -76,7 +76,7 @@ class Ended:
             params=past.params,
             result=past.last,
             error=past.error,
-            adapter=depot.adapter(past.name),
+            adapter=depot.adapter(past.name, past.best_index),
         )
 
 
@@ -140,7 +140,8 @@ def _tuner(
     # Tune starts one worker after the other unless told how many may be on their way; here the
     # Asker sees to that.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "10000"
-    bench = Bench(batch.base, depot, data_dir)
+    seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
+    bench = Bench(batch.base, depot, data_dir, seen)
     trainable = tune.with_resources(
         tune.with_parameters(SweepTrial, bench=bench, resources=batch.resources),
         placement_of(batch.resources),

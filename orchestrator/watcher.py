@@ -206,7 +206,7 @@ class Watcher(tune.Callback):
 
     def _close_run(self, past: Past) -> None:
         assert past.outcome is not None
-        adapter = self.depot.adapter(past.name)
+        adapter = self.depot.adapter(past.name, past.best_index)
         self.tracker.end_trial(past.name, past.outcome, adapter=adapter, error=past.error)
 
     def _read_requests(self) -> None:

@@ -90,18 +90,12 @@ class Worker:
         except StorageError as error:  # no fault of the trial: it goes on when there is a place
             interrupted = Outcome.INTERRUPTED.value
             return {"done": True, UNWRITABLE: str(error), "outcome": interrupted, "evaluation": 0}
+        except MachineError:
+            raise
         except TinyAttnError as error:  # it would come again; other errors cost the worker
-            self._refuse_own_fault()
             return self._ended(Outcome.FAILED, error)
         assert self.trainer is not None
         return self._result(self.trainer, evaluation)
-
-    def _refuse_own_fault(self) -> None:
-        """Raise MachineError where not even what the driver has loaded can be had here."""
-        try:
-            self.workshop.data(self.bench.base)
-        except TinyAttnError as error:
-            raise MachineError(f"{error}; the driver's machine has it") from None
 
     def halve(self) -> None:
         """Go back to the last state, with half the rows a pass."""
@@ -132,6 +126,7 @@ class Worker:
         Returns:
             The last evaluation of that state.
         """
+        self._refuse_other_inputs()
         config = self.bench.base.with_overrides(self.overrides)
         self.rows = min(self.rows, rows_that_fit(config, self.memory))
         if self.rows < (config.micro_batch_size or config.batch_size):
@@ -145,6 +140,25 @@ class Worker:
             self.trainer = Trainer(config, self.workshop)
         self.evaluations = iter(self.trainer)
         return self.trainer.last
+
+    def _refuse_other_inputs(self) -> None:
+        """Raise MachineError where PLM or data are missing, or not those that the driver has."""
+        base = self.bench.base
+        try:
+            here = {
+                "plm_fingerprint": self.workshop.plm(base.plm, base.precision).fingerprint,
+                "data_fingerprint": self.workshop.data(base).fingerprint,
+            }
+        except (OutOfMemoryError, StorageError):
+            raise
+        except TinyAttnError as error:
+            raise MachineError(f"{error}; the driver's machine has it") from None
+        for what, there in self.bench.fingerprints.items():
+            if here[what] != there:
+                raise MachineError(
+                    f"{what} is {here[what]} on this machine and {there} on the driver's; copy "
+                    f"{base.plm if what.startswith('plm') else base.task} from there"
+                )
 
     def _restored(self, trainer: Trainer, name: str) -> bool:
         try:
@@ -160,7 +174,7 @@ class Worker:
         trainer, depot, index = self.trainer, self.bench.depot, evaluation.index
         assert trainer is not None
         if self.ranks.writes and (evaluation.best_index == index or evaluation.is_last):
-            with depot.fresh_adapter(self.name, index) as folder:
+            with depot.fresh_adapter(self.name, evaluation.best_index) as folder:
                 trainer.save_adapter(folder)
         with depot.fresh_state(self.name, index, self.ranks) as folder:
             trainer.save(folder)

@@ -7,7 +7,9 @@ from pathlib import Path
 import torch
 import transformers
 
+from tinyattn.config import TrainConfig
 from tinyattn.plm import find_plm
+from tinyattn.workshop import Workshop
 
 
 def save_tiny_plm(folder: Path, *, seed: int = 0) -> Path:
@@ -25,3 +27,12 @@ def save_tiny_plm(folder: Path, *, seed: int = 0) -> Path:
     transformers.BertModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def fingerprints_of(config: TrainConfig) -> dict[str, str]:
+    """What the driver tells workers of a trial's PLM and data."""
+    workshop = Workshop()
+    return {
+        "plm_fingerprint": workshop.plm(config.plm).fingerprint,
+        "data_fingerprint": workshop.data(config).fingerprint,
+    }

@@ -88,7 +88,9 @@ class TestDepot:
             *_, newest = sorted(depot.states("a_1"))
             with depot.state("a_1", newest) as folder:
                 assert (folder / "of-0" / "state").read_text() == str(index)
-            with fetched(depot.address("a_1")) as folder:
+            adapter = depot.adapter("a_1", index)
+            assert adapter is not None
+            with fetched(depot.address(adapter)) as folder:
                 assert (folder / "weights").read_text() == str(index)
         assert len(depot.states("a_1")) == STATES_KEPT
 
@@ -121,16 +123,28 @@ class TestDepot:
             assert sorted(path.name for path in folder.glob("of-*")) == ["of-0", "of-1"]
 
     def test_the_best_adapter_reaches_the_driver_and_workers(self, depot: Depot) -> None:
-        assert depot.adapter("a_1") is None
-        with pytest.raises(StorageError, match="a_1"):
-            depot.address("a_1")
+        assert depot.adapter("a_1", 10) is None
+        with pytest.raises((StorageError, DamagedError), match=r"a_1.*is not there"):
+            depot.address(depot.folder / "adapters" / "a_1" / "000010")
         leave_adapter(depot, 9)
         leave_adapter(depot, 10)
-        with fetched(depot.address("a_1")) as folder:
-            assert (folder / "weights").read_text() == "10"
-        adapter = depot.adapter("a_1")
-        assert adapter == depot.folder / "adapters" / "a_1"
+        adapter = depot.adapter("a_1", 10)
+        assert adapter is not None
+        assert adapter.is_relative_to(depot.folder)
         assert (adapter / "weights").read_text() == "10"
+        with fetched(depot.address(adapter)) as folder:
+            assert (folder / "weights").read_text() == "10"
+
+    def test_an_adapter_that_nobody_heard_of_does_not_take_the_place_of_the_best(
+        self, depot: Depot
+    ) -> None:
+        """A worker wrote the adapter of evaluation 7 and died before it could say so."""
+        for index in (2, 3, 5, 7):
+            leave_adapter(depot, index)
+        best, before = depot.adapter("a_1", 5), depot.adapter("a_1", 3)
+        assert best is not None
+        assert (best / "weights").read_text() == "5"
+        assert before is None, "what no journal can name any more is gone"
 
     def test_it_travels_to_workers(self, depot: Depot) -> None:
         leave_state(depot, 1)
@@ -153,19 +167,13 @@ def test_a_damaged_object_is_known(tmp_path: Path, s3: S3) -> None:
         store.get("b", tmp_path / "in")
 
 
-def test_a_half_written_adapter_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_adapter_is_not_passed_off_as_the_best(tmp_path: Path) -> None:
     depot = ObjectStore(tmp_path / "s", Objects(f"{tmp_path.as_uri()}/store"))
     leave_adapter(depot, 3)
+    leave_adapter(depot, 4)
     (tmp_path / "store" / "adapters" / "a_1" / "000004.tar").write_bytes(b"half")
-    with pytest.warns(UserWarning, match="taking the one before"):
-        adapter = depot.adapter("a_1")
-    assert adapter is not None
-    assert (adapter / "weights").read_text() == "3"
-    with (
-        pytest.warns(UserWarning, match="taking the one before"),
-        fetched(depot.address("a_1")) as folder,
-    ):
-        assert (folder / "weights").read_text() == "3"
+    with pytest.warns(UserWarning, match="a_1 is left without an adapter"):
+        assert depot.adapter("a_1", 4) is None
 
 
 def test_errors_of_a_store_are_one_message(s3: S3) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tiny_plm import save_tiny_plm
+from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
 from orchestrator import runner
@@ -57,7 +57,7 @@ def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[i
     tracker.start_sweep(name="s", task="agreement", plm=plm, protocol="heldout", config={}, tags={})
     batch = Batch(
         name="search", title="ranks", kind="trial", base=base, trials=len(POINTS), evaluations=4,
-        resources=Resources(cpus=1, ranks=ranks), tags={"data_fingerprint": "d", "commit": "c"},
+        resources=Resources(cpus=1, ranks=ranks), tags={**fingerprints_of(base), "commit": "c"},
     )  # fmt: skip
     lines = io.StringIO()
     patch.setattr(runner, "view_of", lambda progress: Killer(progress, lines))
@@ -84,7 +84,7 @@ def test_two_ranks_train_as_one_does_also_after_one_was_killed(tmp_path: Path) -
             assert values[1] == pytest.approx(values[0], rel=1e-5), (number, key)
         name = one[number].name
         adapters = [
-            read_adapter(tmp_path / which / "sweeps" / "s" / "adapters" / name)[1]
+            read_adapter(max((tmp_path / which / "sweeps" / "s" / "adapters" / name).iterdir()))[1]
             for which in ("one", "two")
         ]
         for key, weights in adapters[0].items():

@@ -19,7 +19,7 @@ import ray
 from ray.air.execution._internal.actor_manager import RayActorManager
 from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
-from tiny_plm import save_tiny_plm
+from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
 from orchestrator import runner
@@ -104,7 +104,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     batch = Batch(
         name="search", title="six", kind="trial", base=base, trials=6, evaluations=6,
         resources=Resources(cpus=1, concurrent=2),
-        tags={"data_fingerprint": "data", "commit": "code"},
+        tags={**fingerprints_of(base), "commit": "code"},
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "view_of", lambda progress: Killer(progress, out))
@@ -197,7 +197,7 @@ def test_runs_carry_config_and_origin(ran: Ran, tmp_path: Path) -> None:
     assert record.config["seed"] == 1
     assert record.config["optimizer.lr"] == config.optimizer.lr
     assert record.params == POINTS[4]
-    assert record.tags["identity"] == config.identity("data", "code")
+    assert record.tags["identity"] == config.identity(record.tags["data_fingerprint"], "code")
     assert ran.at(1)[1].tags["identity"] == record.tags["identity"]
     assert ran.at(0)[1].tags["identity"] != record.tags["identity"]
     card, _ = read_adapter(ran.tracker.download(record.run_id, "adapter", tmp_path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_plm import save_tiny_plm
+from tiny_plm import fingerprints_of, save_tiny_plm
 
 from orchestrator.batch import Bench
 from orchestrator.depot import SharedFolder
@@ -20,9 +20,13 @@ def plm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny")
 
 
-def worker(plm: Path, folder: Path) -> Worker:
-    base = TrainConfig(task="agreement", plm=str(plm), max_train_rows=64, max_length=32)
-    return Worker(Bench(base, SharedFolder(folder / "sweeps" / "s")), cores=1)
+def base(plm: Path) -> TrainConfig:
+    return TrainConfig(task="agreement", plm=str(plm), max_train_rows=64, max_length=32)
+
+
+def worker(plm: Path, folder: Path, **seen: str) -> Worker:
+    bench = Bench(base(plm), SharedFolder(folder / "sweeps" / "s"), fingerprints=seen)
+    return Worker(bench, cores=1)
 
 
 def test_a_point_that_cannot_be_is_the_trials_fault(plm: Path, tmp_path: Path) -> None:
@@ -37,4 +41,19 @@ def test_a_plm_that_is_not_on_a_machine_is_the_machines_fault(plm: Path, tmp_pat
     found = worker(plm.with_name("not-copied-here"), tmp_path)
     found.begin({"trial": "t", "point": {"seed": 1}})
     with pytest.raises(MachineError, match=r"not-copied-here.*; the driver's machine has it"):
+        found.step()
+
+
+@pytest.mark.parametrize("what", ["plm", "data"])
+def test_a_machine_whose_copy_is_another_one_is_refused(
+    plm: Path, tmp_path: Path, what: str
+) -> None:
+    there = fingerprints_of(base(plm))
+    fine = worker(plm, tmp_path, **there)
+    fine.begin({"trial": "t", "point": {"epochs": 1}})
+    assert fine.step()["evaluation"] == 1
+    found = worker(plm, tmp_path, **{**there, f"{what}_fingerprint": "0123456789abcdef"})
+    found.begin({"trial": "u", "point": {"seed": 1}})
+    other = rf"{what}_fingerprint is {there[f'{what}_fingerprint']} .* 0123456789abcdef on the"
+    with pytest.raises(MachineError, match=other):
         found.step()
