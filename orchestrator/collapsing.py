@@ -14,8 +14,8 @@ from tinyattn.checkpoint import read_card
 from tinyattn.config import TrainConfig
 from tinyattn.experts import CollapseMethod, collapse
 from tinyattn.model import AdaptedModel, Adapter, Counts
+from tinyattn.passes import outputs_of
 from tinyattn.tasks.tokens import Split
-from tinyattn.trainer import outputs_of
 from tinyattn.workshop import Workshop
 
 
@@ -43,7 +43,8 @@ class Loaded:
     def outputs(self, split: Split) -> np.ndarray:
         """Logits [N, num_outputs]."""
         rows = batches_of(split, self.plm.tokenizer)
-        return outputs_of(self.model, rows, self.workshop.device)[0]
+        assert self.model.active is not None
+        return outputs_of(self.model, self.model.active, rows, self.workshop.device)[0]
 
     def counts(self) -> Counts:
         """Parameters of the adapter in use."""

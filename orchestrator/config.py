@@ -25,9 +25,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 import search_spaces
 from orchestrator.space import (
@@ -96,12 +96,14 @@ class Resources(StrictModel):
     """What one trial occupies."""
 
     cpus: float = Field(1, gt=0)
-    """CPU cores."""
+    """CPU cores of a process."""
     gpus: float = Field(0, ge=0)
     """GPUs of a process: a fraction up to 1; trials share a GPU where it is less."""
     ranks: int = Field(1, ge=1)
     """Processes of a trial, which share its batches, perhaps on several nodes; each has its own
     cpus and gpus."""
+    packed: int = Field(1, ge=1, le=64)
+    """Trials that share a process, its cpus and gpus, its PLM, and their passes through it."""
     concurrent: int | None = Field(None, ge=1)
     """Trials that run at once at most; None: as many as fit."""
 
@@ -119,7 +121,8 @@ class Resources(StrictModel):
             UsageError: not even one fits.
         """
         there = list(machines)
-        fits = sum(self._ranks_on(cpus, gpus) for cpus, gpus in there) // self.ranks
+        processes = sum(self.processes_on(cpus, gpus) for cpus, gpus in there)
+        fits = processes * self.packed // self.ranks
         if fits < 1:
             cpus, gpus = (max((size[i] for size in there), default=0) for i in (0, 1))
             raise UsageError(
@@ -130,12 +133,28 @@ class Resources(StrictModel):
             )
         return min(fits, self.concurrent or fits)
 
-    def _ranks_on(self, cpus: float, gpus: float) -> int:
+    def processes_on(self, cpus: float, gpus: float) -> int:
         """Processes of trials that one machine holds; a share of a GPU never spans two."""
         fits = math.floor(cpus / self.cpus + 1e-9)
         if self.gpus:
-            fits = min(fits, math.floor(gpus) * math.floor(1 / self.gpus + 1e-9))
+            fits = min(fits, math.floor(gpus) * self._processes_a_gpu)
         return fits
+
+    def gpu_of(self, process: int) -> int:
+        """Which of its machine's GPUs a process uses."""
+        return process // self._processes_a_gpu
+
+    @property
+    def _processes_a_gpu(self) -> int:
+        return math.floor(1 / self.gpus + 1e-9)
+
+    @model_validator(mode="after")
+    def _one_kind_of_sharing(self) -> Self:
+        if self.packed > 1 and self.ranks > 1:
+            raise ValueError(
+                f"packed is {self.packed} and ranks is {self.ranks}; allowed is one of them above 1"
+            )
+        return self
 
 
 class Sweep(StrictModel):

@@ -201,7 +201,8 @@ class Placement(tune.PlacementGroupFactory):
 def placement_of(resources: Resources) -> Placement:
     """What Tune reserves for a trial: with several ranks a bundle each, and nothing for whom they
     answer to."""
-    rank = {"CPU": resources.cpus, "GPU": resources.gpus}
+    share = 1 / resources.packed
+    rank = {"CPU": resources.cpus * share, "GPU": resources.gpus * share}
     one = resources.ranks == 1
     return Placement([rank] if one else [{}, *[rank] * resources.ranks])
 

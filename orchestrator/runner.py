@@ -34,6 +34,7 @@ from orchestrator.depot import Depot
 from orchestrator.journal import Journal, Past
 from orchestrator.nodes import Nodes, NoMachineError, placement_of
 from orchestrator.outcome import Outcome
+from orchestrator.pack import packs_of
 from orchestrator.scheduler import Asha, make_scheduler
 from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
@@ -106,11 +107,14 @@ def run_batch(
     nodes = Nodes(batch.resources)
     with view_of(_progress_of(batch, nodes, scheduler)) as view, signals_noted() as stop:
         lives = Lives()
+        seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
+        bench = Bench(batch.base, depot, data_dir, seen)
         watcher = Watcher(batch, depot, journal, scheduler, tracker, view, stop, nodes, lives)
         watcher.catch_up()
         asker = Asker(source, journal, scheduler, batch.name, nodes.slots, stop, lives)
         try:
-            _fit(_tuner(batch, depot, data_dir, asker, watcher), depot.folder)
+            with packs_of(bench, batch.resources) as watcher.look_after:
+                _fit(_tuner(batch, bench, asker, watcher), depot.folder)
             for name in watcher.end_paused():
                 source.on_trial_complete(name, journal.trials[name].last)
         except KeyboardInterrupt:
@@ -134,14 +138,10 @@ def _progress_of(batch: Batch, nodes: Nodes, scheduler: Asha) -> Progress:
     return Progress(batch.title, batch.trials, batch.evaluations, slots, rungs=rungs)
 
 
-def _tuner(
-    batch: Batch, depot: Depot, data_dir: Path | None, asker: Asker, watcher: Watcher
-) -> tune.Tuner:
+def _tuner(batch: Batch, bench: Bench, asker: Asker, watcher: Watcher) -> tune.Tuner:
     # Tune starts one worker after the other unless told how many may be on their way; here the
     # Asker sees to that.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "10000"
-    seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
-    bench = Bench(batch.base, depot, data_dir, seen)
     trainable = tune.with_resources(
         tune.with_parameters(SweepTrial, bench=bench, resources=batch.resources),
         placement_of(batch.resources),
@@ -158,7 +158,7 @@ def _tuner(
         ),
         run_config=tune.RunConfig(
             name=f"{batch.name}-{time.time_ns()}",  # Tune's own notes, which nobody reads again
-            storage_path=str(depot.folder / "tune"),
+            storage_path=str(bench.depot.folder / "tune"),
             callbacks=[watcher],
             verbose=0,
         ),

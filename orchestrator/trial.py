@@ -12,12 +12,13 @@ from orchestrator.config import Resources
 from tinyattn.errors import OutOfMemoryError
 
 if TYPE_CHECKING:  # they import torch, which an actor that is only starting must not wait for
+    from orchestrator.pack import Slot
     from orchestrator.rank_group import RankGroup
     from orchestrator.worker import Worker
 
 
 class SweepTrial(tune.Trainable):
-    """One trial on a warm worker, or on a group of them.
+    """One trial on a warm worker, on a share of one, or on a group of them.
 
     Tune's config is `{"trial": its name, "point": its overrides}`. A trial leaves its state after
     each evaluation in the depot, and whoever starts a trial of that name goes on from there: after
@@ -46,7 +47,7 @@ class SweepTrial(tune.Trainable):
         self.bench, self.resources = bench, resources
         self.next: dict[str, Any] | None = config
         """The trial that the next step begins with; None: it goes on with the one it has."""
-        self.worker: Worker | RankGroup | None = None
+        self.worker: Worker | Slot | RankGroup | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take note of another trial; what loaded PLM and data keeps them."""
@@ -64,7 +65,11 @@ class SweepTrial(tune.Trainable):
             self.worker.halve()
         return result
 
-    def _worker(self) -> Worker | RankGroup:
+    def _worker(self) -> Worker | Slot | RankGroup:
+        if self.resources.packed > 1:
+            from orchestrator.pack import Slot
+
+            return Slot()
         from orchestrator.rank_group import RankGroup
         from orchestrator.worker import Worker
 
@@ -73,7 +78,7 @@ class SweepTrial(tune.Trainable):
         return RankGroup(self.bench, self.resources)
 
     @staticmethod
-    def _step_if_it_fits(worker: Worker | RankGroup) -> dict[str, Any] | None:
+    def _step_if_it_fits(worker: Worker | Slot | RankGroup) -> dict[str, Any] | None:
         """The next result; None: out of memory, but fewer rows a pass may fit.
 
         An error holds on to all that its frames hold, so it must be gone before the next try.

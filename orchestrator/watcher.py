@@ -69,6 +69,8 @@ class Watcher(tune.Callback):
         self.batch, self.depot, self.journal, self.scheduler = batch, depot, journal, scheduler
         self.tracker, self.view, self.stop = tracker, view, stop
         self.nodes, self.lives = nodes, lives
+        self.look_after: Callable[[], None] = lambda: None
+        """Keeps what trials share alive."""
         self._requests = depot.folder / REQUESTS
         self._next_poll = 0.0
 
@@ -107,6 +109,7 @@ class Watcher(tune.Callback):
             self._next_poll = time.monotonic() + _POLL_SECONDS
             self._read_requests()
             self.tracker.heartbeat()
+            self.look_after()
             with self.stop.on_error():
                 self.nodes.refuse_standstill(any(trial.status == RUNNING for trial in trials))
         if self.stop.asked:

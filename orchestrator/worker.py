@@ -40,20 +40,23 @@ UNWRITABLE = "unwritable"
 class Worker:
     """A process that trials pass through, or one of several that share a trial."""
 
-    def __init__(self, bench: Bench, cores: int, ranks: Ranks = ONE) -> None:
+    def __init__(
+        self, bench: Bench, cores: int, ranks: Ranks = ONE, workshop: Workshop | None = None
+    ) -> None:
         """Start without a trial.
 
         Args:
             bench: what trials have in common.
             cores: threads to use: more than a worker's cores would only contend.
             ranks: where this process stands among those of its trials.
+            workshop: of a process that several trials share; None: one of its own.
         """
         torch.set_num_threads(max(1, cores))
         if ranks.size > 1:
             _use_interface_of_ray()
         self.bench, self.ranks = bench, ranks
         self.memory = bench.depot.notes / FILE
-        self.workshop = Workshop(bench.data_dir, ranks=ranks)
+        self.workshop = workshop or Workshop(bench.data_dir, ranks=ranks)
         self.trainer: Trainer | None = None
 
     def begin(self, config: Mapping[str, Any]) -> None:

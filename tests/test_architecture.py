@@ -22,6 +22,7 @@ HOMES = {
             "watcher",
             "trial",
             "worker",
+            "pack",
             "rank_group",
             "nodes",
         )

@@ -9,6 +9,7 @@ M heads, D dimension of a head.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -16,6 +17,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tinyattn.stream import Stream
 
 Norm = Literal["none", "plain", "affine"]
 OUT_INIT = 0.01  # section B.1: the adapted model starts as (nearly) the PLM itself
@@ -82,6 +85,7 @@ class TinyAttention(nn.Module):
         allowed: Tensor | None = None,
         is_causal: bool = False,
         extend: Callable[[Tensor, Tensor], KeysValues] | None = None,
+        stream: Stream | None = None,
     ) -> Tensor:
         """Return the modification z̃, [B, T, H], in the dtype of `z_BTH`.
 
@@ -91,11 +95,17 @@ class TinyAttention(nn.Module):
             is_causal: a query sees itself and earlier positions only; excludes `allowed`.
             extend: takes this call's keys and values [B, M, T, D] and returns those of all
                 positions [B, M, S, D] (a generation cache).
+            stream: which of the positions are one row, where `z_BTH` [1, N, H] is rows one after
+                the other; excludes `allowed` and `extend`.
         """
         query, key, value = self._project(z_BTH)
         if extend is not None:
             key, value = extend(key, value)
-        heads = self._attend(query, key, value, allowed, is_causal)
+        if stream is None:
+            heads = self._attend(query, key, value, allowed, is_causal)
+        else:
+            attend = functools.partial(self._attend_rows, is_causal)
+            heads = stream.attend(query, key, value, attend)
         return self._combine(heads, z_BTH.dtype)
 
     def _project(self, z_BTH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,6 +122,12 @@ class TinyAttention(nn.Module):
         if isinstance(self.norm, nn.LayerNorm) and self.norm.elementwise_affine:
             return self.norm(z_BTH.to(self.norm.weight.dtype)).to(z_BTH.dtype)
         return self.norm(z_BTH)
+
+    def _attend_rows(
+        self, is_causal: bool, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Equation 3 for rows padded on the right, which a causal query never sees."""
+        return self._attend(query, key, value, None if is_causal else mask, is_causal)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, is_causal: bool

@@ -1,19 +1,18 @@
-"""Rows as padded tensors: random batches to train on, length-sorted ones to evaluate."""
+"""Rows of a split as tensors: padded, or one after the other."""
 
 from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from tinyattn.stream import GROUP_COST, Stream, group_rows
 from tinyattn.tasks.tokens import Split, pad_id
-
-EVAL_TOKENS = 4096  # padded tokens of an evaluation batch: larger ones are no faster on a CPU
 
 
 class Batches:
@@ -65,15 +64,23 @@ class Batches:
             padded[row, : last - first] = values[first:last]
         return padded
 
-    def by_length(self) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
-        """Yield (row indices, batch) over all rows, longest first, with little padding."""
-        order = np.argsort(-self.lengths, kind="stable")
-        first = 0
-        while first < len(order):
-            count = max(1, EVAL_TOKENS // int(self.lengths[order[first]]))
-            indices = order[first : first + count]
-            yield indices, self.batch(indices)
-            first += count
+    def stream(self, indices: np.ndarray, device: torch.device) -> Stream:
+        """Return rows one after the other, in this order; neighbours should be of like lengths."""
+        lengths = self.lengths[indices]
+        starts = np.cumsum(lengths) - lengths
+        positions = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+        tokens = np.repeat(self._offsets[indices], lengths) + positions
+        cuts = split_by_length(lengths, len(lengths), GROUP_COST[device.type])
+
+        def tensor(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(values.astype(np.int64))[None].to(device, non_blocking=True)
+
+        return Stream(
+            inputs={name: tensor(values[tokens]) for name, values in self._columns.items()},
+            positions=tensor(positions),
+            lengths=lengths,
+            groups=group_rows(lengths, [len(cut) for cut in cuts], device),
+        )
 
 
 def split_by_length(lengths: np.ndarray, most: int, overhead: float) -> list[np.ndarray]:

@@ -30,7 +30,10 @@ _TAG = "state"
 def build_engine(
     model: nn.Module, config: TrainConfig, total_steps: int, ranks: Ranks = ONE
 ) -> Any:
-    """Wrap `model` in a DeepSpeed engine with the optimizer and schedule of `config`."""
+    """Wrap `model` in a DeepSpeed engine with the optimizer and schedule of `config`.
+
+    The engine clips and clears the gradients of all that `model` holds: of one trial.
+    """
     deepspeed = _deepspeed(ranks)
     optimizer = build_optimizer(model.named_parameters(), config.optimizer)
     scheduler = get_scheduler(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -17,9 +19,11 @@ from tinyattn.attention import TinyAttention
 from tinyattn.checkpoint import AdapterCard, PlmCard, TaskCard, read_adapter, write_adapter
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import AdapterError, NameTakenError, PlmError, UsageError, did_you_mean
-from tinyattn.placement import Sites, layer_calls, select_layers
+from tinyattn.placement import Part, Sites, layer_calls, select_layers
 from tinyattn.plm import Plm
+from tinyattn.stream import Stream, group_rows, joined, streaming
 
+_CAN_STREAM: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 CLASSIFIER_INIT = 0.02  # standard deviation, as transformers initialises classifiers
 
 
@@ -149,12 +153,29 @@ class AdaptedModel(nn.Module):
         if self.active is None:
             self.switch(name)
 
+    def remove_adapter(self, name: str) -> None:
+        """Let go of an adapter; if it was active, none is."""
+        self.adapter(name)
+        if self.active == name:
+            self.switch(None)
+        del self.adapters[name]
+
     def switch(self, name: str | None) -> None:
         """Make `name` the active adapter; None: the PLM alone."""
         if name is not None:
             self.adapter(name)  # UsageError where there is none
         self.active = name
         self._activate()
+
+    @contextlib.contextmanager
+    def using(self, name: str | None) -> Iterator[None]:
+        """Within the block `name` is the active adapter; None: there is none."""
+        before = self.active
+        self.switch(name)
+        try:
+            yield
+        finally:
+            self.switch(before)
 
     def _activate(self) -> None:
         """Let the PLM run with the active adapter, or alone."""
@@ -195,14 +216,99 @@ class AdaptedModel(nn.Module):
 
     # ---- running ----
 
-    def forward(self, **batch: Tensor) -> Any:
-        """Return logits [B, num_outputs] in fp32, or the PLM's own output without a classifier."""
+    def forward(self, parts: Sequence[tuple[str, Stream]] | None = None, **batch: Tensor) -> Any:
+        """Return logits [B, num_outputs] in fp32, or the PLM's own output without a classifier.
+
+        Given `parts`, it does what `run_streams` does: that is how a DeepSpeed engine calls it.
+        """
+        if parts is not None:
+            return self.run_streams(parts)
         classifier = None if self.active is None else self.adapter().classifier
         if classifier is None:
             return self.plm(**batch)
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
         hidden = self.plm.base_model(**batch, **options).last_hidden_state
         return classifier(self._pool(hidden, batch.get("attention_mask")).to(torch.float32))
+
+    def run_streams(self, parts: Sequence[tuple[str, Stream]]) -> list[Tensor]:
+        """Run rows of several adapters through the PLM together.
+
+        Args:
+            parts: an adapter's name and its rows, of equal inputs (`can_stream` says whether this
+                PLM takes streams).
+
+        Returns:
+            Each part's logits [B, num_outputs] in fp32, of its own classifier.
+
+        Raises:
+            UsageError: there is no adapter of a name, or it has no classifier.
+        """
+        adapters = [self.adapter(name) for name, _ in parts]
+        for (name, _), adapter in zip(parts, adapters, strict=True):
+            if adapter.classifier is None:
+                raise UsageError(f"adapter '{name}' has no classifier, so it has no logits")
+        used = [
+            Part({} if self._disabled else adapter.by_call(), stream)
+            for adapter, (_, stream) in zip(adapters, parts, strict=True)
+        ]
+        hidden = self._run_stream(used)
+        return [
+            adapter.classifier(rows)  # type: ignore[misc]
+            for adapter, rows in zip(adapters, hidden, strict=True)
+        ]
+
+    def _run_stream(self, parts: Sequence[Part]) -> list[Tensor]:
+        """The embeddings [B, H] in fp32 that stand for each part's rows."""
+        whole = joined([part.stream for part in parts])
+        options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
+        with self.sites.streams(parts), streaming(self.plm):
+            hidden = self.plm.base_model(
+                **whole.inputs,
+                position_ids=whole.positions + self.sites.first_position,
+                stream=whole,
+                **options,
+            ).last_hidden_state[0]
+        edges = whole.edges(last=self.sites.family.causal).to(hidden.device)
+        pooled = hidden.index_select(0, edges).to(torch.float32)
+        return list(pooled.split([len(part.stream.lengths) for part in parts]))
+
+    def can_stream(self) -> bool:
+        """Whether this PLM gives the same for rows one after the other as for padded ones.
+
+        Tried once a PLM: its attention may have a form that cannot be replaced, or positions of
+        its own.
+        """
+        if self.plm not in _CAN_STREAM:
+            _CAN_STREAM[self.plm] = self._streams_are_equal()
+        return _CAN_STREAM[self.plm]
+
+    @torch.inference_mode()
+    def _streams_are_equal(self) -> bool:
+        device = next(self.plm.parameters()).device
+        ids = torch.arange(8, device=device) + min(100, self.plm.config.vocab_size - 8)
+        lengths = np.array([5, 3])
+        padded = torch.full((2, 5), self.plm.config.pad_token_id or 0, device=device)
+        padded[0], padded[1, :3] = ids[:5], ids[5:]
+        mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2], device=device)
+        stream = Stream(
+            {"input_ids": ids[None]},
+            torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=device),
+            lengths,
+            group_rows(lengths, [2], device),
+        )
+        was_training = self.plm.training
+        self.plm.eval()
+        try:
+            with self.disable_adapter():
+                hidden = self.plm.base_model(input_ids=padded, attention_mask=mask)
+                wanted = self._pool(hidden.last_hidden_state, mask).to(torch.float32)
+            (found,) = self._run_stream([Part({}, stream)])
+        except Exception:  # whatever such a PLM makes of arguments that it does not know
+            return False
+        finally:
+            self.plm.train(was_training)
+        rounding = torch.finfo(self.plm.dtype).eps ** 0.5
+        return bool((found - wanted).norm() <= rounding * wanted.norm())
 
     def _pool(self, hidden_BTH: Tensor, mask: Tensor | None) -> Tensor:
         """The embedding that stands for a row: first token; in a decoder, last real token."""
@@ -227,9 +333,15 @@ class AdaptedModel(nn.Module):
             self.plm.eval()
         return self
 
-    def counts(self) -> Counts:
-        """Parameters of the active adapter, its classifier, and the PLM."""
-        adapter, classifier = self.adapter().num_parameters() if self.active else (0, 0)
+    def ready_to_train(self) -> None:
+        """`train()` if need be: with many layers it takes a while."""
+        if not self.training or self.plm.training != self.plm_dropout:
+            self.train()
+
+    def counts(self, name: str | None = None) -> Counts:
+        """Parameters of an adapter (the active one by default), its classifier, and the PLM."""
+        name = name or self.active
+        adapter, classifier = self.adapter(name).num_parameters() if name else (0, 0)
         return Counts(adapter, classifier, _count(self.plm))
 
     # ---- files ----

@@ -13,11 +13,13 @@ A family of one's own is one entry:
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from transformers.cache_utils import DynamicLayer
 
 from tinyattn.attention import TinyAttention
 from tinyattn.errors import PlmError, UsageError, did_you_mean
+from tinyattn.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Family:
     """Whether attention's output still lacks the residual: then z is attention(h) + layer input."""
     causal: bool = False
     """Whether a position may only see earlier ones (decoders)."""
+    positions_after_padding: bool = False
+    """Whether positions count from the padding token's id + 1 instead of 0."""
     calls: Callable[[Any, list[nn.Module]], list[nn.Module]] | None = None
     """The layers in the order of their calls, for PLMs that call one layer several times."""
 
@@ -58,11 +63,12 @@ def _albert_calls(plm: Any, layers: list[nn.Module]) -> list[nn.Module]:
 
 
 _BERT = Family(layers="encoder.layer.*", attention="attention", projection="attention.output.dense")
+_ROBERTA = dataclasses.replace(_BERT, positions_after_padding=True)
 
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
-    "roberta": _BERT,
-    "xlm-roberta": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
     "electra": _BERT,
     "deberta-v2": _BERT,
     "distilbert": Family(
@@ -151,6 +157,15 @@ def select_layers(layers: str | Sequence[int], total: int) -> list[int]:
     return chosen
 
 
+class Part(NamedTuple):
+    """Neighbouring rows of a stream that use the same adapter."""
+
+    adapters: Mapping[int, TinyAttention]
+    """By layer call; empty: the PLM alone."""
+    stream: Stream
+    """Of these rows only."""
+
+
 @dataclass
 class _Pass:
     """What the hooks know of the forward pass that is under way."""
@@ -168,11 +183,13 @@ class Sites:
     """Hooks on one PLM that run the active adapters.
 
     `adapters` maps the index of a layer call to its TinyAttention; replacing the dict switches
-    adapters, an empty dict leaves the PLM as it was. `remove()` takes the hooks out again.
+    adapters, an empty dict leaves the PLM as it was. Streams bring adapters of their own, see
+    `streams`. `remove()` takes the hooks out again.
     """
 
     def __init__(self, plm: PreTrainedModel, placement: str) -> None:
         self.adapters: dict[int, TinyAttention] = {}
+        self._parts: Sequence[Part] = ()
         self.placement = placement
         self.family = family_of(plm)
         if getattr(plm.config, "is_decoder", False) and not self.family.causal:
@@ -198,13 +215,33 @@ class Sites:
         self._handles = []
         self._pass = _Pass()
 
+    @property
+    def _is_on(self) -> bool:
+        return bool(self.adapters or self._parts)
+
+    @contextlib.contextmanager
+    def streams(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Within the block the PLM runs on the stream of these parts, one after the other."""
+        self._parts = parts
+        try:
+            yield
+        finally:
+            self._parts = ()
+
+    @property
+    def first_position(self) -> int:
+        """Position id of a row's first token."""
+        return self.base.config.pad_token_id + 1 if self.family.positions_after_padding else 0
+
     # ---- one forward pass ----
 
     def _begin(
         self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Before the PLM runs: read its padding mask and cache."""
-        if not self.adapters:
+        if self._parts:
+            self._pass = _Pass()
+        if self._parts or not self.adapters:
             return None
         given = self._signature.bind_partial(*args, **kwargs).arguments
         given.update(given.pop("kwargs", {}))
@@ -247,6 +284,8 @@ class Sites:
         turn = self._pass.position.get(layer, 0)
         self._pass.position[layer] = turn + 1
         index = calls[turn]
+        if self._parts:
+            return self._run_parts(index, z_BTH)
         adapter = self.adapters.get(index)
         if adapter is None:
             return None
@@ -254,6 +293,20 @@ class Sites:
         if self._pass.cache is not None:
             extend = functools.partial(self._extend, index)
         return adapter(z_BTH, self._pass.allowed, self._pass.is_causal, extend)
+
+    def _run_parts(self, index: int, z_1NH: Tensor) -> Tensor | None:
+        """Run each part's own adapter on its rows of the stream."""
+        adapters = [part.adapters.get(index) for part in self._parts]
+        if not any(adapters):
+            return None
+        own = z_1NH.split([part.stream.tokens for part in self._parts], dim=1)
+        changes = [
+            torch.zeros_like(z)
+            if adapter is None
+            else adapter(z, is_causal=self.family.causal, stream=part.stream)
+            for part, adapter, z in zip(self._parts, adapters, own, strict=True)
+        ]
+        return changes[0] if len(changes) == 1 else torch.cat(changes, dim=1)
 
     def _extend(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keep an adapter's keys and values in the PLM's cache, behind the PLM's own layers."""
@@ -288,16 +341,16 @@ class Sites:
             keep(projection.register_forward_pre_hook(functools.partial(self._on_heads, layer)))
 
     def _keep_layer_input(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.adapters:
+        if self._is_on:
             self._pass.layer_input = _first(args, kwargs)
 
     def _keep_attention_input(self, attention: nn.Module, args: Any, kwargs: Any) -> None:
-        if self.adapters:
+        if self._is_on:
             self._pass.attention_input = _first(args, kwargs)
 
     def _sequential(self, layer: nn.Module, module: nn.Module, args: Any, output: Any) -> Any:
         """z + tiny(z), the paper's figure 2b."""
-        if not self.adapters:
+        if not self._is_on:
             return output
         z = out = output[0] if isinstance(output, tuple) else output
         if self._pass.layer_input is not None:
@@ -306,7 +359,7 @@ class Sites:
 
     def _parallel(self, layer: nn.Module, module: nn.Module, args: Any, output: Any) -> Any:
         """LN(h + Attn(h)) + tiny(h), the paper's figure 3 as its authors wrote it."""
-        if not self.adapters:
+        if not self._is_on:
             return output
         out = output[0] if isinstance(output, tuple) else output
         assert self._pass.attention_input is not None
@@ -314,7 +367,7 @@ class Sites:
 
     def _on_heads(self, layer: nn.Module, projection: nn.Module, args: tuple[Any, ...]) -> Any:
         """W_O (heads + tiny(h)): He et al. (ICLR 2022), before attention's output projection."""
-        if not self.adapters:
+        if not self._is_on:
             return None
         assert self._pass.attention_input is not None
         heads = args[0]

@@ -14,11 +14,13 @@ from tinyattn.batches import Batches
 from tinyattn.checkpoint import AdapterCard, read_card
 from tinyattn.errors import AdapterError
 from tinyattn.model import AdaptedModel
+from tinyattn.passes import outputs_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.rows import check_rows
 from tinyattn.tasks.tokens import Split, tokenise
-from tinyattn.trainer import outputs_of
 from tinyattn.workshop import Workshop
+
+NAME = "used"  # of the adapter in its AdaptedModel
 
 
 class Predictor:
@@ -47,7 +49,7 @@ class Predictor:
         self.device = workshop.device
         self.model = AdaptedModel(self.plm.model, self.card.adapter.placement)
         try:
-            self.model.load(folder, self.plm)
+            self.model.load(folder, self.plm, NAME)
         except BaseException:
             self.model.detach()
             raise
@@ -60,7 +62,7 @@ class Predictor:
 
     def outputs(self, split: Split) -> np.ndarray:
         """Logits, or the regression's score, [N, num_outputs]."""
-        return outputs_of(self.model, Batches(split, self.plm.tokenizer), self.device)[0]
+        return outputs_of(self.model, NAME, Batches(split, self.plm.tokenizer), self.device)[0]
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return `{"label", "probabilities"}` for each row, `{"score"}` in a regression task.

@@ -12,8 +12,8 @@ interrupted trainer that is restored from `save()` goes on to the same losses.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from tinyattn.batches import Batches, batches_of, split_by_length
+from tinyattn.batches import batches_of
 from tinyattn.checkpoint import TaskCard, read_adapter, read_state, write_state
 from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
@@ -34,19 +34,14 @@ from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.experts import perturb
 from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights
 from tinyattn.objects import fetched
-from tinyattn.ranks import ONE, Ranks
+from tinyattn.passes import cut, inputs_of, logits_of, outputs_of
+from tinyattn.pool import Request, is_out_of_memory
+from tinyattn.stream import Stream
 from tinyattn.tasks import Task, compute_metrics, noise_of
 from tinyattn.tasks.tokens import Split
 from tinyattn.workshop import Workshop
 
-NAME = "trial"  # of the adapter in its AdaptedModel
-# What one more pass costs, in tokens: on a CPU measured with MiniLM; a GPU waits for launches.
-_PASS_COST = {"cpu": 32.0, "cuda": 8192.0}
-# The words of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
-_OUT_OF_MEMORY = (
-    "out of memory|ALLOC_FAILED|bad_alloc|not enough memory|[Cc]an(no|')t allocate|"
-    "could not create a (primitive|memory)"
-)
+_numbers = itertools.count()
 _GPU_LOSS_CHECK = 16  # steps between looks at a GPU's loss; each look waits for the GPU
 
 
@@ -107,31 +102,46 @@ class Trainer:
         self.plm = workshop.plm(config.plm, config.precision)
         self.data = workshop.data(config)
         self.device, self.ranks = workshop.device, workshop.ranks
-        own_seed = config.seed + self.ranks.rank * 2**31  # dropout differs between the ranks' rows
-        torch.manual_seed(own_seed)  # the PLM's own dropout, where it is on
-        self.model = AdaptedModel(self.plm.model, config.adapter.placement, config.plm_dropout)
-        try:
-            self.adapter = self._start()
-            self._dropout_rng = self.adapter.seed_dropout(own_seed, self.device)
-            self.train_rows = batches_of(self.data.train, self.plm.tokenizer)
-            rows = len(self.train_rows)
-            self.steps_per_epoch = math.ceil(rows / config.batch_size)
-            self.total_steps = self.steps_per_epoch * config.epochs
-            self.evaluation_steps = evaluation_steps(config, self.steps_per_epoch)
-            self.engine = build_engine(self.model, config, self.total_steps, self.ranks)
-        except BaseException:
-            self.model.detach()
-            raise
+        self.train_rows = batches_of(self.data.train, self.plm.tokenizer)
+        self.steps_per_epoch = math.ceil(len(self.train_rows) / config.batch_size)
+        self.total_steps = self.steps_per_epoch * config.epochs
+        self.evaluation_steps = evaluation_steps(config, self.steps_per_epoch)
+        self.workshop, self.pool = workshop, workshop.pool
+        self.name = f"trial-{next(_numbers)}"
+        """Of the adapter, among those of other trials."""
+        with self.pool.alone():
+            self.model = workshop.attach(config)
+            try:
+                self._prepare()
+            except BaseException:
+                self._leave()
+                raise
         self.step = 0
         self.seconds = 0.0
         self.last: Evaluation | None = None
         self.best_weights: dict[str, Tensor] = {}
 
+    def _prepare(self) -> None:
+        """Attach the adapter and wrap it, with the PLM, in an engine."""
+        config = self.config
+        self.adapter = self._start()
+        seed = config.seed + self.ranks.rank * 2**31  # dropout differs between the ranks' rows
+        self._dropout_rng = self.adapter.seed_dropout(seed, self.device)
+        self._plm_rng = {
+            kind: torch.Generator(kind).manual_seed(seed).get_state()
+            for kind in {"cpu", self.device.type}
+        }
+        """Of the PLM's own dropout, where it is on."""
+        self.can_stream = self.model.can_stream()
+        self.model.switch(None)  # other models of this PLM must not meet its adapters
+        own = _Own(self.model, self.name)
+        self.engine = build_engine(own, config, self.total_steps, self.ranks)
+
     def _start(self) -> Adapter:
         """Attach a fresh adapter, or the one that `config.start` names."""
         config = self.config
         adapter = self.model.add_adapter(
-            NAME, config.adapter, self.task.num_outputs, seed=config.seed
+            self.name, config.adapter, self.task.num_outputs, seed=config.seed
         )
         if config.start is None:
             return adapter
@@ -166,7 +176,8 @@ class Trainer:
         for index, until in enumerate(self.evaluation_steps[done:], start=done + 1):
             with out_of_memory_is_an_error(self.config):
                 begin = time.perf_counter()
-                loss, lr = self._train_until(until)
+                with self.pool.training():
+                    loss, lr = self._train_until(until)
                 trained = time.perf_counter() - begin
                 rows = self._rows_between(self._step_before(index), until)
                 self._evaluate(index, begin, loss / rows, lr, rows / trained)
@@ -175,7 +186,6 @@ class Trainer:
 
     def _train_until(self, until: int) -> tuple[float, float]:
         """Take optimizer steps up to `until`; return the rows' summed loss and the last lr."""
-        self.model.train()
         total = torch.zeros((), device=self.device)
         lr = 0.0
         check = 1 if self.device.type == "cpu" else _GPU_LOSS_CHECK
@@ -203,16 +213,47 @@ class Trainer:
         total = torch.zeros((), device=self.device)
         own = self.ranks.share(indices)
         lengths = self.train_rows.lengths[own]
-        for positions in split_by_length(lengths, micro, _PASS_COST[self.device.type]):
-            batch = self._to_device(self.train_rows.batch(own[positions]))
-            labels = batch.pop("labels")
-            loss = row_losses(self.engine(**batch), labels).sum()
+        for positions in cut(lengths, micro, self.can_stream, self.device):
             # Rows weigh the same whatever the micro-batches and ranks: the mean is over the whole
             # batch, and DeepSpeed divides the ranks' sum by their number.
-            self.engine.backward(loss * (self.ranks.size / len(indices)))
-            total += loss.detach()
+            total += self._pass(own[positions], self.ranks.size / len(indices))
         self.engine.step()
         return self.ranks.add_up(total)
+
+    def _pass(self, rows: np.ndarray, share: float) -> Tensor:
+        """Forward and backward of these rows, with those of other trials of this process."""
+        labels = torch.from_numpy(self.train_rows.labels[rows]).to(self.device)
+        inputs = inputs_of(self.model, self.train_rows, rows, self.device)
+
+        def loss_of(logits: Tensor) -> Tensor:
+            return row_losses(logits, labels).sum()
+
+        def alone() -> Tensor:
+            self.model.ready_to_train()
+            with self._own_rng():
+                loss = loss_of(logits_of(self.model, self.name, inputs, self.engine))
+            self.engine.backward(loss * share)
+            return loss.detach()
+
+        own_draws = self.config.plm_dropout  # of the PLM, which all rows of a pass would share
+        stream = inputs if isinstance(inputs, Stream) and not own_draws else None
+        return self.pool.loss(Request(self.model, self.name, stream, loss_of, share, alone))
+
+    @contextlib.contextmanager
+    def _own_rng(self) -> Iterator[None]:
+        """Within the block the PLM's own dropout, if it is on, draws this trial's numbers."""
+        if not self.config.plm_dropout:
+            yield
+            return
+        torch.set_rng_state(self._plm_rng["cpu"])
+        if "cuda" in self._plm_rng:
+            torch.cuda.set_rng_state(self._plm_rng["cuda"])
+        try:
+            yield
+        finally:
+            self._plm_rng["cpu"] = torch.get_rng_state()
+            if "cuda" in self._plm_rng:
+                self._plm_rng["cuda"] = torch.cuda.get_rng_state()
 
     def _evaluate(
         self, index: int, begin: float, train_loss: float, lr: float, rows_per_second: float
@@ -260,7 +301,8 @@ class Trainer:
     def outputs(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
         """Run the current adapter over a split: logits [N, num_outputs] and labels [N]."""
         rows = batches_of(split, self.plm.tokenizer)
-        return outputs_of(self.model, rows, self.device, self.ranks)
+        with self.pool.alone():
+            return outputs_of(self.model, self.name, rows, self.device, self.ranks)
 
     def _rows_between(self, before: int, until: int) -> int:
         """Training rows of the steps `before` < step <= `until`; an epoch's last batch is short."""
@@ -274,9 +316,6 @@ class Trainer:
 
     def _step_before(self, index: int) -> int:
         return 0 if index == 1 else self.evaluation_steps[index - 2]
-
-    def _to_device(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
 
     @contextlib.contextmanager
     def _best_in_place(self) -> Iterator[None]:
@@ -313,9 +352,8 @@ class Trainer:
             write_state(folder, state)
 
     def _rng(self) -> dict[str, Tensor]:
-        """The state of this process's random numbers."""
-        found = {"torch": torch.get_rng_state(), "dropout": self._dropout_rng.get_state()}
-        return found | ({"cuda": torch.cuda.get_rng_state()} if self.device.type == "cuda" else {})
+        """The state of this trial's random numbers in this process."""
+        return {**self._plm_rng, "dropout": self._dropout_rng.get_state()}
 
     def restore(self, folder: Path) -> None:
         """Go on from a folder that `save` wrote, possibly on another machine.
@@ -342,10 +380,8 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
         self.last = None if state["last"] is None else Evaluation(**state["last"])
         rng = state["rng"][self.ranks.rank]
-        torch.set_rng_state(rng["torch"])
         self._dropout_rng.set_state(rng["dropout"])
-        if self.device.type == "cuda" and "cuda" in rng:
-            torch.cuda.set_rng_state(rng["cuda"])
+        self._plm_rng |= {kind: rng[kind] for kind in self._plm_rng if kind in rng}
 
     def save_adapter(self, folder: Path, lineage: Mapping[str, Any] | None = None) -> None:
         """Write the best adapter so far, with its classifier, as an adapter folder."""
@@ -357,6 +393,7 @@ class Trainer:
             self.model.save(
                 folder,
                 self.plm,
+                name=self.name,
                 task=task_card(self.task, self.config.max_length),
                 scores=scores,
                 lineage={"config": config, **(lineage or {})},
@@ -364,12 +401,31 @@ class Trainer:
 
     def counts(self) -> Counts:
         """Parameters of adapter, classifier and PLM."""
-        return self.model.counts()
+        return self.model.counts(self.name)
 
     def close(self) -> None:
-        """Give the PLM back as it was."""
-        self.engine.destroy()
-        self.model.detach()
+        """Give the PLM back as it was, if no other trial uses it."""
+        with self.pool.alone():
+            self.engine.destroy()
+            self._leave()
+
+    def _leave(self) -> None:
+        if self.name in self.model.adapters:
+            self.model.remove_adapter(self.name)
+        self.workshop.release(self.model)
+
+
+class _Own(nn.Module):
+    """What a trial's engine holds: the frozen PLM and its own adapter, none of its neighbours'."""
+
+    def __init__(self, model: AdaptedModel, name: str) -> None:
+        super().__init__()
+        self.plm, self.adapter = model.plm, model.adapter(name)
+        self._whole = [model]  # a list hides its other adapters from parameters()
+
+    def forward(self, **inputs: Any) -> Any:
+        """What the AdaptedModel does."""
+        return self._whole[0](**inputs)
 
 
 def _mathematics(config: TrainConfig) -> str:
@@ -393,26 +449,6 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
-def outputs_of(
-    model: AdaptedModel, rows: Batches, device: torch.device, ranks: Ranks = ONE
-) -> tuple[np.ndarray, np.ndarray]:
-    """Run a model over rows: logits [N, num_outputs] and labels [N], empty where unlabelled.
-
-    Several ranks take turns at the batches, and all get all outputs.
-    """
-    was_training = model.training
-    model.eval()
-    outputs = np.zeros((len(rows), model.adapter().num_outputs or 1), dtype=np.float32)
-    with torch.inference_mode():
-        for number, (indices, batch) in enumerate(rows.by_length()):
-            if number % ranks.size == ranks.rank:
-                batch.pop("labels", None)
-                logits = model(**{key: value.to(device) for key, value in batch.items()})
-                outputs[indices] = logits.cpu().numpy()
-    model.train(was_training)
-    return ranks.add_up_array(outputs, device), rows.labels
-
-
 def task_card(task: Task, max_length: int) -> TaskCard:
     """What an adapter folder records of its task."""
     return TaskCard(
@@ -432,8 +468,7 @@ def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not known and not re.search(_OUT_OF_MEMORY, str(error)):
+        if not is_out_of_memory(error):
             raise
         micro = config.micro_batch_size or config.batch_size
         smaller = f"set micro_batch_size={micro // 2} (the same mathematics)"

@@ -5,6 +5,7 @@ A worker process has one Workshop. Everything that belongs to a trial is in its 
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 from tinyattn.config import TrainConfig
 from tinyattn.data import TaskData, load_data
 from tinyattn.errors import ConfigError
+from tinyattn.model import AdaptedModel
 from tinyattn.plm import Plm, load_plm
+from tinyattn.pool import Pool
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.tasks import Task, find_task
 
@@ -39,6 +42,10 @@ class Workshop:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._plms: OrderedDict[Hashable, Plm] = OrderedDict()
         self._data: OrderedDict[Hashable, TaskData] = OrderedDict()
+        self._loading = threading.RLock()  # trials of several threads must not load a PLM twice
+        self._models: dict[Hashable, AdaptedModel] = {}
+        self.pool = Pool()
+        """Where the trials of this process meet."""
 
     def plm(self, name: str, precision: str = "fp32") -> Plm:
         """The PLM of that name and precision, frozen, on this worker's device."""
@@ -48,7 +55,8 @@ class Workshop:
             plm.model.to(device=self.device)  # type: ignore[call-arg]
             return plm
 
-        return _remember(self._plms, (name, precision), load, _KEPT_PLMS)
+        with self._loading:
+            return _remember(self._plms, (name, precision), load, _KEPT_PLMS)
 
     def data(self, config: TrainConfig) -> TaskData:
         """The tokenised data of a trial.
@@ -75,7 +83,22 @@ class Workshop:
                 data_dir=self.data_dir,
             )
 
-        return _remember(self._data, key, load, _KEPT_DATA)
+        with self._loading:
+            return _remember(self._data, key, load, _KEPT_DATA)
+
+    def attach(self, config: TrainConfig) -> AdaptedModel:
+        """The PLM with adapters where a trial has its own, shared by all trials that have so."""
+        plm = self.plm(config.plm, config.precision).model
+        key = (id(plm), config.adapter.placement, config.plm_dropout)
+        if key not in self._models:
+            self._models[key] = AdaptedModel(plm, config.adapter.placement, config.plm_dropout)
+        return self._models[key]
+
+    def release(self, model: AdaptedModel) -> None:
+        """Give the PLM back as it was, if no trial has an adapter on it any more."""
+        if not model.adapters:
+            model.detach()
+            self._models = {k: other for k, other in self._models.items() if other is not model}
 
     @staticmethod
     def task(config: TrainConfig) -> Task:

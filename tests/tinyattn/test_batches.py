@@ -14,7 +14,8 @@ import pytest
 import torch
 import transformers
 
-from tinyattn.batches import EVAL_TOKENS, Batches, labels_of, split_by_length
+from tinyattn.batches import Batches, labels_of, split_by_length
+from tinyattn.passes import EVAL_TOKENS, by_length, cut
 from tinyattn.plm import find_plm
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.tokens import Split, as_split, tokenise
@@ -82,28 +83,53 @@ def test_label_types(tokenizer: Any) -> None:
     assert bare.labels.size == 0
 
 
-def test_by_length_gives_every_row_once_within_the_budget(tokenizer: Any) -> None:
-    rng = np.random.RandomState(0)
-    lengths = rng.randint(1, 31, size=3000).tolist()
-    made = split(tokenizer, lengths, labels=rng.randint(0, 2, size=3000).tolist())
-    batches = Batches(made, tokenizer)
-    seen: list[int] = []
-    padded = 0
-    for indices, batch in batches.by_length():
-        assert batch["input_ids"].numel() <= EVAL_TOKENS
-        assert batch["labels"].tolist() == batches.labels[indices].tolist()
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(("rows", "most"), [(0, 4), (1, 4), (4, 4), (9, 4), (9, 1)])
+def test_a_batch_is_cut_into_passes_of_its_rows(streams: bool, rows: int, most: int) -> None:
+    lengths = np.random.RandomState(rows).randint(1, 65, size=rows)
+    found = cut(lengths, most, streams, torch.device("cpu"))
+    assert sorted(int(place) for part in found for place in part) == list(range(rows))
+    assert all(0 < len(part) <= most for part in found)
+    assert all((np.diff(lengths[part]) <= 0).all() for part in found)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_evaluation_passes_hold_every_row_once_within_the_budget(streams: bool) -> None:
+    lengths = np.random.RandomState(0).randint(1, 65, size=3000)
+    seen, taken = [], 0
+    for indices in by_length(lengths, streams):
+        own = lengths[indices]
+        tokens = own.sum() if streams else len(own) * own.max()
+        assert tokens <= EVAL_TOKENS
         seen += indices.tolist()
-        padded += batch["input_ids"].numel()
+        taken += tokens
     assert sorted(seen) == list(range(3000))
-    assert padded < 1.1 * batches.lengths.sum()  # in random order: about 1.9
+    assert taken == lengths.sum() if streams else taken < 1.1 * lengths.sum()
 
 
+@pytest.mark.parametrize("streams", [False, True])
 def test_a_row_longer_than_the_budget_comes_alone(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinyattn.batches.EVAL_TOKENS", 20)
-    batches = Batches(split(tokenizer, [20, 1, 2]), tokenizer)
-    assert [indices.tolist() for indices, _ in batches.by_length()] == [[0], [2, 1]]
+    monkeypatch.setattr("tinyattn.passes.EVAL_TOKENS", 20)
+    found = by_length(np.array([30, 6, 9]), streams)
+    assert [indices.tolist() for indices in found] == [[0], [2, 1]]
+
+
+def test_a_stream_is_the_rows_without_padding(tokenizer: Any) -> None:
+    made = split(tokenizer, [9, 9, 3, 20, 1], labels=[1, 0, 0, 1, 1])
+    batches = Batches(made, tokenizer)
+    chosen = np.array([3, 1, 0, 2])
+    found = batches.stream(chosen, torch.device("cpu"))
+    rows = [made.rows[int(i)] for i in chosen]
+    assert set(found.inputs) == {"input_ids", "token_type_ids"}
+    for key, tokens in found.inputs.items():
+        assert tokens[0].tolist() == [token for row in rows for token in row[key]]
+    lengths = [len(row["input_ids"]) for row in rows]
+    assert found.positions[0].tolist() == [place for n in lengths for place in range(n)]
+    assert found.lengths.tolist() == lengths
+    assert sum(group.rows for group in found.groups) == 4
+    assert [group.first for group in found.groups] == [0, *(g.last for g in found.groups[:-1])]
 
 
 def gpt2_tokenizer() -> Any:

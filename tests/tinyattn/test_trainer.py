@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-import tinyattn.trainer as trainer_module
+from tinyattn import passes, stream
 from tinyattn.checkpoint import STATE_FILE
 from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, DamagedError, DivergedError, OutOfMemoryError, StorageError
+from tinyattn.model import AdaptedModel
 from tinyattn.objects import Objects, files_in
 from tinyattn.trainer import Evaluation, Trainer, evaluation_steps, row_losses
 from tinyattn.workshop import Workshop
@@ -110,14 +111,18 @@ def test_micro_batches_are_the_same_mathematics(workshop: Workshop) -> None:
     whole = run(config, workshop)
     parts = run(config.with_overrides({"micro_batch_size": 3}), workshop)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(trainer_module._PASS_COST, "cpu", 1e9)  # passes cost too much to split
-        unsplit = run(config, workshop)
-        patch.setitem(trainer_module._PASS_COST, "cpu", 0.0)
+        patch.setitem(stream.GROUP_COST, "cpu", 0.0)
+        finely = run(config, workshop)
+        patch.setattr(AdaptedModel, "can_stream", lambda model: False)
+        patch.setitem(passes._PASS_COST, "cpu", 1e9)  # passes cost too much to split
+        padded = run(config, workshop)
+        patch.setitem(passes._PASS_COST, "cpu", 0.0)
         split = run(config, workshop)
-    for a, *others in zip(whole, parts, unsplit, split, strict=True):
+    for a, *others in zip(whole, parts, finely, padded, split, strict=True):
         for other in others:
             assert other["train_loss"] == pytest.approx(a["train_loss"], rel=2e-5)
-    assert unsplit != split  # they did run differently
+    ways = [whole, parts, finely, padded, split]
+    assert len({str(way) for way in ways}) > 3  # they did run differently
 
 
 def test_plm_weights_are_bit_identical_after_training(workshop: Workshop) -> None:
@@ -140,9 +145,9 @@ def test_matches_a_plain_loop(workshop: Workshop) -> None:
     """The same training written with torch alone: no engine, no batches module, no schedule."""
     config = BASE.with_overrides({"adapter.dropout": 0.0, "optimizer.weight_decay": 0.05})
     expected = run(config, workshop)
-    with trained(config, workshop) as trainer:
+    with trained(config, workshop) as trainer, trainer.model.using(trainer.name):
         rows = trainer.data.train.rows
-        parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+        parameters = list(trainer.adapter.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.lr, weight_decay=0.05)
         losses: list[float] = []
         total = trainer.total_steps

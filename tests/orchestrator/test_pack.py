@@ -1,0 +1,121 @@
+"""Trials that share a process: real Ray, real Tune, and the process that they share is killed."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tiny_plm import fingerprints_of, save_tiny_plm
+
+from cluster.local import this_machine
+from orchestrator import runner
+from orchestrator.asker import Points
+from orchestrator.batch import Batch
+from orchestrator.config import AshaConfig, Resources
+from orchestrator.depot import SharedFolder
+from orchestrator.journal import Journal, Past
+from orchestrator.outcome import Outcome
+from orchestrator.tracking import Tracker
+from orchestrator.view import LineView
+from tinyattn.config import TrainConfig
+
+POINTS: list[dict[str, Any]] = [
+    {"seed": 0, "optimizer.lr": 3e-3},
+    {"seed": 1, "adapter.num_heads": 4, "batch_size": 17},
+    {"seed": 2, "adapter.dropout": 0.2, "optimizer.schedule": "cosine"},
+    {"seed": 3, "optimizer.lr": 10.0, "optimizer.schedule": "constant"},
+    {"seed": 4, "adapter.placement": "parallel"},
+    {"seed": 5, "max_length": 10_000},
+    {"seed": 6, "plm_dropout": True},
+]
+
+
+def packs() -> list[psutil.Process]:
+    return [p for p in psutil.process_iter(["cmdline"]) if p.name().startswith("ray::Pack")]
+
+
+class Killer(LineView):
+    """Kills the process that all trials share, once, when two of them are at work in it."""
+
+    killed = 0
+
+    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        super().evaluated(trial_id, result)
+        if result["evaluation"] == 2 and not self.killed:
+            Killer.killed = len(packs())
+            for pack in packs():
+                os.kill(pack.pid, signal.SIGKILL)
+
+
+def run(
+    folder: Path, base: TrainConfig, packed: int, asha: AshaConfig | None = None
+) -> dict[int, Past]:
+    tracker = Tracker.open(folder)
+    tracker.start_sweep(
+        name="s", task="agreement", plm=base.plm, protocol="heldout", config={}, tags={}
+    )
+    batch = Batch(
+        name="search", title="packs", kind="trial", base=base, trials=len(POINTS), evaluations=4,
+        resources=Resources(cpus=1, packed=packed, concurrent=4), asha=asha,
+        tags={**fingerprints_of(base), "commit": "c"},
+    )  # fmt: skip
+    sweep = folder / "sweeps" / "s"
+    with this_machine(num_cpus=1):
+        runner.run_batch(batch, Points(POINTS), depot=SharedFolder(sweep), tracker=tracker)
+    assert not packs(), "they end with the batch"
+    trials = Journal(sweep / "search.jsonl").trials
+    return {int(name.rsplit("_", 1)[1]): past for name, past in trials.items()}
+
+
+@pytest.mark.slow
+def test_sharing_a_process_changes_no_result_also_after_it_was_killed(tmp_path: Path) -> None:
+    base = TrainConfig(
+        task="agreement", plm=str(save_tiny_plm(tmp_path / "tiny")), epochs=2, batch_size=16,
+        max_train_rows=171, max_length=32,
+    )  # fmt: skip
+    lines = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "view_of", lambda progress: LineView(progress, io.StringIO()))
+        single = run(tmp_path / "one", base, 1)
+        patch.setattr(runner, "view_of", lambda progress: Killer(progress, lines))
+        shared = run(tmp_path / "four", base, 4)
+    assert Killer.killed == 1, "one process for all"
+    assert "lost its worker" in lines.getvalue()
+    done, failed = Outcome.COMPLETED, Outcome.FAILED
+    wanted = [done, done, done, done, done, failed, done]
+    assert [shared[n].outcome for n in range(1, 8)] == wanted
+    for number, past in single.items():
+        other = shared[number]
+        assert other.outcome is past.outcome
+        if past.outcome is Outcome.FAILED:
+            assert other.error == past.error
+            continue
+        for key in ("train_loss", "lr", "step"):
+            values = [[r[key] for r in p.results if key in r] for p in (past, other)]
+            assert values[1] == pytest.approx(values[0], rel=1e-5), (number, key)
+
+
+def test_a_process_is_shared_or_a_trial_has_several() -> None:
+    with pytest.raises(ValueError, match="allowed is one of them above"):
+        Resources(packed=2, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("resources", "machines", "trials"),
+    [
+        ({"packed": 4}, [(2, 0)], 8),
+        ({"packed": 4, "concurrent": 3}, [(2, 0)], 3),
+        ({"packed": 8, "cpus": 2, "gpus": 1}, [(16, 1), (3, 2), (1, 1)], 16),
+        ({"packed": 2, "gpus": 0.5}, [(8, 2)], 8),
+    ],
+)
+def test_how_many_trials_run_at_once(
+    resources: dict[str, Any], machines: list[tuple[float, float]], trials: int
+) -> None:
+    assert Resources(**resources).trials_at_once(machines) == trials

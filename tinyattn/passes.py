@@ -1,0 +1,109 @@
+"""Rows through an adapted PLM: as a stream where it takes one, else padded and cut by length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinyattn.batches import Batches, split_by_length
+from tinyattn.model import AdaptedModel
+from tinyattn.ranks import ONE, Ranks
+from tinyattn.stream import Stream
+
+EVAL_TOKENS = 4096
+"""Tokens of a pass that trains nothing: more are no faster on a CPU."""
+# What one more padded pass costs, in tokens: on a CPU measured with MiniLM; a GPU waits for
+# launches.
+_PASS_COST = {"cpu": 32.0, "cuda": 8192.0}
+
+
+def cut(lengths: np.ndarray, most: int, streams: bool, device: torch.device) -> list[np.ndarray]:
+    """Cut a batch into passes, which changes nothing but speed and memory.
+
+    Args:
+        lengths: [N] tokens of each row.
+        most: rows a pass at most.
+        streams: whether passes are streams.
+        device: where they run.
+
+    Returns:
+        Positions in `lengths` by pass, longest rows first.
+    """
+    if not streams:
+        return split_by_length(lengths, most, _PASS_COST[device.type])
+    order = np.argsort(-lengths, kind="stable")
+    passes = math.ceil(len(order) / most)  # none for a rank that has no row of a short batch
+    return np.array_split(order, passes) if passes else []
+
+
+def inputs_of(
+    model: AdaptedModel, rows: Batches, indices: np.ndarray, device: torch.device
+) -> Stream | dict[str, Tensor]:
+    """What the model takes for these rows, longest first."""
+    if model.can_stream():
+        return rows.stream(indices, device)
+    batch = rows.batch(indices)
+    batch.pop("labels", None)
+    return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+
+
+def logits_of(
+    model: AdaptedModel,
+    name: str,
+    inputs: Stream | dict[str, Tensor],
+    run: Callable[..., Any] | None = None,
+) -> Tensor:
+    """Logits [B, num_outputs] of one pass.
+
+    Args:
+        model: with the adapter of that name.
+        name: the adapter.
+        inputs: of `inputs_of`.
+        run: what calls the model, as a DeepSpeed engine; None: the model itself.
+    """
+    if isinstance(inputs, Stream):
+        return (run or model)(parts=[(name, inputs)])[0]
+    with model.using(name):
+        return (run or model)(**inputs)
+
+
+def outputs_of(
+    model: AdaptedModel,
+    name: str,
+    rows: Batches,
+    device: torch.device,
+    ranks: Ranks = ONE,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run an adapter over rows: logits [N, num_outputs] and labels [N], empty where unlabelled.
+
+    Several ranks take turns at the passes, and all get all outputs.
+    """
+    was_training = model.training
+    model.eval()
+    outputs = np.zeros((len(rows), model.adapter(name).num_outputs or 1), dtype=np.float32)
+    with torch.inference_mode():
+        for number, indices in enumerate(by_length(rows.lengths, model.can_stream())):
+            if number % ranks.size == ranks.rank:
+                inputs = inputs_of(model, rows, indices, device)
+                outputs[indices] = logits_of(model, name, inputs).cpu().numpy()
+    model.train(was_training)
+    return ranks.add_up_array(outputs, device), rows.labels
+
+
+def by_length(lengths: np.ndarray, streams: bool) -> Iterator[np.ndarray]:
+    """Yield the rows of each evaluation pass, longest first; it has at most EVAL_TOKENS."""
+    order = np.argsort(-lengths, kind="stable")
+    sizes, first = lengths[order], 0
+    while first < len(order):
+        if streams:
+            fitting = int(np.searchsorted(np.cumsum(sizes[first:]), EVAL_TOKENS, side="right"))
+        else:
+            fitting = EVAL_TOKENS // int(sizes[first])
+        last = first + max(1, fitting)
+        yield order[first:last]
+        first = last

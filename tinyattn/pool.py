@@ -1,0 +1,232 @@
+"""Trials of one process that go through its PLM together.
+
+Each trial has a thread and a Trainer, which know nothing of the others. Where a step needs the PLM,
+the Trainer hands its rows to the Pool and waits. As soon as all trials that train have done so, one
+of their threads runs the rows of all in one pass, forward and backward, and each gets its own loss
+and its own gradients: what a trial computes does not depend on who its neighbours are. A trial by
+itself never waits.
+
+Optimizer, clipping, schedule, dropout masks, the look for NaN and the checkpoints stay with each
+trial. What a trial does with the PLM beside that, as evaluating, it does within `alone()`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tinyattn.model import AdaptedModel
+from tinyattn.stream import Stream
+
+# The words of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
+_OUT_OF_MEMORY = (
+    "out of memory|ALLOC_FAILED|bad_alloc|not enough memory|[Cc]an(no|')t allocate|"
+    "could not create a (primitive|memory)"
+)
+
+
+@dataclass(eq=False)
+class Request:
+    """Rows of one trial that are to go through the PLM and back."""
+
+    model: AdaptedModel
+    name: str
+    """The trial's adapter in `model`."""
+    stream: Stream | None
+    """The rows; None: they cannot share a pass with others."""
+    loss_of: Callable[[Tensor], Tensor]
+    """Logits [B, num_outputs] to the rows' summed loss."""
+    share: float
+    """What the summed loss is multiplied with before it goes back."""
+    alone: Callable[[], Tensor]
+    """Forward and backward without others; returns the rows' summed loss."""
+    loss: Tensor | None = field(default=None, init=False)
+    error: BaseException | None = field(default=None, init=False)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has its loss, or an error in its place."""
+        return self.loss is not None or self.error is not None
+
+
+class Pool:
+    """Where the trials of a process meet."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._taken = False
+        """Whether a thread runs the PLM."""
+        self._asking = 0
+        """Threads that wait to have it alone; they come first, or they would wait for ever."""
+        self._training = 0
+        """Trials that are taking steps."""
+        self._waiting: list[Request] = []
+        self._most_tokens = sys.maxsize
+        """Of a pass that memory has room for, as far as is known."""
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within the block nobody else runs the PLM, or changes who is attached to it."""
+        with self._changed:
+            self._asking += 1
+            self._changed.wait_for(lambda: not self._taken)
+            self._asking -= 1
+            self._taken = True
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Around the steps of one trial: the others wait for its rows."""
+        with self._changed:
+            self._training += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._training -= 1
+                self._changed.notify_all()
+
+    def loss(self, request: Request) -> Tensor:
+        """Run a trial's rows, with those of the others if there are any.
+
+        Returns:
+            The rows' summed loss, detached; the adapter's parameters have their gradients.
+        """
+        with self._changed:
+            self._waiting.append(request)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: request.is_done or self._may_run())
+            together: list[Request] = []
+            if not request.is_done:
+                self._taken, together, self._waiting = True, self._waiting, []
+        if together:
+            try:
+                self._run(together)
+            finally:
+                self._leave()
+        if request.error is not None:
+            raise request.error
+        assert request.loss is not None
+        return request.loss
+
+    def _may_run(self) -> bool:
+        """Whether all who train have brought their rows, and nobody else has the PLM."""
+        everybody = len(self._waiting) >= self._training
+        return everybody and not self._taken and not self._asking
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._taken = False
+            self._changed.notify_all()
+
+    def _run(self, requests: Sequence[Request]) -> None:
+        """Give each request its loss or its error, in as few passes as can be."""
+        by_model: dict[int, list[Request]] = {}
+        for request in requests:
+            if request.stream is None:
+                _run_alone(request)
+            else:
+                by_model.setdefault(id(request.model), []).append(request)
+        for own in by_model.values():
+            for together in _fitting(own, self._most_tokens):
+                self._run_joined(together)
+
+    def _run_joined(self, requests: list[Request]) -> None:
+        """One pass for all; where that fails, passes for halves of them."""
+        if len(requests) == 1:
+            _run_alone(requests[0])
+            return
+        before = [_Before(request) for request in requests]
+        try:
+            losses = _pass(requests)
+        except Exception as failed:
+            if is_out_of_memory(failed):
+                self._most_tokens = sum(_tokens(request) for request in requests) // 2
+            error: Exception | None = failed
+        else:
+            error = None
+            for request, loss in zip(requests, losses, strict=True):
+                request.loss = loss
+        if error is None:
+            return
+        error.__traceback__ = None  # it holds on to all that its frames hold
+        for old in before:
+            old.restore()
+        self._run_joined(requests[: len(requests) // 2])
+        self._run_joined(requests[len(requests) // 2 :])
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is one of the several ways of running out of memory."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or (
+        isinstance(error, RuntimeError) and re.search(_OUT_OF_MEMORY, str(error)) is not None
+    )
+
+
+def _fitting(requests: list[Request], most: int) -> list[list[Request]]:
+    """Requests that go together, in passes of at most so many tokens."""
+    found: list[list[Request]] = []
+    room = 0
+    for request in requests:
+        if not found or _tokens(request) > room:
+            found.append([])
+            room = most
+        found[-1].append(request)
+        room -= _tokens(request)
+    return found
+
+
+def _tokens(request: Request) -> int:
+    assert request.stream is not None
+    return request.stream.tokens
+
+
+def _run_alone(request: Request) -> None:
+    try:
+        request.loss = request.alone()
+    except BaseException as error:
+        request.error = error
+
+
+def _pass(requests: list[Request]) -> list[Tensor]:
+    """Forward and backward of all; their summed losses."""
+    model = requests[0].model
+    model.ready_to_train()
+    parts = [(r.name, r.stream) for r in requests if r.stream is not None]
+    logits = model.run_streams(parts)
+    losses = [r.loss_of(found) for r, found in zip(requests, logits, strict=True)]
+    shares = [loss * r.share for r, loss in zip(requests, losses, strict=True)]
+    torch.stack(shares).sum().backward()
+    return [loss.detach() for loss in losses]
+
+
+class _Before:
+    """What a pass changes in a trial, to undo a pass that failed half-way."""
+
+    def __init__(self, request: Request) -> None:
+        self._adapter = request.model.adapter(request.name)
+        self._gradients = [
+            None if p.grad is None else p.grad.clone() for p in self._adapter.parameters()
+        ]
+        self._generators = {
+            generator: generator.get_state()
+            for module in self._adapter.by_call().values()
+            if (generator := module.generator) is not None
+        }
+
+    def restore(self) -> None:
+        for parameter, gradient in zip(self._adapter.parameters(), self._gradients, strict=True):
+            parameter.grad = gradient
+        for generator, state in self._generators.items():
+            generator.set_state(state)
