@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from orchestrator.store import TrialRecord
 from tinyattn.batches import labels_of
 from tinyattn.config import TrainConfig, build, set_dotted
 from tinyattn.data import read_rows
-from tinyattn.predict import Predictor
+from tinyattn.errors import UsageError
+from tinyattn.predict import MixedPredictor, Predictor
+from tinyattn.tasks.files import read_file
 from tinyattn.workshop import Workshop
 
 
@@ -54,6 +56,39 @@ def config_of(trial: TrialRecord) -> TrainConfig:
     for key, value in trial.config.items():
         set_dotted(raw, key, value)
     return build(TrainConfig, raw, f"run {trial.run_id}")
+
+
+def predict_mixed(
+    home: Home, tasks: Sequence[str], plm: str | None, file: Path
+) -> list[dict[str, Any]]:
+    """Use several tasks' champions on a file whose rows each name theirs in the column `adapter`.
+
+    Raises:
+        UsageError: there is no champion, a row names none of these tasks or lacks its text.
+        AdapterError: the champions were trained on different PLMs.
+    """
+    tracker = home.tracker()
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = read_file(file, Path(scratch)).to_list()
+        names = [_named(row, tasks, file) for row in rows]
+        folders = {}
+        for task in dict.fromkeys(tasks):
+            (place := Path(scratch, task)).mkdir()
+            folders[task] = tracker.download(champion(tracker, task, plm).run_id, "adapter", place)
+        predictor = MixedPredictor(folders)
+        try:
+            return predictor.predict(rows, names)
+        finally:
+            predictor.close()
+
+
+def _named(row: Mapping[str, Any], tasks: Sequence[str], file: Path) -> str:
+    if not isinstance(name := row.get("adapter"), str):
+        raise UsageError(
+            f"{file}: a row has no text 'adapter' that names one of {', '.join(tasks)}; each needs "
+            "one where several tasks are given"
+        )
+    return name
 
 
 def predict_file(

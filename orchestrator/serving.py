@@ -1,15 +1,19 @@
-"""An adapter as an MLflow pyfunc model: loaded by `mlflow.pyfunc` and `mlflow models serve`.
+"""Adapters as an MLflow pyfunc model: loaded by `mlflow.pyfunc` and `mlflow models serve`.
 
-The model is the adapter folder (safetensors + JSON) and the name of this module, which MLflow
-imports to load it. Nothing is pickled. It needs the PLM that the adapter names, found as always.
+The model is one adapter folder (safetensors + JSON), or a folder of several, and the name of this
+module, which MLflow imports to load it. Nothing is pickled. It needs the PLM that the adapters
+name, found as always.
 
 Input: a table with the task's text columns. Output: `label` and one column
-`probability_<label>` a class, or `score` for a regression task.
+`probability_<label>` a class, or `score` for a regression task. A model of several adapters takes
+in each row also the name of its `adapter`, and leaves columns that are another task's empty.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -21,8 +25,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, DataType, Schema
 
-from tinyattn.errors import StorageError
-from tinyattn.predict import Predictor, load_predictor
+from tinyattn.checkpoint import CONFIG_FILE, read_card
+from tinyattn.errors import StorageError, UsageError
+from tinyattn.predict import MixedPredictor, Predictor, load_predictor
 from tinyattn.tasks import Task
 
 REQUIREMENTS = ("tinyattn", "torch", "transformers")
@@ -46,18 +51,48 @@ def save_model(
         StorageError: the folder cannot be written. Nothing half-written stays.
     """
     row = {column: f"A {column} to classify." for column in task.text_columns}
+    _save(adapter, destination, signature(task), pd.DataFrame([row]))
+
+
+def _save(
+    data: Path, destination: Path, columns: ModelSignature, example: pd.DataFrame | None = None
+) -> None:
     try:
         mlflow.pyfunc.save_model(
             str(destination),
             loader_module=__name__,
-            data_path=str(adapter),
-            signature=signature(task),
-            input_example=pd.DataFrame([row]),
+            data_path=str(data),
+            signature=columns,
+            input_example=example,
             pip_requirements=[f"{name}=={metadata.version(name)}" for name in REQUIREMENTS],
         )
     except (OSError, MlflowException) as error:
         shutil.rmtree(destination, ignore_errors=True)
         raise StorageError(f"the model folder {destination} cannot be written: {error}") from None
+
+
+def save_mixed_model(adapters: Mapping[str, Path], destination: Path) -> None:
+    """Write one MLflow model of several adapters on one PLM, for rows that each name theirs.
+
+    Args:
+        adapters: adapter folders by name: letters, digits, `_`, `-` and `.`; they are copied whole.
+        destination: folder to make.
+
+    Raises:
+        UsageError: a name is not allowed.
+        StorageError: the folder cannot be written. Nothing half-written stays.
+    """
+    for name in adapters:
+        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
+            raise UsageError(f"adapter name '{name}' came, allowed are letters, digits, . _ and -")
+    tasks = [read_card(folder).task for folder in adapters.values()]
+    texts = dict.fromkeys(column for task in tasks if task for column in task.text_columns)
+    inputs = [ColSpec(DataType.string, "adapter")]
+    inputs += [ColSpec(DataType.string, column, required=False) for column in texts]
+    with tempfile.TemporaryDirectory() as together:
+        for name, folder in adapters.items():
+            shutil.copytree(folder, Path(together, name))
+        _save(Path(together), destination, ModelSignature(Schema([*inputs])))
 
 
 def signature(task: Task) -> ModelSignature:
@@ -89,6 +124,21 @@ def _flat(answer: Mapping[str, Any]) -> dict[str, Any]:
     return row | {f"probability_{label}": share for label, share in probabilities.items()}
 
 
-def _load_pyfunc(path: str) -> ServedModel:
+class MixedServedModel:
+    """The object that MLflow calls where a model has several adapters."""
+
+    def __init__(self, predictor: MixedPredictor) -> None:
+        self._predictor = predictor
+
+    def predict(self, data: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
+        """Return one output row for each input row; raise UsageError for an unknown adapter."""
+        rows: list[Any] = data.to_dict(orient="records")
+        answers = self._predictor.predict(rows, [str(row["adapter"]) for row in rows])
+        return pd.DataFrame([_flat(answer) for answer in answers], index=data.index)
+
+
+def _load_pyfunc(path: str) -> ServedModel | MixedServedModel:
     """Entry point that MLflow looks up by name in a loader module."""
-    return ServedModel(load_predictor(Path(path)))
+    if Path(path, CONFIG_FILE).is_file():
+        return ServedModel(load_predictor(Path(path)))
+    return MixedServedModel(MixedPredictor({p.name: p for p in sorted(Path(path).iterdir())}))

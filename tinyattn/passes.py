@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -93,6 +93,39 @@ def outputs_of(
                 outputs[indices] = logits_of(model, name, inputs).cpu().numpy()
     model.train(was_training)
     return ranks.add_up_array(outputs, device), rows.labels
+
+
+def mixed_outputs(
+    model: AdaptedModel, rows: Mapping[str, Batches], device: torch.device
+) -> dict[str, np.ndarray]:
+    """Run rows of several adapters, as many in one pass as fit.
+
+    Args:
+        model: with adapters of these names.
+        rows: of each adapter.
+        device: where the model is.
+
+    Returns:
+        Logits [N, num_outputs] of each adapter's rows.
+    """
+    if not model.can_stream():
+        return {name: outputs_of(model, name, own, device)[0] for name, own in rows.items()}
+    names = list(rows)
+    lengths = np.concatenate([rows[name].lengths for name in names])
+    owner = np.repeat(np.arange(len(names)), [len(rows[name]) for name in names])
+    number = np.concatenate([np.arange(len(rows[name])) for name in names])
+    found = {
+        name: np.zeros((len(own), model.adapter(name).num_outputs or 1), dtype=np.float32)
+        for name, own in rows.items()
+    }
+    model.eval()
+    with torch.inference_mode():
+        for chosen in by_length(lengths, streams=True):
+            used = {names[i]: number[chosen[owner[chosen] == i]] for i in set(owner[chosen])}
+            parts = [(name, rows[name].stream(own, device)) for name, own in used.items()]
+            for (name, own), logits in zip(used.items(), model.run_streams(parts), strict=True):
+                found[name][own] = logits.cpu().numpy()
+    return found
 
 
 def by_length(lengths: np.ndarray, streams: bool) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Use a saved adapter: labels and probabilities for new rows."""
+"""Use saved adapters: labels and probabilities for new rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from scipy.special import softmax
 
 from tinyattn.batches import Batches
 from tinyattn.checkpoint import AdapterCard, read_card
-from tinyattn.errors import AdapterError
+from tinyattn.errors import AdapterError, UsageError, did_you_mean
 from tinyattn.model import AdaptedModel
-from tinyattn.passes import outputs_of
+from tinyattn.passes import mixed_outputs, outputs_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.rows import check_rows
 from tinyattn.tasks.tokens import Split, tokenise
@@ -31,6 +31,7 @@ class Predictor:
         workshop: where PLMs are kept warm; None: one of its own.
         plm: name or folder of the PLM where it is not found under the recorded name; it must be
             the same PLM, which its fingerprint proves.
+        share: the AdaptedModel to attach it to, and a name there; None: one of its own.
 
     Raises:
         AdapterError: the folder is damaged, has no classifier or task, or fits another PLM.
@@ -38,7 +39,11 @@ class Predictor:
     """
 
     def __init__(
-        self, folder: Path, workshop: Workshop | None = None, plm: str | None = None
+        self,
+        folder: Path,
+        workshop: Workshop | None = None,
+        plm: str | None = None,
+        share: tuple[AdaptedModel, str] | None = None,
     ) -> None:
         self.card: AdapterCard = read_card(folder)
         if self.card.task is None or self.card.num_outputs is None:
@@ -47,9 +52,10 @@ class Predictor:
         workshop = workshop or Workshop()
         self.plm = workshop.plm(plm or self.card.plm.name, self.card.plm.precision)
         self.device = workshop.device
-        self.model = AdaptedModel(self.plm.model, self.card.adapter.placement)
+        alone = AdaptedModel(self.plm.model, self.card.adapter.placement), NAME
+        self.model, self.name = share or alone
         try:
-            self.model.load(folder, self.plm, NAME)
+            self.model.load(folder, self.plm, self.name)
         except BaseException:
             self.model.detach()
             raise
@@ -62,7 +68,11 @@ class Predictor:
 
     def outputs(self, split: Split) -> np.ndarray:
         """Logits, or the regression's score, [N, num_outputs]."""
-        return outputs_of(self.model, NAME, Batches(split, self.plm.tokenizer), self.device)[0]
+        return outputs_of(self.model, self.name, self.batches(split), self.device)[0]
+
+    def batches(self, split: Split) -> Batches:
+        """The rows of a split as the PLM takes them."""
+        return Batches(split, self.plm.tokenizer)
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return `{"label", "probabilities"}` for each row, `{"score"}` in a regression task.
@@ -73,14 +83,21 @@ class Predictor:
         Raises:
             TaskError: a text column is missing or holds no text.
         """
-        if not rows:
-            return []
-        table = datasets.Dataset.from_list([dict(row) for row in rows])
-        return self.predict_split(self.split(check_rows(table, self.task, "rows", labelled=False)))
+        return self.predict_split(self.read(rows)) if rows else []
+
+    def read(self, rows: Sequence[Mapping[str, Any]], what: str = "rows") -> Split:
+        """Check and tokenise rows, called `what` in messages."""
+        own = [{c: row[c] for c in self.task.text_columns if c in row} for row in rows]
+        # Other columns may hold anything, so they come only where there is nothing else to check.
+        table = datasets.Dataset.from_list(own if any(own) else [dict(row) for row in rows])
+        return self.split(check_rows(table, self.task, what, labelled=False))
 
     def predict_split(self, split: Split) -> list[dict[str, Any]]:
         """`predict` for rows that are tokenised already."""
-        outputs = self.outputs(split)
+        return self.answers(self.outputs(split))
+
+    def answers(self, outputs: np.ndarray) -> list[dict[str, Any]]:
+        """What logits [N, num_outputs] say, row by row."""
         if self.task.labels is None:
             return [{"score": float(score)} for score in outputs[:, 0]]
         labels = self.task.labels
@@ -100,3 +117,110 @@ class Predictor:
 def load_predictor(folder: Path, plm: str | None = None) -> Predictor:
     """Load an adapter folder together with the PLM it names."""
     return Predictor(folder, plm=plm)
+
+
+class MixedPredictor:
+    """Several adapters on one PLM, for rows that each name theirs.
+
+    Rows of all adapters go through the PLM together; each is answered by its own adapter and
+    classifier, as if that were alone.
+
+    Args:
+        folders: adapter folders by name; all were trained on the same PLM.
+        workshop: as in Predictor.
+        plm: as in Predictor.
+
+    Raises:
+        UsageError: there is no adapter.
+        AdapterError: as Predictor, or the adapters' PLMs are not the same.
+        PlmError: the PLM is not found.
+    """
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        workshop: Workshop | None = None,
+        plm: str | None = None,
+    ) -> None:
+        if not folders:
+            raise UsageError("no adapter came; name one at least")
+        workshop = workshop or Workshop()
+        self._models: dict[str, AdaptedModel] = {}
+        self.members: dict[str, Predictor] = {}
+        try:
+            for number, (name, folder) in enumerate(folders.items()):
+                self._add(name, folder, workshop, plm, f"a{number}")
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, name: str, folder: Path, workshop: Workshop, plm: str | None, own: str) -> None:
+        card = read_card(folder)
+        first = next(iter(self.members.values()), None)
+        if first is not None and card.plm.fingerprint != first.card.plm.fingerprint:
+            raise AdapterError(
+                f"{folder}: made for the PLM {card.plm.name} (fingerprint {card.plm.fingerprint}), "
+                f"'{next(iter(self.members))}' for {first.card.plm.name} (fingerprint "
+                f"{first.card.plm.fingerprint}); adapters of one PLM can be mixed"
+            )
+        place = card.adapter.placement
+        if place not in self._models:
+            loaded = workshop.plm(plm or card.plm.name, card.plm.precision)
+            self._models[place] = AdaptedModel(loaded.model, place)
+        model = self._models[place]
+        self.members[name] = Predictor(folder, workshop, plm, share=(model, own))
+        model.switch(None)  # models of other placements must not meet it
+
+    def predict(
+        self, rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """Answer each row by the adapter of its name, as `Predictor.predict` does.
+
+        Args:
+            rows: mappings that hold the text columns of their adapter's task.
+            names: an adapter a row.
+
+        Raises:
+            UsageError: a name is unknown.
+            TaskError: a text column is missing or holds no text.
+        """
+        for name in names:
+            if name not in self.members:
+                raise UsageError(
+                    f"no adapter '{name}' is here{did_you_mean(name, self.members)}; known are "
+                    f"{', '.join(self.members)}"
+                )
+        places: dict[str, list[int]] = {}
+        for place, (_, name) in enumerate(zip(rows, names, strict=True)):
+            places.setdefault(name, []).append(place)
+        answers: list[dict[str, Any]] = [{} for _ in rows]
+        for name, outputs in self._outputs(rows, places).items():
+            said = self.members[name].answers(outputs)
+            for place, answer in zip(places[name], said, strict=True):
+                answers[place] = answer
+        return answers
+
+    def _outputs(
+        self, rows: Sequence[Mapping[str, Any]], places: Mapping[str, Sequence[int]]
+    ) -> dict[str, np.ndarray]:
+        """Logits of each name's rows."""
+        found: dict[str, np.ndarray] = {}
+        for model in self._models.values():
+            used = {name: m for name, m in self.members.items() if m.model is model}
+            batches = {
+                used[name].name: used[name].batches(
+                    used[name].read([rows[place] for place in own], f"rows of '{name}'")
+                )
+                for name, own in places.items()
+                if name in used
+            }
+            if batches:
+                device = next(iter(used.values())).device
+                outputs = mixed_outputs(model, batches, device)
+                found |= {name: outputs[m.name] for name, m in used.items() if m.name in outputs}
+        return found
+
+    def close(self) -> None:
+        """Give the PLM back as it was."""
+        for model in self._models.values():
+            model.detach()

@@ -105,11 +105,19 @@ def rollback(task: str, plm: str | None, **places: Any) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; else stdout.")
 @place_options
 def predict(task: str, file: Path, plm: str | None, output: Path | None, **places: Any) -> None:
-    """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities."""
-    from orchestrator.promotion import predict_file
+    """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities.
+
+    TASK may be several, as in sst2,cola: then each row names its own in a column `adapter`, and
+    rows of all go through the PLM together.
+    """
+    from orchestrator.promotion import predict_file, predict_mixed
     from tinyattn.checkpoint import write_text
 
-    answers, truncated = predict_file(home_of(**places), task, plm, file)
+    home, truncated = home_of(**places), 0
+    if "," in task:
+        answers = predict_mixed(home, task.split(","), plm, file)
+    else:
+        answers, truncated = predict_file(home, task, plm, file)
     text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
     if truncated:
         click.echo(

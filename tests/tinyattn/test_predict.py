@@ -15,10 +15,10 @@ from tiny_plm import save_tiny_plm
 from tinyattn.checkpoint import CONFIG_FILE, WEIGHTS_FILE, TaskCard
 from tinyattn.config import AdapterConfig
 from tinyattn.data import read_rows
-from tinyattn.errors import AdapterError, TaskError
+from tinyattn.errors import AdapterError, TaskError, UsageError
 from tinyattn.model import AdaptedModel
 from tinyattn.plm import load_plm
-from tinyattn.predict import Predictor, load_predictor
+from tinyattn.predict import MixedPredictor, Predictor, load_predictor
 
 LABELS = ("rain", "sun", "snow")
 
@@ -28,12 +28,21 @@ def plm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny")
 
 
-def save(folder: Path, plm_folder: Path, task: TaskCard | None, outputs: int | None) -> Path:
+def save(
+    folder: Path,
+    plm_folder: Path,
+    task: TaskCard | None,
+    outputs: int | None,
+    *,
+    seed: int = 5,
+    **shape: Any,
+) -> Path:
     """An adapter with random weights that matter, on the tiny PLM."""
     plm = load_plm(str(plm_folder))
-    model = AdaptedModel(plm.model)
-    adapter = model.add_adapter("made", AdapterConfig(num_heads=2), outputs, seed=3)
-    draws = torch.Generator().manual_seed(5)
+    config = AdapterConfig(**{"num_heads": 2, **shape})
+    model = AdaptedModel(plm.model, config.placement)
+    adapter = model.add_adapter("made", config, outputs, seed=3)
+    draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draws))
@@ -167,3 +176,76 @@ def test_outputs_are_those_of_predict(predictor: Predictor, tmp_path: Path) -> N
     assert outputs.shape == (2, 3)
     labels = [LABELS[i] for i in np.argmax(outputs, axis=1)]
     assert [answer["label"] for answer in predictor.predict_split(split)] == labels
+
+
+@pytest.fixture
+def folders(plm_folder: Path, tmp_path: Path) -> dict[str, Path]:
+    """Three tasks: other text columns, numbers of classes, shapes and placements."""
+    grades = card(
+        name="grades", text_columns=("essay",), labels=None, score_range=(0.0, 5.0),
+        metrics=("pearson",), max_length=12,
+    )  # fmt: skip
+    mood = card(name="mood", text_columns=("evening",), labels=("low", "high"))
+    return {
+        "weather": save(tmp_path / "weather", plm_folder, card(), 3),
+        "the grades": save(tmp_path / "grades", plm_folder, grades, 1, num_heads=1, seed=6),
+        "mood": save(tmp_path / "mood", plm_folder, mood, 2, placement="parallel", seed=7),
+    }
+
+
+MIXED: list[tuple[str, dict[str, Any]]] = [
+    ("weather", {"morning": "clouds everywhere, and a long grey day", "evening": "wet"}),
+    ("the grades", {"essay": "It was a long essay, longer than twelve tokens, and then some."}),
+    ("mood", {"evening": "at last", "essay": 7}),
+    ("weather", {"morning": "bright", "evening": "stars"}),
+    ("the grades", {"essay": "short", "evening": None}),
+    ("mood", {"evening": "no, not again, whatever they say about it"}),
+]
+
+
+def test_mixed_rows_are_answered_as_each_adapter_answers_alone(folders: dict[str, Path]) -> None:
+    predictor = MixedPredictor(folders)
+    answers = predictor.predict([row for _, row in MIXED], [name for name, _ in MIXED])
+    predictor.close()
+    for name, folder in folders.items():
+        alone = load_predictor(folder)
+        expected = alone.predict([row for other, row in MIXED if other == name])
+        alone.close()
+        found = [answers[place] for place, (other, _) in enumerate(MIXED) if other == name]
+        for one, wanted in zip(found, expected, strict=True):
+            assert one.keys() == wanted.keys()
+            assert one.get("label") == wanted.get("label")
+            numbers = wanted.get("probabilities", {"score": wanted.get("score")})
+            assert one.get("probabilities", one) == pytest.approx(numbers, abs=1e-5)
+
+
+def test_adapters_of_one_placement_share_a_pass(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[list[str]] = []
+    run = AdaptedModel.run_streams
+
+    def noted(model: AdaptedModel, parts: Any) -> Any:
+        passes.append(sorted(name for name, _ in parts))
+        return run(model, parts)
+
+    monkeypatch.setattr(AdaptedModel, "run_streams", noted)
+    predictor = MixedPredictor(folders)
+    predictor.predict([row for _, row in MIXED], [name for name, _ in MIXED])
+    assert predictor.predict([], []) == []
+    predictor.close()
+    assert sorted(passes) == [["a0", "a1"], ["a2"]]
+
+
+def test_mixing_refuses_what_it_cannot_answer(folders: dict[str, Path], tmp_path: Path) -> None:
+    predictor = MixedPredictor(folders)
+    with pytest.raises(UsageError, match=r"no adapter 'wether' .* did you mean 'weather'.*mood"):
+        predictor.predict([MIXED[0][1]] * 2, ["weather", "wether"])
+    with pytest.raises(TaskError, match=r"rows of 'mood'.*evening"):
+        predictor.predict([{"essay": "x"}], ["mood"])
+    predictor.close()
+    with pytest.raises(UsageError, match="no adapter came"):
+        MixedPredictor({})
+    other = save(tmp_path / "other", save_tiny_plm(tmp_path / "plm", seed=1), card(), 3)
+    with pytest.raises(AdapterError, match="adapters of one PLM can be mixed"):
+        MixedPredictor({**folders, "other": other})
