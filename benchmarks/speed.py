@@ -1,0 +1,328 @@
+"""What a training step costs by each way of running it, on real rows with their real lengths.
+
+    recipe    the authors' way: padded to 128 tokens, attention written out, plain torch
+    dynamic   padded to the batch's longest row, fused attention
+    split     as `dynamic`, and cut into passes by length
+    floor     no padding; frozen PLM with one trainable vector after its first attention block
+    solo      no padding; a trial's whole step as a sweep takes it: DeepSpeed, AdamW, all adapters
+    packed    the same for K trials that share a pass, time of one trial's step
+
+All but `floor` compute the same. Each repeat measures every way once, in an order drawn anew, on
+the same uniformly random batches, one thread. Beside that: several adapters in one mixed batch of
+short rows against a pass for each, the start of a trial in a warm worker against a cold process,
+and the memory of one more packed trial against a process.
+
+    TINYATTN_DATA=... python -m benchmarks.speed [--tasks sst2 rte] [--repeats 5] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestrator.provenance import commit
+from tinyattn import passes
+from tinyattn.attention import TinyAttention
+from tinyattn.config import TrainConfig
+from tinyattn.data import epoch_order
+from tinyattn.model import AdaptedModel
+from tinyattn.placement import Part
+from tinyattn.trainer import Trainer, row_losses
+from tinyattn.workshop import Workshop
+
+PADDED = 128
+STEPS = {16: 6, 4: 24}
+"""Steps of a measurement, by batch size."""
+PACKED = {16: 4, 4: 8}
+"""Trials that share passes, by batch size."""
+Way = Callable[[], float]
+"""Runs some steps; returns the seconds of one trial's step."""
+
+
+class Bench:
+    """One task at one batch size."""
+
+    def __init__(self, workshop: Workshop, task: str, batch: int) -> None:
+        self.workshop, self.batch, self.steps = workshop, batch, STEPS[batch]
+        self.config = TrainConfig(
+            task=task, plm="minilm", batch_size=batch, max_length=PADDED, max_train_rows=4000,
+            adapter={"num_heads": 4, "dropout": 0.0},
+        )  # fmt: skip
+        with self.trainer() as trainer:
+            self.rows = trainer.train_rows
+        order = epoch_order(len(self.rows), 0, 0)
+        self.batches = [order[i * batch : (i + 1) * batch] for i in range(self.steps)]
+
+    @contextlib.contextmanager
+    def trainer(self, **changes: Any) -> Iterator[Trainer]:
+        config = self.config.with_overrides(changes)
+        with contextlib.closing(Trainer(config, self.workshop)) as trainer:
+            yield trainer
+
+    def ways(self) -> dict[str, Way]:
+        """By name."""
+        k = PACKED[self.batch]
+        packed = {f"packed {k}": lambda: self.trials(k)}
+        if self.batch != 16:
+            return {"solo": lambda: self.trials(1), **packed}
+        return {
+            "recipe": self.recipe,
+            "dynamic": lambda: self.padded(1e9),
+            "split": lambda: self.padded(32.0),
+            "floor": self.floor,
+            "solo": lambda: self.trials(1),
+            **packed,
+        }
+
+    def trials(self, count: int) -> float:
+        """Steps of so many trials in one process, each in its thread."""
+        with contextlib.ExitStack() as stack:
+            trainers = [stack.enter_context(self.trainer(seed=n)) for n in range(count)]
+
+            def train(trainer: Trainer) -> None:
+                with trainer.pool.training():
+                    trainer._train_until(self.steps)
+
+            threads = [threading.Thread(target=train, args=(one,)) for one in trainers]
+            begin = time.process_time()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return (time.process_time() - begin) / (self.steps * count)
+
+    def padded(self, pass_cost: float) -> float:
+        """A trial's steps on padded batches, cut where a pass costs so many tokens."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(AdaptedModel, "can_stream", lambda model: False))
+            stack.enter_context(replaced(passes, "_PASS_COST", {"cpu": pass_cost}))
+            return self.trials(1)
+
+    def recipe(self) -> float:
+        """Plain torch on batches padded to 128, nothing fused."""
+        plm = self.workshop.plm("minilm").model
+        model = AdaptedModel(plm)
+        adapter = model.add_adapter("recipe", self.config.adapter, 2)
+        optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-3)
+        model.train()
+        before = plm.config._attn_implementation
+        plm.set_attn_implementation("eager")
+        with replaced(TinyAttention, "_attend", written_out):
+            begin = time.process_time()
+            for indices in self.batches:
+                batch = self.rows.batch(indices)
+                labels = batch.pop("labels")
+                wide = PADDED - batch["input_ids"].shape[1]
+                logits = model(**{key: F.pad(value, (0, wide)) for key, value in batch.items()})
+                row_losses(logits, labels).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            seconds = time.process_time() - begin
+        plm.set_attn_implementation(before)
+        model.detach()
+        return seconds / self.steps
+
+    def floor(self) -> float:
+        """Plain torch on streams, one trainable vector in the place of all adapters."""
+        plm: Any = self.workshop.plm("minilm").model
+        model = AdaptedModel(plm)
+        vector = nn.Parameter(torch.zeros(plm.config.hidden_size))
+        classifier = nn.Linear(plm.config.hidden_size, 2)
+        optimizer = torch.optim.AdamW([vector, *classifier.parameters()], lr=1e-3)
+        handle = plm.encoder.layer[0].attention.register_forward_hook(
+            lambda module, args, output: (output[0] + vector, *output[1:])
+        )
+        begin = time.process_time()
+        for indices in self.batches:
+            indices = indices[np.argsort(-self.rows.lengths[indices], kind="stable")]
+            labels = torch.from_numpy(self.rows.labels[indices])
+            stream = self.rows.stream(indices, torch.device("cpu"))
+            (pooled,) = model._run_stream([Part({}, stream)])
+            row_losses(classifier(pooled), labels).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        seconds = time.process_time() - begin
+        handle.remove()
+        model.detach()
+        return seconds / self.steps
+
+
+def written_out(
+    module: TinyAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    is_causal: bool,
+) -> Tensor:
+    """Equation 3 with a score matrix, as the authors' code has it."""
+    scores = query @ key.transpose(-1, -2) / math.sqrt(module.head_dim)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    return torch.softmax(scores, dim=-1) @ value
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within the block an attribute is another."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def interleaved(
+    ways: Mapping[str, Way], repeats: int, rng: np.random.Generator
+) -> dict[str, list[float]]:
+    """Seconds of each way in each repeat, after one run of each that does not count."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name in rng.permutation(list(ways)):
+            seconds = ways[name]()
+            if repeat:
+                found[name].append(seconds)
+    return found
+
+
+def mixed(workshop: Workshop, adapters: int = 8, rows: int = 8) -> dict[str, Way]:
+    """So many adapters in one pass, and a pass for each, on so many short rows an adapter."""
+    plm = workshop.plm("minilm").model
+    model = AdaptedModel(plm)
+    rng = np.random.default_rng(0)
+    bench = Bench(workshop, "sst2", 4)
+    short = np.flatnonzero(bench.rows.lengths <= 12)
+    parts = []
+    for number in range(adapters):
+        config = bench.config.adapter
+        model.add_adapter(f"a{number}", config, 2, seed=number)
+        chosen = rng.choice(short, rows)
+        chosen = chosen[np.argsort(-bench.rows.lengths[chosen])]
+        parts.append((f"a{number}", bench.rows.stream(chosen, torch.device("cpu"))))
+    model.eval()
+    model.switch(None)
+
+    def timed(calls: list[Any]) -> float:
+        with torch.inference_mode():
+            begin = time.process_time()
+            for _ in range(10):
+                for call in calls:
+                    model.run_streams(call)
+            return (time.process_time() - begin) / 10
+
+    return {"one pass": lambda: timed([parts]), "a pass each": lambda: timed([[p] for p in parts])}
+
+
+def starts(workshop: Workshop, config: TrainConfig) -> dict[str, Way]:
+    """Wall time from nothing to a trial that can take its first step."""
+    code = (
+        "from tinyattn.config import TrainConfig; from tinyattn.trainer import Trainer;"
+        "from tinyattn.workshop import Workshop; import ray, mlflow;"
+        f"Trainer(TrainConfig.model_validate_json({config.model_dump_json()!r}), Workshop())"
+    )
+
+    def cold() -> float:
+        begin = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        return time.perf_counter() - begin
+
+    def warm() -> float:
+        begin = time.perf_counter()
+        with contextlib.closing(Trainer(config, workshop)):
+            return time.perf_counter() - begin
+
+    return {"cold process": cold, "warm worker": warm}
+
+
+def memory(config: TrainConfig, packed: int = 8) -> dict[str, float]:
+    """MB of a process with one trial that trains, and of each further trial in it (T = 32)."""
+    workshop, process = Workshop(), psutil.Process()
+    trainers: list[Trainer] = []
+
+    def train() -> float:
+        def run(trainer: Trainer) -> None:
+            with trainer.pool.training():
+                trainer._train_until(trainer.step + 4)
+
+        threads = [threading.Thread(target=run, args=(one,)) for one in trainers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return process.memory_info().rss / 2**20
+
+    trainers.append(Trainer(config, workshop))
+    one = train()
+    trainers += [Trainer(config.with_overrides({"seed": n}), workshop) for n in range(1, packed)]
+    return {"process": one, "packed trial": (train() - one) / (packed - 1)}
+
+
+def table(title: str, times: Mapping[str, list[float]], base: str) -> dict[str, dict[str, float]]:
+    """Print and return medians, quartiles and ratios to `base` in the same repeat."""
+    print(f"\n{title}\n{'':14}{'ms':>9}{'quartiles':>18}{f'{base} ÷ it':>16}")
+    found = {}
+    for name, values in times.items():
+        first, middle, third = (1000 * q for q in statistics.quantiles(values, n=4))
+        pairs = [b / v for v, b in zip(values, times[base], strict=True)]
+        found[name] = {"ms": middle, "q1": first, "q3": third, "ratio": statistics.median(pairs)}
+        print(f"{name:14}{middle:9.1f}{f'{first:.1f}-{third:.1f}':>18}{found[name]['ratio']:16.2f}")
+    return found
+
+
+def main() -> None:
+    """Measure all, print tables, keep JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tasks", nargs="+", default=["sst2", "rte"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, default=Path("runs/bench/speed.json"))
+    parser.add_argument("--memory", action="store_true", help="Only memory, in a fresh process.")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    short = TrainConfig(
+        task="agreement", plm="minilm", batch_size=16, max_length=32, adapter={"dropout": 0.0}
+    )
+    if chosen.memory:
+        print(json.dumps(memory(short)))
+        return
+    rng, workshop = np.random.default_rng(0), Workshop()
+    found: dict[str, Any] = {"commit": commit()}
+    for task, batch in itertools.product(chosen.tasks, STEPS):
+        bench = Bench(workshop, task, batch)
+        times = interleaved(bench.ways(), chosen.repeats, rng)
+        base = "recipe" if "recipe" in times else "solo"
+        title = f"{task}, batch {batch}: CPU time of a trial's step"
+        found[title] = table(title, times, base)
+    for title, ways, base in (
+        ("8 adapters, 8 short rows each", mixed(workshop), "a pass each"),
+        ("start of a trial", starts(workshop, short), "cold process"),
+    ):
+        found[title] = table(title, interleaved(ways, chosen.repeats, rng), base)
+    own = [sys.executable, "-m", "benchmarks.speed", "--memory"]
+    done = subprocess.run(own, check=True, capture_output=True, text=True)
+    found["memory"] = json.loads(done.stdout.splitlines()[-1])
+    print("\nMB:", {name: round(value) for name, value in found["memory"].items()})
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    chosen.json.write_text(json.dumps(found, indent=1))
+    print(f"commit {found['commit']}; figures are in {chosen.json}")
+
+
+if __name__ == "__main__":
+    main()
