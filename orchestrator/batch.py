@@ -52,11 +52,11 @@ class Bench:
 
 
 RETRIES = 3
-"""Times that a trial whose worker died is started again from its last evaluation."""
+"""Times in a row that a trial whose worker died is started again from its last evaluation."""
 
 
 class Lives:
-    """How often each trial may still lose its worker while this driver runs."""
+    """How often each trial may still lose its worker before it comes to another evaluation."""
 
     def __init__(self) -> None:
         self._lost: Counter[str] = Counter()
@@ -64,6 +64,10 @@ class Lives:
     def lose(self, trial: str) -> None:
         """Note that a trial lost its worker."""
         self._lost[trial] += 1
+
+    def renew(self, trial: str) -> None:
+        """Note that a trial came to an evaluation."""
+        del self._lost[trial]
 
     def has(self, trial: str) -> bool:
         """Whether it goes on."""

@@ -121,8 +121,7 @@ class Resources(StrictModel):
             UsageError: not even one fits.
         """
         there = list(machines)
-        processes = sum(self.processes_on(cpus, gpus) for cpus, gpus in there)
-        fits = processes * self.packed // self.ranks
+        fits = sum(self._shares_on(cpus, gpus) for cpus, gpus in there) // self.ranks
         if fits < 1:
             cpus, gpus = (max((size[i] for size in there), default=0) for i in (0, 1))
             raise UsageError(
@@ -133,20 +132,22 @@ class Resources(StrictModel):
             )
         return min(fits, self.concurrent or fits)
 
-    def processes_on(self, cpus: float, gpus: float) -> int:
-        """Processes of trials that one machine holds; a share of a GPU never spans two."""
-        fits = math.floor(cpus / self.cpus + 1e-9)
-        if self.gpus:
-            fits = min(fits, math.floor(gpus) * self._processes_a_gpu)
-        return fits
-
-    def gpu_of(self, process: int) -> int:
-        """Which of its machine's GPUs a process uses."""
-        return process // self._processes_a_gpu
-
     @property
-    def _processes_a_gpu(self) -> int:
-        return math.floor(1 / self.gpus + 1e-9)
+    def share(self) -> tuple[float, float]:
+        """CPU cores and GPUs that are reserved for one trial, or for one rank of it."""
+        return self.cpus / self.packed, self.gpus / self.packed
+
+    def processes_on(self, cpus: float, gpus: float) -> int:
+        """Processes that have a place for each trial that one machine may get."""
+        return math.ceil(min(self._shares_on(cpus, gpus), self.concurrent or 10**9) / self.packed)
+
+    def _shares_on(self, cpus: float, gpus: float) -> int:
+        """Trials, or ranks of trials, that one machine holds; a share of a GPU never spans two."""
+        own_cpus, own_gpus = self.share
+        fits = math.floor(cpus / own_cpus + 1e-9)
+        if own_gpus:
+            fits = min(fits, math.floor(gpus) * math.floor(1 / own_gpus + 1e-9))
+        return fits
 
     @model_validator(mode="after")
     def _one_kind_of_sharing(self) -> Self:
@@ -333,10 +334,10 @@ def check(sweep: Sweep, source: str = "sweep") -> None:
     faults += _search_faults(sweep.finalize.space, sweep.finalize.search, "finalize.")
     searched = sweep.space.get("zero_stage")
     stages = [sweep.train.zero_stage, *(searched.extremes() if searched else [])]
-    if sweep.resources.ranks > 1 and 2 in stages:
+    if 2 in stages and (sweep.resources.ranks > 1 or sweep.resources.packed > 1):
         faults.append(
-            "train.zero_stage: 2 came with several ranks, allowed are 0 and 1: at 2 ranks wait for "
-            "each other at every pass, and theirs are not equally many"
+            "train.zero_stage: 2 came with resources.ranks or packed above 1, allowed are 0 and 1: "
+            "at 2 a gradient must come from its own engine's pass, as many in each rank"
         )
     if faults:
         raise ConfigError("\n".join(f"{source}: {fault}" for fault in faults))

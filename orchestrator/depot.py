@@ -52,7 +52,7 @@ class Depot(Protocol):
     def fresh_adapter(self, trial: str, index: int) -> AbstractContextManager[Path]:
         """A folder for a trial's adapter of evaluation `index`, its best so far, as `fresh_state`.
 
-        The best one before stays: if the worker dies now, nobody ever hears of this one.
+        Those before stay: if the worker dies now, nobody ever hears of this one.
         """
 
     # ---- the driver ----
@@ -67,8 +67,8 @@ class Depot(Protocol):
     def trials_with_states(self) -> set[str]:
         """Names of the trials that have states."""
 
-    def clear(self, trial: str) -> None:
-        """Remove the states of a trial that has ended."""
+    def clear(self, trial: str, best: int) -> None:
+        """Remove the states of a trial that has ended, and all of its adapters but `best`."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,6 @@ class SharedFolder:
     def fresh_adapter(self, trial: str, index: int) -> Iterator[Path]:
         adapter = self.folder / _adapter(trial, index)
         yield adapter  # whoever writes an adapter there replaces it as a whole
-        for name in _older({path.name for path in adapter.parent.glob("[0-9]*")}, adapter.name):
-            shutil.rmtree(adapter.parent / name, ignore_errors=True)
 
     def adapter(self, trial: str, index: int) -> Path | None:
         adapter = self.folder / _adapter(trial, index)
@@ -117,8 +115,12 @@ class SharedFolder:
     def trials_with_states(self) -> set[str]:
         return {path.name for path in (self.folder / "states").glob("*")}
 
-    def clear(self, trial: str) -> None:
+    def clear(self, trial: str, best: int) -> None:
         shutil.rmtree(self._states(trial), ignore_errors=True)
+        kept = self.folder / _adapter(trial, best)
+        for other in kept.parent.glob("[0-9]*"):
+            if other != kept:
+                shutil.rmtree(other, ignore_errors=True)
 
     def _states(self, trial: str) -> Path:
         return self.folder / "states" / trial
@@ -169,9 +171,7 @@ class ObjectStore:
             with on_own_disk():
                 yield folder / "adapter"
                 files = files_in(folder / "adapter")
-            key = f"adapters/{trial}"
             self.objects.put(f"{_adapter(trial, index)}.tar", files)
-            self._remove(key, _older(self.objects.names(key), f"{index:06d}.tar"))
 
     def adapter(self, trial: str, index: int) -> Path | None:
         from tinyattn.checkpoint import replace_folder  # imports torch, see above
@@ -192,14 +192,19 @@ class ObjectStore:
 
     def address(self, adapter: Path) -> str:
         key = f"{adapter.relative_to(self.folder)}.tar"
-        self.objects.read(key)  # better here than on every worker
+        try:
+            self.objects.read(key)  # better here than on every worker
+        except DamagedError as error:
+            raise StorageError(f"{error}; restore it from a copy") from None
         return self.objects.within(key).url
 
     def trials_with_states(self) -> set[str]:
         return set(self.objects.names("states"))
 
-    def clear(self, trial: str) -> None:
+    def clear(self, trial: str, best: int) -> None:
         self.objects.remove(f"states/{trial}")
+        key, kept = f"adapters/{trial}", f"{best:06d}.tar"
+        self._remove(key, [name for name in self.objects.names(key) if name != kept])
 
     def _remove(self, key: str, names: Collection[str]) -> None:
         for name in names:
@@ -218,8 +223,3 @@ def _surplus(names: Collection[str], written: str, kept: int) -> list[str]:
 def _adapter(trial: str, index: int) -> str:
     """Where in a sweep's folder, and in its part of a store, an adapter is."""
     return f"adapters/{trial}/{index:06d}"
-
-
-def _older(names: Collection[str], written: str) -> list[str]:
-    """What to remove once an adapter was written: all before but the last."""
-    return sorted(name for name in names if name < written)[:-1]

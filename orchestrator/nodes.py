@@ -151,7 +151,7 @@ class Nodes:
             )
 
     def _alive(self) -> list[dict[str, Any]]:
-        return _alive(self._listed)
+        return alive(self._listed)
 
     def _memory_of(self, node: dict[str, Any]) -> int:
         """MiB that a trial can use there, by the node's label; 0: it has none."""
@@ -169,7 +169,7 @@ class Nodes:
     def _fitting(self, nodes: list[dict[str, Any]]) -> int:
         """Trials that these nodes run at once, perhaps none."""
         try:
-            return self._resources.trials_at_once(map(_size, nodes))
+            return self._resources.trials_at_once(map(size_of, nodes))
         except UsageError:
             return 0
 
@@ -191,7 +191,7 @@ class Placement(tune.PlacementGroupFactory):
 
     def to_placement_group(self) -> PlacementGroup:
         """Reserve it."""
-        away = _avoided(_alive(ray.nodes), time.monotonic())
+        away = _avoided(alive(ray.nodes), time.monotonic())
         names = ",".join(node["NodeID"] for node in away)
         bundles = self.bundles
         selectors = [{"ray.io/node-id": f"!in({names})"}] * len(bundles) if away else None
@@ -201,8 +201,8 @@ class Placement(tune.PlacementGroupFactory):
 def placement_of(resources: Resources) -> Placement:
     """What Tune reserves for a trial: with several ranks a bundle each, and nothing for whom they
     answer to."""
-    share = 1 / resources.packed
-    rank = {"CPU": resources.cpus * share, "GPU": resources.gpus * share}
+    cpus, gpus = resources.share
+    rank = {"CPU": cpus, "GPU": gpus}
     one = resources.ranks == 1
     return Placement([rank] if one else [{}, *[rank] * resources.ranks])
 
@@ -211,7 +211,7 @@ def concurrency(
     resources: Resources, listed: Callable[[], list[dict[str, Any]]] = ray.nodes
 ) -> int:
     """Trials that this cluster runs at once; UsageError where not even one fits."""
-    return resources.trials_at_once(map(_size, _alive(listed)))
+    return resources.trials_at_once(map(size_of, alive(listed)))
 
 
 def address_in(error: str) -> str | None:
@@ -225,11 +225,12 @@ def is_larger_elsewhere(gpu: bool) -> bool:
     if not ray.is_initialized():
         return False
     label, own = GPU_MEMORY if gpu else MEMORY, ray.get_runtime_context().get_node_id()
-    sizes = {node["NodeID"]: int(node["Labels"].get(label, 0)) for node in _alive(ray.nodes)}
+    sizes = {node["NodeID"]: int(node["Labels"].get(label, 0)) for node in alive(ray.nodes)}
     return 0 < sizes.get(own, 0) < max(sizes.values())
 
 
-def _alive(listed: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def alive(listed: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The nodes that are up."""
     return [node for node in listed() if node["Alive"]]
 
 
@@ -244,5 +245,6 @@ def _away(now: float) -> set[str]:
     return small | {address for address, until in _aside.items() if until > now}
 
 
-def _size(node: dict[str, Any]) -> tuple[float, float]:
+def size_of(node: dict[str, Any]) -> tuple[float, float]:
+    """Cores and GPUs of a node."""
     return node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)

@@ -7,25 +7,31 @@ processes belong to the driver and die with it.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray._private import state as ray_state
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.batch import Bench
 from orchestrator.config import Resources
-from orchestrator.nodes import MachineError
+from orchestrator.nodes import MachineError, alive, size_of
+from orchestrator.scheduler import NAME
+from tinyattn.errors import TinyAttnError
+
+if TYPE_CHECKING:  # it imports torch, which must not see a GPU before it is known which
+    from orchestrator.worker import Worker
 
 PATIENCE_SECONDS = 120.0
 """How long a trial looks for a slot: a machine that joins gets its processes within moments."""
 _POLL_SECONDS = 2.0
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class Packs:
@@ -37,27 +43,24 @@ class Packs:
         self._next_look = 0.0
 
     def look_after(self) -> None:
-        """Start the processes of machines that have none yet."""
+        """Start the processes of machines that lack some."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _POLL_SECONDS
-        for node in ray.nodes():
-            if node["Alive"]:
-                cores, gpus = (node["Resources"].get(kind, 0) for kind in ("CPU", "GPU"))
-                for number in range(self._resources.processes_on(cores, gpus)):
-                    self._start(node["NodeID"], number)
+        for node in alive(ray.nodes):
+            for number in range(self._resources.processes_on(*size_of(node))):
+                name = f"{_prefix(node['NodeID'])}{number}"
+                if name not in self._packs or _is_dead(self._packs[name]._actor_id.hex()):
+                    self._packs[name] = self._start(name, node["NodeID"])
 
-    def _start(self, node: str, number: int) -> None:
-        name = _name(node, number)
-        if name in self._packs:
-            return
-        self._packs[name] = Pack.options(  # type: ignore[attr-defined]
+    def _start(self, name: str, node: str) -> Any:
+        return Pack.options(  # type: ignore[attr-defined]
             name=name,
             num_cpus=0,  # its trials have reserved what it uses
             max_restarts=-1,
             max_concurrency=self._resources.packed + 1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(self._bench, self._resources, number)
+        ).remote(self._bench, self._resources)
 
     def end(self) -> None:
         """End them."""
@@ -88,47 +91,84 @@ def packs_of(bench: Bench, resources: Resources) -> Iterator[Callable[[], None]]
 class Pack:
     """A process with slots for trials."""
 
-    def __init__(self, bench: Bench, resources: Resources, number: int) -> None:
+    def __init__(self, bench: Bench, resources: Resources) -> None:
         """Load nothing yet.
 
         Args:
             bench: what all trials have in common.
             resources: of such a process, and its number of slots.
-            number: which of its machine's it is; says which GPU it uses.
         """
-        if resources.gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(resources.gpu_of(number))
-        from orchestrator.worker import Worker
-        from tinyattn.workshop import Workshop
-
-        workshop = Workshop(bench.data_dir)
-        cores = int(resources.cpus)
-        self._workers = [Worker(bench, cores, workshop=workshop) for _ in range(resources.packed)]
+        self._bench, self._resources = bench, resources
+        self._device: str | None = None
+        """The GPU of its first trial; it stays with it."""
+        self._workers: list[Worker] = []
         self._owners: dict[int, str] = {}
         """Ids of the actors that have a slot."""
-        self._lock = threading.Lock()
+        self._at_work: dict[int, str] = {}
+        """Names of the trials whose slots do something."""
+        self._changed = threading.Condition()
 
-    def join(self, owner: str) -> int | None:
-        """Give an actor a slot; None: all are taken."""
-        with self._lock:
-            for slot in range(len(self._workers)):
-                if slot not in self._owners or _is_dead(self._owners[slot]):
+    def room(self) -> tuple[int, str | None]:
+        """How many slots are free, and for trials of which GPU."""
+        with self._changed:
+            return self._resources.packed - len(self._owners), self._device
+
+    def join(self, owner: str, device: str) -> int | None:
+        """Give an actor a slot; None: it has another GPU, or all are taken."""
+        with self._changed:
+            if self._device is None:
+                self._start(device)
+            if device != self._device:
+                return None
+            for slot, worker in enumerate(self._workers):
+                before = self._owners.get(slot)
+                if before is None or (slot not in self._at_work and _is_dead(before)):
+                    worker.end()
                     self._owners[slot] = owner
                     return slot
         return None
 
+    def holds(self, owner: str, slot: int) -> bool:
+        """Whether an actor has that slot; not if this process was started anew."""
+        return self._owners.get(slot) == owner
+
     def call(self, owner: str, slot: int, method: str, *words: Any) -> Any:
         """Have a slot's worker do something."""
-        if self._owners.get(slot) != owner:
+        worker = self._workers[slot] if self.holds(owner, slot) else None
+        if worker is None:
             raise MachineError("this shared process was started anew, and the slot is another's")
-        return getattr(self._workers[slot], method)(*words)
+        name = words[0][NAME] if method == "begin" else worker.name
+        with self._changed:  # a trial whose actor died may still be on its way to an evaluation
+            self._changed.wait_for(lambda: name not in self._at_work.values())
+            self._at_work[slot] = name
+        try:
+            return getattr(worker, method)(*words)
+        except TinyAttnError:
+            raise
+        except Exception:
+            _end_if_gpu_is_lost()
+            raise
+        finally:
+            with self._changed:
+                del self._at_work[slot]
+                self._changed.notify_all()
 
     def leave(self, owner: str, slot: int) -> None:
         """Take a slot back."""
-        if self._owners.get(slot) == owner:
+        if self.holds(owner, slot):
             self._workers[slot].end()
-            with self._lock:
+            with self._changed:
                 del self._owners[slot]
+
+    def _start(self, device: str) -> None:
+        self._device = os.environ[_DEVICES] = device
+        from orchestrator.worker import Worker
+        from tinyattn.workshop import Workshop
+
+        workshop, cores = Workshop(self._bench.data_dir), int(self._resources.cpus)
+        self._workers = [
+            Worker(self._bench, cores, workshop=workshop) for _ in range(self._resources.packed)
+        ]
 
 
 class Slot:
@@ -141,28 +181,38 @@ class Slot:
             MachineError: there is none.
         """
         context = ray.get_runtime_context()
-        self._own = context.get_actor_id()
+        self._own, self._node = context.get_actor_id(), context.get_node_id()
+        self._device = os.environ.get(_DEVICES, "")  # as Ray has set it for this trial
+        self._join()
+
+    def _join(self) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
-        while (found := self._free_slot(context.get_node_id())) is None:
+        while (found := self._free_slot()) is None:
             if time.monotonic() > until:
                 raise MachineError(f"no shared process had room here for {PATIENCE_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS / 4)
         self._pack, self._slot = found
 
-    def _free_slot(self, node: str) -> tuple[Any, int] | None:
-        """A process of this machine with its free slot that is now this trial's."""
-        for number in itertools.count():
-            try:
-                pack: Any = ray.get_actor(_name(node, number))
-            except ValueError:  # there are no more on this machine, or none yet
-                return None
-            slot: int | None = ray.get(pack.join.remote(self._own))
+    def _free_slot(self) -> tuple[Any, int] | None:
+        """A process of this machine, and its slot that is now this trial's."""
+        prefix = _prefix(self._node)
+        names = sorted(name for name in ray.util.list_named_actors() if name.startswith(prefix))
+        packs: list[Any] = [ray.get_actor(name) for name in names]
+        rooms = [ray.get(pack.room.remote()) for pack in packs]
+        # Where all trials have the same device, the emptiest; a GPU's trials fill its own first.
+        own = [number for number, (_, device) in enumerate(rooms) if device == self._device]
+        new = [number for number, (_, device) in enumerate(rooms) if device is None]
+        order = own + new if self._device else sorted(own + new, key=lambda n: -rooms[n][0])
+        for number in order:
+            slot = ray.get(packs[number].join.remote(self._own, self._device))
             if slot is not None:
-                return pack, slot
-        raise AssertionError("counted to the end")
+                return packs[number], slot
+        return None
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Go over to a trial."""
+        if not ray.get(self._pack.holds.remote(self._own, self._slot)):
+            self._join()
         self._call("begin", dict(config))
 
     def step(self) -> dict[str, Any]:
@@ -175,15 +225,27 @@ class Slot:
 
     def end(self) -> None:
         """Let go of the trial and of the slot."""
-        ray.get(self._pack.leave.remote(self._own, self._slot))
+        with suppress(RayError):  # the process is gone, and the slot with it
+            ray.get(self._pack.leave.remote(self._own, self._slot))
 
     def _call(self, method: str, *words: Any) -> Any:
         return ray.get(self._pack.call.remote(self._own, self._slot, method, *words))
 
 
-def _name(node: str, number: int) -> str:
-    return f"tinyattn-pack-{node}-{number}"
+def _prefix(node: str) -> str:
+    return f"tinyattn-pack-{node}-"
 
 
 def _is_dead(actor: str) -> bool:
     return ray_state.actors(actor).get("State") == "DEAD"
+
+
+def _end_if_gpu_is_lost() -> None:
+    """End this process if an error has left its GPU unusable: nothing else would bring it back."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(1)

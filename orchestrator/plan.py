@@ -81,6 +81,8 @@ class Plan:
         evaluations = facts.evaluations if facts else max_evaluations(sweep, rows)
         size = _space_size(sweep)
         trials, hours = sweep.search.trials, self.gpu_hours
+        packed = sweep.resources.packed
+        who = "trial" if packed == 1 else f"process of {packed} trials"
         lines = [
             f"sweep       {sweep.name}: {sweep.train.task} on {sweep.train.plm}, "
             f"protocol {sweep.train.protocol}",
@@ -95,7 +97,7 @@ class Plan:
             f"compute     {cost.trial_pflop:,.2f} PFLOP a whole trial, {hours:,.1f} "
             "GPU-hours for all on RTX A4000 (8 TFLOP/s sustained) without early stopping, about "
             f"{hours * asha_share(sweep, evaluations):,.1f} with it",
-            f"resources   {sweep.resources.cpus:g} cores and {sweep.resources.gpus:g} GPUs a trial",
+            f"resources   {sweep.resources.cpus:g} cores and {sweep.resources.gpus:g} GPUs a {who}",
         ]
         if facts:
             lines.insert(

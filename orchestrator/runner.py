@@ -113,7 +113,8 @@ def run_batch(
         watcher.catch_up()
         asker = Asker(source, journal, scheduler, batch.name, nodes.slots, stop, lives)
         try:
-            with packs_of(bench, batch.resources) as watcher.look_after:
+            with packs_of(bench, batch.resources) as look_after_packs:
+                watcher.look_after = look_after_packs
                 _fit(_tuner(batch, bench, asker, watcher), depot.folder)
             for name in watcher.end_paused():
                 source.on_trial_complete(name, journal.trials[name].last)

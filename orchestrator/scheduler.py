@@ -20,6 +20,7 @@ journal's results again is the one that was lost; Tune does not save its schedul
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -69,6 +70,10 @@ class Asha(FIFOScheduler):
         self.reduction = reduction
         self.noise: dict[str, float] = {}
         self.rungs: dict[int, dict[str, float]] = {n: {} for n in rungs(grace, reduction, total)}
+        self._ranked: dict[int, list[tuple[float, int, str]]] = {n: [] for n in self.rungs}
+        """The same by rung, best first, of equals the earlier: (-score, arrival, trial)."""
+        self._is_noisy = dict.fromkeys(self.rungs, False)
+        """Whether a score at a rung has a known noise."""
         self.stopped: dict[str, int] = {}
         self.unwanted: set[str] = set()
         self.paused: dict[str, int] = {}
@@ -84,13 +89,19 @@ class Asha(FIFOScheduler):
         rung = self._rung_reached(trial_id, result.get("evaluation", 0))
         if rung is None or "best_score" not in result:
             return TrialScheduler.CONTINUE
-        self.rungs[rung][trial_id] = float(result["best_score"])
+        self._record(trial_id, rung, float(result["best_score"]))
         self.noise[trial_id] = float(result.get("noise", 0.0))
+        self._is_noisy[rung] |= self.noise[trial_id] > 0
         return self._judge(trial_id, rung)
+
+    def _record(self, trial_id: str, rung: int, score: float) -> None:
+        recorded = self.rungs[rung]
+        bisect.insort(self._ranked[rung], (-score, len(recorded), trial_id))
+        recorded[trial_id] = score
 
     def _judge(self, trial_id: str, rung: int) -> str:
         """Say what becomes of a trial that was just recorded at a rung."""
-        if self._survives(trial_id, self.rungs[rung]):
+        if self._survives(trial_id, rung):
             return TrialScheduler.CONTINUE
         self.stopped[trial_id] = rung
         return TrialScheduler.STOP
@@ -115,10 +126,10 @@ class Asha(FIFOScheduler):
             return None
         return max(reached)
 
-    def _survives(self, trial_id: str, recorded: Mapping[str, float]) -> bool:
-        score = recorded[trial_id]
-        as_good = sum(other >= score for key, other in recorded.items() if key != trial_id)
-        return as_good < max(1, len(recorded) // self.reduction)
+    def _survives(self, trial_id: str, rung: int) -> bool:
+        ranked, score = self._ranked[rung], self.rungs[rung][trial_id]
+        as_good = bisect.bisect_right(ranked, (-score, math.inf)) - 1  # without itself
+        return as_good < max(1, len(ranked) // self.reduction)
 
     def debug_string(self) -> str:
         """Return one line for Tune's own log."""
@@ -159,9 +170,16 @@ class PromotingAsha(Asha):
     standard errors of the last of those. See EXPERIMENTS.md for what that gains.
     """
 
+    def __init__(self, grace: int, reduction: int, total: int) -> None:
+        super().__init__(grace, reduction, total)
+        self._waiting: dict[int, list[tuple[float, int, str]]] = {n: [] for n in self.rungs}
+        """Who paused at a rung, as `_ranked`; some may have gone on or ended since."""
+
     def _judge(self, trial_id: str, rung: int) -> str:
         """Stop a trial, for now: it waits in `paused`, unless it is the next to be promoted."""
         self.paused[trial_id] = rung
+        arrival = len(self.rungs[rung]) - 1
+        bisect.insort(self._waiting[rung], (-self.rungs[rung][trial_id], arrival, trial_id))
         if self._best_waiting() == trial_id:
             del self.paused[trial_id]
             return TrialScheduler.CONTINUE
@@ -176,23 +194,28 @@ class PromotingAsha(Asha):
 
     def _best_waiting(self) -> str | None:
         """The best promotable trial of the highest rung that has one."""
-        for rung, recorded in reversed(self.rungs.items()):
-            for name in self._promotable(recorded):
-                if self.paused.get(name) == rung and name not in self.unwanted:
-                    return name
+        for rung, waiting in reversed(self._waiting.items()):
+            while waiting and not self._waits(waiting[0][2], rung):
+                del waiting[0]
+            # If the best that waits is not promotable, the others are not either.
+            if waiting and self._is_promotable(waiting[0], rung):
+                return waiting[0][2]
         return None
 
-    def _promotable(self, recorded: Mapping[str, float]) -> list[str]:
-        """Trials of a rung that go on, best first."""
-        ranked = sorted(recorded, key=lambda name: -recorded[name])  # ties: earlier first
-        if not any(self.noise[name] for name in ranked):
-            return ranked[: len(ranked) // self.reduction]
+    def _waits(self, name: str, rung: int) -> bool:
+        return self.paused.get(name) == rung and name not in self.unwanted
+
+    def _is_promotable(self, entry: tuple[float, int, str], rung: int) -> bool:
+        """Whether a trial that stands at a rung is among those that go on."""
+        ranked = self._ranked[rung]
+        place = bisect.bisect_left(ranked, entry)
+        if not self._is_noisy[rung]:
+            return place < len(ranked) // self.reduction
         sure, most = (count * len(ranked) // (self.reduction + 1) for count in (1, 2))
-        if not sure:
-            return []
-        last = ranked[sure - 1]
-        least = recorded[last] - TOLERANCE * self.noise[last]
-        return ranked[:sure] + [name for name in ranked[sure:most] if recorded[name] >= least]
+        if place < sure or not sure:
+            return place < sure
+        score, _, last = ranked[sure - 1]
+        return place < most and -entry[0] >= -score - TOLERANCE * self.noise[last]
 
     def _last_hope(self) -> str | None:
         """The best trial of the highest rung that was reached, if nobody went on from there."""

@@ -20,7 +20,6 @@ if it had never stopped. Every trial carries `outcome` and, unless it is a dupli
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
@@ -81,46 +80,40 @@ class OptunaSearcher:
         self._search = search
         self._ids: dict[str, int] = {}
         """Optuna's ids of trials by name."""
+        self._seen: _Seen | None = None
+        """None: to be read from the study."""
         self._study = _open_study(Path(path), name)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return dotted keys and values for a new trial; None: there are none left."""
-        trials = self._trials()
-        named = {t.user_attrs["trial"]: t.params for t in trials if _counts(t)}
-        seen = list(named.values())  # a trial that was revived is there twice
-        if len(seen) >= self._search.trials:
+        seen = self._seen = self._seen or _Seen(self._trials(), self._search.points)
+        if seen.count >= self._search.trials:
             return None
-        keys = {_key(params) for params in seen}
-        for proposal in self._proposals(trials, seen):
+        for proposal in self._proposals(seen):
             trial = self._ask(proposal)
-            if _key(trial.params) not in keys:
+            if _key(trial.params) not in seen.keys:
                 trial.set_user_attr("trial", trial_id)
                 self._ids[trial_id] = trial._trial_id
+                seen.add(trial.params)
                 return trial.params
             self._end(trial, TrialState.FAIL, DUPLICATE)
         return None
 
-    def _proposals(
-        self, trials: Sequence[FrozenTrial], seen: list[dict[str, Any]]
-    ) -> Iterator[Point | BaseSampler]:
+    def _proposals(self, seen: _Seen) -> Iterator[Point | BaseSampler]:
         """Yield what to draw from, best first: points, then samplers, then what is left."""
-        interrupted = [trial.params for trial in trials if _interrupted(trial)]
-        for point in itertools.chain(interrupted, self._search.points):
-            if not any(point.items() <= params.items() for params in seen):
-                yield point
+        yield from list(seen.wanted)
         finite = all(domain.size is not None for domain in self._space.values())
-        if finite and len(seen) >= count(self._space):
+        if finite and seen.count >= count(self._space):
             return
         if self._search.sampler != "grid":
-            yield from (self._sampler(len(seen), i) for i in range(_SAMPLER_TRIES))
+            yield from (self._sampler(seen.count, i) for i in range(_SAMPLER_TRIES))
         if finite:
-            yield from self._unseen(seen)
+            yield from self._unseen(seen.keys)
         else:
-            yield from (RandomSampler(self._seed(len(seen), i, 1)) for i in range(_RANDOM_TRIES))
+            yield from (RandomSampler(self._seed(seen.count, i, 1)) for i in range(_RANDOM_TRIES))
 
-    def _unseen(self, seen: list[dict[str, Any]]) -> Iterator[Point]:
+    def _unseen(self, keys: set[str]) -> Iterator[Point]:
         """Yield the points of a finite space that were not tried, a grid's in random order."""
-        keys = {_key(params) for params in seen}
         points: Iterable[Point] = enumerate_points(self._space)
         if self._search.sampler == "grid":
             points = list(points)
@@ -151,10 +144,13 @@ class OptunaSearcher:
         """Begin a trial at a point, or where a sampler says."""
         if isinstance(proposal, BaseSampler):
             self._study.sampler = proposal
+            # As study.ask(), without its look at all trials for one that was enqueued.
+            number = self._study._storage.create_new_trial(self._study._study_id)
+            trial = optuna.Trial(self._study, number)
         else:
             self._study.sampler = RandomSampler(self._search.seed)
             self._study.enqueue_trial(dict(proposal))
-        trial = self._study.ask()
+            trial = self._study.ask()
         for key, domain in self._space.items():
             if domain.active(trial.params):
                 _suggest(trial, key, domain)
@@ -233,6 +229,7 @@ class OptunaSearcher:
         mine = self._latest(trial_id)
         if mine is None or not mine.state.is_finished():
             return mine
+        self._seen = None
         self._study.add_trial(
             optuna.trial.create_trial(
                 state=TrialState.RUNNING,
@@ -258,8 +255,31 @@ class OptunaSearcher:
     def _end(
         self, trial: optuna.Trial, state: TrialState, outcome: str, value: float | None = None
     ) -> None:
+        if outcome == Outcome.INTERRUPTED:
+            self._seen = None
         trial.set_user_attr("outcome", str(outcome))
         self._study.tell(trial, value, state)
+
+
+class _Seen:
+    """What was suggested so far: kept up to date, as a look at all trials takes ever longer."""
+
+    def __init__(self, trials: Sequence[FrozenTrial], points: Iterable[Point]) -> None:
+        """Look at all trials of a study, and at the points that are to be tried first."""
+        named = {t.user_attrs["trial"]: t.params for t in trials if _counts(t)}
+        self.count = 0  # a trial that was revived is there twice, and counts once
+        self.keys: set[str] = set()
+        interrupted = [trial.params for trial in trials if _interrupted(trial)]
+        self.wanted: list[Point] = [*interrupted, *points]
+        """Points that are to be tried and were not."""
+        for params in named.values():
+            self.add(params)
+
+    def add(self, params: Point) -> None:
+        """Note one more."""
+        self.count += 1
+        self.keys.add(_key(params))
+        self.wanted = [point for point in self.wanted if not point.items() <= params.items()]
 
 
 class _DurableFile(JournalFileBackend):

@@ -89,7 +89,7 @@ class Watcher(tune.Callback):
             if not self.tracker.knows(past.name, past.evaluations, past.outcome):
                 self._tell_all(past)
             if past.outcome is not None and past.name in left:
-                self.depot.clear(past.name)
+                self.depot.clear(past.name, past.best_index)
             self.view.progress.replay(past)
 
     def _tell_all(self, past: Past) -> None:
@@ -135,6 +135,7 @@ class Watcher(tune.Callback):
         numbers = {key: result[key] for key in _REPORTED if key in result}
         if self.journal.result(name, numbers) and self._log(name, numbers):
             self.nodes.worked(result["node_ip"])
+            self.lives.renew(name)
             self.view.evaluated(name, result)
 
     @_guarded
@@ -185,7 +186,7 @@ class Watcher(tune.Callback):
         past = self.journal.trials[name]
         assert past.outcome is not None
         self._close_run(past)
-        self.depot.clear(name)
+        self.depot.clear(name, past.best_index)
         note = past.error.splitlines()[-1] if past.error else ""
         self.view.finished(name, past.outcome, note)
 
@@ -237,6 +238,6 @@ def _outcome_of(error: str) -> tuple[Outcome, str]:
         return Outcome.OUT_OF_MEMORY, error.splitlines()[-1]
     if "running low on memory" in error:
         return Outcome.OUT_OF_MEMORY, f"killed when the machine ran low on memory; {LESS_MEMORY}"
-    if "actor died unexpectedly" in error:
+    if re.search(r"actor died unexpectedly|actor \S+ is unavailable", error):
         return Outcome.FAILED, f"its worker died each time, perhaps out of memory; {LESS_MEMORY}"
     return Outcome.FAILED, error

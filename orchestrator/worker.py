@@ -58,6 +58,10 @@ class Worker:
         self.memory = bench.depot.notes / FILE
         self.workshop = workshop or Workshop(bench.data_dir, ranks=ranks)
         self.trainer: Trainer | None = None
+        self.name = ""
+        """Of the trial."""
+        self._shares = workshop is not None
+        self._is_checked = False
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Go over to a trial, `{"trial": its name, "point": its overrides}`."""
@@ -66,7 +70,7 @@ class Worker:
         self.rows = sys.maxsize
         """Rows a pass, once it has started."""
         self.evaluations: Any = None
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and not self._shares:
             torch.cuda.reset_peak_memory_stats()
 
     def step(self) -> dict[str, Any]:
@@ -98,7 +102,10 @@ class Worker:
         except TinyAttnError as error:  # it would come again; other errors cost the worker
             return self._ended(Outcome.FAILED, error)
         assert self.trainer is not None
-        return self._result(self.trainer, evaluation)
+        result = self._result(self.trainer, evaluation)
+        if torch.cuda.is_available() and not self._shares:
+            result["peak_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
+        return result
 
     def halve(self) -> None:
         """Go back to the last state, with half the rows a pass."""
@@ -110,9 +117,9 @@ class Worker:
 
     def end(self) -> None:
         """Let go of the trial; the PLM is as it was."""
-        if self.trainer is not None:
-            self.trainer.close()
-        self.trainer = None
+        trainer, self.trainer = self.trainer, None
+        if trainer is not None:
+            trainer.close()
 
     def _next_evaluation(self) -> Evaluation:
         """Train to the next evaluation and keep its state; or the last one, of a trial restored."""
@@ -129,9 +136,11 @@ class Worker:
         Returns:
             The last evaluation of that state.
         """
-        self._refuse_other_inputs()
         config = self.bench.base.with_overrides(self.overrides)
         self.rows = min(self.rows, rows_that_fit(config, self.memory))
+        if not self._is_checked:
+            self._refuse_other_inputs()
+            self._is_checked = True
         if self.rows < (config.micro_batch_size or config.batch_size):
             config = config.with_overrides({"micro_batch_size": self.rows})
         self.trainer = Trainer(config, self.workshop)
@@ -192,8 +201,6 @@ class Worker:
             "classifier_params": counts.classifier,
             "micro_batch_size": trainer.config.micro_batch_size or trainer.config.batch_size,
         }
-        if torch.cuda.is_available():
-            result["peak_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
         if evaluation.is_last:
             result |= {"done": True, "outcome": Outcome.COMPLETED.value}
         return result

@@ -9,7 +9,6 @@ M heads, D dimension of a head.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinyattn.stream import Stream
+from tinyattn.stream import Stream, attend_in
 
 Norm = Literal["none", "plain", "affine"]
 OUT_INIT = 0.01  # section B.1: the adapted model starts as (nearly) the PLM itself
@@ -98,36 +97,47 @@ class TinyAttention(nn.Module):
             stream: which of the positions are one row, where `z_BTH` [1, N, H] is rows one after
                 the other; excludes `allowed` and `extend`.
         """
-        query, key, value = self._project(z_BTH)
+        if stream is not None:
+            return self._forward_stream(z_BTH, is_causal, stream)
+        query, key, value = self._split(self._project(z_BTH))
         if extend is not None:
             key, value = extend(key, value)
-        if stream is None:
-            heads = self._attend(query, key, value, allowed, is_causal)
-        else:
-            attend = functools.partial(self._attend_rows, is_causal)
-            heads = stream.attend(query, key, value, attend)
-        return self._combine(heads, z_BTH.dtype)
+        heads = self._attend(query, key, value, allowed, is_causal)
+        return self._combine(heads.transpose(1, 2).flatten(2), z_BTH.dtype)
 
-    def _project(self, z_BTH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Equation 4 for all heads in one matrix product; each of q, k, v is [B, M, T, D]."""
-        weight = self.qkv_weight.flatten(0, 2).to(z_BTH.dtype)
-        qkv = F.linear(self._normed(z_BTH), weight).to(self.qkv_weight.dtype)
-        qkv = qkv.unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)
-        query, key, value = qkv.unbind(0)
+    def _forward_stream(self, z_1NH: Tensor, is_causal: bool, stream: Stream) -> Tensor:
+        """`forward` for rows one after the other."""
+
+        def attend(mask: Tensor | None, qkv_BTC: Tensor) -> Tensor:
+            # Padding is on the right, so a causal query never sees it.
+            allowed = None if is_causal else mask
+            query, key, value = self._split(qkv_BTC)
+            heads = self._attend(query, key, value, allowed, is_causal)
+            return heads.transpose(1, 2).flatten(2)
+
+        heads = attend_in(stream.tiny_groups, attend, self._project(z_1NH)[0])
+        return self._combine(heads[None], z_1NH.dtype)
+
+    def _project(self, z_BTH: Tensor) -> Tensor:
+        """Equation 4 for all heads in one matrix product: [B, T, 3·M·D]."""
+        weight = self.qkv_weight.flatten(0, 2)
+        bias = None
         if self.query_bias is not None:
-            query = query + self.query_bias[:, None, :]
-        return query, key, value
+            bias = F.pad(self.query_bias.flatten(), (0, 2 * self.num_heads * self.head_dim))
+        if z_BTH.dtype == weight.dtype:
+            return F.linear(self._normed(z_BTH), weight, bias)
+        qkv = F.linear(self._normed(z_BTH), weight.to(z_BTH.dtype)).to(weight.dtype)
+        return qkv if bias is None else qkv + bias
+
+    def _split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v, each [B, M, T, D]."""
+        shape = (3, self.num_heads, self.head_dim)
+        return qkv_BTC.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
 
     def _normed(self, z_BTH: Tensor) -> Tensor:
         if isinstance(self.norm, nn.LayerNorm) and self.norm.elementwise_affine:
             return self.norm(z_BTH.to(self.norm.weight.dtype)).to(z_BTH.dtype)
         return self.norm(z_BTH)
-
-    def _attend_rows(
-        self, is_causal: bool, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-    ) -> Tensor:
-        """Equation 3 for rows padded on the right, which a causal query never sees."""
-        return self._attend(query, key, value, None if is_causal else mask, is_causal)
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, is_causal: bool
@@ -154,12 +164,11 @@ class TinyAttention(nn.Module):
         draws = torch.rand(weights.shape, generator=self.generator, device=weights.device)
         return (weights * (draws >= self.dropout) / (1 - self.dropout)) @ value
 
-    def _combine(self, heads_BMTD: Tensor, dtype: torch.dtype) -> Tensor:
-        """Equation 1a in mean form: [B, M, T, D] to [B, T, H]."""
-        heads = heads_BMTD.transpose(1, 2).flatten(2).to(dtype)
+    def _combine(self, heads_BTC: Tensor, dtype: torch.dtype) -> Tensor:
+        """Equation 1a in mean form: heads one after the other, [B, T, M·D], to [B, T, H]."""
         weight = (self.out_weight.flatten(0, 1) / self.num_heads).to(dtype)  # [M·D, H]
         bias = None if self.out_bias is None else self.out_bias.to(dtype)
-        return F.linear(heads, weight.t(), bias)
+        return F.linear(heads_BTC.to(dtype), weight.t(), bias)
 
     def extra_repr(self) -> str:
         """Sizes shown by print(module)."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from tinyattn.stream import GROUP_COST, Stream, group_rows
+from tinyattn.stream import GROUP_COST, TINY_GROUP_COST, Group, Stream, group_rows
 from tinyattn.tasks.tokens import Split, pad_id
 
 
@@ -70,7 +70,10 @@ class Batches:
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
         tokens = np.repeat(self._offsets[indices], lengths) + positions
-        cuts = split_by_length(lengths, len(lengths), GROUP_COST[device.type])
+
+        def groups(cost: float) -> list[Group]:
+            cuts = split_by_length(lengths, len(lengths), cost)
+            return group_rows(lengths, [len(cut) for cut in cuts], device)
 
         def tensor(values: np.ndarray) -> Tensor:
             return torch.from_numpy(values.astype(np.int64))[None].to(device, non_blocking=True)
@@ -79,7 +82,8 @@ class Batches:
             inputs={name: tensor(values[tokens]) for name, values in self._columns.items()},
             positions=tensor(positions),
             lengths=lengths,
-            groups=group_rows(lengths, [len(cut) for cut in cuts], device),
+            groups=groups(GROUP_COST[device.type]),
+            tiny_groups=groups(TINY_GROUP_COST[device.type]),
         )
 
 

@@ -268,7 +268,7 @@ class AdaptedModel(nn.Module):
                 stream=whole,
                 **options,
             ).last_hidden_state[0]
-        edges = whole.edges(last=self.sites.family.causal).to(hidden.device)
+        edges = whole.edges(last=self.sites.family.causal).to(hidden.device, non_blocking=True)
         pooled = hidden.index_select(0, edges).to(torch.float32)
         return list(pooled.split([len(part.stream.lengths) for part in parts]))
 
@@ -290,12 +290,9 @@ class AdaptedModel(nn.Module):
         padded = torch.full((2, 5), self.plm.config.pad_token_id or 0, device=device)
         padded[0], padded[1, :3] = ids[:5], ids[5:]
         mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2], device=device)
-        stream = Stream(
-            {"input_ids": ids[None]},
-            torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=device),
-            lengths,
-            group_rows(lengths, [2], device),
-        )
+        positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=device)
+        groups = group_rows(lengths, [2], device)
+        stream = Stream({"input_ids": ids[None]}, positions, lengths, groups, groups)
         was_training = self.plm.training
         self.plm.eval()
         try:

@@ -59,7 +59,12 @@ class Request:
 class Pool:
     """Where the trials of a process meet."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_tokens: int = sys.maxsize) -> None:
+        """Start without trials.
+
+        Args:
+            most_tokens: of a pass that several share; one that does not fit halves it.
+        """
         self._changed = threading.Condition()
         self._taken = False
         """Whether a thread runs the PLM."""
@@ -68,16 +73,17 @@ class Pool:
         self._training = 0
         """Trials that are taking steps."""
         self._waiting: list[Request] = []
-        self._most_tokens = sys.maxsize
-        """Of a pass that memory has room for, as far as is known."""
+        self._most_tokens = most_tokens
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Within the block nobody else runs the PLM, or changes who is attached to it."""
         with self._changed:
             self._asking += 1
-            self._changed.wait_for(lambda: not self._taken)
-            self._asking -= 1
+            try:
+                self._changed.wait_for(lambda: not self._taken)
+            finally:
+                self._asking -= 1
             self._taken = True
         try:
             yield
@@ -105,13 +111,22 @@ class Pool:
         with self._changed:
             self._waiting.append(request)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: request.is_done or self._may_run())
+            try:
+                self._changed.wait_for(lambda: request.is_done or self._may_run())
+            except BaseException:  # Ctrl-C: nobody must run what nobody waits for
+                if request in self._waiting:
+                    self._waiting.remove(request)
+                raise
             together: list[Request] = []
             if not request.is_done:
                 self._taken, together, self._waiting = True, self._waiting, []
         if together:
             try:
                 self._run(together)
+            except BaseException as error:  # the others must hear of it too, or wait for ever
+                for other in together:
+                    other.error = other.error or (None if other.is_done else error)
+                raise
             finally:
                 self._leave()
         if request.error is not None:
@@ -146,8 +161,9 @@ class Pool:
         if len(requests) == 1:
             _run_alone(requests[0])
             return
-        before = [_Before(request) for request in requests]
+        before: list[_Before] = []
         try:
+            before += [_Before(request) for request in requests]
             losses = _pass(requests)
         except Exception as failed:
             if is_out_of_memory(failed):
@@ -196,6 +212,8 @@ def _run_alone(request: Request) -> None:
     try:
         request.loss = request.alone()
     except BaseException as error:
+        if is_out_of_memory(error):
+            error.__traceback__ = None  # its frames hold what the neighbours need
         request.error = error
 
 
@@ -203,8 +221,7 @@ def _pass(requests: list[Request]) -> list[Tensor]:
     """Forward and backward of all; their summed losses."""
     model = requests[0].model
     model.ready_to_train()
-    parts = [(r.name, r.stream) for r in requests if r.stream is not None]
-    logits = model.run_streams(parts)
+    logits = model.run_streams([(r.name, r.stream) for r in requests])  # type: ignore[misc]
     losses = [r.loss_of(found) for r, found in zip(requests, logits, strict=True)]
     shares = [loss * r.share for r, loss in zip(requests, losses, strict=True)]
     torch.stack(shares).sum().backward()
@@ -219,11 +236,8 @@ class _Before:
         self._gradients = [
             None if p.grad is None else p.grad.clone() for p in self._adapter.parameters()
         ]
-        self._generators = {
-            generator: generator.get_state()
-            for module in self._adapter.by_call().values()
-            if (generator := module.generator) is not None
-        }
+        generators = {module.generator for module in self._adapter.by_call().values()}
+        self._generators = {one: one.get_state() for one in generators if one is not None}
 
     def restore(self) -> None:
         for parameter, gradient in zip(self._adapter.parameters(), self._gradients, strict=True):

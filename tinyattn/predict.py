@@ -52,8 +52,10 @@ class Predictor:
         workshop = workshop or Workshop()
         self.plm = workshop.plm(plm or self.card.plm.name, self.card.plm.precision)
         self.device = workshop.device
-        alone = AdaptedModel(self.plm.model, self.card.adapter.placement), NAME
-        self.model, self.name = share or alone
+        self.model, self.name = share or (
+            AdaptedModel(self.plm.model, self.card.adapter.placement),
+            NAME,
+        )
         try:
             self.model.load(folder, self.plm, self.name)
         except BaseException:
@@ -119,6 +121,10 @@ def load_predictor(folder: Path, plm: str | None = None) -> Predictor:
     return Predictor(folder, plm=plm)
 
 
+def _plm_of(card: AdapterCard) -> str:
+    return f"fingerprint {card.plm.fingerprint}, {card.plm.precision}"
+
+
 class MixedPredictor:
     """Several adapters on one PLM, for rows that each name theirs.
 
@@ -157,11 +163,11 @@ class MixedPredictor:
     def _add(self, name: str, folder: Path, workshop: Workshop, plm: str | None, own: str) -> None:
         card = read_card(folder)
         first = next(iter(self.members.values()), None)
-        if first is not None and card.plm.fingerprint != first.card.plm.fingerprint:
+        if first is not None and _plm_of(card) != _plm_of(first.card):
             raise AdapterError(
-                f"{folder}: made for the PLM {card.plm.name} (fingerprint {card.plm.fingerprint}), "
-                f"'{next(iter(self.members))}' for {first.card.plm.name} (fingerprint "
-                f"{first.card.plm.fingerprint}); adapters of one PLM can be mixed"
+                f"{folder}: made for the PLM {card.plm.name} ({_plm_of(card)}), "
+                f"'{next(iter(self.members))}' for {first.card.plm.name} ({_plm_of(first.card)}); "
+                "adapters of one PLM in one precision can be mixed"
             )
         place = card.adapter.placement
         if place not in self._models:

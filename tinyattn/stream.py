@@ -25,12 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""Takes q, k, v [B, h, T, d] and a key mask [B, 1, 1, T] or None; returns [B, h, T, d]."""
+Attend = Callable[..., Tensor]
+"""Takes a key mask [B, 1, 1, T] or None, and inputs [B, T, C]; returns [B, T, C']."""
 NAME = "tinyattn_stream"
 GROUP_COST = {"cpu": 32.0, "cuda": 8192.0}
-"""What one more call of attention costs, in padded tokens: measured on a CPU with MiniLM; a GPU
-waits for launches."""
+"""What one more call of the PLM's attention costs, in padded tokens: measured on a CPU with MiniLM;
+a GPU waits for launches."""
+TINY_GROUP_COST = {"cpu": 256.0, "cuda": 8192.0}
+"""The same of an adapter's attention, where a padded token costs less."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,17 @@ class Group:
     mask: Tensor | None = None
     """[B, 1, 1, T]: which places are real."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attend: Attend) -> Tensor:
-        """Attention of these rows: [1, h, N, d] of the whole stream to [1, h, last - first, d]."""
-        rows = attend(self._as_rows(query), self._as_rows(key), self._as_rows(value), self.mask)
-        flat = rows.transpose(0, 1).flatten(1, 2)[None]
-        return flat if self.token is None else flat.index_select(2, self.token)
-
-    def _as_rows(self, x: Tensor) -> Tensor:
-        x = x[:, :, self.first : self.last]
+    def as_rows(self, x_NC: Tensor) -> Tensor:
+        """These rows of the whole stream's tokens, padded: [B, T, C]."""
+        x = x_NC[self.first : self.last]
         if self.place is not None:
-            x = x.index_select(2, self.place)
-        return x.unflatten(2, (self.rows, self.length))[0].transpose(0, 1)
+            x = x.index_select(0, self.place)
+        return x.unflatten(0, (self.rows, self.length))
+
+    def as_tokens(self, x_BTC: Tensor) -> Tensor:
+        """What is real of padded rows: [last - first, C]."""
+        x = x_BTC.flatten(0, 1)
+        return x if self.token is None else x.index_select(0, self.token)
 
     def moved(self, by: int) -> Group:
         """The same rows, `by` tokens further on in a longer stream."""
@@ -79,28 +81,34 @@ class Stream:
         inputs: what the PLM takes by token, each [1, N]: input_ids, perhaps token_type_ids.
         positions: [1, N], from 0 in each row.
         lengths: [B] tokens of each row.
-        groups: who attends together; all tokens, in order.
+        groups: who attends together in the PLM; all tokens, in order.
+        tiny_groups: who attends together in an adapter.
     """
 
     inputs: dict[str, Tensor]
     positions: Tensor
     lengths: np.ndarray
     groups: list[Group]
+    tiny_groups: list[Group]
 
     @property
     def tokens(self) -> int:
         """N."""
         return int(self.lengths.sum())
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, attend: Attend) -> Tensor:
-        """Attention [1, h, N, d] of all rows, each to itself."""
-        found = [group.attend(query, key, value, attend) for group in self.groups]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=2)
-
     def edges(self, last: bool) -> Tensor:
         """Position in the stream of each row's first (or last) token, [B]."""
         ends = np.cumsum(self.lengths)
         return torch.from_numpy(ends - 1 if last else ends - self.lengths)
+
+
+def attend_in(groups: Sequence[Group], attend: Attend, *inputs_NC: Tensor) -> Tensor:
+    """Have groups of rows attend, each by itself; inputs and result [N, C] are of all tokens."""
+    found = [
+        group.as_tokens(attend(group.mask, *(group.as_rows(x) for x in inputs_NC)))
+        for group in groups
+    ]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def joined(streams: Sequence[Stream]) -> Stream:
@@ -115,12 +123,15 @@ def joined(streams: Sequence[Stream]) -> Stream:
         },
         positions=torch.cat([stream.positions for stream in streams], dim=1),
         lengths=np.concatenate([stream.lengths for stream in streams]),
-        groups=[
-            group.moved(int(start))
-            for start, stream in zip(starts, streams, strict=False)
-            for group in stream.groups
-        ],
+        groups=_moved([stream.groups for stream in streams], starts),
+        tiny_groups=_moved([stream.tiny_groups for stream in streams], starts),
     )
+
+
+def _moved(groups: Sequence[Sequence[Group]], starts: np.ndarray) -> list[Group]:
+    return [
+        group.moved(int(start)) for start, own in zip(starts, groups, strict=False) for group in own
+    ]
 
 
 def group_rows(lengths: np.ndarray, cuts: Sequence[int], device: torch.device) -> list[Group]:
@@ -150,7 +161,7 @@ def _group(lengths: np.ndarray, first: int, device: torch.device) -> Group:
     place = starts[:, None] + np.minimum(places, lengths[:, None] - 1)
 
     def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(array).to(device, non_blocking=True)
 
     return Group(
         first,
@@ -180,17 +191,25 @@ def _attention(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in the place of its own attention: q, k, v [1, h, N, d]."""
+    for name in ("sliding_window", "softcap"):
+        if rest.get(name) is not None:
+            raise NotImplementedError(f"attention with {name}")  # such a PLM cannot stream
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     grouped = query.shape[1] != key.shape[1]  # several queries share a key head, as in Llama
+    dim = query.shape[-1]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def attend(mask: Tensor | None, *parts: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(2, (-1, dim)).transpose(1, 2) for part in parts)
         # Padding is on the right, so a causal query never sees it.
-        return F.scaled_dot_product_attention(
+        heads = F.scaled_dot_product_attention(
             q, k, v, attn_mask=None if causal else mask, dropout_p=dropout, is_causal=causal,
             scale=scaling, enable_gqa=grouped,
         )  # fmt: skip
+        return heads.transpose(1, 2).flatten(2)
 
-    return stream.attend(query, key, value, attend).transpose(1, 2).contiguous(), None
+    flat = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))  # of views: no copies
+    heads = attend_in(stream.groups, attend, *flat)
+    return heads.unflatten(1, (-1, dim))[None], None
 
 
 AttentionInterface.register(NAME, _attention)

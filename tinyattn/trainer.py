@@ -110,7 +110,7 @@ class Trainer:
         self.name = f"trial-{next(_numbers)}"
         """Of the adapter, among those of other trials."""
         with self.pool.alone():
-            self.model = workshop.attach(config)
+            self.model = workshop.attach(self.plm, config)
             try:
                 self._prepare()
             except BaseException:
@@ -222,7 +222,8 @@ class Trainer:
 
     def _pass(self, rows: np.ndarray, share: float) -> Tensor:
         """Forward and backward of these rows, with those of other trials of this process."""
-        labels = torch.from_numpy(self.train_rows.labels[rows]).to(self.device)
+        labels = torch.from_numpy(self.train_rows.labels[rows])
+        labels = labels.to(self.device, non_blocking=True)
         inputs = inputs_of(self.model, self.train_rows, rows, self.device)
 
         def loss_of(logits: Tensor) -> Tensor:
@@ -406,8 +407,10 @@ class Trainer:
     def close(self) -> None:
         """Give the PLM back as it was, if no other trial uses it."""
         with self.pool.alone():
-            self.engine.destroy()
-            self._leave()
+            try:
+                self.engine.destroy()
+            finally:
+                self._leave()
 
     def _leave(self) -> None:
         if self.name in self.model.adapters:

@@ -23,6 +23,7 @@ from tinyattn.ranks import ONE, Ranks
 from tinyattn.tasks import Task, find_task
 
 Value = TypeVar("Value")
+CPU_TOKENS = 4096
 _KEPT_PLMS, _KEPT_DATA = 1, 4  # a PLM can be gigabytes; tokenised data are memory-mapped
 
 
@@ -44,7 +45,8 @@ class Workshop:
         self._data: OrderedDict[Hashable, TaskData] = OrderedDict()
         self._loading = threading.RLock()  # trials of several threads must not load a PLM twice
         self._models: dict[Hashable, AdaptedModel] = {}
-        self.pool = Pool()
+        # More tokens a pass are no faster on a CPU, and memory that runs out there kills.
+        self.pool = Pool(*[CPU_TOKENS] if self.device.type == "cpu" else [])
         """Where the trials of this process meet."""
 
     def plm(self, name: str, precision: str = "fp32") -> Plm:
@@ -56,7 +58,9 @@ class Workshop:
             return plm
 
         with self._loading:
-            return _remember(self._plms, (name, precision), load, _KEPT_PLMS)
+            used = {id(model.plm) for model in self._models.values()}
+            most = _KEPT_PLMS + sum(id(plm.model) in used for plm in self._plms.values())
+            return _remember(self._plms, (name, precision), load, most)
 
     def data(self, config: TrainConfig) -> TaskData:
         """The tokenised data of a trial.
@@ -86,12 +90,12 @@ class Workshop:
         with self._loading:
             return _remember(self._data, key, load, _KEPT_DATA)
 
-    def attach(self, config: TrainConfig) -> AdaptedModel:
+    def attach(self, plm: Plm, config: TrainConfig) -> AdaptedModel:
         """The PLM with adapters where a trial has its own, shared by all trials that have so."""
-        plm = self.plm(config.plm, config.precision).model
-        key = (id(plm), config.adapter.placement, config.plm_dropout)
+        place, dropout = config.adapter.placement, config.plm_dropout
+        key = (id(plm), place, dropout)
         if key not in self._models:
-            self._models[key] = AdaptedModel(plm, config.adapter.placement, config.plm_dropout)
+            self._models[key] = AdaptedModel(plm.model, place, dropout)
         return self._models[key]
 
     def release(self, model: AdaptedModel) -> None:

@@ -115,7 +115,7 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
 
     home, truncated = home_of(**places), 0
     if "," in task:
-        answers = predict_mixed(home, task.split(","), plm, file)
+        answers = predict_mixed(home, [name.strip() for name in task.split(",")], plm, file)
     else:
         answers, truncated = predict_file(home, task, plm, file)
     text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)

@@ -111,11 +111,21 @@ def test_a_process_is_shared_or_a_trial_has_several() -> None:
     [
         ({"packed": 4}, [(2, 0)], 8),
         ({"packed": 4, "concurrent": 3}, [(2, 0)], 3),
-        ({"packed": 8, "cpus": 2, "gpus": 1}, [(16, 1), (3, 2), (1, 1)], 16),
+        ({"packed": 8, "cpus": 2, "gpus": 1}, [(16, 1), (3, 2), (1, 1)], 8 + 12 + 4),
         ({"packed": 2, "gpus": 0.5}, [(8, 2)], 8),
+        ({"packed": 4, "gpus": 0.3}, [(64, 1)], 13),
     ],
 )
-def test_how_many_trials_run_at_once(
+def test_every_trial_that_a_machine_gets_finds_a_slot(
     resources: dict[str, Any], machines: list[tuple[float, float]], trials: int
 ) -> None:
-    assert Resources(**resources).trials_at_once(machines) == trials
+    found = Resources(**resources)
+    assert found.trials_at_once(machines) == trials
+    for cpus, gpus in machines:
+        own_cpus, own_gpus = found.share
+        placed = int(cpus / own_cpus + 1e-9)  # as Ray counts
+        if own_gpus:
+            placed = min(placed, int(gpus) * int(1 / own_gpus + 1e-9))
+        placed = min(placed, found.concurrent or placed)
+        assert found.packed * (found.processes_on(cpus, gpus) - 1) < placed
+        assert placed <= found.packed * found.processes_on(cpus, gpus)

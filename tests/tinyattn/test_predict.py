@@ -247,5 +247,5 @@ def test_mixing_refuses_what_it_cannot_answer(folders: dict[str, Path], tmp_path
     with pytest.raises(UsageError, match="no adapter came"):
         MixedPredictor({})
     other = save(tmp_path / "other", save_tiny_plm(tmp_path / "plm", seed=1), card(), 3)
-    with pytest.raises(AdapterError, match="adapters of one PLM can be mixed"):
+    with pytest.raises(AdapterError, match="adapters of one PLM in one precision"):
         MixedPredictor({**folders, "other": other})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
 from tinyattn.model import AdaptedModel
-from tinyattn.stream import Stream, group_rows, joined
+from tinyattn.stream import Stream, attend_in, group_rows, joined
 
 STREAMED = [kind for kind in ENCODERS + DECODERS if kind != "deberta-v2"]
 ROWS = {
@@ -43,6 +43,7 @@ def stream_of(rows: list[list[int]], cuts: list[int]) -> Stream:
         torch.tensor([positions]),
         lengths,
         group_rows(lengths, cuts, device),
+        group_rows(lengths, [len(rows)], device),
     )
 
 
@@ -124,15 +125,16 @@ def test_what_is_not_finite_stays_with_its_adapter(build_plm: Any) -> None:
 
 def test_a_row_of_a_group_that_is_not_finite_stays_by_itself(build_plm: Any) -> None:
     stream = stream_of(ROWS["one"], [3])
-    x = torch.randn(1, 2, stream.tokens, 4)
-    x[:, :, 0] = math.nan
+    x = torch.randn(stream.tokens, 4)
+    x[0] = math.nan
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    def attend(mask: Tensor | None, *parts: Tensor) -> Tensor:
+        query, key, value = (part[:, None] for part in parts)
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)[:, 0]
 
-    found = stream.attend(x, x, x, attend)
-    assert found[:, :, :7].isnan().all()
-    assert found[:, :, 7:].isfinite().all()
+    found = attend_in(stream.groups, attend, x, x, x)
+    assert found[:7].isnan().all()
+    assert found[7:].isfinite().all()
 
 
 def test_streams_join_in_order() -> None:
