@@ -15,7 +15,7 @@ import functools
 import hashlib
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,13 @@ BASELINE = {"adapter.layers": "none"}
 """Overrides of the classifier alone: the same PLM and training without an adapter."""
 
 
-def finalize(sweep: Sweep, home: Home) -> Verdict:
+def finalize(sweep: Sweep, home: Home, say: Callable[[str], None] = lambda line: None) -> Verdict:
     """Finalize a sweep that has run; Ray must be running.
 
     Args:
         sweep: the sweep as it ran, perhaps with other values under `finalize`.
         home: where it ran.
+        say: told what is going on where no trial runs.
 
     Raises:
         UsageError: there is no such sweep, or none of its one-head trials reached a score.
@@ -77,7 +78,7 @@ def finalize(sweep: Sweep, home: Home) -> Verdict:
         # A sweep that nobody holds and that has no outcome was left by a process that died.
         with closed_in_any_case(tracker, f"finalize {sweep.name}", outcome):
             tracker.resume_sweep(sweep.name, search_goes_on=False)
-            verdict = _Finalizing(sweep, home, tracker, facts).run(best)
+            verdict = _Finalizing(sweep, home, tracker, facts, say).run(best)
             tracker.tag(record.run_id, {"winner": verdict.winner.run_id})
     return verdict
 
@@ -108,8 +109,11 @@ def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[Tria
 class _Finalizing:
     """One run of the finalizer: what its steps share."""
 
-    def __init__(self, sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> None:
+    def __init__(
+        self, sweep: Sweep, home: Home, tracker: Tracker, facts: Facts, say: Callable[[str], None]
+    ) -> None:
         self.sweep, self.home, self.tracker, self.facts = sweep, home, tracker, facts
+        self.say = say
         self.depot = home.depot(sweep.name)
 
     @functools.cached_property
@@ -121,7 +125,11 @@ class _Finalizing:
         """Finalists, experts, collapse, verdict."""
         alone, finalists, one_head, config = self._finalists(best)
         experts = self._experts(one_head, config)
-        collapsed = [self._collapse(expert, config) for expert in experts]
+        collapsed = []
+        for number, expert in enumerate(experts, start=1):
+            self.say(f"collapsing the heads of expert {number} of {len(experts)}")
+            collapsed.append(self._collapse(expert, config))
+        self.say("comparing one head and collapsed heads on the rows that judge")
         best_expert = max(collapsed, key=lambda found: found.single.select, default=None)
         p_value, helps = self._compare(one_head, best_expert, config)
         return Verdict(

@@ -107,7 +107,7 @@ class Plan:
                 f"{facts.truncated_rows:,} rows cut to {sweep.train.max_length}",
             )
         else:
-            lines.append("assumed     rows and lengths, since the data are not here")
+            lines.append("assumed     rows and lengths, since they could not be counted here")
         if self.missing:
             lines.append(f"missing     {self.missing}")
         if self.hours_there is not None and sweep.resources.gpus:

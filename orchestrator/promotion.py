@@ -15,6 +15,7 @@ from orchestrator.provenance import refuse_other_data
 from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
 from orchestrator.store import TrialRecord
 from tinyattn.batches import labels_of
+from tinyattn.checkpoint import CONFIG_FILE
 from tinyattn.config import TrainConfig, build, set_dotted
 from tinyattn.data import read_rows
 from tinyattn.errors import UsageError
@@ -94,16 +95,21 @@ def _named(row: Mapping[str, Any], tasks: Sequence[str], file: Path) -> str:
 def predict_file(
     home: Home, task: str, plm: str | None, file: Path
 ) -> tuple[list[dict[str, Any]], int]:
-    """Use a task's champion on a file; return an answer a row, and how many rows were cut.
+    """Use a task's champion, or an adapter's folder, on a file.
+
+    Returns:
+        An answer a row, and how many rows were cut.
 
     Raises:
         UsageError: there is no champion, or the file does not fit the task.
     """
-    tracker = home.tracker()
-    found = champion(tracker, task, plm)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = tracker.download(found.run_id, "adapter", Path(scratch))
-        predictor = Predictor(folder)
+        folder = Path(task)
+        if not (folder / CONFIG_FILE).is_file():
+            tracker = home.tracker()
+            run_id = champion(tracker, task, plm).run_id
+            folder = tracker.download(run_id, "adapter", Path(scratch))
+        predictor = Predictor(folder, plm=plm if folder == Path(task) else None)
         try:
             split = predictor.split(read_rows(file, predictor.task))
             return predictor.predict_split(split), split.truncated

@@ -23,6 +23,11 @@ from tinyattn.tasks import Task, compute_metrics
 SIGNIFICANCE = 0.05
 
 
+FINAL_KINDS = ("finalist", "expert", "collapsed")
+"""Kinds of the finalizer's runs."""
+_IDLE = "; beware: always giving the commonest answer scores as much on the held-out rows"
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """Rows that chose nothing, and how an adapter answers on them."""
@@ -78,7 +83,7 @@ def promote(
     Raises:
         UsageError: no such run, no adapter, or no held-out score and no `force`. Nothing changed.
     """
-    trial = candidate(tracker, name)
+    trial = candidate(tracker, name, force)
     _refuse_without_adapter(tracker, trial)
     _refuse_unmeasured(trial, force)
     benchmark = benchmark_of(trial)
@@ -93,20 +98,23 @@ def promote(
         return Promotion(model, number, False, number, None, False, "it is the champion already")
     supported = previous is None or (test is not None and test.p_value < SIGNIFICANCE)
     measured = trial.heldout_score is not None
+    idle = _is_idle(benchmark, trial)
     forced = force and not (supported and measured)
     moved = forced or supported
     old = int(previous.version) if previous is not None else None
     _tag_version(tracker, model, number, _evidence(trial, test, old if moved else None))
     if moved:
         move_alias(tracker, model, number)
-    return Promotion(model, number, moved, old, test, forced, _reason(test, old, forced, measured))
+    reason = _reason(test, old, forced, measured) + (_IDLE if idle else "")
+    return Promotion(model, number, moved, old, test, forced, reason)
 
 
-def candidate(store: Store, name: str) -> TrialRecord:
+def candidate(store: Store, name: str, force: bool = False) -> TrialRecord:
     """Return the trial that `name` means: a run id, or a sweep's winner.
 
     A sweep's winner is the run that its finalizer chose (tag `winner`), else its completed trial
-    with the best selection score: never the best held-out score, which is kept for judging.
+    with the best selection score: never the best held-out score, which is kept for judging. A
+    finalizer that was begun and not ended is a UsageError, unless forced.
     """
     if not any(sweep.name == name for sweep in store.sweeps()):
         try:
@@ -116,7 +124,13 @@ def candidate(store: Store, name: str) -> TrialRecord:
     sweep = store.find_sweep(name)
     if "winner" in sweep.tags:
         return store.trial(sweep.tags["winner"])
-    completed = [t for t in store.trials_of(sweep) if t.outcome is Outcome.COMPLETED]
+    trials = store.trials_of(sweep)
+    if not force and any(trial.kind in FINAL_KINDS for trial in trials):
+        raise UsageError(
+            f"sweep '{name}' was not finalized to the end; `tinyattn finalize {name}` goes on "
+            "where it was, --force promotes the search's best trial"
+        )
+    completed = [t for t in trials if t.outcome is Outcome.COMPLETED and t.kind == "trial"]
     scored = [t for t in completed if t.best_score is not None]
     if not scored:
         raise UsageError(f"sweep '{name}' has no completed trial yet: there is nothing to promote")
@@ -216,6 +230,18 @@ def _evidence(trial: TrialRecord, test: PairedTest | None, previous: int | None)
     if "lineage" in trial.tags:
         tags["lineage"] = trial.tags["lineage"]
     return tags
+
+
+def _is_idle(benchmark: Benchmark, trial: TrialRecord) -> bool:
+    """Whether one answer for all rows would score as much on the held-out rows."""
+    if benchmark.heldout is None or trial.heldout_score is None:
+        return False
+    labels, task = benchmark.heldout.labels, benchmark.task
+    if task.is_regression:  # correlation with a constant is none
+        return trial.heldout_score <= 0
+    always = np.zeros((len(labels), task.num_outputs), dtype=np.float32)
+    always[:, np.bincount(labels.astype(int)).argmax()] = 1
+    return trial.heldout_score <= compute_metrics(task, always, labels)[task.metrics[0]] + 1e-9
 
 
 def _reason(test: PairedTest | None, old: int | None, forced: bool, measured: bool) -> str:

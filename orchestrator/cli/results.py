@@ -64,7 +64,7 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     home = home_of(**places)
     sweep = sweep_as_it_ran(home.tracker(), name, parse_overrides(overrides))
     with ray_of(places["on"]):
-        verdict = run_finalizer(sweep, home)
+        verdict = run_finalizer(sweep, home, echo)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(verdict):
         console.print(part)
@@ -108,7 +108,7 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
     """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities.
 
     TASK may be several, as in sst2,cola: then each row names its own in a column `adapter`, and
-    rows of all go through the PLM together.
+    rows of all go through the PLM together. Or it is an adapter's folder, as `train` leaves it.
     """
     from orchestrator.promotion import predict_file, predict_mixed
     from tinyattn.checkpoint import write_text

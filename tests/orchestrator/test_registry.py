@@ -416,3 +416,25 @@ def test_a_thousand_rows_take_seconds_not_minutes() -> None:
     began = time.process_time()
     paired_test(_accuracy, new, old, np.tile(LABELS, 5))
     assert time.process_time() - began < 10
+
+
+def test_an_unfinished_finalizer_is_no_reason_to_promote_the_search(sweeps: Sweeps) -> None:
+    sweeps.start()
+    sweeps.trial("a-80", [0.8], heldout=0.8, adapter=True)
+    sweeps.trial("b-70", [0.7], heldout=0.7, adapter=True, kind="finalist")
+    with pytest.raises(UsageError, match="not finalized to the end; `tinyattn finalize first`"):
+        promote(sweeps.tracker, "first", Gate())
+    assert promote(sweeps.tracker, "first", Gate(), force=True).moved
+    version = MlflowClient(sweeps.tracker.uri).get_model_version(MODEL, "1")
+    assert version.run_id == sweeps.tracker.run_of("a-80")
+
+
+@pytest.mark.parametrize(("accuracy", "warned"), [(50, True), (51, False)])
+def test_a_champion_that_has_learned_nothing_is_called_so(
+    sweeps: Sweeps, accuracy: int, warned: bool
+) -> None:
+    """Half of the stand-in's labels are 0: who always answers 0 is right on half of the rows."""
+    sweeps.start()
+    found = _promote(sweeps, f"a-{accuracy}")
+    assert found.moved
+    assert ("commonest answer scores as much" in found.reason) is warned
