@@ -37,6 +37,8 @@ lint: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.scheduling
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -5,12 +5,13 @@
     split     as `dynamic`, and cut into passes by length
     floor     no padding; frozen PLM with one trainable vector after its first attention block
     solo      no padding; a trial's whole step as a sweep takes it: DeepSpeed, AdamW, all adapters
-    packed    the same for K trials that share a pass, time of one trial's step
+    solo bf16 the same with the PLM in bf16 (adapters stay in fp32)
+    packed    as `solo`, for K trials that share passes, time of one trial's step
 
-All but `floor` compute the same. Each repeat measures every way once, in an order drawn anew, on
-the same uniformly random batches, one thread. Beside that: several adapters in one mixed batch of
-short rows against a pass for each, the start of a trial in a warm worker against a cold process,
-and the memory of one more packed trial against a process.
+All but `floor` and bf16 compute the same. Each repeat measures every way once, in an order drawn
+anew, on the same uniformly random batches, one thread. Beside that: several adapters in one mixed
+batch of short rows against a pass for each, the start of a trial in a warm worker against a cold
+process, and the memory of one more packed trial against a process.
 
     TINYATTN_DATA=... python -m benchmarks.speed [--tasks sst2 rte] [--repeats 5] [--json FILE]
 """
@@ -88,13 +89,14 @@ class Bench:
             "split": lambda: self.padded(32.0),
             "floor": self.floor,
             "solo": lambda: self.trials(1),
+            "solo bf16": lambda: self.trials(1, precision="bf16"),
             **packed,
         }
 
-    def trials(self, count: int) -> float:
+    def trials(self, count: int, **changes: Any) -> float:
         """Steps of so many trials in one process, each in its thread."""
         with contextlib.ExitStack() as stack:
-            trainers = [stack.enter_context(self.trainer(seed=n)) for n in range(count)]
+            trainers = [stack.enter_context(self.trainer(seed=n, **changes)) for n in range(count)]
 
             def train(trainer: Trainer) -> None:
                 with trainer.pool.training():

@@ -52,11 +52,11 @@ class Bench:
 
 
 RETRIES = 3
-"""Times in a row that a trial whose worker died is started again from its last evaluation."""
+"""Times that a trial whose worker died is started again from its last evaluation."""
 
 
 class Lives:
-    """How often each trial may still lose its worker before it comes to another evaluation."""
+    """How often each trial may still lose its worker while this driver runs."""
 
     def __init__(self) -> None:
         self._lost: Counter[str] = Counter()
@@ -66,7 +66,7 @@ class Lives:
         self._lost[trial] += 1
 
     def renew(self, trial: str) -> None:
-        """Note that a trial came to an evaluation."""
+        """Note that a trial was not to blame: it came to another evaluation."""
         del self._lost[trial]
 
     def has(self, trial: str) -> bool:
