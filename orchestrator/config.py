@@ -334,10 +334,10 @@ def check(sweep: Sweep, source: str = "sweep") -> None:
     faults += _search_faults(sweep.finalize.space, sweep.finalize.search, "finalize.")
     searched = sweep.space.get("zero_stage")
     stages = [sweep.train.zero_stage, *(searched.extremes() if searched else [])]
-    if 2 in stages and (sweep.resources.ranks > 1 or sweep.resources.packed > 1):
+    if max(stages) > 1 and sweep.resources.packed > 1:
         faults.append(
-            "train.zero_stage: 2 came with resources.ranks or packed above 1, allowed are 0 and 1: "
-            "at 2 a gradient must come from its own engine's pass, as many in each rank"
+            f"train.zero_stage: {max(stages)} came with resources.packed above 1, allowed are 0 "
+            "and 1: from 2 on a gradient must come from its own engine's pass"
         )
     if faults:
         raise ConfigError("\n".join(f"{source}: {fault}" for fault in faults))

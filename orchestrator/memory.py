@@ -71,7 +71,9 @@ def give_back_memory() -> None:
 def _key(config: TrainConfig, device: str | None) -> str:
     """What decides how much memory a row takes; adapters are small beside the PLM."""
     top = "" if config.adapter.layers in ("all", "none") else f" layers {config.adapter.layers}"
-    return f"{config.plm} {config.precision} {config.max_length}{top} on {device or device_name()}"
+    split = " zero 3" if config.zero_stage == 3 else ""
+    rows = f"{config.plm} {config.precision} {config.max_length}{top}{split}"
+    return f"{rows} on {device or device_name()}"
 
 
 def _known(path: Path) -> list[tuple[str, int]]:

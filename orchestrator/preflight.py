@@ -132,9 +132,10 @@ def predict_cost(sweep: Sweep, train_rows: int, mean_length: float, num_outputs:
     per_token = 34 * hidden + 5 * shape.num_attention_heads * config.max_length
     activations = micro * config.max_length * layers * per_token * size / 2
     tokens = train_rows * config.epochs * mean_length
+    parts = sweep.resources.ranks if config.zero_stage == 3 else 1
     return Cost(
         counts=counts,
-        memory_gb=(counts.plm * size + activations + 16 * counts.trainable) / 1e9,
+        memory_gb=(counts.plm * size / parts + activations + 16 * counts.trainable) / 1e9,
         # Forward 2 operations a weight, backward to the activations 2 more; no weight gradients.
         trial_pflop=4 * body * tokens / 1e15,
     )

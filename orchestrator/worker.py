@@ -144,6 +144,7 @@ class Worker:
         if self.rows < (config.micro_batch_size or config.batch_size):
             config = config.with_overrides({"micro_batch_size": self.rows})
         self.trainer = Trainer(config, self.workshop)
+        self.rows = self.trainer.micro_batch_size
         seen = self.ranks.gather(self.bench.depot.states(self.name))
         for name in sorted(set.intersection(*seen), reverse=True):
             if all(self.ranks.gather(self._restored(self.trainer, name))):
@@ -158,7 +159,7 @@ class Worker:
         base = self.bench.base
         try:
             here = {
-                "plm_fingerprint": self.workshop.plm(base.plm, base.precision).fingerprint,
+                "plm_fingerprint": self.workshop.plm_of(base).fingerprint,
                 "data_fingerprint": self.workshop.data(base).fingerprint,
             }
         except (OutOfMemoryError, StorageError):
@@ -199,7 +200,7 @@ class Worker:
         result |= {
             "adapter_params": counts.adapter,
             "classifier_params": counts.classifier,
-            "micro_batch_size": trainer.config.micro_batch_size or trainer.config.batch_size,
+            "micro_batch_size": trainer.micro_batch_size,
         }
         if evaluation.is_last:
             result |= {"done": True, "outcome": Outcome.COMPLETED.value}

@@ -141,8 +141,9 @@ class TrainConfig(StrictModel):
     """Number format of the frozen PLM; adapter and classifier are fp32 always."""
     plm_dropout: bool = False
     """Whether the frozen PLM's own dropout is active in training (the paper: off)."""
-    zero_stage: Literal[0, 1, 2] = 0
-    """DeepSpeed ZeRO stage."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage, what a trial's ranks split: 1 the optimizer's state, 2 gradients too,
+    3 the PLM's weights as well."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seeds initial weights, order of rows and dropout."""
     start: StartConfig | None = None

@@ -54,14 +54,31 @@ def build_engine(
     return engine
 
 
+def shard(plm: nn.Module, ranks: Ranks) -> None:
+    """Split a frozen PLM's weights between the ranks, in place (ZeRO 3).
+
+    From then on a layer's weights are whole only while it runs, forward or backward, and all ranks
+    must run it together. Trials come and go without the PLM being split anew.
+    """
+    deepspeed = _deepspeed(ranks)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+    # One weight after the other goes to the device: the whole PLM may not fit there.
+    deepspeed.zero.Init(module=plm, config_dict_or_path=config)
+    deepspeed.initialize(model=plm, config=config)  # hooks that gather and let go
+
+
 def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
-    """The DeepSpeed configuration of a trial."""
+    """The DeepSpeed configuration of a trial.
+
+    At stage 3 the PLM is split by `shard`, once for all trials of a process; the adapter, a
+    few KB that each layer would have to gather, stays whole.
+    """
     return {
         "train_micro_batch_size_per_gpu": -(-config.batch_size // ranks),
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
         "gradient_clipping": config.optimizer.max_grad_norm,
-        "zero_optimization": {"stage": config.zero_stage},
+        "zero_optimization": {"stage": min(config.zero_stage, 2)},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }

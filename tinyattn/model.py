@@ -282,7 +282,7 @@ class AdaptedModel(nn.Module):
             _CAN_STREAM[self.plm] = self._streams_are_equal()
         return _CAN_STREAM[self.plm]
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: ranks that split a PLM may keep weights of this pass
     def _streams_are_equal(self) -> bool:
         device = next(self.plm.parameters()).device
         ids = torch.arange(8, device=device) + min(100, self.plm.config.vocab_size - 8)
@@ -420,4 +420,5 @@ def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
 
 
 def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    # A weight that ranks have split is empty here; DeepSpeed notes its size.
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters())

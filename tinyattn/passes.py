@@ -22,7 +22,13 @@ EVAL_TOKENS = 4096
 _PASS_COST = {"cpu": 32.0, "cuda": 8192.0}
 
 
-def cut(lengths: np.ndarray, most: int, streams: bool, device: torch.device) -> list[np.ndarray]:
+def cut(
+    lengths: np.ndarray,
+    most: int,
+    streams: bool,
+    device: torch.device,
+    passes: int | None = None,
+) -> list[np.ndarray]:
     """Cut a batch into passes, which changes nothing but speed and memory.
 
     Args:
@@ -30,15 +36,15 @@ def cut(lengths: np.ndarray, most: int, streams: bool, device: torch.device) -> 
         most: rows a pass at most.
         streams: whether passes are streams.
         device: where they run.
+        passes: how many, some perhaps without rows; None: as few as possible, or as is fastest.
 
     Returns:
         Positions in `lengths` by pass, longest rows first.
     """
-    if not streams:
+    if passes is None and not streams:
         return split_by_length(lengths, most, _PASS_COST[device.type])
     order = np.argsort(-lengths, kind="stable")
-    passes = math.ceil(len(order) / most)  # none for a rank that has no row of a short batch
-    return np.array_split(order, passes) if passes else []
+    return np.array_split(order, passes or math.ceil(len(order) / most))
 
 
 def inputs_of(
@@ -81,16 +87,20 @@ def outputs_of(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run an adapter over rows: logits [N, num_outputs] and labels [N], empty where unlabelled.
 
-    Several ranks take turns at the passes, and all get all outputs.
+    Several ranks take turns at the passes, and all get all outputs. They run equally many, for a
+    PLM that they split: at the end of the rows some repeat the last pass.
     """
     was_training = model.training
     model.eval()
     outputs = np.zeros((len(rows), model.adapter(name).num_outputs or 1), dtype=np.float32)
-    with torch.inference_mode():
-        for number, indices in enumerate(by_length(rows.lengths, model.can_stream())):
-            if number % ranks.size == ranks.rank:
-                inputs = inputs_of(model, rows, indices, device)
-                outputs[indices] = logits_of(model, name, inputs).cpu().numpy()
+    # Weights that ranks gathered in inference mode could not serve the next training pass.
+    with torch.inference_mode() if ranks.size == 1 else torch.no_grad():
+        passes = list(by_length(rows.lengths, model.can_stream()))
+        for number in range(ranks.rank, len(passes) + ranks.rank, ranks.size):
+            indices = passes[min(number, len(passes) - 1)]
+            logits = logits_of(model, name, inputs_of(model, rows, indices, device))
+            if number < len(passes):
+                outputs[indices] = logits.cpu().numpy()
     model.train(was_training)
     return ranks.add_up_array(outputs, device), rows.labels
 

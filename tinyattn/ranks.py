@@ -40,6 +40,10 @@ class Ranks:
         """This process's rows of a batch; together the shares are the batch."""
         return rows[self.rank :: self.size]
 
+    def rows(self, rows: np.ndarray) -> int:
+        """Number of rows of the largest share."""
+        return -(-len(rows) // self.size)
+
     def add_up(self, value: Tensor) -> Tensor:
         """The sum over all processes, in place."""
         if self.size > 1:

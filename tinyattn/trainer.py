@@ -99,7 +99,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, workshop: Workshop) -> None:
         self.config = config
         self.task: Task = workshop.task(config)
-        self.plm = workshop.plm(config.plm, config.precision)
+        self.plm = workshop.plm_of(config)
         self.data = workshop.data(config)
         self.device, self.ranks = workshop.device, workshop.ranks
         self.train_rows = batches_of(self.data.train, self.plm.tokenizer)
@@ -134,8 +134,10 @@ class Trainer:
         """Of the PLM's own dropout, where it is on."""
         self.can_stream = self.model.can_stream()
         self.model.switch(None)  # other models of this PLM must not meet its adapters
-        own = _Own(self.model, self.name)
+        own = _Own(self.model, self.name, plm=not self.workshop.shards(config))
         self.engine = build_engine(own, config, self.total_steps, self.ranks)
+        self.micro_batch_size = min(self.ranks.gather(config.micro_batch_size or config.batch_size))
+        """Rows a pass at most: what fits the smallest of the ranks' devices."""
 
     def _start(self) -> Adapter:
         """Attach a fresh adapter, or the one that `config.start` names."""
@@ -209,11 +211,14 @@ class Trainer:
 
     def _train_step(self, indices: np.ndarray) -> Tensor:
         """One optimizer step on the mean loss of these rows; returns the sum over rows."""
-        micro = self.config.micro_batch_size or self.config.batch_size
-        total = torch.zeros((), device=self.device)
+        micro, total = self.micro_batch_size, torch.zeros((), device=self.device)
         own = self.ranks.share(indices)
         lengths = self.train_rows.lengths[own]
-        for positions in cut(lengths, micro, self.can_stream, self.device):
+        passes = None if self.ranks.size == 1 else math.ceil(self.ranks.rows(indices) / micro)
+        for positions in cut(lengths, micro, self.can_stream, self.device, passes):
+            if len(positions) == 0:  # all ranks pass equally often: from ZeRO 2 on they meet there
+                self._pass(indices[:1], 0.0)
+                continue
             # Rows weigh the same whatever the micro-batches and ranks: the mean is over the whole
             # batch, and DeepSpeed divides the ranks' sum by their number.
             total += self._pass(own[positions], self.ranks.size / len(indices))
@@ -419,12 +424,15 @@ class Trainer:
 
 
 class _Own(nn.Module):
-    """What a trial's engine holds: the frozen PLM and its own adapter, none of its neighbours'."""
+    """What a trial's engine holds: the frozen PLM and its own adapter, none of its neighbours'.
 
-    def __init__(self, model: AdaptedModel, name: str) -> None:
+    A PLM that is split between ranks has an engine of its own.
+    """
+
+    def __init__(self, model: AdaptedModel, name: str, plm: bool) -> None:
         super().__init__()
-        self.plm, self.adapter = model.plm, model.adapter(name)
-        self._whole = [model]  # a list hides its other adapters from parameters()
+        self.plm, self.adapter = model.plm if plm else None, model.adapter(name)
+        self._whole = [model]  # a list hides what else it has from parameters()
 
     def forward(self, **inputs: Any) -> Any:
         """What the AdaptedModel does."""

@@ -15,6 +15,7 @@ import torch
 
 from tinyattn.config import TrainConfig
 from tinyattn.data import TaskData, load_data
+from tinyattn.engine import shard
 from tinyattn.errors import ConfigError
 from tinyattn.model import AdaptedModel
 from tinyattn.plm import Plm, load_plm
@@ -50,18 +51,34 @@ class Workshop:
         self.pool = Pool(*[CPU_TOKENS] if self.device.type == "cpu" else [])
         """Where the trials of this process meet."""
 
-    def plm(self, name: str, precision: str = "fp32") -> Plm:
-        """The PLM of that name and precision, frozen, on this worker's device."""
+    def plm(self, name: str, precision: str = "fp32", sharded: bool = False) -> Plm:
+        """The PLM of that name and precision, frozen, on this worker's device.
+
+        Args:
+            name: as `load_plm` takes it.
+            precision: format of its weights.
+            sharded: whether the ranks hold a share of its weights each.
+        """
 
         def load() -> Plm:
             plm = load_plm(name, precision)
+            if sharded:
+                shard(plm.model, self.ranks)
             plm.model.to(device=self.device)  # type: ignore[call-arg]
             return plm
 
         with self._loading:
             used = {id(model.plm) for model in self._models.values()}
             most = _KEPT_PLMS + sum(id(plm.model) in used for plm in self._plms.values())
-            return _remember(self._plms, (name, precision), load, most)
+            return _remember(self._plms, (name, precision, sharded), load, most)
+
+    def plm_of(self, config: TrainConfig) -> Plm:
+        """The PLM of a trial."""
+        return self.plm(config.plm, config.precision, self.shards(config))
+
+    def shards(self, config: TrainConfig) -> bool:
+        """Whether the ranks of a trial split its PLM."""
+        return config.zero_stage == 3 and self.ranks.size > 1
 
     def data(self, config: TrainConfig) -> TaskData:
         """The tokenised data of a trial.
@@ -70,7 +87,7 @@ class Workshop:
             ConfigError: max_length is more than the PLM has positions for.
             TaskError: the task or its data are not there or do not fit.
         """
-        plm = self.plm(config.plm, config.precision)
+        plm = self.plm_of(config)
         if config.max_length > plm.max_positions:
             raise ConfigError(
                 f"max_length is {config.max_length}, but {config.plm} takes at most "

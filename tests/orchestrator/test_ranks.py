@@ -31,8 +31,13 @@ POINTS: list[dict[str, Any]] = [
     {"seed": 0},
     {"seed": 1, "batch_size": 17},  # the last batch of an epoch has one row: a rank has none
     {"seed": 2, "zero_stage": 1},
-    {"seed": 3, "optimizer.lr": 10.0, "optimizer.schedule": "constant"},
+    {"seed": 3, "zero_stage": 2, "batch_size": 17, "micro_batch_size": 4},
+    {"seed": 4, "zero_stage": 3, "batch_size": 17, "micro_batch_size": 4},
+    {"seed": 5, "zero_stage": 3},  # the next trial on the same split PLM
+    {"seed": 6},  # and one on a whole PLM again
+    {"seed": 7, "optimizer.lr": 10.0, "optimizer.schedule": "constant"},
 ]
+LEARNING = range(1, len(POINTS))
 
 
 class Killer(LineView):
@@ -75,9 +80,9 @@ def test_two_ranks_train_as_one_does_also_after_one_was_killed(tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patch:
         one = run(tmp_path / "one", plm, 1, patch)
         two = run(tmp_path / "two", plm, 2, patch)
-    outcomes = [Outcome.COMPLETED] * 3
-    assert [one[n].outcome for n in (1, 2, 3)] == [two[n].outcome for n in (1, 2, 3)] == outcomes
-    for number in (1, 2, 3):
+    outcomes = [Outcome.COMPLETED] * len(LEARNING)
+    assert [one[n].outcome for n in LEARNING] == [two[n].outcome for n in LEARNING] == outcomes
+    for number in LEARNING:
         for key in ("train_loss", "score", "lr", "step"):
             values = [[r[key] for r in trials[number].results] for trials in (one, two)]
             assert len(values[0]) == 4
@@ -89,4 +94,4 @@ def test_two_ranks_train_as_one_does_also_after_one_was_killed(tmp_path: Path) -
         ]
         for key, weights in adapters[0].items():
             assert weights.allclose(adapters[1][key], atol=1e-5)
-    assert one[4].outcome is two[4].outcome
+    assert one[len(POINTS)].outcome is two[len(POINTS)].outcome

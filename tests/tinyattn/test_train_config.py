@@ -84,7 +84,7 @@ def test_words_that_are_no_overrides(word: str) -> None:
         ({"start.noise": 0.1}, "start.adapter: this key is required"),
         ({"task": None}, "task: None came"),
         ({"epochs": 1.5}, "epochs: 1.5 came"),
-        ({"zero_stage": 3}, "zero_stage: 3 came, allowed is 0, 1 or 2"),
+        ({"zero_stage": 4}, "zero_stage: 4 came, allowed is 0, 1, 2 or 3"),
     ],
 )
 def test_overrides_that_are_not_allowed(overrides: dict[str, Any], message: str) -> None:

@@ -80,8 +80,9 @@ def test_evaluation_steps(steps_per_epoch: int, every: int | None, expected: lis
         {"plm_dropout": True, "adapter.dropout": 0.0},
         {"optimizer.name": "radam", "micro_batch_size": 5},
         {"zero_stage": 1},
+        {"zero_stage": 2, "micro_batch_size": 3},
     ],
-    ids=["dropout", "plm_dropout", "radam", "zero1"],
+    ids=["dropout", "plm_dropout", "radam", "zero1", "zero2"],
 )
 def test_resumed_equals_uninterrupted(
     changes: dict[str, object], workshop: Workshop, tmp_path: Path

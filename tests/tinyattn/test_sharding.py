@@ -1,0 +1,65 @@
+"""ZeRO 3: two processes hold a share of the PLM each, and compute what one does with the whole."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from tiny_plm import save_tiny_plm
+
+from tinyattn.config import TrainConfig
+from tinyattn.ranks import Ranks
+from tinyattn.trainer import Trainer
+from tinyattn.workshop import Workshop
+
+
+def losses(config: TrainConfig, workshop: Workshop) -> list[float]:
+    trainer = Trainer(config, workshop)
+    found = [loss for e in trainer for loss in (e.train_loss, e.score, *e.heldout.values())]
+    trainer.close()
+    return found
+
+
+def one_of_two(rank: int, port: int, config: TrainConfig, folder: Path) -> None:
+    """What each process does: a trial on a PLM split in two, twice."""
+    workshop = Workshop(ranks=Ranks(rank, 2, "127.0.0.1", port))
+    plm = workshop.plm_of(config)
+    shares = [parameter.ds_tensor.numel() for parameter in plm.model.parameters()]  # type: ignore[attr-defined]
+    left = [parameter.numel() for parameter in plm.model.parameters()]
+    found = [losses(config, workshop), losses(config, workshop)]
+    again = workshop.plm_of(config)
+    torch.save((sum(shares), sum(left), plm is again, found), folder / f"{rank}.pt")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"adapter.placement": "parallel"}, {"precision": "bf16"}, {"batch_size": 17}],
+    ids=["parallel", "bf16", "a rank without a row"],
+)
+def test_each_holds_half_and_both_compute_the_same(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    config = TrainConfig(
+        task="agreement", plm=str(save_tiny_plm(tmp_path / "plm")), zero_stage=3, epochs=1,
+        max_train_rows=69, max_length=32, batch_size=16, micro_batch_size=4,
+        adapter={"dropout": 0.0},
+    ).with_overrides(changes)  # fmt: skip
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(one_of_two, (port, config, tmp_path), nprocs=2)
+
+    whole = Workshop()
+    weights = sum(parameter.numel() for parameter in whole.plm_of(config).model.parameters())
+    expected = losses(config, whole)
+    for rank in (0, 1):
+        held, left, is_warm, found = torch.load(tmp_path / f"{rank}.pt")
+        assert weights / 2 <= held <= weights / 2 + 100  # padded to even shares, weight by weight
+        assert left == 0
+        assert is_warm
+        tolerance = 1e-5 if config.precision == "fp32" else 1e-3
+        assert found[0] == pytest.approx(expected, rel=tolerance)
+        assert found[1] == found[0]
