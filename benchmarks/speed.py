@@ -99,8 +99,7 @@ class Bench:
             trainers = [stack.enter_context(self.trainer(seed=n, **changes)) for n in range(count)]
 
             def train(trainer: Trainer) -> None:
-                with trainer.pool.training():
-                    trainer._train_until(self.steps)
+                trainer.take_steps(self.steps)
 
             threads = [threading.Thread(target=train, args=(one,)) for one in trainers]
             begin = time.process_time()
@@ -261,8 +260,7 @@ def memory(config: TrainConfig, packed: int = 8) -> dict[str, float]:
 
     def train() -> float:
         def run(trainer: Trainer) -> None:
-            with trainer.pool.training():
-                trainer._train_until(trainer.step + 4)
+            trainer.take_steps(4)
 
         threads = [threading.Thread(target=run, args=(one,)) for one in trainers]
         for thread in threads:

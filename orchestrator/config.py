@@ -92,6 +92,9 @@ class FinalizeConfig(StrictModel):
     """How it is searched."""
 
 
+AUTO = "auto"
+
+
 class Resources(StrictModel):
     """What one trial occupies."""
 
@@ -102,10 +105,18 @@ class Resources(StrictModel):
     ranks: int = Field(1, ge=1)
     """Processes of a trial, which share its batches, perhaps on several nodes; each has its own
     cpus and gpus."""
-    packed: int = Field(1, ge=1, le=64)
-    """Trials that share a process, its cpus and gpus, its PLM, and their passes through it."""
+    packed: int | str = 1
+    """Trials that share a process, its cpus and gpus, its PLM, and their passes through it; `auto`:
+    as many as is fastest, by a measurement before the first trial."""
     concurrent: int | None = Field(None, ge=1)
     """Trials that run at once at most; None: as many as fit."""
+
+    @field_validator("packed")
+    @classmethod
+    def _number_or_auto(cls, packed: int | str) -> int | str:
+        if packed != AUTO and not (isinstance(packed, int) and 1 <= packed <= 64):
+            raise ValueError(f"allowed is a number from 1 to 64, or {AUTO}")
+        return packed
 
     @field_validator("gpus")
     @classmethod
@@ -133,13 +144,19 @@ class Resources(StrictModel):
         return min(fits, self.concurrent or fits)
 
     @property
+    def trials_a_process(self) -> int:
+        """As far as it is known: 1 while `auto` is not measured."""
+        return self.packed if isinstance(self.packed, int) else 1
+
+    @property
     def share(self) -> tuple[float, float]:
         """CPU cores and GPUs that are reserved for one trial, or for one rank of it."""
-        return self.cpus / self.packed, self.gpus / self.packed
+        return self.cpus / self.trials_a_process, self.gpus / self.trials_a_process
 
     def processes_on(self, cpus: float, gpus: float) -> int:
         """Processes that have a place for each trial that one machine may get."""
-        return math.ceil(min(self._shares_on(cpus, gpus), self.concurrent or 10**9) / self.packed)
+        trials = min(self._shares_on(cpus, gpus), self.concurrent or 10**9)
+        return math.ceil(trials / self.trials_a_process)
 
     def _shares_on(self, cpus: float, gpus: float) -> int:
         """Trials, or ranks of trials, that one machine holds; a share of a GPU never spans two."""
@@ -151,9 +168,9 @@ class Resources(StrictModel):
 
     @model_validator(mode="after")
     def _one_kind_of_sharing(self) -> Self:
-        if self.packed > 1 and self.ranks > 1:
+        if self.packed != 1 and self.ranks > 1:
             raise ValueError(
-                f"packed is {self.packed} and ranks is {self.ranks}; allowed is one of them above 1"
+                f"packed is {self.packed} and ranks is {self.ranks}; allowed is 1 for one of them"
             )
         return self
 
@@ -334,10 +351,10 @@ def check(sweep: Sweep, source: str = "sweep") -> None:
     faults += _search_faults(sweep.finalize.space, sweep.finalize.search, "finalize.")
     searched = sweep.space.get("zero_stage")
     stages = [sweep.train.zero_stage, *(searched.extremes() if searched else [])]
-    if max(stages) > 1 and sweep.resources.packed > 1:
+    if max(stages) > 1 and sweep.resources.packed != 1:
         faults.append(
-            f"train.zero_stage: {max(stages)} came with resources.packed above 1, allowed are 0 "
-            "and 1: from 2 on a gradient must come from its own engine's pass"
+            f"train.zero_stage: {max(stages)} came with resources.packed={sweep.resources.packed}, "
+            "allowed are 0 and 1: from 2 on a gradient must come from its own engine's pass"
         )
     if faults:
         raise ConfigError("\n".join(f"{source}: {fault}" for fault in faults))

@@ -58,7 +58,7 @@ class Packs:
             name=name,
             num_cpus=0,  # its trials have reserved what it uses
             max_restarts=-1,
-            max_concurrency=self._resources.packed + 1,
+            max_concurrency=self._resources.trials_a_process + 1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(self._bench, self._resources)
 
@@ -76,7 +76,7 @@ def packs_of(bench: Bench, resources: Resources) -> Iterator[Callable[[], None]]
     Yields:
         What to call now and then: machines come and go.
     """
-    if resources.packed == 1:
+    if resources.trials_a_process == 1:
         yield lambda: None
         return
     packs = Packs(bench, resources)
@@ -111,7 +111,7 @@ class Pack:
     def room(self) -> tuple[int, str | None]:
         """How many slots are free, and for trials of which GPU."""
         with self._changed:
-            return self._resources.packed - len(self._owners), self._device
+            return self._resources.trials_a_process - len(self._owners), self._device
 
     def join(self, owner: str, device: str) -> int | None:
         """Give an actor a slot; None: it has another GPU, or all are taken."""
@@ -167,7 +167,8 @@ class Pack:
 
         workshop, cores = Workshop(self._bench.data_dir), int(self._resources.cpus)
         self._workers = [
-            Worker(self._bench, cores, workshop=workshop) for _ in range(self._resources.packed)
+            Worker(self._bench, cores, workshop=workshop)
+            for _ in range(self._resources.trials_a_process)
         ]
 
 

@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from orchestrator.config import Resources, Sweep
+from orchestrator.config import AUTO, Resources, Sweep
 from orchestrator.home import Home
 from orchestrator.memory import FILE, rows_that_fit
 from orchestrator.preflight import (
@@ -82,7 +82,9 @@ class Plan:
         size = _space_size(sweep)
         trials, hours = sweep.search.trials, self.gpu_hours
         packed = sweep.resources.packed
-        who = "trial" if packed == 1 else f"process of {packed} trials"
+        who = {1: "trial", AUTO: "process of trials, how many is measured at the start"}.get(
+            packed, f"process of {packed} trials"
+        )
         lines = [
             f"sweep       {sweep.name}: {sweep.train.task} on {sweep.train.plm}, "
             f"protocol {sweep.train.protocol}",

@@ -35,6 +35,7 @@ from orchestrator.journal import Journal, Past
 from orchestrator.nodes import Nodes, NoMachineError, placement_of
 from orchestrator.outcome import Outcome
 from orchestrator.pack import packs_of
+from orchestrator.packing import settled
 from orchestrator.scheduler import Asha, make_scheduler
 from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
@@ -104,11 +105,14 @@ def run_batch(
     """
     journal = Journal(depot.folder / f"{batch.name}.jsonl")
     scheduler = make_scheduler(batch.asha, batch.evaluations)
+    seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
+    bench = Bench(batch.base, depot, data_dir, seen)
+    batch, found = settled(batch, bench)
     nodes = Nodes(batch.resources)
     with view_of(_progress_of(batch, nodes, scheduler)) as view, signals_noted() as stop:
+        if found:
+            view.note(found)
         lives = Lives()
-        seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
-        bench = Bench(batch.base, depot, data_dir, seen)
         watcher = Watcher(batch, depot, journal, scheduler, tracker, view, stop, nodes, lives)
         watcher.catch_up()
         asker = Asker(source, journal, scheduler, batch.name, nodes.slots, stop, lives)

@@ -66,7 +66,7 @@ class SweepTrial(tune.Trainable):
         return result
 
     def _worker(self) -> Worker | Slot | RankGroup:
-        if self.resources.packed > 1:
+        if self.resources.trials_a_process > 1:
             from orchestrator.pack import Slot
 
             return Slot()

@@ -135,7 +135,9 @@ class Watcher(tune.Callback):
         numbers = {key: result[key] for key in _REPORTED if key in result}
         if self.journal.result(name, numbers) and self._log(name, numbers):
             self.nodes.worked(result["node_ip"])
-            if self.batch.resources.packed > 1:  # a neighbour may have ended their process
+            if (
+                self.batch.resources.trials_a_process > 1
+            ):  # a neighbour may have ended their process
                 self.lives.renew(name)
             self.view.evaluated(name, result)
 

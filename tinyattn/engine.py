@@ -51,6 +51,8 @@ def build_engine(
         model_parameters=[p for p in model.parameters() if p.requires_grad],
         config=deepspeed_config(config, ranks.size),
     )
+    if ranks.size == 1 and config.zero_stage == 0:
+        engine.enable_backward_allreduce = False  # there is nobody to add gradients up with
     return engine
 
 
@@ -100,7 +102,7 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     if config.name == "radam":
         return torch.optim.RAdam(groups, lr=config.lr, decoupled_weight_decay=True)
-    return torch.optim.AdamW(groups, lr=config.lr)
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
 
 
 def _is_bias_or_norm(name: str) -> bool:

@@ -207,8 +207,10 @@ def _attention(
         )  # fmt: skip
         return heads.transpose(1, 2).flatten(2)
 
-    flat = (x[0].transpose(0, 1).flatten(1) for x in (query, key, value))  # of views: no copies
-    heads = attend_in(stream.groups, attend, *flat)
+    # On a CPU torch's fused attention is 3 to 10 times slower backward in bf16 than in fp32.
+    number_format = torch.float32 if query.device.type == "cpu" else query.dtype
+    flat = (x[0].transpose(0, 1).flatten(1).to(number_format) for x in (query, key, value))
+    heads = attend_in(stream.groups, attend, *flat).to(query.dtype)
     return heads.unflatten(1, (-1, dim))[None], None
 
 

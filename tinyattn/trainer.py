@@ -186,6 +186,11 @@ class Trainer:
             assert self.last is not None
             yield self.last
 
+    def take_steps(self, count: int) -> float:
+        """Take optimizer steps without evaluating; return the rows' summed loss."""
+        with self.pool.training():
+            return self._train_until(self.step + count)[0]
+
     def _train_until(self, until: int) -> tuple[float, float]:
         """Take optimizer steps up to `until`; return the rows' summed loss and the last lr."""
         total = torch.zeros((), device=self.device)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from ray.exceptions import WorkerCrashedError
 from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
-from orchestrator import runner
+from orchestrator import packing, runner
 from orchestrator.asker import Points
-from orchestrator.batch import Batch
+from orchestrator.batch import Batch, Bench
 from orchestrator.config import AshaConfig, Resources
 from orchestrator.depot import SharedFolder
 from orchestrator.journal import Journal, Past
@@ -24,6 +27,7 @@ from orchestrator.outcome import Outcome
 from orchestrator.tracking import Tracker
 from orchestrator.view import LineView
 from tinyattn.config import TrainConfig
+from tinyattn.probe import WORTH
 
 POINTS: list[dict[str, Any]] = [
     {"seed": 0, "optimizer.lr": 3e-3},
@@ -110,7 +114,7 @@ def test_sharing_a_process_changes_no_result_also_after_it_was_killed(tmp_path: 
 
 
 def test_a_process_is_shared_or_a_trial_has_several() -> None:
-    with pytest.raises(ValueError, match="allowed is one of them above"):
+    with pytest.raises(ValueError, match="allowed is 1 for one of them"):
         Resources(packed=2, ranks=2)
 
 
@@ -137,3 +141,65 @@ def test_every_trial_that_a_machine_gets_finds_a_slot(
         placed = min(placed, found.concurrent or placed)
         assert found.packed * (found.processes_on(cpus, gpus) - 1) < placed
         assert placed <= found.packed * found.processes_on(cpus, gpus)
+
+
+@pytest.mark.slow
+def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = TrainConfig(
+        task="agreement", plm=str(save_tiny_plm(tmp_path / "tiny")), epochs=1, batch_size=4,
+        max_train_rows=40, max_length=32,
+    )  # fmt: skip
+    batch = Batch(
+        name="b", title="b", kind="trial", base=base, trials=6, evaluations=2,
+        resources=Resources(packed="auto"), tags={},
+    )  # fmt: skip
+    bench = Bench(base, SharedFolder(tmp_path / "sweeps" / "s"))
+    with this_machine(num_cpus=1):
+        measured, words = packing.settled(batch, bench)
+        monkeypatch.setattr(packing.ray, "get", None)  # who measures anew asks Ray
+        again, words_again = packing.settled(batch, bench)
+        few, _ = packing.settled(replace(batch, trials=5), bench)
+    (line,) = (bench.depot.notes / packing.FILE).read_text().splitlines()
+    seconds = dict(json.loads(line)[1])
+    assert {1, 2} <= seconds.keys()
+    assert all(0 < value < 1 for value in seconds.values())
+    # One of 6 trials runs at once: two together leave three rounds of them, and of 5 only one does.
+    if seconds[2] <= WORTH * seconds[1]:
+        assert measured.resources.packed == 2
+        gain = seconds[1] / seconds[2]
+        assert words == f"2 trials share a process: {gain:.2f} times the steps a second"
+    else:
+        assert measured.resources.packed == 1
+        assert words == "every trial has a process of its own: sharing one brings nothing here"
+    assert (again, words_again) == (measured, words)
+    assert few.resources.packed == 1
+    assert packing.settled(few, bench) == (few, None)
+
+
+def test_a_measurement_that_dies_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dies:
+        def options(self, **_: object) -> Dies:
+            return self
+
+        def remote(self, *_: object) -> None:
+            raise WorkerCrashedError
+
+    monkeypatch.setattr(packing, "concurrency", lambda resources: 2)
+    monkeypatch.setattr(packing, "alive", lambda listed: [{"Resources": {"CPU": 2}}])
+    monkeypatch.setattr(packing, "_measured", Dies())
+    base = TrainConfig(task="agreement", plm="minilm")
+    batch = Batch(
+        name="b", title="b", kind="trial", base=base, trials=60, evaluations=2,
+        resources=Resources(packed="auto"), tags={},
+    )  # fmt: skip
+    settled, words = packing.settled(batch, Bench(base, SharedFolder(tmp_path / "sweeps" / "s")))
+    assert settled.resources.packed == 1
+    assert "a process of its own" in str(words)
+
+
+@pytest.mark.parametrize("packed", [0, 65, "many", 1.5, None])
+def test_what_packed_may_be(packed: object) -> None:
+    with pytest.raises(ValueError, match="packed"):
+        Resources(packed=packed)  # type: ignore[arg-type]

@@ -1,0 +1,64 @@
+"""How many trials should share a process."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_plm import save_tiny_plm
+
+from tinyattn import probe
+from tinyattn.config import TrainConfig
+from tinyattn.errors import OutOfMemoryError
+from tinyattn.probe import best_number, step_seconds
+from tinyattn.trainer import Trainer
+from tinyattn.workshop import Workshop
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({}, 1),
+        ({1: 1.0}, 1),
+        ({1: 1.0, 2: 0.97}, 1),
+        ({1: 1.0, 2: 0.7, 4: 0.69}, 2),
+        ({1: 1.0, 2: 0.9, 4: 0.6}, 4),
+        ({1: 1.0, 2: 1.2}, 1),
+    ],
+)
+def test_more_must_be_worth_it(seconds: dict[int, float], expected: int) -> None:
+    assert best_number(seconds) == expected
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    plm = str(save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny"))
+    return TrainConfig(task="agreement", plm=plm, max_train_rows=40, max_length=32, batch_size=4)
+
+
+def test_small_batches_gain_by_sharing_and_nothing_is_left(config: TrainConfig) -> None:
+    workshop = Workshop()
+    seconds = step_seconds(config, workshop, 4)
+    assert list(seconds) in ([1, 2], [1, 2, 4])
+    assert all(value > 0 for value in seconds.values())
+    model = workshop.plm_of(config).model
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_what_does_not_fit_is_not_counted(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "WORTH", 10.0)  # whatever it costs
+    whole = Trainer.take_steps
+
+    def only_two(trainer: Trainer, count: int) -> float:
+        if len(trainer.model.adapters) > 2:
+            raise OutOfMemoryError("too many")
+        return whole(trainer, count)
+
+    monkeypatch.setattr(Trainer, "take_steps", only_two)
+    assert list(step_seconds(config, Workshop(), 8)) == [1, 2]
+
+    def not_even_one(trainer: Trainer, count: int) -> float:
+        raise OutOfMemoryError("too large")
+
+    monkeypatch.setattr(Trainer, "take_steps", not_even_one)
+    assert step_seconds(config, Workshop(), 8) == {}
