@@ -6,12 +6,15 @@
     floor     no padding; frozen PLM with one trainable vector after its first attention block
     solo      no padding; a trial's whole step as a sweep takes it: DeepSpeed, AdamW, all adapters
     solo bf16 the same with the PLM in bf16 (adapters stay in fp32)
+    top half  as `solo`, with adapters in the upper half of the layers only
+    kept      as `top half`, and what the lower half makes of the rows was computed before
     packed    as `solo`, for K trials that share passes, time of one trial's step
 
-All but `floor` and bf16 compute the same. Each repeat measures every way once, in an order drawn
-anew, on the same uniformly random batches, one thread. Beside that: several adapters in one mixed
-batch of short rows against a pass for each, the start of a trial in a warm worker against a cold
-process, and the memory of one more packed trial against a process.
+The first three, `solo` and `packed` compute the same, and so do `top half` and `kept`. Each repeat
+measures every way once, in an order drawn anew, on the same uniformly random batches, one thread.
+Beside that: several adapters in one mixed batch of short rows against a pass for each, the start of
+a trial in a warm worker against a cold process, and the memory of one more packed trial against a
+process.
 
     TINYATTN_DATA=... python -m benchmarks.speed [--tasks sst2 rte] [--repeats 5] [--json FILE]
 """
@@ -40,6 +43,7 @@ from torch import Tensor, nn
 
 from orchestrator.provenance import commit
 from tinyattn import passes
+from tinyattn import trainer as trainer_module
 from tinyattn.attention import TinyAttention
 from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
@@ -90,6 +94,8 @@ class Bench:
             "floor": self.floor,
             "solo": lambda: self.trials(1),
             "solo bf16": lambda: self.trials(1, precision="bf16"),
+            "top half": self.top_half_whole,
+            "kept": lambda: self.trials(1, **{"adapter.layers": "top-3"}),
             **packed,
         }
 
@@ -108,6 +114,11 @@ class Bench:
             for thread in threads:
                 thread.join()
             return (time.process_time() - begin) / (self.steps * count)
+
+    def top_half_whole(self) -> float:
+        """Every step runs the lower half too."""
+        with replaced(trainer_module, "bottom_of", lambda *_: None):
+            return self.trials(1, **{"adapter.layers": "top-3"})
 
     def padded(self, pass_cost: float) -> float:
         """A trial's steps on padded batches, cut where a pass costs so many tokens."""

@@ -21,17 +21,19 @@ class Batches:
     Attributes:
         labels: [N] class ids (int64) or scores (float32); empty where the split has none.
         lengths: [N] tokens.
+        offsets: [N + 1]: where each row's tokens begin in `columns`.
+        columns: what the PLM takes by token, of all rows one after the other.
     """
 
     def __init__(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
         table = split.rows.with_format("arrow")[:]
         ids = table["input_ids"].combine_chunks()
-        self._offsets = ids.offsets.to_numpy()
-        self._columns = {"input_ids": ids.values.to_numpy()}
+        self.offsets = ids.offsets.to_numpy()
+        self.columns = {"input_ids": ids.values.to_numpy()}
         if "token_type_ids" in table.column_names:
             types = table["token_type_ids"].combine_chunks()
-            self._columns["token_type_ids"] = types.values.to_numpy()
-        self.lengths: np.ndarray = np.diff(self._offsets)
+            self.columns["token_type_ids"] = types.values.to_numpy()
+        self.lengths: np.ndarray = np.diff(self.offsets)
         self.labels: np.ndarray = (
             table["label"].to_numpy() if "label" in table.column_names else np.empty(0)
         )
@@ -48,7 +50,7 @@ class Batches:
         lengths = self.lengths[indices]
         shape = (len(indices), int(lengths.max()))
         batch = {
-            name: torch.from_numpy(self._padded(name, indices, shape)) for name in self._columns
+            name: torch.from_numpy(self._padded(name, indices, shape)) for name in self.columns
         }
         mask = np.arange(shape[1])[None, :] < lengths[:, None]
         batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
@@ -58,9 +60,9 @@ class Batches:
 
     def _padded(self, name: str, indices: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
         padded = np.full(shape, self._pad[name], dtype=np.int64)
-        values = self._columns[name]
+        values = self.columns[name]
         for row, index in enumerate(indices):
-            first, last = self._offsets[index], self._offsets[index + 1]
+            first, last = self.offsets[index], self.offsets[index + 1]
             padded[row, : last - first] = values[first:last]
         return padded
 
@@ -69,7 +71,7 @@ class Batches:
         lengths = self.lengths[indices]
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-        tokens = np.repeat(self._offsets[indices], lengths) + positions
+        tokens = np.repeat(self.offsets[indices], lengths) + positions
 
         def groups(cost: float) -> list[Group]:
             cuts = split_by_length(lengths, len(lengths), cost)
@@ -79,7 +81,7 @@ class Batches:
             return torch.from_numpy(values.astype(np.int64))[None].to(device, non_blocking=True)
 
         return Stream(
-            inputs={name: tensor(values[tokens]) for name, values in self._columns.items()},
+            inputs={name: tensor(values[tokens]) for name, values in self.columns.items()},
             positions=tensor(positions),
             lengths=lengths,
             groups=groups(GROUP_COST[device.type]),

@@ -257,11 +257,19 @@ class AdaptedModel(nn.Module):
             for adapter, rows in zip(adapters, hidden, strict=True)
         ]
 
+    def run_bare(self, stream: Stream) -> Tensor:
+        """The embeddings [B, H] in fp32 that stand for rows, from the PLM without adapters."""
+        return self._run_stream([Part({}, stream)])[0]
+
     def _run_stream(self, parts: Sequence[Part]) -> list[Tensor]:
         """The embeddings [B, H] in fp32 that stand for each part's rows."""
         whole = joined([part.stream for part in parts])
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
-        with self.sites.streams(parts), streaming(self.plm):
+        with (
+            self.sites.streams(parts),
+            self.sites.starting_at(whole.start, whole.hidden),
+            streaming(self.plm),
+        ):
             hidden = self.plm.base_model(
                 **whole.inputs,
                 position_ids=whole.positions + self.sites.first_position,
@@ -299,7 +307,7 @@ class AdaptedModel(nn.Module):
             with self.disable_adapter():
                 hidden = self.plm.base_model(input_ids=padded, attention_mask=mask)
                 wanted = self._pool(hidden.last_hidden_state, mask).to(torch.float32)
-            (found,) = self._run_stream([Part({}, stream)])
+            found = self.run_bare(stream)
         except Exception:  # whatever such a PLM makes of arguments that it does not know
             return False
         finally:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from tinyattn.batches import Batches, split_by_length
 from tinyattn.model import AdaptedModel
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.stream import Stream
+
+if TYPE_CHECKING:
+    from tinyattn.bottom import Bottom
 
 EVAL_TOKENS = 4096
 """Tokens of a pass that trains nothing: more are no faster on a CPU."""
@@ -44,15 +48,23 @@ def cut(
     if passes is None and not streams:
         return split_by_length(lengths, most, _PASS_COST[device.type])
     order = np.argsort(-lengths, kind="stable")
-    return np.array_split(order, passes or math.ceil(len(order) / most))
+    passes = passes or math.ceil(len(order) / most)  # 0 of no rows
+    return np.array_split(order, passes) if passes else []
 
 
 def inputs_of(
-    model: AdaptedModel, rows: Batches, indices: np.ndarray, device: torch.device
+    model: AdaptedModel,
+    rows: Batches,
+    indices: np.ndarray,
+    device: torch.device,
+    bottom: Bottom | None = None,
 ) -> Stream | dict[str, Tensor]:
-    """What the model takes for these rows, longest first."""
+    """What the model takes for these rows, longest first; `bottom` says what it need not run."""
     if model.can_stream():
-        return rows.stream(indices, device)
+        stream = rows.stream(indices, device)
+        if bottom is None:
+            return stream
+        return replace(stream, start=bottom.layer, hidden=bottom.of(indices, device))
     batch = rows.batch(indices)
     batch.pop("labels", None)
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
@@ -84,6 +96,7 @@ def outputs_of(
     rows: Batches,
     device: torch.device,
     ranks: Ranks = ONE,
+    bottom: Bottom | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run an adapter over rows: logits [N, num_outputs] and labels [N], empty where unlabelled.
 
@@ -98,7 +111,7 @@ def outputs_of(
         passes = list(by_length(rows.lengths, model.can_stream()))
         for number in range(ranks.rank, len(passes) + ranks.rank, ranks.size):
             indices = passes[min(number, len(passes) - 1)]
-            logits = logits_of(model, name, inputs_of(model, rows, indices, device))
+            logits = logits_of(model, name, inputs_of(model, rows, indices, device, bottom))
             if number < len(passes):
                 outputs[indices] = logits.cpu().numpy()
     model.train(was_training)

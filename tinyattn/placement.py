@@ -228,6 +228,18 @@ class Sites:
         finally:
             self._parts = ()
 
+    @contextlib.contextmanager
+    def starting_at(self, call: int, hidden_1NH: Tensor | None) -> Iterator[None]:
+        """Within the block the layers before a call give what is known to come out of them."""
+        left_out = [] if hidden_1NH is None else self.calls[:call]
+        for layer in left_out:
+            layer.forward = lambda *args, **kwargs: hidden_1NH
+        try:
+            yield
+        finally:
+            for layer in left_out:
+                del layer.forward
+
     @property
     def first_position(self) -> int:
         """Position id of a row's first token."""

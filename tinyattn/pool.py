@@ -146,13 +146,14 @@ class Pool:
 
     def _run(self, requests: Sequence[Request]) -> None:
         """Give each request its loss or its error, in as few passes as can be."""
-        by_model: dict[int, list[Request]] = {}
+        kinds: dict[tuple[int, int], list[Request]] = {}
         for request in requests:
             if request.stream is None:
                 _run_alone(request)
             else:
-                by_model.setdefault(id(request.model), []).append(request)
-        for own in by_model.values():
+                kind = id(request.model), request.stream.start
+                kinds.setdefault(kind, []).append(request)
+        for own in kinds.values():
             for together in _fitting(own, self._most_tokens):
                 self._run_joined(together)
 

@@ -83,6 +83,8 @@ class Stream:
         lengths: [B] tokens of each row.
         groups: who attends together in the PLM; all tokens, in order.
         tiny_groups: who attends together in an adapter.
+        start: layer calls of the PLM that are left out, since `hidden` is what they would give.
+        hidden: [1, N, H]; None: nothing is left out.
     """
 
     inputs: dict[str, Tensor]
@@ -90,6 +92,8 @@ class Stream:
     lengths: np.ndarray
     groups: list[Group]
     tiny_groups: list[Group]
+    start: int = 0
+    hidden: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -112,9 +116,10 @@ def attend_in(groups: Sequence[Group], attend: Attend, *inputs_NC: Tensor) -> Te
 
 
 def joined(streams: Sequence[Stream]) -> Stream:
-    """Streams one after the other, as one."""
+    """Streams one after the other, as one; they must have the same `start`."""
     if len(streams) == 1:
         return streams[0]
+    hidden = [stream.hidden for stream in streams if stream.hidden is not None]
     starts = np.cumsum([0, *(stream.tokens for stream in streams)])
     return Stream(
         inputs={
@@ -125,6 +130,8 @@ def joined(streams: Sequence[Stream]) -> Stream:
         lengths=np.concatenate([stream.lengths for stream in streams]),
         groups=_moved([stream.groups for stream in streams], starts),
         tiny_groups=_moved([stream.tiny_groups for stream in streams], starts),
+        start=streams[0].start,
+        hidden=torch.cat(hidden, dim=1) if hidden else None,
     )
 
 
@@ -208,7 +215,8 @@ def _attention(
         return heads.transpose(1, 2).flatten(2)
 
     # On a CPU torch's fused attention is 3 to 10 times slower backward in bf16 than in fp32.
-    number_format = torch.float32 if query.device.type == "cpu" else query.dtype
+    on_cpu = query.device.type == "cpu"
+    number_format = torch.promote_types(query.dtype, torch.float32) if on_cpu else query.dtype
     flat = (x[0].transpose(0, 1).flatten(1).to(number_format) for x in (query, key, value))
     heads = attend_in(stream.groups, attend, *flat).to(query.dtype)
     return heads.unflatten(1, (-1, dim))[None], None

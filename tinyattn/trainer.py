@@ -25,7 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinyattn.batches import batches_of
+from tinyattn.batches import Batches, batches_of
+from tinyattn.bottom import Bottom, bottom_of
 from tinyattn.checkpoint import TaskCard, read_adapter, read_state, write_state
 from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
@@ -133,6 +134,7 @@ class Trainer:
         }
         """Of the PLM's own dropout, where it is on."""
         self.can_stream = self.model.can_stream()
+        self.bottom = self._bottom_of(self.train_rows)
         self.model.switch(None)  # other models of this PLM must not meet its adapters
         own = _Own(self.model, self.name, plm=not self.workshop.shards(config))
         self.engine = build_engine(own, config, self.total_steps, self.ranks)
@@ -234,7 +236,7 @@ class Trainer:
         """Forward and backward of these rows, with those of other trials of this process."""
         labels = torch.from_numpy(self.train_rows.labels[rows])
         labels = labels.to(self.device, non_blocking=True)
-        inputs = inputs_of(self.model, self.train_rows, rows, self.device)
+        inputs = inputs_of(self.model, self.train_rows, rows, self.device, self.bottom)
 
         def loss_of(logits: Tensor) -> Tensor:
             return row_losses(logits, labels).sum()
@@ -313,7 +315,15 @@ class Trainer:
         """Run the current adapter over a split: logits [N, num_outputs] and labels [N]."""
         rows = batches_of(split, self.plm.tokenizer)
         with self.pool.alone():
-            return outputs_of(self.model, self.name, rows, self.device, self.ranks)
+            bottom = self._bottom_of(rows)
+            return outputs_of(self.model, self.name, rows, self.device, self.ranks, bottom)
+
+    def _bottom_of(self, rows: Batches) -> Bottom | None:
+        """What the layers below this trial's first adapter make of rows, if that can be kept."""
+        if self.config.plm_dropout or self.workshop.shards(self.config):
+            return None
+        first = self.adapter.calls[0] if self.adapter.calls else len(self.model.sites.calls)
+        return bottom_of(self.model, self.plm, rows, first)
 
     def _rows_between(self, before: int, until: int) -> int:
         """Training rows of the steps `before` < step <= `until`; an epoch's last batch is short."""

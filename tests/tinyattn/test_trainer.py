@@ -123,7 +123,7 @@ def test_micro_batches_are_the_same_mathematics(workshop: Workshop) -> None:
         for other in others:
             assert other["train_loss"] == pytest.approx(a["train_loss"], rel=2e-5)
     ways = [whole, parts, finely, padded, split]
-    assert len({str(way) for way in ways}) > 3  # they did run differently
+    assert len({str(way) for way in ways}) > 2  # they did run differently
 
 
 def test_plm_weights_are_bit_identical_after_training(workshop: Workshop) -> None:

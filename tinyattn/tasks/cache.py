@@ -46,6 +46,11 @@ class Stored:
     """16 hex digits of the rows' texts and labels."""
 
 
+def cache_folder() -> Path:
+    """Where this machine keeps what can be computed again."""
+    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/tinyattn").expanduser()
+
+
 def stored_splits(
     task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, source: Source
 ) -> Stored:
@@ -55,8 +60,7 @@ def stored_splits(
         TaskError: the data do not fit the task.
         StorageError: the cache cannot be written.
     """
-    place = os.environ.get(CACHE_VARIABLE) or "~/.cache/tinyattn"
-    root = Path(place).expanduser() / "data"
+    root = cache_folder() / "data"
     folder = root / f"{task.name}-{_key(task, tokenizer, max_length, source)}"
     if stored := _open(folder):
         return stored

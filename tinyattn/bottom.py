@@ -1,0 +1,172 @@
+"""What a PLM's layers below the first adapter make of a split's rows: computed once and kept.
+
+Those layers are the same in every epoch and in every trial whose first adapter is as high, so their
+output is a property of the rows: a file in the cache, which the processes of a machine map into
+memory together. Without adapters all layers are below. It needs rows that stream, and no dropout in
+the PLM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import filelock
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tinyattn.batches import Batches
+from tinyattn.model import AdaptedModel
+from tinyattn.passes import by_length
+from tinyattn.plm import Plm
+from tinyattn.stream import Stream
+from tinyattn.tasks.cache import cache_folder
+
+_FORMAT = 1
+_SHARE = 4
+"""These files take at most so small a part of the room that is free, or that they have."""
+_OPEN: WeakKeyDictionary[Batches, dict[str, Bottom | None]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Bottom:
+    """What goes into a layer, for each row of a split."""
+
+    layer: int
+    """Number of layer calls that are left out."""
+    values: Tensor
+    """[all tokens, H], mapped from a file."""
+    offsets: np.ndarray
+    """[rows + 1]: where each row's tokens begin."""
+
+    def of(self, indices: np.ndarray, device: torch.device) -> Tensor:
+        """Of these rows, one after the other: [1, N, H]."""
+        spans = [self.values[self.offsets[i] : self.offsets[i + 1]] for i in indices]
+        return torch.cat(spans)[None].to(device, non_blocking=True)
+
+
+def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Bottom | None:
+    """Open what goes into a layer; compute it first if that was never done.
+
+    Args:
+        model: the PLM, with hooks; nobody else runs it.
+        plm: what `model` is made of.
+        rows: of the split.
+        layer: index of the first layer call with an adapter; their number, where none has one.
+
+    Returns:
+        None where it cannot be kept: nothing is below, a layer is called several times, rows do not
+        stream, or the disk has little room.
+    """
+    several = len(set(model.sites.calls)) < len(model.sites.calls)
+    if layer == 0 or several or not model.can_stream():
+        return None
+    key = _key(plm, rows, layer)
+    kept = _OPEN.setdefault(rows, {})
+    if key not in kept:
+        try:
+            kept[key] = _opened(model, rows, layer, key)
+        except OSError:  # it saves time, and is no reason to stop
+            kept[key] = None
+    return kept[key]
+
+
+def _key(plm: Plm, rows: Batches, layer: int) -> str:
+    digest = hashlib.sha256(f"{_FORMAT} {plm.fingerprint} {plm.precision} {layer} ".encode())
+    for name, values in rows.columns.items():
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(values).data)
+    digest.update(np.ascontiguousarray(rows.offsets).data)
+    return digest.hexdigest()[:32]
+
+
+def _opened(model: AdaptedModel, rows: Batches, layer: int, key: str) -> Bottom | None:
+    hidden, dtype = model.plm.config.hidden_size, model.plm.dtype
+    count = int(rows.offsets[-1] - rows.offsets[0])
+    size = count * hidden * dtype.itemsize
+    folder = cache_folder() / "activations"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{key}.bin"
+    with filelock.FileLock(f"{path}.lock"):  # the others of this machine wait for who computes it
+        if not (path.exists() and path.stat().st_size == size):
+            if not _has_room(folder, size):
+                return None
+            _write(path, model, rows, layer)
+    os.utime(path)  # the longest unused one goes first
+    values = torch.from_file(str(path), shared=False, size=count * hidden, dtype=dtype)
+    return Bottom(layer, values.view(count, hidden), rows.offsets - rows.offsets[0])
+
+
+def _has_room(folder: Path, size: int) -> bool:
+    """Make room for a file among those that were not used for longest, if there can be."""
+    files = sorted(folder.glob("*.bin"), key=lambda file: file.stat().st_mtime)
+    taken = sum(file.stat().st_size for file in files)
+    room = (shutil.disk_usage(folder).free + taken) // _SHARE
+    if size > room:
+        return False
+    for file in files:
+        if taken + size <= room:
+            break
+        taken -= file.stat().st_size
+        file.unlink()  # who has mapped it keeps it
+    return True
+
+
+def _write(path: Path, model: AdaptedModel, rows: Batches, layer: int) -> None:
+    """Run the layers below on all rows. Written, not mapped: a full disk is then an error."""
+    building = path.with_suffix(".building")
+    starts = rows.offsets - rows.offsets[0]
+    device = next(model.plm.parameters()).device
+    try:
+        with building.open("wb") as file, _evaluating(model):
+            for indices in by_length(rows.lengths, streams=True):
+                found = _run(model, layer, rows.stream(indices, device))
+                by_row = found.split(rows.lengths[indices].tolist())
+                for start, own in zip(starts[indices], by_row, strict=True):
+                    file.seek(int(start) * own.shape[1] * own.element_size())
+                    file.write(own.contiguous().view(torch.uint8).numpy().data)
+            file.flush()
+            os.fsync(file.fileno())
+        building.replace(path)
+    finally:
+        building.unlink(missing_ok=True)
+
+
+class _EnoughError(Exception):
+    """What is above need not run."""
+
+
+def _run(model: AdaptedModel, layer: int, stream: Stream) -> Tensor:
+    """The output [N, H] of the first `layer` calls, on the host."""
+    found: list[Tensor] = []
+
+    def take(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+        raise _EnoughError
+
+    handle = model.sites.calls[layer - 1].register_forward_hook(take)
+    try:
+        model.run_bare(stream)
+    except _EnoughError:
+        pass
+    finally:
+        handle.remove()
+    return found[0][0].cpu()
+
+
+@contextlib.contextmanager
+def _evaluating(model: AdaptedModel) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
