@@ -23,6 +23,7 @@ HOMES = {
             "trial",
             "worker",
             "pack",
+            "packing",
             "rank_group",
             "nodes",
         )
