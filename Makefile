@@ -38,6 +38,7 @@ lint: setup
 bench: setup
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.scheduling
 
 clean:

@@ -17,18 +17,24 @@ a trial in a warm worker against a cold process, and the memory of one more pack
 process.
 
     TINYATTN_DATA=... python -m benchmarks.speed [--tasks sst2 rte] [--repeats 5] [--json FILE]
+                                                 [--plm minilm]
+
+Where there is a GPU it is measured, all ways in bf16 and in wall time. `--plm shape:roberta-large`
+is a PLM of that shape with random weights, as fast as the real one.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +45,7 @@ import numpy as np
 import psutil
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 from orchestrator.provenance import commit
@@ -48,27 +55,37 @@ from tinyattn.attention import TinyAttention
 from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
 from tinyattn.model import AdaptedModel
-from tinyattn.placement import Part
+from tinyattn.plm import find_plm, read_config
 from tinyattn.trainer import Trainer, row_losses
 from tinyattn.workshop import Workshop
 
 PADDED = 128
-STEPS = {16: 6, 4: 24}
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+STEPS = {16: 24, 4: 24} if GPU else {16: 6, 4: 24}
 """Steps of a measurement, by batch size."""
-PACKED = {16: 4, 4: 8}
-"""Trials that share passes, by batch size."""
+PACKED = {16: (2, 4, 8, 16), 4: (4, 16)} if GPU else {16: (4,), 4: (8,)}
+"""Numbers of trials that share passes, by batch size."""
 Way = Callable[[], float]
 """Runs some steps; returns the seconds of one trial's step."""
+
+
+def now() -> float:
+    """Seconds of this process's CPU time, or of a GPU that has done all it was told."""
+    if GPU:
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
 
 
 class Bench:
     """One task at one batch size."""
 
-    def __init__(self, workshop: Workshop, task: str, batch: int) -> None:
+    def __init__(self, workshop: Workshop, task: str, batch: int, plm: str) -> None:
         self.workshop, self.batch, self.steps = workshop, batch, STEPS[batch]
         self.config = TrainConfig(
-            task=task, plm="minilm", batch_size=batch, max_length=PADDED, max_train_rows=4000,
-            adapter={"num_heads": 4, "dropout": 0.0},
+            task=task, plm=plm, batch_size=batch, max_length=PADDED, max_train_rows=4000,
+            adapter={"num_heads": 4, "dropout": 0.0}, precision="bf16" if GPU else "fp32",
         )  # fmt: skip
         with self.trainer() as trainer:
             self.rows = trainer.train_rows
@@ -83,11 +100,10 @@ class Bench:
 
     def ways(self) -> dict[str, Way]:
         """By name."""
-        k = PACKED[self.batch]
-        packed = {f"packed {k}": lambda: self.trials(k)}
+        packed = {f"packed {k}": functools.partial(self.trials, k) for k in PACKED[self.batch]}
         if self.batch != 16:
             return {"solo": lambda: self.trials(1), **packed}
-        return {
+        ways: dict[str, Way] = {
             "recipe": self.recipe,
             "dynamic": lambda: self.padded(1e9),
             "split": lambda: self.padded(32.0),
@@ -95,9 +111,16 @@ class Bench:
             "solo": lambda: self.trials(1),
             "solo bf16": lambda: self.trials(1, precision="bf16"),
             "top half": self.top_half_whole,
-            "kept": lambda: self.trials(1, **{"adapter.layers": "top-3"}),
+            "kept": lambda: self.trials(1, **self.top_half),
             **packed,
         }
+        return {name: way for name, way in ways.items() if not (GPU and name == "solo bf16")}
+
+    @property
+    def top_half(self) -> dict[str, Any]:
+        """Adapters in the upper half of the layers."""
+        layers = self.workshop.plm_of(self.config).model.config.num_hidden_layers
+        return {"adapter.layers": f"top-{layers // 2}"}
 
     def trials(self, count: int, **changes: Any) -> float:
         """Steps of so many trials in one process, each in its thread."""
@@ -108,28 +131,28 @@ class Bench:
                 trainer.take_steps(self.steps)
 
             threads = [threading.Thread(target=train, args=(one,)) for one in trainers]
-            begin = time.process_time()
+            begin = now()
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            return (time.process_time() - begin) / (self.steps * count)
+            return (now() - begin) / (self.steps * count)
 
     def top_half_whole(self) -> float:
         """Every step runs the lower half too."""
         with replaced(trainer_module, "bottom_of", lambda *_: None):
-            return self.trials(1, **{"adapter.layers": "top-3"})
+            return self.trials(1, **self.top_half)
 
     def padded(self, pass_cost: float) -> float:
         """A trial's steps on padded batches, cut where a pass costs so many tokens."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(AdaptedModel, "can_stream", lambda model: False))
-            stack.enter_context(replaced(passes, "_PASS_COST", {"cpu": pass_cost}))
+            stack.enter_context(replaced(passes, "_PASS_COST", {DEVICE.type: pass_cost}))
             return self.trials(1)
 
     def recipe(self) -> float:
         """Plain torch on batches padded to 128, nothing fused."""
-        plm = self.workshop.plm("minilm").model
+        plm = self.workshop.plm_of(self.config).model
         model = AdaptedModel(plm)
         adapter = model.add_adapter("recipe", self.config.adapter, 2)
         optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-3)
@@ -137,40 +160,39 @@ class Bench:
         before = plm.config._attn_implementation
         plm.set_attn_implementation("eager")
         with replaced(TinyAttention, "_attend", written_out):
-            begin = time.process_time()
+            begin = now()
             for indices in self.batches:
-                batch = self.rows.batch(indices)
+                batch = {key: value.to(DEVICE) for key, value in self.rows.batch(indices).items()}
                 labels = batch.pop("labels")
                 wide = PADDED - batch["input_ids"].shape[1]
                 logits = model(**{key: F.pad(value, (0, wide)) for key, value in batch.items()})
                 row_losses(logits, labels).mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            seconds = time.process_time() - begin
+            seconds = now() - begin
         plm.set_attn_implementation(before)
         model.detach()
         return seconds / self.steps
 
     def floor(self) -> float:
         """Plain torch on streams, one trainable vector in the place of all adapters."""
-        plm: Any = self.workshop.plm("minilm").model
+        plm: Any = self.workshop.plm_of(self.config).model
         model = AdaptedModel(plm)
-        vector = nn.Parameter(torch.zeros(plm.config.hidden_size))
-        classifier = nn.Linear(plm.config.hidden_size, 2)
+        vector = nn.Parameter(torch.zeros(plm.config.hidden_size, device=DEVICE))
+        classifier = nn.Linear(plm.config.hidden_size, 2, device=DEVICE)
         optimizer = torch.optim.AdamW([vector, *classifier.parameters()], lr=1e-3)
         handle = plm.encoder.layer[0].attention.register_forward_hook(
-            lambda module, args, output: (output[0] + vector, *output[1:])
+            lambda module, args, output: (output[0] + vector.to(plm.dtype), *output[1:])
         )
-        begin = time.process_time()
+        begin = now()
         for indices in self.batches:
             indices = indices[np.argsort(-self.rows.lengths[indices], kind="stable")]
-            labels = torch.from_numpy(self.rows.labels[indices])
-            stream = self.rows.stream(indices, torch.device("cpu"))
-            (pooled,) = model._run_stream([Part({}, stream)])
+            labels = torch.from_numpy(self.rows.labels[indices]).to(DEVICE)
+            pooled = model.run_bare(self.rows.stream(indices, DEVICE))
             row_losses(classifier(pooled), labels).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-        seconds = time.process_time() - begin
+        seconds = now() - begin
         handle.remove()
         model.detach()
         return seconds / self.steps
@@ -215,12 +237,11 @@ def interleaved(
     return found
 
 
-def mixed(workshop: Workshop, adapters: int = 8, rows: int = 8) -> dict[str, Way]:
+def mixed(workshop: Workshop, plm: str, adapters: int = 8, rows: int = 8) -> dict[str, Way]:
     """So many adapters in one pass, and a pass for each, on so many short rows an adapter."""
-    plm = workshop.plm("minilm").model
-    model = AdaptedModel(plm)
+    bench = Bench(workshop, "sst2", 4, plm)
+    model = AdaptedModel(workshop.plm_of(bench.config).model)
     rng = np.random.default_rng(0)
-    bench = Bench(workshop, "sst2", 4)
     short = np.flatnonzero(bench.rows.lengths <= 12)
     parts = []
     for number in range(adapters):
@@ -228,17 +249,17 @@ def mixed(workshop: Workshop, adapters: int = 8, rows: int = 8) -> dict[str, Way
         model.add_adapter(f"a{number}", config, 2, seed=number)
         chosen = rng.choice(short, rows)
         chosen = chosen[np.argsort(-bench.rows.lengths[chosen])]
-        parts.append((f"a{number}", bench.rows.stream(chosen, torch.device("cpu"))))
+        parts.append((f"a{number}", bench.rows.stream(chosen, DEVICE)))
     model.eval()
     model.switch(None)
 
     def timed(calls: list[Any]) -> float:
         with torch.inference_mode():
-            begin = time.process_time()
+            begin = now()
             for _ in range(10):
                 for call in calls:
                     model.run_streams(call)
-            return (time.process_time() - begin) / 10
+            return (now() - begin) / 10
 
     return {"one pass": lambda: timed([parts]), "a pass each": lambda: timed([[p] for p in parts])}
 
@@ -265,7 +286,8 @@ def starts(workshop: Workshop, config: TrainConfig) -> dict[str, Way]:
 
 
 def memory(config: TrainConfig, packed: int = 8) -> dict[str, float]:
-    """MB of a process with one trial that trains, and of each further trial in it (T = 32)."""
+    """MB of a process with one trial that trains, and of each further trial in it (T = 32); where
+    there is a GPU, of its memory."""
     workshop, process = Workshop(), psutil.Process()
     trainers: list[Trainer] = []
 
@@ -278,12 +300,24 @@ def memory(config: TrainConfig, packed: int = 8) -> dict[str, float]:
             thread.start()
         for thread in threads:
             thread.join()
-        return process.memory_info().rss / 2**20
+        return (torch.cuda.memory_reserved() if GPU else process.memory_info().rss) / 2**20
 
     trainers.append(Trainer(config, workshop))
     one = train()
     trainers += [Trainer(config.with_overrides({"seed": n}), workshop) for n in range(1, packed)]
     return {"process": one, "packed trial": (train() - one) / (packed - 1)}
+
+
+def shaped(plm: str) -> str:
+    """A PLM's name; of `shape:NAME` a folder with random weights and MiniLM's tokenizer."""
+    if not plm.startswith("shape:"):
+        return plm
+    folder = Path(tempfile.mkdtemp(prefix="tinyattn-")) / plm.removeprefix("shape:")
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(read_config(folder.name))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(find_plm("minilm")).save_pretrained(folder)
+    return str(folder)
 
 
 def table(title: str, times: Mapping[str, list[float]], base: str) -> dict[str, dict[str, float]]:
@@ -304,11 +338,13 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["sst2", "rte"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, default=Path("runs/bench/speed.json"))
+    parser.add_argument("--plm", default="minilm")
     parser.add_argument("--memory", action="store_true", help="Only memory, in a fresh process.")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    plm = shaped(chosen.plm)
     short = TrainConfig(
-        task="agreement", plm="minilm", batch_size=16, max_length=32, adapter={"dropout": 0.0}
+        task="agreement", plm=plm, batch_size=16, max_length=32, adapter={"dropout": 0.0}
     )
     if chosen.memory:
         print(json.dumps(memory(short)))
@@ -316,17 +352,17 @@ def main() -> None:
     rng, workshop = np.random.default_rng(0), Workshop()
     found: dict[str, Any] = {"commit": commit()}
     for task, batch in itertools.product(chosen.tasks, STEPS):
-        bench = Bench(workshop, task, batch)
+        bench = Bench(workshop, task, batch, plm)
         times = interleaved(bench.ways(), chosen.repeats, rng)
         base = "recipe" if "recipe" in times else "solo"
-        title = f"{task}, batch {batch}: CPU time of a trial's step"
+        title = f"{task}, batch {batch}: {'wall' if GPU else 'CPU'} time of a trial's step"
         found[title] = table(title, times, base)
     for title, ways, base in (
-        ("8 adapters, 8 short rows each", mixed(workshop), "a pass each"),
+        ("8 adapters, 8 short rows each", mixed(workshop, plm), "a pass each"),
         ("start of a trial", starts(workshop, short), "cold process"),
     ):
         found[title] = table(title, interleaved(ways, chosen.repeats, rng), base)
-    own = [sys.executable, "-m", "benchmarks.speed", "--memory"]
+    own = [sys.executable, "-m", "benchmarks.speed", "--memory", "--plm", plm]
     done = subprocess.run(own, check=True, capture_output=True, text=True)
     found["memory"] = json.loads(done.stdout.splitlines()[-1])
     print("\nMB:", {name: round(value) for name, value in found["memory"].items()})
