@@ -7,7 +7,7 @@ trial. Wall time from the start of the process to its end, in an order that turn
 
     pip install peft accelerate
     TINYATTN_DATA=... python -m benchmarks.rivals [--trials 4] [--rows 2000] [--epochs 2]
-                                                  [--repeats 3] [--packed K]
+                                                  [--repeats 3] [precision=bf16 ...]
 """
 
 from __future__ import annotations
@@ -46,14 +46,7 @@ def sweep_file(folder: Path, trials: int, rows: int, epochs: int) -> Path:
 def ours(folder: Path, chosen: argparse.Namespace) -> None:
     """Run our search in a process of its own."""
     file = sweep_file(folder, chosen.trials, chosen.rows, chosen.epochs)
-    words = [
-        "tinyattn",
-        "sweep",
-        "run",
-        str(file),
-        "name=ours",
-        f"resources.packed={chosen.packed}",
-    ]
+    words = ["tinyattn", "sweep", "run", str(file), "name=ours", *chosen.overrides]
     run([str(Path(sys.executable).with_name(words[0])), *words[1:], "--runs", str(folder)])
 
 
@@ -170,8 +163,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--packed", type=int, default=1)
-    chosen = parser.parse_args()
+    parser.add_argument("overrides", nargs="*", help="Of our side, as precision=bf16.")
+    chosen = parser.parse_intermixed_args()
     sides = {"ours": ours, "stock": stock}
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(chosen.repeats):

@@ -4,7 +4,8 @@
     python -m benchmarks.stopping --searches 100 --task sst2   # curves of benchmarks.record
 
 For each number of selection rows: how far the winner is, in truth, from the best trial that was
-begun, how often it is that one, and the evaluations that were computed, of all. Nothing is trained.
+begun, how often it is that one, how often it is within one standard error of the winner of the same
+search without stopping, and the evaluations that were computed, of all. Nothing is trained.
 With recorded curves a search begins all recorded trials, in an order of its own; random rows
 select, and a trial's truth is its score on the others at the evaluation that those rows prefer.
 """
@@ -56,12 +57,13 @@ class PublishedAsha(PromotingAsha):
 
 
 RULES: dict[str, Callable[[int, int, int], Asha]] = {
+    "none": lambda grace, reduction, total: Asha(total, reduction, total),
     "stock": StockAsha,
     "stop": Asha,
     "promote, as published": PublishedAsha,
     "promote": PromotingAsha,
-    "none": lambda grace, reduction, total: Asha(total, reduction, total),
 }
+"""The first one is what the others are compared with."""
 
 
 class RowCurves:
@@ -118,15 +120,26 @@ def search(
     return simulate(changed, curves, VirtualCluster(nodes=2, slots=1), evaluations)
 
 
-def row(name: str, runs: list[Replay]) -> str:
-    """A line of the table."""
+def row(name: str, runs: list[Replay], whole: list[Replay], rows: int) -> str:
+    """A line of the table.
+
+    Args:
+        name: its first words.
+        runs: searches with one rule.
+        whole: the same without stopping.
+        rows: that select.
+    """
     regrets = [100 * (run.best_truth - run.truth) for run in runs]
     won = sum(regret < 1e-9 for regret in regrets)
     share = statistics.mean(run.evaluations / run.whole for run in runs)
     error = statistics.stdev(regrets) / math.sqrt(len(regrets))
+    as_good = sum(
+        run.truth >= full.truth - math.sqrt(full.truth * (1 - full.truth) / rows)
+        for run, full in zip(runs, whole, strict=True)
+    )
     return (
         f"{name} | {statistics.mean(regrets):.2f} ± {error:.2f}, {max(regrets):.2f} | "
-        f"{won}/{len(runs)} | {100 * share:.1f} %"
+        f"{won}/{len(runs)} | {as_good}/{len(runs)} | {100 * share:.1f} %"
     )
 
 
@@ -143,9 +156,13 @@ def main() -> None:
     chosen = parser.parse_args()
     overrides = {"search.trials": chosen.trials, "search.sampler": chosen.sampler}
     sweep = load_sweep("minilm", {**overrides, "search.points": []})
-    print("rows | rule, η | regret, points: mean, worst | best begun won | evaluations, of all")
+    print(
+        "rows | rule, η | regret, points: mean, worst | best begun won | as good as no stopping | "
+        "evaluations, of all"
+    )
     for rows in chosen.rows:
         for eta in chosen.eta:
+            whole: list[Replay] = []
             for rule in RULES:
                 runs = []
                 for seed in range(chosen.searches):
@@ -157,7 +174,8 @@ def main() -> None:
                         total, points = chosen.evaluations, []
                         curves = Synthetic(sweep.space, total, rows, seed=seed)
                     runs.append(search(sweep, rule, curves, seed, total, eta, points))
-                print(row(f"{rows} | {rule}, {eta}", runs), flush=True)
+                whole = whole or runs
+                print(row(f"{rows} | {rule}, {eta}", runs, whole, rows), flush=True)
 
 
 if __name__ == "__main__":
