@@ -123,20 +123,26 @@ class Bench:
         return {"adapter.layers": f"top-{layers // 2}"}
 
     def trials(self, count: int, **changes: Any) -> float:
-        """Steps of so many trials in one process, each in its thread."""
+        """Steps of so many trials in one process."""
+        with self.side_by_side(count, **changes) as take_steps:
+            begin = now()
+            take_steps(self.steps)
+            return (now() - begin) / (self.steps * count)
+
+    @contextlib.contextmanager
+    def side_by_side(self, count: int, **changes: Any) -> Iterator[Callable[[int], None]]:
+        """So many trials in one process, each in its thread; yields what has them take steps."""
         with contextlib.ExitStack() as stack:
             trainers = [stack.enter_context(self.trainer(seed=n, **changes)) for n in range(count)]
 
-            def train(trainer: Trainer) -> None:
-                trainer.take_steps(self.steps)
+            def take_steps(steps: int) -> None:
+                threads = [threading.Thread(target=t.take_steps, args=(steps,)) for t in trainers]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
 
-            threads = [threading.Thread(target=train, args=(one,)) for one in trainers]
-            begin = now()
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            return (now() - begin) / (self.steps * count)
+            yield take_steps
 
     def top_half_whole(self) -> float:
         """Every step runs the lower half too."""
@@ -151,7 +157,15 @@ class Bench:
             return self.trials(1)
 
     def recipe(self) -> float:
-        """Plain torch on batches padded to 128, nothing fused."""
+        """Steps of the recipe."""
+        with self.as_the_recipe() as take_steps:
+            begin = now()
+            take_steps(self.steps)
+            return (now() - begin) / self.steps
+
+    @contextlib.contextmanager
+    def as_the_recipe(self) -> Iterator[Callable[[int], None]]:
+        """Plain torch on batches padded to 128, nothing fused; yields what takes steps."""
         plm = self.workshop.plm_of(self.config).model
         model = AdaptedModel(plm)
         adapter = model.add_adapter("recipe", self.config.adapter, 2)
@@ -159,9 +173,9 @@ class Bench:
         model.train()
         before = plm.config._attn_implementation
         plm.set_attn_implementation("eager")
-        with replaced(TinyAttention, "_attend", written_out):
-            begin = now()
-            for indices in self.batches:
+
+        def take_steps(steps: int) -> None:
+            for indices in self.batches[:steps]:
                 batch = {key: value.to(DEVICE) for key, value in self.rows.batch(indices).items()}
                 labels = batch.pop("labels")
                 wide = PADDED - batch["input_ids"].shape[1]
@@ -169,10 +183,11 @@ class Bench:
                 row_losses(logits, labels).mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            seconds = now() - begin
+
+        with replaced(TinyAttention, "_attend", written_out):
+            yield take_steps
         plm.set_attn_implementation(before)
         model.detach()
-        return seconds / self.steps
 
     def floor(self) -> float:
         """Plain torch on streams, one trainable vector in the place of all adapters."""

@@ -74,10 +74,12 @@ def work(pipe: Connection, task: str, threads: int, plm: str) -> None:
     bench = Bench(Workshop(), task, BATCH, plm)
     pipe.send("ready")
     while (way := pipe.recv()) is not None:
-        if way.trials:
-            bench.trials(way.trials, precision=way.precision)
-        else:
-            bench.recipe()
+        ours = bench.side_by_side(way.trials, precision=way.precision)
+        with ours if way.trials else bench.as_the_recipe() as take_steps:
+            take_steps(1)
+            pipe.send("ready")
+            pipe.recv()
+            take_steps(bench.steps)
         pipe.send(bench.steps * max(1, way.trials))
 
 
@@ -98,9 +100,12 @@ class Crew:
 
     def per_second(self, way: Way) -> float:
         """Trial-steps a second of all together."""
-        begin = time.perf_counter()
         for pipe in self.pipes:
             pipe.send(way)
+        self._all()
+        begin = time.perf_counter()
+        for pipe in self.pipes:
+            pipe.send("go")
         steps = sum(self._all())
         return steps / (time.perf_counter() - begin)
 

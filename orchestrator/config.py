@@ -111,9 +111,11 @@ class Resources(StrictModel):
     concurrent: int | None = Field(None, ge=1)
     """Trials that run at once at most; None: as many as fit."""
 
-    @field_validator("packed")
+    @field_validator("packed", mode="before")
     @classmethod
-    def _number_or_auto(cls, packed: int | str) -> int | str:
+    def _number_or_auto(cls, packed: Any) -> int | str:
+        if isinstance(packed, str) and packed.isdecimal():
+            packed = int(packed)
         if packed != AUTO and not (isinstance(packed, int) and 1 <= packed <= 64):
             raise ValueError(f"allowed is a number from 1 to 64, or {AUTO}")
         return packed
@@ -350,11 +352,17 @@ def check(sweep: Sweep, source: str = "sweep") -> None:
     faults = _search_faults(sweep.space, sweep.search, "")
     faults += _search_faults(sweep.finalize.space, sweep.finalize.search, "finalize.")
     searched = sweep.space.get("zero_stage")
-    stages = [sweep.train.zero_stage, *(searched.extremes() if searched else [])]
+    stages = set(searched.extremes() if searched else [sweep.train.zero_stage])
     if max(stages) > 1 and sweep.resources.packed != 1:
         faults.append(
-            f"train.zero_stage: {max(stages)} came with resources.packed={sweep.resources.packed}, "
-            "allowed are 0 and 1: from 2 on a gradient must come from its own engine's pass"
+            f"zero_stage: {max(stages)} came with resources.packed={sweep.resources.packed}, "
+            "allowed are 0 and 1, since from 2 on a gradient must come from its own engine's pass; "
+            "set resources.packed=1"
+        )
+    if 3 in stages and len(stages) > 1 and sweep.resources.ranks > 1:
+        faults.append(
+            f"zero_stage: {sorted(stages)} came, allowed is 3 for all trials or for none: a worker "
+            "would have to hold the PLM now whole, now split"
         )
     if faults:
         raise ConfigError("\n".join(f"{source}: {fault}" for fault in faults))

@@ -245,6 +245,13 @@ def _away(now: float) -> set[str]:
     return small | {address for address, until in _aside.items() if until > now}
 
 
+def kind_of(node: dict[str, Any]) -> str:
+    """What tells a node from others of another make: cores, GPUs, and what its labels say."""
+    labels = node.get("Labels", {})
+    told = {k: v for k, v in labels.items() if k in (GPU_MEMORY, MEMORY) or "accelerator" in k}
+    return f"{size_of(node)} {sorted(told.items())}"
+
+
 def size_of(node: dict[str, Any]) -> tuple[float, float]:
     """Cores and GPUs of a node."""
     return node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)

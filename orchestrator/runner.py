@@ -107,7 +107,9 @@ def run_batch(
     scheduler = make_scheduler(batch.asha, batch.evaluations)
     seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
     bench = Bench(batch.base, depot, data_dir, seen)
-    batch, found = settled(batch, bench)
+    left = batch.trials - sum(past.outcome is not None for past in journal.trials.values())
+    with signals_noted() as stop:
+        batch, found = settled(batch, bench, left, stop)
     nodes = Nodes(batch.resources)
     with view_of(_progress_of(batch, nodes, scheduler)) as view, signals_noted() as stop:
         if found:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +21,11 @@ from weakref import WeakKeyDictionary
 
 import filelock
 import numpy as np
+import psutil
 import torch
+import transformers
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tinyattn.batches import Batches
 from tinyattn.model import AdaptedModel
@@ -32,7 +37,10 @@ from tinyattn.tasks.cache import cache_folder
 _FORMAT = 1
 _SHARE = 4
 """These files take at most so small a part of the room that is free, or that they have."""
+_DIGEST_BYTES = 16
+"""At the end of a file, of what is before them."""
 _OPEN: WeakKeyDictionary[Batches, dict[str, Bottom | None]] = WeakKeyDictionary()
+_DIGESTS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Botto
 
     Returns:
         None where it cannot be kept: nothing is below, a layer is called several times, rows do not
-        stream, or the disk has little room.
+        stream, or disk or main memory have little room.
     """
     several = len(set(model.sites.calls)) < len(model.sites.calls)
     if layer == 0 or several or not model.can_stream():
@@ -79,43 +87,84 @@ def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Botto
 
 
 def _key(plm: Plm, rows: Batches, layer: int) -> str:
-    digest = hashlib.sha256(f"{_FORMAT} {plm.fingerprint} {plm.precision} {layer} ".encode())
+    digest = hashlib.blake2b(f"{_FORMAT} {layer} {_digest_of(plm)}".encode(), digest_size=16)
     for name, values in rows.columns.items():
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(values).data)
     digest.update(np.ascontiguousarray(rows.offsets).data)
-    return digest.hexdigest()[:32]
+    return digest.hexdigest()
+
+
+def _digest_of(plm: Plm) -> str:
+    """Of all that a PLM computes with. Its fingerprint overlooks number formats and settings."""
+    if plm.model not in _DIGESTS:
+        digest = hashlib.blake2b(transformers.__version__.encode(), digest_size=16)
+        digest.update(plm.model.config.to_json_string().encode())
+        for name, weight in plm.model.base_model.named_parameters():
+            digest.update(f"{name} {weight.dtype}".encode())
+            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        _DIGESTS[plm.model] = digest.hexdigest()
+    return _DIGESTS[plm.model]
 
 
 def _opened(model: AdaptedModel, rows: Batches, layer: int, key: str) -> Bottom | None:
-    hidden, dtype = model.plm.config.hidden_size, model.plm.dtype
-    count = int(rows.offsets[-1] - rows.offsets[0])
-    size = count * hidden * dtype.itemsize
-    folder = cache_folder() / "activations"
+    shape = int(rows.offsets[-1] - rows.offsets[0]), model.plm.config.hidden_size
+    # Machines that share a home each have their own: what one maps, another must not remove.
+    folder = cache_folder() / "activations" / socket.gethostname()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{key}.bin"
     with filelock.FileLock(f"{path}.lock"):  # the others of this machine wait for who computes it
-        if not (path.exists() and path.stat().st_size == size):
-            if not _has_room(folder, size):
-                return None
+        values = _mapped(path, shape, model.plm.dtype)
+        if values is None and _make_room(folder, math.prod(shape) * model.plm.dtype.itemsize):
             _write(path, model, rows, layer)
-    os.utime(path)  # the longest unused one goes first
-    values = torch.from_file(str(path), shared=False, size=count * hidden, dtype=dtype)
-    return Bottom(layer, values.view(count, hidden), rows.offsets - rows.offsets[0])
+            values = _mapped(path, shape, model.plm.dtype)
+    return None if values is None else Bottom(layer, values, rows.offsets - rows.offsets[0])
 
 
-def _has_room(folder: Path, size: int) -> bool:
-    """Make room for a file among those that were not used for longest, if there can be."""
-    files = sorted(folder.glob("*.bin"), key=lambda file: file.stat().st_mtime)
-    taken = sum(file.stat().st_size for file in files)
+def _mapped(path: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | None:
+    """The values of a file; None: it is not there, or damaged."""
+    count = math.prod(shape)
+    try:
+        if path.stat().st_size != count * dtype.itemsize + _DIGEST_BYTES:
+            return None
+        values = torch.from_file(str(path), shared=False, size=count, dtype=dtype)
+        with path.open("rb") as file:
+            file.seek(-_DIGEST_BYTES, os.SEEK_END)
+            wanted = file.read()
+        os.utime(path)  # the longest unused one goes first
+    except (FileNotFoundError, RuntimeError):  # another process made room meanwhile
+        return None
+    return values.view(shape) if _digest(values) == wanted else None
+
+
+def _digest(values: Tensor) -> bytes:
+    content = values.view(torch.uint8).numpy().data
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _make_room(folder: Path, size: int) -> bool:
+    """Whether a file of that size has a place, perhaps of those that were not used for longest.
+
+    It must fit into main memory too: from the disk at every step it would save no time.
+    """
+    for left in folder.glob("*.building"):  # by a process that was killed
+        lock = filelock.FileLock(left.with_suffix(".bin.lock"), timeout=0)
+        with contextlib.suppress(filelock.Timeout), lock:
+            left.unlink(missing_ok=True)
+    files: list[tuple[os.stat_result, Path]] = []
+    for file in folder.glob("*.bin"):
+        with contextlib.suppress(FileNotFoundError):
+            files.append((file.stat(), file))
+    files.sort(key=lambda found: found[0].st_mtime)
+    taken = sum(about.st_size for about, _ in files)
     room = (shutil.disk_usage(folder).free + taken) // _SHARE
-    if size > room:
+    if size > min(room, psutil.virtual_memory().available // _SHARE):
         return False
-    for file in files:
+    for about, file in files:
         if taken + size <= room:
             break
-        taken -= file.stat().st_size
-        file.unlink()  # who has mapped it keeps it
+        taken -= about.st_size
+        file.unlink(missing_ok=True)  # who has mapped it keeps it
     return True
 
 
@@ -132,6 +181,9 @@ def _write(path: Path, model: AdaptedModel, rows: Batches, layer: int) -> None:
                 for start, own in zip(starts[indices], by_row, strict=True):
                     file.seek(int(start) * own.shape[1] * own.element_size())
                     file.write(own.contiguous().view(torch.uint8).numpy().data)
+            size = file.seek(0, os.SEEK_END)
+            file.flush()
+            file.write(_digest(torch.from_file(str(building), size=size, dtype=torch.uint8)))
             file.flush()
             os.fsync(file.fileno())
         building.replace(path)

@@ -14,7 +14,7 @@ import torch
 
 from tinyattn.config import TrainConfig
 from tinyattn.errors import OutOfMemoryError
-from tinyattn.trainer import Trainer
+from tinyattn.trainer import Trainer, out_of_memory_is_an_error
 from tinyattn.workshop import Workshop
 
 WORTH = 0.95
@@ -37,7 +37,7 @@ def step_seconds(config: TrainConfig, workshop: Workshop, most: int) -> dict[int
     steps, count = 0, 1
     while count <= most:
         try:
-            with contextlib.ExitStack() as stack:
+            with out_of_memory_is_an_error(config), contextlib.ExitStack() as stack:
                 trainers = [
                     stack.enter_context(contextlib.closing(Trainer(trial, workshop)))
                     for trial in (config.with_overrides({"seed": n}) for n in range(count))
@@ -81,8 +81,9 @@ def _take(trainers: list[Trainer], steps: int) -> float:
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(trainer,)) for trainer in trainers]
-    # Other work on a CPU's cores must not decide; a GPU's time is not this process's.
-    clock = time.process_time if trainers[0].device.type == "cpu" else time.perf_counter
+    # Other work on the core must not decide. A GPU's time, and that of several cores, is no sum.
+    one_core = trainers[0].device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if one_core else time.perf_counter
     begin = clock()
     for thread in threads:
         thread.start()

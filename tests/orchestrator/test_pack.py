@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ from tiny_plm import fingerprints_of, save_tiny_plm
 from cluster.local import this_machine
 from orchestrator import packing, runner
 from orchestrator.asker import Points
-from orchestrator.batch import Batch, Bench
+from orchestrator.batch import Batch, Bench, Stop
 from orchestrator.config import AshaConfig, Resources
 from orchestrator.depot import SharedFolder
 from orchestrator.journal import Journal, Past
@@ -155,10 +156,10 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
     )  # fmt: skip
     bench = Bench(base, SharedFolder(tmp_path / "sweeps" / "s"))
     with this_machine(num_cpus=1):
-        measured, words = packing.settled(batch, bench)
+        measured, words = packing.settled(batch, bench, 6, Stop())
         monkeypatch.setattr(packing.ray, "get", None)  # who measures anew asks Ray
-        again, words_again = packing.settled(batch, bench)
-        few, _ = packing.settled(replace(batch, trials=5), bench)
+        again, words_again = packing.settled(batch, bench, 6, Stop())
+        few, why = packing.settled(batch, bench, 5, Stop())
     (line,) = (bench.depot.notes / packing.FILE).read_text().splitlines()
     seconds = dict(json.loads(line)[1])
     assert {1, 2} <= seconds.keys()
@@ -173,33 +174,89 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
         assert words == "every trial has a process of its own: sharing one brings nothing here"
     assert (again, words_again) == (measured, words)
     assert few.resources.packed == 1
-    assert packing.settled(few, bench) == (few, None)
+    assert "5 trials are few" in str(why)
+    assert packing.settled(few, bench, 5, Stop()) == (few, None)
 
 
-def test_a_measurement_that_dies_is_no_reason_to_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Dies:
-        def options(self, **_: object) -> Dies:
-            return self
-
-        def remote(self, *_: object) -> None:
-            raise WorkerCrashedError
-
-    monkeypatch.setattr(packing, "concurrency", lambda resources: 2)
-    monkeypatch.setattr(packing, "alive", lambda listed: [{"Resources": {"CPU": 2}}])
-    monkeypatch.setattr(packing, "_measured", Dies())
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Batch, Bench]:
+    """A batch that asks how many share, on two cores; whoever measures fails."""
     base = TrainConfig(task="agreement", plm="minilm")
     batch = Batch(
         name="b", title="b", kind="trial", base=base, trials=60, evaluations=2,
         resources=Resources(packed="auto"), tags={},
     )  # fmt: skip
-    settled, words = packing.settled(batch, Bench(base, SharedFolder(tmp_path / "sweeps" / "s")))
-    assert settled.resources.packed == 1
-    assert "a process of its own" in str(words)
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}]
+    monkeypatch.setattr(packing, "alive", lambda listed: nodes)
+    monkeypatch.setattr(
+        packing, "concurrency", lambda resources: resources.trials_at_once([(2, 0)])
+    )
+    return batch, Bench(base, SharedFolder(tmp_path / "sweeps" / "s"))
+
+
+def test_a_measurement_that_fails_is_no_reason_to_stop(
+    asked: tuple[Batch, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise WorkerCrashedError
+
+    monkeypatch.setattr(packing, "_measured", SimpleNamespace(options=fails))
+    monkeypatch.setattr(packing._measured, "options", lambda **_: SimpleNamespace(remote=fails))
+    found, words = packing.settled(*asked, 60, Stop())
+    assert found.resources.packed == 1
+    assert "could not be measured" in str(words)
+
+
+def test_one_who_waits_for_the_measurement_can_stop(
+    asked: tuple[Batch, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = SimpleNamespace(remote=lambda *_: "task")
+    monkeypatch.setattr(packing, "_measured", SimpleNamespace(options=lambda **_: never))
+    monkeypatch.setattr(packing.ray, "wait", lambda tasks, timeout: ([], tasks))
+    cancelled: list[object] = []
+    monkeypatch.setattr(packing.ray, "cancel", lambda task, force: cancelled.append(task))
+    stop = Stop()
+    stop.asked = True
+    with pytest.raises(KeyboardInterrupt):
+        packing.settled(*asked, 60, stop)
+    monkeypatch.setattr(packing, "PATIENCE_SECONDS", 0.0)
+    found, words = packing.settled(*asked, 60, Stop())
+    assert found.resources.packed == 1
+    assert "it took more than" in str(words)
+    assert cancelled == ["task", "task"]
+
+
+@pytest.mark.parametrize(
+    ("concurrent", "left", "expected"),
+    [(None, 60, 8), (None, 24, 4), (4, 60, 2), (2, 60, 1), (1, 60, 1), (None, 11, 1)],
+)
+def test_no_process_stands_idle_for_sharing(
+    concurrent: int | None,
+    left: int,
+    expected: int,
+    asked: tuple[Batch, Bench],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = {1: 1.0, 2: 0.8, 4: 0.6, 8: 0.4}
+    monkeypatch.setattr(packing, "_known", lambda path, key: seconds)
+    batch, bench = asked
+    resources = batch.resources.model_copy(update={"concurrent": concurrent})
+    found, _ = packing.settled(replace(batch, resources=resources), bench, left, Stop())
+    # Two processes, in each at most a third of what is left for it, and no more than may run.
+    # With concurrent=1 there is one process, and nobody to share it with.
+    assert found.resources.packed == expected
+
+
+def test_what_cannot_share_passes_is_not_measured(asked: tuple[Batch, Bench]) -> None:
+    batch, bench = asked
+    base = bench.base.with_overrides({"plm_dropout": True})
+    found, words = packing.settled(batch, replace(bench, base=base), 60, Stop())
+    assert found.resources.packed == 1
+    assert "plm_dropout" in str(words)
 
 
 @pytest.mark.parametrize("packed", [0, 65, "many", 1.5, None])
 def test_what_packed_may_be(packed: object) -> None:
     with pytest.raises(ValueError, match="packed"):
         Resources(packed=packed)  # type: ignore[arg-type]
+    assert Resources(packed="4").packed == 4

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_placement import DECODERS, ENCODERS, PLACEMENTS, randomise
 from test_stream import ROWS, stream_of
 from tiny_plm import save_tiny_plm
@@ -80,7 +83,7 @@ def results(trainer: Trainer) -> list[float]:
 
 
 def kept(folder: Path) -> list[Path]:
-    return sorted((folder / "cache" / "activations").glob("*.bin"))
+    return sorted((folder / "cache" / "activations").rglob("*.bin"))
 
 
 @pytest.mark.parametrize("layers", ["top-1", "none"])
@@ -94,7 +97,7 @@ def test_a_trial_runs_what_is_below_once_and_the_next_one_never(
 ) -> None:
     config = config.with_overrides({"adapter.layers": layers, "precision": precision})
     with monkeypatch.context() as patch:
-        patch.setattr(bottom, "_has_room", lambda folder, size: False)
+        patch.setattr(bottom, "_make_room", lambda folder, size: False)
         whole = results(Trainer(config, Workshop()))
         assert not kept(tmp_path)
     tolerance = 1e-5 if precision == "fp32" else 1e-2
@@ -125,13 +128,14 @@ def test_what_depends_on_more_than_the_row_is_not_kept(config: TrainConfig, tmp_
         assert not kept(tmp_path)
 
 
-@pytest.mark.parametrize("damage", [b"", b"torn"])
-def test_a_file_of_the_wrong_size_is_made_anew(
-    damage: bytes, config: TrainConfig, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("damage", ["empty", "torn", "zeros", "one bit"])
+def test_a_damaged_file_is_made_anew(damage: str, config: TrainConfig, tmp_path: Path) -> None:
     whole = results(Trainer(config, Workshop()))
     for file in kept(tmp_path):
-        file.write_bytes(damage)
+        content = file.read_bytes()
+        turned = content[:99] + bytes([content[99] ^ 1]) + content[100:]
+        damaged = {"empty": b"", "torn": b"torn", "zeros": bytes(len(content)), "one bit": turned}
+        file.write_bytes(damaged[damage])
     batches_of.cache_clear()
     assert results(Trainer(config, Workshop())) == whole
     assert all(file.stat().st_size > 1000 for file in kept(tmp_path))
@@ -151,7 +155,7 @@ def test_a_full_disk_is_no_reason_to_stop(
     monkeypatch.setattr(bottom.os, "fsync", full)
     assert results(Trainer(config, Workshop())) == pytest.approx(whole, rel=1e-5)
     assert not kept(tmp_path)
-    assert not list(tmp_path.glob("cache/activations/*.building"))
+    assert not list(tmp_path.glob("cache/activations/*/*.building"))
 
 
 def test_the_longest_unused_make_room(config: TrainConfig, tmp_path: Path) -> None:
@@ -163,10 +167,62 @@ def test_the_longest_unused_make_room(config: TrainConfig, tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bottom.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 900}))
         # 900 free and 300 taken: these files may take 300 in all.
-        assert bottom._has_room(folder, 150)
+        assert bottom._make_room(folder, 150)
         assert [file.name for file in folder.iterdir()] == ["new.bin"]
-        assert not bottom._has_room(folder, 251)
+        assert not bottom._make_room(folder, 251)
     assert [file.name for file in folder.iterdir()] == ["new.bin"]
+
+
+def test_a_plm_that_computes_otherwise_has_files_of_its_own(
+    config: TrainConfig, tmp_path: Path
+) -> None:
+    """Other heads on the same weights, and weights that differ by less than bf16 shows."""
+    results(Trainer(config, Workshop()))
+    before = kept(tmp_path)
+    folder = Path(config.plm)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, "num_attention_heads": 4}))
+    batches_of.cache_clear()
+    results(Trainer(config, Workshop()))
+    with_heads = kept(tmp_path)
+    assert len(with_heads) == 2 * len(before)
+    weights = load_file(folder / "model.safetensors")
+    name = next(name for name in weights if "word_embeddings" in name)
+    weights[name] = weights[name] * (1 + 1e-5)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    results(Trainer(config, Workshop()))
+    assert len(kept(tmp_path)) == 3 * len(before)
+
+
+def test_what_a_killed_process_left_is_removed_unless_it_lives(tmp_path: Path) -> None:
+    for name in ("dead", "alive"):
+        (tmp_path / f"{name}.building").write_bytes(b"x")
+    with filelock.FileLock(tmp_path / "alive.bin.lock"):
+        assert bottom._make_room(tmp_path, 1)
+    assert [file.name for file in tmp_path.glob("*.building")] == ["alive.building"]
+
+
+def test_what_main_memory_cannot_hold_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = type("Memory", (), {"available": 400})
+    monkeypatch.setattr(bottom.psutil, "virtual_memory", lambda: memory)
+    assert bottom._make_room(tmp_path, 100)
+    assert not bottom._make_room(tmp_path, 101)
+
+
+def test_a_file_that_another_process_removes_is_done_without(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = results(Trainer(config, Workshop()))
+    batches_of.cache_clear()
+
+    def gone(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to open file <x> in read-write mode: No such file (2)")
+
+    monkeypatch.setattr(bottom.torch, "from_file", gone)
+    monkeypatch.setattr(bottom, "_write", lambda *_: None)
+    assert results(Trainer(config, Workshop())) == pytest.approx(whole, rel=1e-5)
 
 
 def test_shared_layers_and_padded_families_run_whole(config: TrainConfig, build_plm: Any) -> None:

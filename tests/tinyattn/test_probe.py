@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tiny_plm import save_tiny_plm
 
 from tinyattn import probe
 from tinyattn.config import TrainConfig
-from tinyattn.errors import OutOfMemoryError
 from tinyattn.probe import best_number, step_seconds
 from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
@@ -51,14 +51,14 @@ def test_what_does_not_fit_is_not_counted(
 
     def only_two(trainer: Trainer, count: int) -> float:
         if len(trainer.model.adapters) > 2:
-            raise OutOfMemoryError("too many")
+            raise torch.OutOfMemoryError("too many")
         return whole(trainer, count)
 
     monkeypatch.setattr(Trainer, "take_steps", only_two)
     assert list(step_seconds(config, Workshop(), 8)) == [1, 2]
 
     def not_even_one(trainer: Trainer, count: int) -> float:
-        raise OutOfMemoryError("too large")
+        raise torch.OutOfMemoryError("too large")
 
     monkeypatch.setattr(Trainer, "take_steps", not_even_one)
     assert step_seconds(config, Workshop(), 8) == {}
