@@ -37,7 +37,8 @@ class RecordingTrainer(Trainer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        rows = self.data.select.rows.select(range(ROWS))  # time goes into these
+        rows = self.data.select.rows
+        rows = rows.select(range(min(ROWS, len(rows))))  # time goes into these
         self.data = replace(self.data, select=replace(self.data.select, rows=rows), heldout=None)
         self.margins: list[np.ndarray] = []
 

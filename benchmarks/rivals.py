@@ -5,7 +5,7 @@ and peft's LoRA (r = 8 on query and value), OptunaSearch, ASHAScheduler, MLflowL
 PLM, rows, trials, epochs, batches, two evaluations an epoch, the same stopping rule, one core a
 trial. Wall time from the start of the process to its end, in an order that turns around.
 
-    pip install peft accelerate
+    pip install -c constraints.txt -e '.[rivals]'
     TINYATTN_DATA=... python -m benchmarks.rivals [--trials 4] [--rows 2000] [--epochs 2]
                                                   [--repeats 3] [precision=bf16 ...]
 """

@@ -280,6 +280,18 @@ def test_other_faults(tmp_path):
     assert "space" in fault(tmp_path, "train: {task: a, plm: b}\nspace: [1]")
 
 
+def test_zero_stages_that_do_not_go_together(tmp_path):
+    for packed in (4, "auto"):
+        said = fault(tmp_path, BASE, zero_stage=2, resources__packed=packed)
+        assert f"zero_stage: 2 came with resources.packed={packed}, allowed are 0 and 1" in said
+        assert "set resources.packed=1" in said
+    searched = with_space("zero_stage: {type: choice, values: [0, 3]}")
+    said = fault(tmp_path, searched, resources__ranks=2)
+    assert "zero_stage: [0, 3] came, allowed is 3 for all trials or for none" in said
+    load_sweep(write(tmp_path, searched), {})  # one process holds it whole in either case
+    load_sweep(write(tmp_path, BASE), {"zero_stage": 3, "resources.ranks": 2})
+
+
 def test_unknown_names_list_the_known(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'glue/rte'") as error:
         load_sweep("glue/rtee", {})
