@@ -37,6 +37,8 @@ from tinyattn.tasks.cache import cache_folder
 _FORMAT = 1
 _SHARE = 4
 """These files take at most so small a part of the room that is free, or that they have."""
+_MAPPED = 4
+"""Files of a split that a process maps at once."""
 _DIGEST_BYTES = 16
 """At the end of a file, of what is before them."""
 _OPEN: WeakKeyDictionary[Batches, dict[str, Bottom | None]] = WeakKeyDictionary()
@@ -79,6 +81,8 @@ def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Botto
     key = _key(plm, rows, layer)
     kept = _OPEN.setdefault(rows, {})
     if key not in kept:
+        while len(kept) >= _MAPPED:
+            kept.pop(next(iter(kept)))
         try:
             kept[key] = _opened(model, rows, layer, key)
         except OSError:  # it saves time, and is no reason to stop
