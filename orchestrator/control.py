@@ -36,10 +36,10 @@ class Status:
             [
                 f"sweep    {sweep.name}: {sweep.task} on {sweep.plm}, protocol {sweep.protocol}",
                 f"state    {self._state()}",
-                f"trials   {_counts(self._searched)}",
-                *([f"finalize {_counts(self._finalizing)}"] if self._finalizing else []),
+                f"trials   {self._counts(self._searched)}",
+                *([f"finalize {self._counts(self._finalizing)}"] if self._finalizing else []),
                 f"best     {self._best()}",
-                *(f"running  {_line(trial)}" for trial in self.trials if trial.outcome is None),
+                *(f"{self._open:9}{_line(one)}" for one in self.trials if one.outcome is None),
             ]
         )
 
@@ -50,6 +50,15 @@ class Status:
     @property
     def _finalizing(self) -> list[TrialRecord]:
         return [trial for trial in self.trials if trial.kind != "trial"]
+
+    @property
+    def _open(self) -> str:
+        """What trials are that have no outcome: without their driver they only wait."""
+        return "waiting" if self.driver_here is False else "running"
+
+    def _counts(self, trials: list[TrialRecord]) -> str:
+        found = Counter(self._open if t.outcome is None else t.outcome.value for t in trials)
+        return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
 
     def _state(self) -> str:
         outcome, name = self.sweep.outcome, self.sweep.name
@@ -76,11 +85,6 @@ class Status:
             return "no score yet"
         best = max(scored, key=lambda trial: trial.best_score or 0.0)
         return f"{100 * (best.best_score or 0):.2f} ({brief(best.params)}), run {best.run_id[:8]}"
-
-
-def _counts(trials: list[TrialRecord]) -> str:
-    found = Counter("running" if t.outcome is None else t.outcome.value for t in trials)
-    return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
 
 
 def _line(trial: TrialRecord) -> str:

@@ -39,6 +39,9 @@ def test_finalists_are_no_trials_of_the_search(home: Home, sweeps: Sweeps) -> No
     assert lines["running"].startswith("finalist #2 since")
     gone = "completed, its finalize is gone; `tinyattn finalize first` goes on"
     assert shown(home)["state"] == gone
+    assert shown(home)["finalize"] == "1 completed, 1 waiting"
+    assert shown(home)["waiting"].startswith("finalist #2 since")
+    assert "running" not in shown(home)
 
 
 def test_a_driver_that_is_gone_on_this_and_on_another_machine(home: Home, sweeps: Sweeps) -> None:
@@ -48,5 +51,6 @@ def test_a_driver_that_is_gone_on_this_and_on_another_machine(home: Home, sweeps
     home.sweep_folder("first")
     assert "its driver is gone" in shown(home)["state"]
     assert "sweep resume first" in shown(home)["state"]
+    assert shown(home)["trials"] == "1 waiting"
     with home.lock("first"):
         assert shown(home)["state"].startswith("running")
