@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,24 +14,37 @@ from tiny_plm import save_tiny_plm
 
 from tinyattn.config import TrainConfig
 from tinyattn.ranks import Ranks
-from tinyattn.trainer import Trainer
+from tinyattn.trainer import Evaluation, Trainer
 from tinyattn.workshop import Workshop
 
 
+def numbers(evaluations: Iterable[Evaluation]) -> list[float]:
+    return [n for e in evaluations for n in (e.train_loss, e.score, *e.heldout.values())]
+
+
 def losses(config: TrainConfig, workshop: Workshop) -> list[float]:
-    trainer = Trainer(config, workshop)
-    found = [loss for e in trainer for loss in (e.train_loss, e.score, *e.heldout.values())]
-    trainer.close()
-    return found
+    with contextlib.closing(Trainer(config, workshop)) as trainer:
+        return numbers(trainer)
+
+
+def losses_after_a_break(config: TrainConfig, workshop: Workshop, folder: Path) -> list[float]:
+    with contextlib.closing(Trainer(config, workshop)) as trainer:
+        first = numbers([next(iter(trainer))])
+        with workshop.ranks.one_folder(folder) as fresh:
+            trainer.save(fresh)
+    with contextlib.closing(Trainer(config, workshop)) as trainer:
+        trainer.restore(folder)
+        return first + numbers(trainer)
 
 
 def one_of_two(rank: int, port: int, config: TrainConfig, folder: Path) -> None:
-    """What each process does: a trial on a PLM split in two, twice."""
+    """What each process does: a trial on a PLM split in two, and again with a break."""
     workshop = Workshop(ranks=Ranks(rank, 2, "127.0.0.1", port))
     plm = workshop.plm_of(config)
     shares = [parameter.ds_tensor.numel() for parameter in plm.model.parameters()]  # type: ignore[attr-defined]
     left = [parameter.numel() for parameter in plm.model.parameters()]
-    found = [losses(config, workshop), losses(config, workshop)]
+    state = folder / "state"
+    found = [losses(config, workshop), losses_after_a_break(config, workshop, state)]
     again = workshop.plm_of(config)
     torch.save((sum(shares), sum(left), plm is again, found), folder / f"{rank}.pt")
 
