@@ -104,17 +104,35 @@ def run_batch(
         TinyAttnError: Tune failed; trials that fail do not raise, they end with an outcome.
     """
     journal = Journal(depot.folder / f"{batch.name}.jsonl")
-    scheduler = make_scheduler(batch.asha, batch.evaluations)
     seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
     bench = Bench(batch.base, depot, data_dir, seen)
     left = batch.trials - sum(past.outcome is not None for past in journal.trials.values())
     with signals_noted() as stop:
         batch, found = settled(batch, bench, left, stop)
-    nodes = Nodes(batch.resources)
-    with view_of(_progress_of(batch, nodes, scheduler)) as view, signals_noted() as stop:
-        if found:
-            view.note(found)
-        lives = Lives()
+        _run_trials(batch, bench, source, journal, tracker, stop, found)
+    tracker.settle()
+    return [
+        Ended.of(past, tracker, depot)
+        for past in journal.trials.values()
+        if past.outcome is not None
+    ]
+
+
+def _run_trials(
+    batch: Batch,
+    bench: Bench,
+    source: Source,
+    journal: Journal,
+    tracker: Tracker,
+    stop: Stop,
+    note: str | None,
+) -> None:
+    """Run what the source suggests, and tell the view first what there is to note."""
+    depot, lives, nodes = bench.depot, Lives(), Nodes(batch.resources)
+    scheduler = make_scheduler(batch.asha, batch.evaluations)
+    with view_of(_progress_of(batch, nodes, scheduler)) as view:
+        if note:
+            view.note(note)
         watcher = Watcher(batch, depot, journal, scheduler, tracker, view, stop, nodes, lives)
         watcher.catch_up()
         asker = Asker(source, journal, scheduler, batch.name, nodes.slots, stop, lives)
@@ -132,12 +150,6 @@ def run_batch(
             if stop.error is None:  # else the next driver settles what the study lacks
                 with handled(signal.SIG_IGN):
                     source.finish(Outcome.INTERRUPTED)
-    tracker.settle()
-    return [
-        Ended.of(past, tracker, depot)
-        for past in journal.trials.values()
-        if past.outcome is not None
-    ]
 
 
 def _progress_of(batch: Batch, nodes: Nodes, scheduler: Asha) -> Progress:

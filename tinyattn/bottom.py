@@ -78,20 +78,21 @@ def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Botto
     several = len(set(model.sites.calls)) < len(model.sites.calls)
     if layer == 0 or several or not model.can_stream():
         return None
-    key = _key(plm, rows, layer)
+    key = f"{layer} {_digest_of(plm)}"
     kept = _OPEN.setdefault(rows, {})
     if key not in kept:
         while len(kept) >= _MAPPED:
             kept.pop(next(iter(kept)))
         try:
-            kept[key] = _opened(model, rows, layer, key)
+            kept[key] = _opened(model, rows, layer, _name(key, rows))
         except OSError:  # it saves time, and is no reason to stop
             kept[key] = None
     return kept[key]
 
 
-def _key(plm: Plm, rows: Batches, layer: int) -> str:
-    digest = hashlib.blake2b(f"{_FORMAT} {layer} {_digest_of(plm)}".encode(), digest_size=16)
+def _name(key: str, rows: Batches) -> str:
+    """Of the file: what is computed, of which rows."""
+    digest = hashlib.blake2b(f"{_FORMAT} {key}".encode(), digest_size=16)
     for name, values in rows.columns.items():
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(values).data)
@@ -111,12 +112,12 @@ def _digest_of(plm: Plm) -> str:
     return _DIGESTS[plm.model]
 
 
-def _opened(model: AdaptedModel, rows: Batches, layer: int, key: str) -> Bottom | None:
+def _opened(model: AdaptedModel, rows: Batches, layer: int, name: str) -> Bottom | None:
     shape = int(rows.offsets[-1] - rows.offsets[0]), model.plm.config.hidden_size
     # Machines that share a home each have their own: what one maps, another must not remove.
     folder = cache_folder() / "activations" / socket.gethostname()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{key}.bin"
+    path = folder / f"{name}.bin"
     with filelock.FileLock(f"{path}.lock"):  # the others of this machine wait for who computes it
         values = _mapped(path, shape, model.plm.dtype)
         if values is None and _make_room(folder, math.prod(shape) * model.plm.dtype.itemsize):
