@@ -15,10 +15,10 @@ from orchestrator.config import Sweep
 from orchestrator.scheduler import rungs
 from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, TinyAttnError
+from tinyattn.evaluation import evaluation_steps
 from tinyattn.model import AdaptedModel, Counts
 from tinyattn.placement import select_layers
 from tinyattn.plm import empty_plm
-from tinyattn.trainer import evaluation_steps
 from tinyattn.workshop import Workshop
 
 LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")

@@ -9,7 +9,8 @@ from pathlib import Path
 from tinyattn.checkpoint import replace_folder
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
-from tinyattn.trainer import Evaluation, Trainer
+from tinyattn.evaluation import Evaluation
+from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
 
 STATE = "state"

@@ -29,8 +29,9 @@ from tinyattn.errors import (
     StorageError,
     TinyAttnError,
 )
+from tinyattn.evaluation import Evaluation
 from tinyattn.ranks import ONE, Ranks
-from tinyattn.trainer import Evaluation, Trainer, out_of_memory_is_an_error
+from tinyattn.trainer import Trainer, out_of_memory_is_an_error
 from tinyattn.workshop import Workshop
 
 UNWRITABLE = "unwritable"

@@ -103,7 +103,7 @@ class TinyAttention(nn.Module):
         if extend is not None:
             key, value = extend(key, value)
         heads = self._attend(query, key, value, allowed, is_causal)
-        return self._combine(heads.transpose(1, 2).flatten(2), z_BTH.dtype)
+        return self._combine(heads.transpose(1, 2).flatten(2), z_BTH)
 
     def _forward_stream(self, z_1NH: Tensor, is_causal: bool, stream: Stream) -> Tensor:
         """`forward` for rows one after the other."""
@@ -116,7 +116,7 @@ class TinyAttention(nn.Module):
             return heads.transpose(1, 2).flatten(2)
 
         heads = attend_in(stream.tiny_groups, attend, self._project(z_1NH)[0])
-        return self._combine(heads[None], z_1NH.dtype)
+        return self._combine(heads[None], z_1NH)
 
     def _project(self, z_BTH: Tensor) -> Tensor:
         """Equation 4 for all heads in one matrix product: [B, T, 3·M·D]."""
@@ -124,10 +124,17 @@ class TinyAttention(nn.Module):
         bias = None
         if self.query_bias is not None:
             bias = F.pad(self.query_bias.flatten(), (0, 2 * self.num_heads * self.head_dim))
-        if z_BTH.dtype == weight.dtype:
-            return F.linear(self._normed(z_BTH), weight, bias)
-        qkv = F.linear(self._normed(z_BTH), weight.to(z_BTH.dtype)).to(weight.dtype)
+        number_format = self._number_format(z_BTH)
+        z_BTH = self._normed(z_BTH.to(number_format))
+        if number_format == weight.dtype:
+            return F.linear(z_BTH, weight, bias)
+        qkv = F.linear(z_BTH, weight.to(number_format)).to(weight.dtype)
         return qkv if bias is None else qkv + bias
+
+    def _number_format(self, z: Tensor) -> torch.dtype:
+        """What all with `z` is computed in: the PLM's format; on a CPU the weights' own, since bf16
+        is no faster there, and kernels would be compiled and kept for each length of `z`."""
+        return z.dtype if z.is_cuda else self.qkv_weight.dtype
 
     def _split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
         """q, k and v, each [B, M, T, D]."""
@@ -164,11 +171,12 @@ class TinyAttention(nn.Module):
         draws = torch.rand(weights.shape, generator=self.generator, device=weights.device)
         return (weights * (draws >= self.dropout) / (1 - self.dropout)) @ value
 
-    def _combine(self, heads_BTC: Tensor, dtype: torch.dtype) -> Tensor:
+    def _combine(self, heads_BTC: Tensor, z_BTH: Tensor) -> Tensor:
         """Equation 1a in mean form: heads one after the other, [B, T, M·D], to [B, T, H]."""
-        weight = (self.out_weight.flatten(0, 1) / self.num_heads).to(dtype)  # [M·D, H]
-        bias = None if self.out_bias is None else self.out_bias.to(dtype)
-        return F.linear(heads_BTC.to(dtype), weight.t(), bias)
+        number_format = self._number_format(z_BTH)
+        weight = (self.out_weight.flatten(0, 1) / self.num_heads).to(number_format)  # [M·D, H]
+        bias = None if self.out_bias is None else self.out_bias.to(number_format)
+        return F.linear(heads_BTC.to(number_format), weight.t(), bias).to(z_BTH.dtype)
 
     def extra_repr(self) -> str:
         """Sizes shown by print(module)."""

@@ -182,7 +182,8 @@ def _write(path: Path, model: AdaptedModel, rows: Batches, layer: int) -> None:
         with building.open("wb") as file, _evaluating(model):
             for indices in by_length(rows.lengths, streams=True):
                 found = _run(model, layer, rows.stream(indices, device))
-                by_row = found.split(rows.lengths[indices].tolist())
+                lengths = rows.lengths[indices]
+                by_row = found[: lengths.sum()].split(lengths.tolist())  # filler is nobody's
                 for start, own in zip(starts[indices], by_row, strict=True):
                     file.seek(int(start) * own.shape[1] * own.element_size())
                     file.write(own.contiguous().view(torch.uint8).numpy().data)

@@ -21,7 +21,8 @@ from tinyattn.config import AdapterConfig
 from tinyattn.errors import AdapterError, NameTakenError, PlmError, UsageError, did_you_mean
 from tinyattn.placement import Part, Sites, layer_calls, select_layers
 from tinyattn.plm import Plm
-from tinyattn.stream import Stream, group_rows, joined, streaming
+from tinyattn.plm_attention import streaming
+from tinyattn.stream import Stream, filler_of, joined
 
 _CAN_STREAM: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 CLASSIFIER_INIT = 0.02  # standard deviation, as transformers initialises classifiers
@@ -263,6 +264,9 @@ class AdaptedModel(nn.Module):
 
     def _run_stream(self, parts: Sequence[Part]) -> list[Tensor]:
         """The embeddings [B, H] in fp32 that stand for each part's rows."""
+        last, tokens = parts[-1], sum(part.stream.tokens for part in parts)
+        last = last._replace(stream=last.stream.filled(filler_of(tokens, self.plm)))
+        parts = [*parts[:-1], last]
         whole = joined([part.stream for part in parts])
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
         with (
@@ -299,8 +303,7 @@ class AdaptedModel(nn.Module):
         padded[0], padded[1, :3] = ids[:5], ids[5:]
         mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2], device=device)
         positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=device)
-        groups = group_rows(lengths, [2], device)
-        stream = Stream({"input_ids": ids[None]}, positions, lengths, groups, groups)
+        stream = Stream({"input_ids": ids[None]}, positions, (lengths,))
         was_training = self.plm.training
         self.plm.eval()
         try:

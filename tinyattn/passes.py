@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tinyattn.batches import Batches, split_by_length
+from tinyattn.batches import Batches
+from tinyattn.cutting import split_by_length
 from tinyattn.model import AdaptedModel
+from tinyattn.pool import is_out_of_memory
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.stream import Stream
 
@@ -111,11 +113,34 @@ def outputs_of(
         passes = list(by_length(rows.lengths, model.can_stream()))
         for number in range(ranks.rank, len(passes) + ranks.rank, ranks.size):
             indices = passes[min(number, len(passes) - 1)]
-            logits = logits_of(model, name, inputs_of(model, rows, indices, device, bottom))
+            logits = _in_halves_if_need_be(model, name, rows, indices, device, ranks, bottom)
             if number < len(passes):
                 outputs[indices] = logits.cpu().numpy()
     model.train(was_training)
     return ranks.add_up_array(outputs, device), rows.labels
+
+
+def _in_halves_if_need_be(
+    model: AdaptedModel,
+    name: str,
+    rows: Batches,
+    indices: np.ndarray,
+    device: torch.device,
+    ranks: Ranks,
+    bottom: Bottom | None,
+) -> Tensor:
+    """Logits of these rows; where memory is short, in passes of half as many: smaller
+    micro-batches, which help training, would not help here."""
+    try:
+        return logits_of(model, name, inputs_of(model, rows, indices, device, bottom))
+    except Exception as error:
+        # Several ranks must run equally many passes, or they wait for each other for ever.
+        if len(indices) == 1 or ranks.size > 1 or not is_out_of_memory(error):
+            raise
+    halves = np.array_split(indices, 2)
+    return torch.cat(
+        [_in_halves_if_need_be(model, name, rows, own, device, ranks, bottom) for own in halves]
+    )
 
 
 def mixed_outputs(

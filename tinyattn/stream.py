@@ -1,236 +1,200 @@
 """Rows of a batch one after the other, without padding; each attends to itself alone.
 
 A padded batch [B, T] becomes a stream [1, N], where N is the number of its real tokens. What works
-token by token (embeddings, norms, feed-forward nets) runs on it as it is. Attention, of PLM and
-adapters alike, runs on groups of rows of similar lengths: equally long ones are a view of the
-stream, others are gathered and masked. The mathematics is that of the padded batch.
+token by token (embeddings, norms, feed-forward nets) runs on it as it is. Attention, of adapters
+and mostly of the PLM (`plm_attention`), runs on groups of rows of similar lengths, which are
+gathered and masked. The mathematics is that of the padded batch. `AdaptedModel.can_stream` finds
+out whether a PLM can be run so.
 
-The PLM's own files stay untouched: transformers calls the attention function that is registered
-here while `streaming` is on. `can_stream` finds out whether a PLM can be run so.
-
-Shape suffixes: B rows, T tokens of the longest, N tokens of the stream, H hidden size, h heads,
-d dimension of a head.
+Shape suffixes: B rows, T tokens of the longest, N tokens of the stream, P places of its groups, H
+hidden size.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tinyattn.cutting import split_by_length
 
 Attend = Callable[..., Tensor]
 """Takes a key mask [B, 1, 1, T] or None, and inputs [B, T, C]; returns [B, T, C']."""
-NAME = "tinyattn_stream"
 GROUP_COST = {"cpu": 32.0, "cuda": 8192.0}
 """What one more call of the PLM's attention costs, in padded tokens: measured on a CPU with MiniLM;
 a GPU waits for launches."""
 TINY_GROUP_COST = {"cpu": 256.0, "cuda": 8192.0}
 """The same of an adapter's attention, where a padded token costs less."""
+TOKEN_STEP = 8
+"""What the tokens of a stream are a multiple of, where there is filler."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """Neighbours in a stream that attend in one call, each to itself."""
+class Groups:
+    """Which rows of a stream attend in one call, each to itself: those of similar lengths.
 
-    first: int
-    """Of their tokens in the stream."""
-    last: int
-    """One after their last token."""
-    rows: int
-    length: int
-    """Tokens of the longest."""
+    Padded to its longest row each, one group after the other, they have P places.
+
+    Attributes:
+        sizes: rows and padded length of each group.
+        masks: which places of each group are real, [B, 1, 1, T]; None: all.
+        place: the token that goes to each place, [P]; None: the stream is just those places.
+        token: the place of each token, [N].
+    """
+
+    sizes: list[tuple[int, int]]
+    masks: list[Tensor | None]
     place: Tensor | None = None
-    """Which of their tokens goes to each place of the padded rows, [B·T]; None: equally long."""
     token: Tensor | None = None
-    """Which padded place each of their tokens has."""
-    mask: Tensor | None = None
-    """[B, 1, 1, T]: which places are real."""
-
-    def as_rows(self, x_NC: Tensor) -> Tensor:
-        """These rows of the whole stream's tokens, padded: [B, T, C]."""
-        x = x_NC[self.first : self.last]
-        if self.place is not None:
-            x = x.index_select(0, self.place)
-        return x.unflatten(0, (self.rows, self.length))
-
-    def as_tokens(self, x_BTC: Tensor) -> Tensor:
-        """What is real of padded rows: [last - first, C]."""
-        x = x_BTC.flatten(0, 1)
-        return x if self.token is None else x.index_select(0, self.token)
-
-    def moved(self, by: int) -> Group:
-        """The same rows, `by` tokens further on in a longer stream."""
-        return Group(
-            self.first + by, self.last + by, self.rows, self.length,
-            self.place, self.token, self.mask,
-        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows one after the other.
+    """Rows one after the other, and perhaps filler behind them.
 
     Attributes:
         inputs: what the PLM takes by token, each [1, N]: input_ids, perhaps token_type_ids.
         positions: [1, N], from 0 in each row.
-        lengths: [B] tokens of each row.
-        groups: who attends together in the PLM; all tokens, in order.
-        tiny_groups: who attends together in an adapter.
+        lots: tokens of each row, by who brought the rows. Those of different trials attend apart:
+            in other groups they would be rounded otherwise than alone.
         start: layer calls of the PLM that are left out, since `hidden` is what they would give.
         hidden: [1, N, H]; None: nothing is left out.
     """
 
     inputs: dict[str, Tensor]
     positions: Tensor
-    lengths: np.ndarray
-    groups: list[Group]
-    tiny_groups: list[Group]
+    lots: tuple[np.ndarray, ...]
     start: int = 0
     hidden: Tensor | None = None
 
     @property
     def tokens(self) -> int:
         """N."""
-        return int(self.lengths.sum())
+        return self.positions.shape[1]
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, [B]."""
+        return np.concatenate(self.lots)
+
+    @functools.cached_property
+    def groups(self) -> Groups:
+        """Who attends together in the PLM."""
+        return self._grouped(GROUP_COST)
+
+    @functools.cached_property
+    def tiny_groups(self) -> Groups:
+        """Who attends together in an adapter."""
+        return self._grouped(TINY_GROUP_COST)
+
+    def _grouped(self, cost: Mapping[str, float]) -> Groups:
+        device = self.positions.device
+        return group_rows(self.lots, self.tokens, cost[device.type], device)
+
+    @functools.cached_property
+    def bounds(self) -> Tensor:
+        """Where each row begins, and where the last one ends, int32 [B + 1]."""
+        bounds = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        return torch.from_numpy(bounds).to(self.positions.device, non_blocking=True)
 
     def edges(self, last: bool) -> Tensor:
         """Position in the stream of each row's first (or last) token, [B]."""
         ends = np.cumsum(self.lengths)
         return torch.from_numpy(ends - 1 if last else ends - self.lengths)
 
+    def filled(self, filler: int) -> Stream:
+        """The same rows with so many tokens behind them, which are nobody's: copies of the last."""
+        if filler == 0:
+            return self
+        there = torch.arange(self.tokens + filler, device=self.positions.device)
+        there = there.clamp(max=self.tokens - 1)
+        return replace(
+            self,
+            inputs={name: values[:, there] for name, values in self.inputs.items()},
+            positions=self.positions[:, there],
+            hidden=None if self.hidden is None else self.hidden[:, there],
+        )
 
-def attend_in(groups: Sequence[Group], attend: Attend, *inputs_NC: Tensor) -> Tensor:
+
+def attend_in(groups: Groups, attend: Attend, *inputs_NC: Tensor) -> Tensor:
     """Have groups of rows attend, each by itself; inputs and result [N, C] are of all tokens."""
+    places = [rows * length for rows, length in groups.sizes]
+    inputs = [x if groups.place is None else x.index_select(0, groups.place) for x in inputs_NC]
+    own = zip(*(x.split(places) for x in inputs), strict=True)
     found = [
-        group.as_tokens(attend(group.mask, *(group.as_rows(x) for x in inputs_NC)))
-        for group in groups
+        attend(mask, *(x.unflatten(0, size) for x in parts)).flatten(0, 1)
+        for size, mask, parts in zip(groups.sizes, groups.masks, own, strict=True)
     ]
-    return found[0] if len(found) == 1 else torch.cat(found)
+    whole = found[0] if len(found) == 1 else torch.cat(found)
+    return whole if groups.token is None else whole.index_select(0, groups.token)
 
 
 def joined(streams: Sequence[Stream]) -> Stream:
-    """Streams one after the other, as one; they must have the same `start`."""
+    """Streams of one `start` one after the other, as one; only the last may have filler."""
     if len(streams) == 1:
         return streams[0]
     hidden = [stream.hidden for stream in streams if stream.hidden is not None]
-    starts = np.cumsum([0, *(stream.tokens for stream in streams)])
     return Stream(
         inputs={
             name: torch.cat([stream.inputs[name] for stream in streams], dim=1)
             for name in streams[0].inputs
         },
         positions=torch.cat([stream.positions for stream in streams], dim=1),
-        lengths=np.concatenate([stream.lengths for stream in streams]),
-        groups=_moved([stream.groups for stream in streams], starts),
-        tiny_groups=_moved([stream.tiny_groups for stream in streams], starts),
+        lots=tuple(lot for stream in streams for lot in stream.lots),
         start=streams[0].start,
         hidden=torch.cat(hidden, dim=1) if hidden else None,
     )
 
 
-def _moved(groups: Sequence[Sequence[Group]], starts: np.ndarray) -> list[Group]:
-    return [
-        group.moved(int(start)) for start, own in zip(starts, groups, strict=False) for group in own
-    ]
+def filler_of(tokens: int, plm: PreTrainedModel) -> int:
+    """Filler that a stream of so many tokens should have.
+
+    On a CPU, torch (oneDNN) compiles kernels for each shape it meets in bf16 and keeps them, which
+    takes some ms and 100 KB each. Fewer lengths are fewer shapes.
+    """
+    compiled = plm.device.type == "cpu" and torch.finfo(plm.dtype).bits < 32
+    return -tokens % TOKEN_STEP if compiled else 0
 
 
-def group_rows(lengths: np.ndarray, cuts: Sequence[int], device: torch.device) -> list[Group]:
-    """Groups of neighbouring rows.
+def group_rows(
+    lots: Sequence[np.ndarray], tokens: int, cost: float, device: torch.device
+) -> Groups:
+    """Group the rows of each lot so that little of them is padding.
 
     Args:
-        lengths: [B] tokens of each row of a stream.
-        cuts: rows of each group; together all rows.
+        lots: tokens of each row of a stream, by lot.
+        tokens: N, filler included.
+        cost: of one more group, in padded tokens.
         device: where the stream is.
     """
-    groups, row, first = [], 0, 0
-    for rows in cuts:
-        own = lengths[row : row + rows]
-        groups.append(_group(own, first, device))
-        row, first = row + rows, groups[-1].last
-    return groups
 
-
-def _group(lengths: np.ndarray, first: int, device: torch.device) -> Group:
-    rows, length, total = len(lengths), int(lengths.max()), int(lengths.sum())
-    if rows * length == total:
-        return Group(first, first + total, rows, length)
-    starts = np.cumsum(lengths) - lengths
-    places = np.arange(length)[None]
-    real = places < lengths[:, None]
-    # Padding repeats a token of its own row, so that what is not finite stays there.
-    place = starts[:, None] + np.minimum(places, lengths[:, None] - 1)
-
-    def tensor(array: np.ndarray) -> Tensor:
+    def moved(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
-    return Group(
-        first,
-        first + total,
-        rows,
-        length,
-        place=tensor(place.ravel()),
-        token=tensor(np.flatnonzero(real)),
-        mask=tensor(real[:, None, None]),
-    )
-
-
-# ---- the PLM's attention ----
-
-
-def _attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
-    *,
-    stream: Stream,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """What transformers calls in the place of its own attention: q, k, v [1, h, N, d]."""
-    for name in ("sliding_window", "softcap"):
-        if rest.get(name) is not None:
-            raise NotImplementedError(f"attention with {name}")  # such a PLM cannot stream
-    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-    grouped = query.shape[1] != key.shape[1]  # several queries share a key head, as in Llama
-    dim = query.shape[-1]
-
-    def attend(mask: Tensor | None, *parts: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(2, (-1, dim)).transpose(1, 2) for part in parts)
-        # Padding is on the right, so a causal query never sees it.
-        heads = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=None if causal else mask, dropout_p=dropout, is_causal=causal,
-            scale=scaling, enable_gqa=grouped,
-        )  # fmt: skip
-        return heads.transpose(1, 2).flatten(2)
-
-    # On a CPU torch's fused attention is 3 to 10 times slower backward in bf16 than in fp32.
-    on_cpu = query.device.type == "cpu"
-    number_format = torch.promote_types(query.dtype, torch.float32) if on_cpu else query.dtype
-    flat = (x[0].transpose(0, 1).flatten(1).to(number_format) for x in (query, key, value))
-    heads = attend_in(stream.groups, attend, *flat).to(query.dtype)
-    return heads.unflatten(1, (-1, dim))[None], None
-
-
-AttentionInterface.register(NAME, _attention)
-
-
-@contextlib.contextmanager
-def streaming(plm: PreTrainedModel) -> Iterator[None]:
-    """Within the block the PLM's attention takes streams: give it one as `stream=`."""
-    config: Any = plm.config
-    before, config._attn_implementation = config._attn_implementation, NAME
-    try:
-        yield
-    finally:
-        config._attn_implementation = before
+    places, real, sizes, masks = [], [], [], []
+    first = 0
+    for lengths in lots:
+        starts = first + np.cumsum(lengths) - lengths
+        first += int(lengths.sum())
+        for rows in split_by_length(lengths, len(lengths), cost):
+            own = lengths[rows, None]
+            columns = np.arange(own.max())
+            is_real = columns < own
+            # Padding repeats a token of its own row, so that what is not finite stays there.
+            places.append((starts[rows, None] + np.minimum(columns, own - 1)).ravel())
+            real.append(is_real.ravel())
+            sizes.append(is_real.shape)
+            masks.append(None if is_real.all() else moved(is_real[:, None, None]))
+    place = np.concatenate(places)
+    if np.array_equal(place, np.arange(tokens)):
+        return Groups(sizes, masks)
+    token = np.empty(tokens, dtype=np.int64)
+    found = np.flatnonzero(np.concatenate(real))
+    token[place[found]] = found
+    token[first:] = token[first - 1]  # filler is whatever the last token is
+    return Groups(sizes, masks, moved(place), moved(token))

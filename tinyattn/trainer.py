@@ -16,7 +16,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
 from tinyattn.engine import build_engine, load_optimizer, save_optimizer
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
+from tinyattn.evaluation import Evaluation, evaluation_steps
 from tinyattn.experts import perturb
 from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights
 from tinyattn.objects import fetched
@@ -44,46 +45,6 @@ from tinyattn.workshop import Workshop
 
 _numbers = itertools.count()
 _GPU_LOSS_CHECK = 16  # steps between looks at a GPU's loss; each look waits for the GPU
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """One unit of progress; what ASHA counts."""
-
-    index: int
-    """1 for the first."""
-    total: int
-    """Evaluations of the whole trial."""
-    epoch: float
-    """Passes over the training rows so far."""
-    step: int
-    """Optimizer steps so far."""
-    score: float
-    """The task's primary metric on the selection rows now, higher is better."""
-    best_score: float
-    """The best of this and all evaluations before."""
-    best_index: int
-    """Index of the evaluation that had it first."""
-    noise: float
-    """Standard error of the score: what other selection rows of the kind would change."""
-    train_loss: float
-    """Mean loss per row since the evaluation before."""
-    lr: float
-    """Learning rate of the last step."""
-    seconds: float
-    """Wall-clock time spent on this trial so far, interruptions left out."""
-    rows_per_second: float
-    """Training rows per second since the evaluation before, evaluation left out."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    """All of the task's metrics on the selection rows now."""
-    heldout: dict[str, float] = field(default_factory=dict)
-    """Only on the last: metrics of the best adapter on rows that selected nothing. Keys of a
-    further split end in its name, as in `accuracy_mismatched`."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the trial is complete."""
-        return self.index == self.total
 
 
 class Trainer:
@@ -457,15 +418,6 @@ class _Own(nn.Module):
 def _mathematics(config: TrainConfig) -> str:
     """What a state may not differ in: all but how batches are cut into passes."""
     return config.model_dump_json(exclude={"micro_batch_size"})
-
-
-def evaluation_steps(config: TrainConfig, steps_per_epoch: int) -> list[int]:
-    """Optimizer steps after which to evaluate: twice an epoch, or every n and at the end."""
-    total = steps_per_epoch * config.epochs
-    if config.evaluate_every is not None:
-        return sorted({*range(config.evaluate_every, total + 1, config.evaluate_every), total})
-    halves = {steps_per_epoch // 2, steps_per_epoch} - {0}
-    return sorted(e * steps_per_epoch + half for e in range(config.epochs) for half in halves)
 
 
 def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tinyattn import plm_attention
 from tinyattn.attention import TinyAttention
 from tinyattn.config import TrainConfig
 from tinyattn.errors import OutOfMemoryError
@@ -46,6 +47,17 @@ def test_training_learns_and_repeats(precision: str) -> None:
     first = losses(config, workshop)
     assert first == pytest.approx(losses(config, workshop), rel=1e-3)
     assert all(loss < 1.0 for loss in first)
+
+
+def test_rows_of_varying_lengths_attend_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's kernel for them, as by groups of rows with fused attention."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("this GPU has no such kernel")
+    assert plm_attention._varlen_works(torch.device("cuda", 0), torch.bfloat16, 32, False, 1)
+    config = BASE.with_overrides({"precision": "bf16"})
+    found = losses(config, Workshop())
+    monkeypatch.setattr(plm_attention, "_varlen_works", lambda *_: False)
+    assert found == pytest.approx(losses(config, Workshop()), rel=2e-2)
 
 
 def test_fully_masked_rows_are_zero_in_every_kernel() -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 import transformers
 
-from tinyattn.batches import Batches, labels_of, split_by_length
+from tinyattn.batches import Batches, labels_of
+from tinyattn.cutting import split_by_length
 from tinyattn.passes import EVAL_TOKENS, by_length, cut
 from tinyattn.plm import find_plm
 from tinyattn.tasks.base import Task
@@ -128,8 +129,8 @@ def test_a_stream_is_the_rows_without_padding(tokenizer: Any) -> None:
     lengths = [len(row["input_ids"]) for row in rows]
     assert found.positions[0].tolist() == [place for n in lengths for place in range(n)]
     assert found.lengths.tolist() == lengths
-    assert sum(group.rows for group in found.groups) == 4
-    assert [group.first for group in found.groups] == [0, *(g.last for g in found.groups[:-1])]
+    for groups in (found.groups, found.tiny_groups):
+        assert sum(rows for rows, _ in groups.sizes) == 4
 
 
 def gpt2_tokenizer() -> Any:
@@ -184,7 +185,7 @@ def test_a_huge_batch_is_split_by_its_lengths_not_by_its_rows(
     tried: list[int] = []
     search = bisect.bisect_left
     monkeypatch.setattr(
-        "tinyattn.batches.bisect.bisect_left", lambda *a: tried.append(1) or search(*a)
+        "tinyattn.cutting.bisect.bisect_left", lambda *a: tried.append(1) or search(*a)
     )
     cuts = split_by_length(lengths, len(lengths), 32.0)
     assert sum(map(len, cuts)) == 20_000

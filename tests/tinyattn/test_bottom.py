@@ -34,7 +34,7 @@ def test_logits_and_gradients_are_those_of_all_layers(
     kind: str, placement: str, build_plm: Any
 ) -> None:
     model = AdaptedModel(build_plm(kind, dtype=torch.float32), placement)
-    stream = stream_of(ROWS["one"], [1, 2])
+    stream = stream_of(ROWS["one"])
     for layers, first in (([2], 2), ("none", len(model.sites.calls)), ([1, 2], 1)):
         config = AdapterConfig(placement=placement, dropout=0.0, layers=layers)
         adapter = model.add_adapter(f"from-{first}", config, 2, seed=first)

@@ -17,8 +17,9 @@ from tiny_plm import save_tiny_plm
 from tinyattn import pool
 from tinyattn.config import TrainConfig
 from tinyattn.errors import DivergedError
+from tinyattn.evaluation import Evaluation
 from tinyattn.model import AdaptedModel
-from tinyattn.trainer import Evaluation, Trainer
+from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
 
 # 40 steps of 4 rows an epoch, 240 in all.

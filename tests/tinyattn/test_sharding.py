@@ -13,8 +13,9 @@ import torch.multiprocessing as mp
 from tiny_plm import save_tiny_plm
 
 from tinyattn.config import TrainConfig
+from tinyattn.evaluation import Evaluation
 from tinyattn.ranks import Ranks
-from tinyattn.trainer import Evaluation, Trainer
+from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.attention.varlen
 from test_placement import DECODERS, ENCODERS, PLACEMENTS, batch_of, randomise
 from torch import Tensor, nn
 
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
 from tinyattn.model import AdaptedModel
+from tinyattn.plm_attention import _varlen_works
 from tinyattn.stream import Stream, attend_in, group_rows, joined
 
 STREAMED = [kind for kind in ENCODERS + DECODERS if kind != "deberta-v2"]
@@ -30,20 +32,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "three": {"num_heads": 2, "head_dim": 1, "layers": [0, 2]},
     "none": {"layers": "none"},
 }
-CUTS = {"one": [1, 2], "two": [3], "three": [1], "none": [2]}
 OUTPUTS = {"one": 2, "two": 3, "three": 1, "none": 2}
 
 
-def stream_of(rows: list[list[int]], cuts: list[int]) -> Stream:
-    device = torch.device("cpu")
+def stream_of(rows: list[list[int]]) -> Stream:
     lengths = np.array([len(row) for row in rows])
     positions = [place for row in rows for place in range(len(row))]
     return Stream(
         {"input_ids": torch.tensor([[*chain(*rows)]])},
         torch.tensor([positions]),
-        lengths,
-        group_rows(lengths, cuts, device),
-        group_rows(lengths, [len(rows)], device),
+        (lengths,),
     )
 
 
@@ -65,10 +63,17 @@ def gradients(model: AdaptedModel, name: str) -> dict[str, Tensor]:
     return found
 
 
+@pytest.fixture(params=[0.0, 1e9], ids=["by length", "one group"])
+def group_cost(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows attend with those that are as long as they are, or with all."""
+    for name in ("GROUP_COST", "TINY_GROUP_COST"):
+        monkeypatch.setattr(f"tinyattn.stream.{name}", {"cpu": request.param})
+
+
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("kind", STREAMED)
 def test_mixed_rows_give_what_each_adapter_gives_alone(
-    build_plm: Any, kind: str, placement: str
+    build_plm: Any, kind: str, placement: str, group_cost: None
 ) -> None:
     plm = build_plm(kind, dtype=torch.float32)
     model = four_adapters(plm, placement)
@@ -79,7 +84,7 @@ def test_mixed_rows_give_what_each_adapter_gives_alone(
         alone[name] = model(**batch_of(rows, "right"))
         alone[name].square().sum().backward()
         alone_gradients[name] = gradients(model, name)
-    parts = [(name, stream_of(rows, CUTS[name])) for name, rows in ROWS.items()]
+    parts = [(name, stream_of(rows)) for name, rows in ROWS.items()]
     mixed = dict(zip(ROWS, model.run_streams(parts), strict=True))
     sum(logits.square().sum() for logits in mixed.values()).backward()
     for name, logits in mixed.items():
@@ -104,10 +109,10 @@ def test_who_cannot_stream_is_found_out(build_plm: Any, monkeypatch: pytest.Monk
     assert not model.can_stream()
 
 
-def test_what_is_not_finite_stays_with_its_adapter(build_plm: Any) -> None:
+def test_what_is_not_finite_stays_with_its_adapter(build_plm: Any, group_cost: None) -> None:
     """A trial that diverges must not touch its neighbours, in either direction of the pass."""
     model = four_adapters(build_plm("bert", dtype=torch.float32), "sequential")
-    parts = [(name, stream_of(ROWS[name], CUTS[name])) for name in ROWS]
+    parts = [(name, stream_of(ROWS[name])) for name in ROWS]
     before = model.run_streams(parts)
     sum(logits.square().sum() for logits in before).backward()
     wanted = {name: gradients(model, name) for name in ROWS}
@@ -124,7 +129,8 @@ def test_what_is_not_finite_stays_with_its_adapter(build_plm: Any) -> None:
 
 
 def test_a_row_of_a_group_that_is_not_finite_stays_by_itself(build_plm: Any) -> None:
-    stream = stream_of(ROWS["one"], [3])
+    stream = stream_of(ROWS["one"])
+    assert stream.groups.sizes == [(3, 7)]
     x = torch.randn(stream.tokens, 4)
     x[0] = math.nan
 
@@ -138,18 +144,123 @@ def test_a_row_of_a_group_that_is_not_finite_stays_by_itself(build_plm: Any) -> 
 
 
 def test_streams_join_in_order() -> None:
-    one, two = stream_of(ROWS["one"], [1, 2]), stream_of(ROWS["two"], [3])
+    one, two = stream_of(ROWS["one"]), stream_of(ROWS["two"])
     whole = joined([one, two])
     assert whole.inputs["input_ids"][0].tolist() == [*chain(*ROWS["one"], *ROWS["two"])]
-    assert [(g.first, g.last) for g in whole.groups] == [(0, 7), (7, 14), (14, 29)]
     assert whole.edges(last=False).tolist() == [0, 7, 11, 14, 19, 24]
     assert whole.edges(last=True).tolist() == [6, 10, 13, 18, 23, 28]
+
+
+def test_rows_of_similar_lengths_of_a_lot_attend_together() -> None:
+    lengths = np.array([4, 2, 4, 3, 2])  # tokens 0-3, 4-5, 6-9, 10-12, 13-14
+    cpu = torch.device("cpu")
+    groups = group_rows([lengths], 15, 0.5, cpu)
+    assert groups.sizes == [(2, 4), (1, 3), (2, 2)]
+    assert groups.masks == [None, None, None]
+    assert groups.place is not None
+    assert groups.place.tolist() == [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 4, 5, 13, 14]
+    groups = group_rows([lengths], 15, 1.5, cpu)
+    assert groups.sizes == [(3, 4), (2, 2)]  # a padded token costs less than a third group
+    assert groups.masks[0] is not None
+    assert groups.masks[1] is None
+    assert groups.masks[0].squeeze().tolist() == [[True] * 4, [True] * 4, [True] * 3 + [False]]
+    tokens = torch.arange(15.0)[:, None]
+    assert torch.equal(attend_in(groups, lambda mask, x: x, tokens), tokens)
+    apart = group_rows([lengths[:2], lengths[2:]], 15, 0.5, cpu)
+    assert apart.sizes == [(1, 4), (1, 2), (1, 4), (1, 3), (1, 2)]
+    in_order = group_rows([np.array([3, 3, 2])], 8, 0.5, cpu)
+    assert in_order.place is None
+    assert in_order.token is None
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+def test_filler_changes_nothing(build_plm: Any, kind: str, group_cost: None) -> None:
+    plm = build_plm(kind, dtype=torch.float32)
+    model = four_adapters(plm, "sequential")
+    logits, found = [], []
+    for filler in (0, 5):
+        parts = [(name, stream_of(rows)) for name, rows in ROWS.items()]
+        parts[-1] = parts[-1][0], parts[-1][1].filled(filler)
+        logits.append(model.run_streams(parts))
+        sum(one.square().sum() for one in logits[-1]).backward()
+        found.append({name: gradients(model, name) for name in ROWS})
+    for one, two in zip(*logits, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+    for name, own in found[0].items():
+        for key, gradient in own.items():
+            torch.testing.assert_close(gradient, found[1][name][key], rtol=1e-4, atol=1e-5)
+
+
+def test_on_a_cpu_in_bf16_few_lengths_of_streams_are_met(build_plm: Any) -> None:
+    plm = build_plm("bert", dtype=torch.bfloat16)
+    model, met = four_adapters(plm, "sequential"), []
+    plm.embeddings.register_forward_hook(lambda *given: met.append(given[2].shape[1]))
+    for rows in ([[3]], ROWS["one"], ROWS["one"] + ROWS["two"]):
+        model.run_streams([("one", stream_of(rows))])
+    assert met == [8, 16, 32]  # for 1, 14 and 29 tokens
+
+
+def varlen_in_words_of_ours(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """A stand-in for torch's kernel, which only GPUs have: a loop over the rows."""
+    assert cu_seq_q.dtype == torch.int32
+    assert torch.equal(cu_seq_q, cu_seq_k)
+    bounds = cu_seq_q.tolist()
+    assert max_q == max_k == max(b - a for a, b in pairwise(bounds))
+    assert bounds[-1] == len(query)
+    rows = [
+        nn.functional.scaled_dot_product_attention(
+            *(x[a:b].transpose(0, 1)[None] for x in (query, key, value)),
+            scale=scale, is_causal=window_size == (-1, 0), enable_gqa=enable_gqa,
+        )
+        for a, b in pairwise(bounds)
+    ]  # fmt: skip
+    return torch.cat([heads[0].transpose(0, 1) for heads in rows])
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_a_kernel_for_varying_lengths_serves_where_it_works(
+    build_plm: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = four_adapters(build_plm(kind, dtype=torch.float32), "sequential")
+    parts = [(name, stream_of(rows)) for name, rows in ROWS.items()]
+    asked = torch.device("cpu"), torch.float32, 8, kind != "bert", 2 if kind == "llama" else 1
+    assert not _varlen_works(*asked)
+    by_groups = model.run_streams(parts)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_in_words_of_ours)
+    _varlen_works.cache_clear()
+    monkeypatch.setattr(Stream, "groups", None)  # nobody makes them
+    try:
+        assert _varlen_works(*asked)
+        for one, other in zip(model.run_streams(parts), by_groups, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        _varlen_works.cache_clear()
+        wrong = lambda *given, **rest: varlen_in_words_of_ours(*given, **rest) * 1.1  # noqa: E731
+        monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", wrong)
+        assert not _varlen_works(*asked)
+        _varlen_works.cache_clear()
+        older = lambda q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False: q  # noqa: E731 - 2.10's
+        monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", older)
+        assert not _varlen_works(*asked)
+    finally:
+        _varlen_works.cache_clear()
 
 
 def test_unknown_names_and_adapters_without_classifier_are_errors(build_plm: Any) -> None:
     model = four_adapters(build_plm("bert", dtype=torch.float32), "sequential")
     model.add_adapter("bare", AdapterConfig())
-    stream = stream_of(ROWS["three"], [1])
+    stream = stream_of(ROWS["three"])
     with pytest.raises(UsageError, match=r"no adapter 'thre' is attached — did you mean 'three'\?"):
         model.run_streams([("one", stream), ("thre", stream)])
     with pytest.raises(UsageError, match="'bare' has no classifier"):

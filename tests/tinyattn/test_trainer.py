@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from tinyattn import passes, stream
 from tinyattn.checkpoint import STATE_FILE
 from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, DamagedError, DivergedError, OutOfMemoryError, StorageError
+from tinyattn.evaluation import Evaluation, evaluation_steps
 from tinyattn.model import AdaptedModel
 from tinyattn.objects import Objects, files_in
-from tinyattn.trainer import Evaluation, Trainer, evaluation_steps, row_losses
+from tinyattn.trainer import Trainer, row_losses
 from tinyattn.workshop import Workshop
 
 BASE = TrainConfig(
@@ -198,6 +200,32 @@ def test_nan_loss_is_diverged_at_once(workshop: Workshop) -> None:
             next(iter(trainer))
         assert trainer.step == 1
     run(BASE.with_overrides({"epochs": 1}), workshop)  # the next trial is not touched by it
+
+
+def test_an_evaluation_that_is_short_of_memory_takes_smaller_passes(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_streams, tried, failing = AdaptedModel.run_streams, [], [40]
+
+    def short(model: AdaptedModel, parts: Any) -> list[torch.Tensor]:
+        rows = sum(len(own.lengths) for _, own in parts)
+        if not torch.is_grad_enabled():
+            tried.append(rows)
+            if rows > failing[0]:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return run_streams(model, parts)
+
+    with trained(BASE, workshop) as trainer:
+        wanted, labels = trainer.outputs(trainer.data.select)
+        monkeypatch.setattr(AdaptedModel, "run_streams", short)
+        found, again = trainer.outputs(trainer.data.select)
+        assert max(tried) > 40
+        assert sum(rows for rows in tried if rows <= 40) == len(labels)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        assert np.array_equal(again, labels)
+        failing[0] = 0
+        with pytest.raises(RuntimeError, match="can't allocate"):
+            trainer.outputs(trainer.data.select)
 
 
 def test_running_out_of_memory_is_its_own_error(

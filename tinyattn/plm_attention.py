@@ -1,0 +1,148 @@
+"""The PLM's own attention on streams, each row by itself.
+
+transformers calls it in the place of its own while `streaming` is on; the PLM's files stay
+untouched. It computes what the PLM's does, by the way that is fastest where it runs:
+
+- torch's kernel for rows of varying lengths, where a trial of it works: on newer GPUs;
+- else torch's fused attention, a call for each group of rows of similar lengths; on a CPU in fp32,
+  since in bf16 it is 3 to 10 times slower backward.
+
+Shape suffixes are written out: B rows, T tokens of the longest, N tokens of the stream, h heads, d
+dimension of a head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+
+from tinyattn.stream import Stream, attend_in
+
+NAME = "tinyattn_stream"
+
+
+@contextlib.contextmanager
+def streaming(plm: PreTrainedModel) -> Iterator[None]:
+    """Within the block the PLM's attention takes streams: give it one as `stream=`."""
+    config: Any = plm.config
+    before, config._attn_implementation = config._attn_implementation, NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    *,
+    stream: Stream,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls: q, k, v [1, h, N, d]; returns the heads [1, N, h, d]."""
+    for name in ("sliding_window", "softcap"):
+        if rest.get(name) is not None:
+            raise NotImplementedError(f"attention with {name}")  # such a PLM cannot stream
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    dim = query.shape[-1]
+    scale = 1 / math.sqrt(dim) if scaling is None else scaling
+    tokens = [x[0].transpose(0, 1) for x in (query, key, value)]  # [N, h, d]
+    sharing = (
+        query.shape[1] // key.shape[1]
+    )  # query heads that have a key head in common, as Llama's
+    if dropout == 0 and _varlen_works(query.device, query.dtype, dim, causal, sharing):
+        query, key, value = tokens
+        return _varlen(stream, query, key, value, scale, causal)[None], None
+
+    def attend(mask: Tensor | None, *parts: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(2, (-1, dim)).transpose(1, 2) for part in parts)
+        # Padding is on the right, so a causal query never sees it.
+        heads = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=None if causal else mask, dropout_p=dropout, is_causal=causal,
+            scale=scale, enable_gqa=sharing > 1,
+        )  # fmt: skip
+        return heads.transpose(1, 2).flatten(2)
+
+    on_cpu = query.device.type == "cpu"
+    number_format = torch.promote_types(query.dtype, torch.float32) if on_cpu else query.dtype
+    flat = (x.flatten(1).to(number_format) for x in tokens)
+    heads = attend_in(stream.groups, attend, *flat).to(query.dtype)
+    return heads.unflatten(1, (-1, dim))[None], None
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+def _varlen(stream: Stream, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
+    """One call for all rows of a stream, q, k, v and result [N, h, d]."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    bounds, longest = stream.bounds, int(stream.lengths.max())
+    heads = varlen_attn(
+        q, k, v, bounds, bounds, longest, longest, scale=scale,
+        window_size=(-1, 0) if causal else (-1, -1), enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    assert isinstance(heads, Tensor)
+    return heads
+
+
+@functools.cache
+def _varlen_works(
+    device: torch.device, dtype: torch.dtype, dim: int, causal: bool, sharing: int
+) -> bool:
+    """Whether torch has such a kernel for this device and attention.
+
+    What it gives, forward and backward, is compared with what fused attention gives row by row.
+
+    Raises:
+        torch.OutOfMemoryError: that says nothing of the kernel.
+    """
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            found, wanted = _tried(device, dtype, dim, causal, sharing)
+    except torch.OutOfMemoryError:
+        raise
+    except (ImportError, TypeError, RuntimeError):  # TypeError: torch before 2.12 knows fewer words
+        return False
+    return bool((found - wanted).norm() <= torch.finfo(dtype).eps ** 0.5 * wanted.norm())
+
+
+def _tried(
+    device: torch.device, dtype: torch.dtype, dim: int, causal: bool, sharing: int
+) -> tuple[Tensor, Tensor]:
+    """Heads and gradients of three rows, by that kernel and row by row."""
+    lengths, draws = np.array([3, 1, 4]), torch.Generator().manual_seed(0)
+    stream = Stream({}, torch.arange(8, device=device)[None], (lengths,))
+    shapes = [(8, heads, dim) for heads in (2 * sharing, 2, 2, 2 * sharing)]
+    q, k, v, weight = (torch.randn(x, generator=draws).to(device, dtype) for x in shapes)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+
+    def with_gradients(heads: Tensor) -> Tensor:
+        own = [heads.detach(), *torch.autograd.grad(heads, inputs, weight)]
+        return torch.cat([x.flatten() for x in own])
+
+    def by_row(*parts: Tensor) -> Tensor:
+        query, key, value = (x.transpose(0, 1)[None] for x in parts)
+        heads = F.scaled_dot_product_attention(
+            query, key, value, is_causal=causal, enable_gqa=sharing > 1
+        )
+        return heads[0].transpose(0, 1)
+
+    rows = zip(*(x.split(lengths.tolist()) for x in inputs), strict=True)
+    found = with_gradients(_varlen(stream, q, k, v, 1 / math.sqrt(dim), causal))
+    return found, with_gradients(torch.cat([by_row(*parts) for parts in rows]))
