@@ -1,7 +1,8 @@
 """`resources.packed=auto`: how many trials share a process, measured where they will run.
 
-The figures are kept in the notes of the runs folder, for this kind of trial on machines of this
-kind, so that a resumed sweep and the next one start at once.
+All machines of a sweep have the same number, so it is measured on one of each kind, and the one
+taken is the best for all together. The figures are kept in the notes of the runs folder, for this
+kind of trial on that kind of machine: a resumed sweep and the next one start at once.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import contextlib
 import json
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import ray
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.batch import Batch, Bench, Stop
 from orchestrator.config import AUTO, Resources
-from orchestrator.nodes import alive, concurrency, kind_of
+from orchestrator.nodes import alive, concurrency, kind_of, size_of
+from orchestrator.watcher import stop_requested
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
 
@@ -31,14 +35,17 @@ _ROUNDS = 3
 """Rounds that a batch has at least: trials that start together learn nothing from each other."""
 
 
-def settled(batch: Batch, bench: Bench, left: int, stop: Stop) -> tuple[Batch, str | None]:
+def settled(
+    batch: Batch, bench: Bench, left: int, stop: Stop, say: Callable[[str], None]
+) -> tuple[Batch, str | None]:
     """Put a number in the place of `auto`; Ray must be running.
 
     Args:
         batch: whose trials share processes.
         bench: what they have in common.
         left: trials that have not ended.
-        stop: whether to give up.
+        stop: whether to give up; `sweep stop` is heard too.
+        say: is told when a measurement begins.
 
     Returns:
         The batch, and words on what was found; None where nothing was asked.
@@ -48,12 +55,14 @@ def settled(batch: Batch, bench: Bench, left: int, stop: Stop) -> tuple[Batch, s
     """
     if batch.resources.packed != AUTO:
         return batch, None
-    number, words = _found(batch, bench, left, stop)
+    number, words = _found(batch, bench, left, stop, say)
     resources = batch.resources.model_copy(update={"packed": number})
     return replace(batch, resources=resources), words
 
 
-def _found(batch: Batch, bench: Bench, left: int, stop: Stop) -> tuple[int, str]:
+def _found(
+    batch: Batch, bench: Bench, left: int, stop: Stop, say: Callable[[str], None]
+) -> tuple[int, str]:
     """The number of trials that should share a process, and why."""
     from tinyattn.probe import best_number
 
@@ -66,7 +75,7 @@ def _found(batch: Batch, bench: Bench, left: int, stop: Stop) -> tuple[int, str]
     if most < 2:
         return 1, f"{alone}: for sharing, {left} trials are few beside {processes} at once"
     try:
-        seconds = _known_or_measured(bench, one, stop)
+        seconds = _known_or_measured(bench, one, stop, say)
     except (RayError, TinyAttnError) as error:
         # Trials can do without, and say better what is wrong.
         reason = str(getattr(error, "cause", None) or error).strip().splitlines() or ["?"]
@@ -79,24 +88,73 @@ def _found(batch: Batch, bench: Bench, left: int, stop: Stop) -> tuple[int, str]
     return number, f"{number} trials share a process: {gain:.2f} times the steps a second"
 
 
-def _known_or_measured(bench: Bench, one: Resources, stop: Stop) -> dict[int, float]:
-    """Seconds of a trial's step, by trials that share a process."""
-    path, key = bench.depot.notes / FILE, _key(bench, one)
-    seconds = _known(path, key)
-    if seconds:
-        return seconds
-    task = _measured.options(num_cpus=one.cpus, num_gpus=one.gpus).remote(bench, one, MOST)
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not ray.wait([task], timeout=0.5)[0]:
-        if stop.asked or time.monotonic() > until:
-            ray.cancel(task, force=True)
-            if stop.asked:
-                raise KeyboardInterrupt
-            raise TinyAttnError(f"it took more than {PATIENCE_SECONDS:.0f} s")
-    seconds = ray.get(task)
-    with contextlib.suppress(OSError), path.open("a") as file:  # a full disk is no reason to stop
-        file.write(json.dumps([key, list(seconds.items())]) + "\n")
-    return seconds
+def _known_or_measured(
+    bench: Bench, one: Resources, stop: Stop, say: Callable[[str], None]
+) -> dict[int, float]:
+    """Seconds of a trial's step, by trials that share a process, on all machines together."""
+    machines = [node for node in alive(ray.nodes) if one.processes_on(*size_of(node))]
+    path = bench.depot.notes / FILE
+    keys = {node["NodeID"]: _key(bench, one, kind_of(node)) for node in machines}
+    known = {key: _known(path, key) for key in keys.values()}
+    missing = {key: node for node, key in keys.items() if not known[key]}
+    if missing:
+        where = "this machine" if len(machines) == 1 else f"{len(missing)} of the machines"
+        say(f"measuring on {where} how many trials should share a process (some 20 s)")
+        measured = _measure(bench, one, list(missing.values()), stop)
+        known |= {key: measured.get(node, {}) for key, node in missing.items()}
+        _note(path, {key: known[key] for key in missing})
+    found = [(known[keys[node["NodeID"]]], one.processes_on(*size_of(node))) for node in machines]
+    # A kind without figures is too small for a trial, busy or broken: the others decide.
+    return _together([(seconds, processes) for seconds, processes in found if seconds])
+
+
+def _together(machines: Sequence[tuple[Mapping[int, float], int]]) -> dict[int, float]:
+    """Seconds of a trial's step if all machines were one, for the numbers that all have tried.
+
+    Args:
+        machines: seconds by trials that share a process, and the number of processes, of each.
+
+    Raises:
+        TinyAttnError: there is none.
+    """
+    if not machines:
+        raise TinyAttnError("no machine came to figures")
+    counts = set[int].intersection(*({*seconds} for seconds, _ in machines))
+    return {
+        count: 1 / sum(processes / seconds[count] for seconds, processes in machines)
+        for count in sorted(counts)
+    }
+
+
+def _measure(
+    bench: Bench, one: Resources, nodes: Sequence[str], stop: Stop
+) -> dict[str, dict[int, float]]:
+    """What `step_seconds` finds on each of these nodes, as far as it comes to an end in time."""
+    tasks = {
+        _measured.options(
+            num_cpus=one.cpus,
+            num_gpus=one.gpus,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(bench, one, MOST): node
+        for node in nodes
+    }
+    until, found, errors = time.monotonic() + PATIENCE_SECONDS, {}, []
+    while tasks and time.monotonic() < until:
+        for task in ray.wait([*tasks], timeout=0.5)[0]:
+            node = tasks.pop(task)
+            try:
+                found[node] = ray.get(task)
+            except (RayError, TinyAttnError) as error:
+                errors.append(error)
+        if stop.asked or stop_requested(bench.depot.folder):
+            break
+    for task in tasks:
+        ray.cancel(task, force=True)
+    if stop.asked or stop_requested(bench.depot.folder):
+        raise KeyboardInterrupt
+    if not found:
+        raise errors[0] if errors else TinyAttnError(f"it took more than {PATIENCE_SECONDS:.0f} s")
+    return found
 
 
 @ray.remote(max_calls=1, max_retries=0)
@@ -111,13 +169,19 @@ def _measured(bench: Bench, one: Resources, most: int) -> dict[int, float]:
     return step_seconds(bench.base, Workshop(bench.data_dir), most)
 
 
-def _key(bench: Bench, one: Resources) -> str:
+def _key(bench: Bench, one: Resources, kind: str) -> str:
     """What decides how much sharing brings."""
     config: TrainConfig = bench.base
-    machines = sorted({kind_of(node) for node in alive(ray.nodes)})
     rows = f"{config.task} {config.max_length} {config.batch_size} {config.micro_batch_size}"
     plm = f"{config.plm} {bench.fingerprints.get('plm_fingerprint')} {config.precision}"
-    return f"{rows} {plm} {config.adapter} {one.cpus} {one.gpus} on {machines}"
+    return f"{rows} {plm} {config.adapter} {one.cpus} {one.gpus} on {kind}"
+
+
+def _note(path: Path, measured: Mapping[str, Mapping[int, float]]) -> None:
+    with contextlib.suppress(OSError), path.open("a") as file:  # a full disk is no reason to stop
+        for key, seconds in measured.items():
+            if seconds:
+                file.write(json.dumps([key, list(seconds.items())]) + "\n")
 
 
 def _known(path: Path, key: str) -> dict[int, float]:

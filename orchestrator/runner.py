@@ -39,7 +39,7 @@ from orchestrator.packing import settled
 from orchestrator.scheduler import Asha, make_scheduler
 from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
-from orchestrator.view import Progress, view_of
+from orchestrator.view import Progress, say, view_of
 from orchestrator.watcher import Watcher
 from tinyattn.errors import StorageError, TinyAttnError
 
@@ -108,7 +108,7 @@ def run_batch(
     bench = Bench(batch.base, depot, data_dir, seen)
     left = batch.trials - sum(past.outcome is not None for past in journal.trials.values())
     with signals_noted() as stop:
-        batch, found = settled(batch, bench, left, stop)
+        batch, found = settled(batch, bench, left, stop, say)
         _run_trials(batch, bench, source, journal, tracker, stop, found)
     tracker.settle()
     return [

@@ -269,6 +269,12 @@ def view_of(progress: Progress) -> LineView | LiveView:
     return LiveView(progress) if sys.stdout.isatty() else LineView(progress)
 
 
+def say(text: str) -> None:
+    """Print a line where there is no view yet."""
+    with contextlib.suppress(OSError):  # a log on a full disk, a pipe that nobody reads
+        print(text, flush=True)
+
+
 def brief(params: Mapping[str, Any]) -> str:
     """A configuration in a few words: last parts of the keys, three digits."""
     words = []

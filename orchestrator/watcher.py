@@ -223,6 +223,11 @@ class Watcher(tune.Callback):
         self.scheduler.unwanted |= asked - {STOP_ALL}
 
 
+def stop_requested(folder: Path) -> bool:
+    """Whether `sweep stop` asked the driver of that sweep's folder to end."""
+    return (folder / REQUESTS / STOP_ALL).exists()
+
+
 def _last_words(trial: Any) -> str:
     """What ended a trial's last worker, from the file that Tune keeps; empty: it kept none."""
     try:  # Tune's own reader looks where the file is copied later

@@ -23,10 +23,12 @@ from orchestrator.asker import Points
 from orchestrator.batch import Batch, Bench, Stop
 from orchestrator.config import AshaConfig, Resources
 from orchestrator.depot import SharedFolder
+from orchestrator.home import REQUESTS
 from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
 from orchestrator.tracking import Tracker
 from orchestrator.view import LineView
+from orchestrator.watcher import STOP_ALL
 from tinyattn.config import TrainConfig
 from tinyattn.probe import WORTH
 
@@ -155,11 +157,13 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
         resources=Resources(packed="auto"), tags={},
     )  # fmt: skip
     bench = Bench(base, SharedFolder(tmp_path / "sweeps" / "s"))
+    said: list[str] = []
     with this_machine(num_cpus=1):
-        measured, words = packing.settled(batch, bench, 6, Stop())
+        measured, words = packing.settled(batch, bench, 6, Stop(), said.append)
         monkeypatch.setattr(packing.ray, "get", None)  # who measures anew asks Ray
-        again, words_again = packing.settled(batch, bench, 6, Stop())
-        few, why = packing.settled(batch, bench, 5, Stop())
+        again, words_again = packing.settled(batch, bench, 6, Stop(), said.append)
+        few, why = packing.settled(batch, bench, 5, Stop(), said.append)
+    assert said == ["measuring on this machine how many trials should share a process (some 20 s)"]
     (line,) = (bench.depot.notes / packing.FILE).read_text().splitlines()
     seconds = dict(json.loads(line)[1])
     assert {1, 2} <= seconds.keys()
@@ -175,7 +179,7 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert (again, words_again) == (measured, words)
     assert few.resources.packed == 1
     assert "5 trials are few" in str(why)
-    assert packing.settled(few, bench, 5, Stop()) == (few, None)
+    assert packing.settled(few, bench, 5, Stop(), print) == (few, None)
 
 
 @pytest.fixture
@@ -186,7 +190,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Batch, Bench
         name="b", title="b", kind="trial", base=base, trials=60, evaluations=2,
         resources=Resources(packed="auto"), tags={},
     )  # fmt: skip
-    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}]
+    nodes = [{"Alive": True, "NodeID": 28 * "ab", "Resources": {"CPU": 2.0}}]
     monkeypatch.setattr(packing, "alive", lambda listed: nodes)
     monkeypatch.setattr(
         packing, "concurrency", lambda resources: resources.trials_at_once([(2, 0)])
@@ -202,7 +206,7 @@ def test_a_measurement_that_fails_is_no_reason_to_stop(
 
     monkeypatch.setattr(packing, "_measured", SimpleNamespace(options=fails))
     monkeypatch.setattr(packing._measured, "options", lambda **_: SimpleNamespace(remote=fails))
-    found, words = packing.settled(*asked, 60, Stop())
+    found, words = packing.settled(*asked, 60, Stop(), print)
     assert found.resources.packed == 1
     assert "could not be measured" in str(words)
 
@@ -218,12 +222,18 @@ def test_one_who_waits_for_the_measurement_can_stop(
     stop = Stop()
     stop.asked = True
     with pytest.raises(KeyboardInterrupt):
-        packing.settled(*asked, 60, stop)
+        packing.settled(*asked, 60, stop, print)
+    request = asked[1].depot.folder / REQUESTS / STOP_ALL
+    request.parent.mkdir(parents=True)
+    request.touch()  # as `sweep stop` does
+    with pytest.raises(KeyboardInterrupt):
+        packing.settled(*asked, 60, Stop(), print)
+    request.unlink()
     monkeypatch.setattr(packing, "PATIENCE_SECONDS", 0.0)
-    found, words = packing.settled(*asked, 60, Stop())
+    found, words = packing.settled(*asked, 60, Stop(), print)
     assert found.resources.packed == 1
     assert "it took more than" in str(words)
-    assert cancelled == ["task", "task"]
+    assert cancelled == ["task", "task", "task"]
 
 
 @pytest.mark.parametrize(
@@ -241,16 +251,73 @@ def test_no_process_stands_idle_for_sharing(
     monkeypatch.setattr(packing, "_known", lambda path, key: seconds)
     batch, bench = asked
     resources = batch.resources.model_copy(update={"concurrent": concurrent})
-    found, _ = packing.settled(replace(batch, resources=resources), bench, left, Stop())
+    found, _ = packing.settled(replace(batch, resources=resources), bench, left, Stop(), print)
     # Two processes, in each at most a third of what is left for it, and no more than may run.
     # With concurrent=1 there is one process, and nobody to share it with.
     assert found.resources.packed == expected
 
 
+@pytest.mark.parametrize(
+    ("small", "large", "expected"),
+    [
+        # Seconds of a step on two cores, and on a machine of another kind with eight.
+        ({1: 1.0, 2: 1.1}, {1: 1.0, 2: 0.7, 4: 0.5}, 2),  # nobody knows 4 of the small one
+        ({1: 0.1, 2: 0.3}, {1: 1.0, 2: 0.7}, 1),  # the small one does most of the work
+        ({1: 1.0}, {1: 1.0, 2: 0.5}, 1),  # the small one has no memory for two
+        ({}, {1: 1.0, 2: 0.5}, 2),  # the small one has none for one, and runs no trial
+    ],
+)
+def test_machines_of_several_kinds_have_the_number_that_is_best_for_all(
+    small: dict[int, float],
+    large: dict[int, float],
+    expected: int,
+    asked: tuple[Batch, Bench],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [
+        {"Alive": True, "NodeID": f"n{cpus}", "Resources": {"CPU": cpus}} for cpus in (2.0, 8.0)
+    ]
+    monkeypatch.setattr(packing, "alive", lambda listed: nodes)
+    measured: list[list[str]] = []
+
+    def measure(bench: Bench, one: Resources, chosen: list[str], stop: Stop) -> Any:
+        measured.append(chosen)
+        return {"n2.0": small, "n8.0": large}
+
+    monkeypatch.setattr(packing, "_measure", measure)
+    asked[1].depot.notes.mkdir(parents=True, exist_ok=True)
+    for _ in range(2):  # the second time from the notes
+        found, _words = packing.settled(*asked, 60, Stop(), print)
+        assert found.resources.packed == expected
+    assert measured == [["n2.0", "n8.0"], *([] if small else [["n2.0"]])]
+
+
+def test_a_machine_that_fails_leaves_the_figures_of_the_others(
+    asked: tuple[Batch, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(scheduling_strategy: Any, **rest: Any) -> Any:
+        return SimpleNamespace(remote=lambda *_: scheduling_strategy.node_id)
+
+    def get(task: str) -> dict[int, float]:
+        if task.startswith("a"):
+            raise WorkerCrashedError
+        return {1: 1.0, 2: 0.5}
+
+    monkeypatch.setattr(packing, "_measured", SimpleNamespace(options=started))
+    monkeypatch.setattr(packing.ray, "wait", lambda tasks, timeout: (tasks[:1], tasks[1:]))
+    monkeypatch.setattr(packing.ray, "get", get)
+    batch, bench = asked
+    good, bad = 28 * "bb", 28 * "aa"
+    found = packing._measure(bench, batch.resources, [bad, good], Stop())
+    assert found == {good: {1: 1.0, 2: 0.5}}
+    with pytest.raises(WorkerCrashedError):
+        packing._measure(bench, batch.resources, [bad], Stop())
+
+
 def test_what_cannot_share_passes_is_not_measured(asked: tuple[Batch, Bench]) -> None:
     batch, bench = asked
     base = bench.base.with_overrides({"plm_dropout": True})
-    found, words = packing.settled(batch, replace(bench, base=base), 60, Stop())
+    found, words = packing.settled(batch, replace(bench, base=base), 60, Stop(), print)
     assert found.resources.packed == 1
     assert "plm_dropout" in str(words)
 

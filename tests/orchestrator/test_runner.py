@@ -39,7 +39,8 @@ from orchestrator.watcher import Watcher
 from tinyattn.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError, UsageError
-from tinyattn.trainer import Evaluation, Trainer
+from tinyattn.evaluation import Evaluation
+from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
 
 TWIN, DOOMED, FAILS = {"seed": 1}, {"seed": 2, "epochs": 3}, {"max_length": 65}
