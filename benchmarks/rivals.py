@@ -1,66 +1,95 @@
 """A whole search, against what a user would put together today.
 
-The rival, kept simple and idiomatic: a Ray Tune function trainable around Hugging Face's `Trainer`
-and peft's LoRA (r = 8 on query and value), OptunaSearch, ASHAScheduler, MLflowLoggerCallback. Same
-PLM, rows, trials, epochs, batches, two evaluations an epoch, the same stopping rule, one core a
-trial. Wall time from the start of the process to its end, in an order that turns around.
+    stock        a Ray Tune function trainable around Hugging Face's `Trainer` and peft's LoRA
+                 (r = 8 on query and value), OptunaSearch, ASHAScheduler, MLflowLoggerCallback: kept
+                 simple and idiomatic
+    own trainer  the same around our own trainer: what Ray Tune as it comes leaves of it
+    ours         `tinyattn sweep run`
+
+Same PLM, rows, trials, epochs, batches, two evaluations an epoch, the same stopping rule, one core
+a trial. Wall time from the start of a side's process to its end, and the CPU time of the whole
+machine meanwhile, in an order that turns around. Which trials are stopped depends on who comes
+first, so evaluations are counted too.
 
     pip install -c constraints.txt -e '.[rivals]'
     TINYATTN_DATA=... python -m benchmarks.rivals [--trials 4] [--rows 2000] [--epochs 2]
                                                   [--repeats 3] [precision=bf16 ...]
+
+What is overridden holds for our trainer, on both sides that have it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import psutil
+import yaml
 
 from orchestrator.provenance import commit
 
 LOW, HIGH, BATCH, LENGTH, GRACE, REDUCTION = 5e-4, 5e-3, 8, 128, 2, 3
 
 
+def trial_of_ours(rows: int, epochs: int) -> dict[str, Any]:
+    """What our trainer is told."""
+    return {
+        "task": "sst2", "plm": "minilm", "epochs": epochs, "batch_size": BATCH,
+        "max_length": LENGTH, "max_train_rows": rows, "adapter": {"dropout": 0.0},
+    }  # fmt: skip
+
+
 def sweep_file(folder: Path, trials: int, rows: int, epochs: int) -> Path:
     """Our side."""
     content = {
-        "train": {
-            "task": "sst2", "plm": "minilm", "epochs": epochs, "batch_size": BATCH,
-            "max_length": LENGTH, "max_train_rows": rows, "adapter": {"dropout": 0.0},
-        },
+        "train": trial_of_ours(rows, epochs),
         "space": {"optimizer.lr": {"type": "log_uniform", "low": LOW, "high": HIGH}},
         "search": {"trials": trials},
         "asha": {"grace": GRACE, "reduction": REDUCTION, "mode": "stop"},
-    }  # fmt: skip
+    }
     file = folder / "rival.yaml"
     file.write_text(json.dumps(content))
     return file
 
 
-def ours(folder: Path, chosen: argparse.Namespace) -> None:
-    """Run our search in a process of its own."""
+Side = Callable[[Path, argparse.Namespace], int]
+"""Runs a search in a process of its own; returns how many evaluations all trials had."""
+
+
+def ours(folder: Path, chosen: argparse.Namespace) -> int:
+    """Our search."""
     file = sweep_file(folder, chosen.trials, chosen.rows, chosen.epochs)
     words = ["tinyattn", "sweep", "run", str(file), "name=ours", *chosen.overrides]
-    run([str(Path(sys.executable).with_name(words[0])), *words[1:], "--runs", str(folder)])
+    told = run([str(Path(sys.executable).with_name(words[0])), *words[1:], "--runs", str(folder)])
+    return len(re.findall(r"evaluation \d+/\d+: score", told))
 
 
-def stock(folder: Path, chosen: argparse.Namespace) -> None:
-    """Run the rival's search in a process of its own."""
-    numbers = [str(chosen.trials), str(chosen.rows), str(chosen.epochs)]
-    run([sys.executable, "-m", "benchmarks.rivals", "--stock", str(folder), *numbers])
+def rival(kind: str) -> Side:
+    """That rival's search."""
+
+    def run_it(folder: Path, chosen: argparse.Namespace) -> int:
+        own = {"folder": str(folder), "kind": kind, **vars(chosen)}
+        told = run([sys.executable, "-m", "benchmarks.rivals", "--rival", json.dumps(own)])
+        return int(told.splitlines()[-1])
+
+    return run_it
 
 
-def run(words: list[str]) -> None:
-    """Run a command; its output only if it fails."""
+def run(words: list[str]) -> str:
+    """Run a command and return its output, or end with it if it fails."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stdout[-3000:] + done.stderr[-3000:])
+    return done.stdout
 
 
 def splits(rows: int) -> tuple[Any, Any]:
@@ -77,8 +106,8 @@ def splits(rows: int) -> tuple[Any, Any]:
     return plain(data.train), plain(data.select)
 
 
-def trainable(config: dict[str, Any]) -> None:
-    """One LoRA trial."""
+def lora_trial(config: dict[str, Any]) -> None:
+    """One trial of LoRA with Hugging Face's Trainer."""
     import numpy as np
     import peft
     import torch
@@ -122,8 +151,27 @@ def trainable(config: dict[str, Any]) -> None:
     ).train()  # fmt: skip
 
 
-def search(folder: Path, trials: int, rows: int, epochs: int) -> None:
-    """The rival's search."""
+def own_trial(config: dict[str, Any]) -> None:
+    """One trial of ours, without anything else of this project."""
+    import torch
+    from ray import tune
+
+    from tinyattn.config import TrainConfig
+    from tinyattn.trainer import Trainer
+    from tinyattn.workshop import Workshop
+
+    torch.set_num_threads(1)
+    words = dict(word.split("=", 1) for word in config["overrides"])
+    told = {k: yaml.safe_load(v) for k, v in words.items() if not k.startswith("resources.")}
+    base = TrainConfig.model_validate(trial_of_ours(config["rows"], config["epochs"]))
+    for found in Trainer(base.with_overrides({**told, "optimizer.lr": config["lr"]}), Workshop()):
+        tune.report({"score": found.best_score, "evaluation": found.index})
+
+
+def search(
+    folder: str, kind: str, trials: int, rows: int, epochs: int, overrides: list[str], **_: Any
+) -> None:
+    """A rival's search."""
     import ray
     from ray import tune
     from ray.air.integrations.mlflow import MLflowLoggerCallback
@@ -131,9 +179,12 @@ def search(folder: Path, trials: int, rows: int, epochs: int) -> None:
     from ray.tune.search.optuna import OptunaSearch
 
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    tune.Tuner(
-        trainable,
-        param_space={"lr": tune.loguniform(LOW, HIGH), "rows": rows, "epochs": epochs},
+    found = tune.Tuner(
+        {"stock": lora_trial, "own trainer": own_trial}[kind],
+        param_space={
+            "lr": tune.loguniform(LOW, HIGH),
+            "rows": rows, "epochs": epochs, "overrides": overrides,
+        },
         tune_config=tune.TuneConfig(
             metric="score", mode="max", num_samples=trials, search_alg=OptunaSearch(),
             scheduler=ASHAScheduler(
@@ -142,7 +193,7 @@ def search(folder: Path, trials: int, rows: int, epochs: int) -> None:
             ),
         ),
         run_config=tune.RunConfig(
-            storage_path=str(folder / "ray"),
+            storage_path=f"{folder}/ray",
             callbacks=[
                 MLflowLoggerCallback(
                     tracking_uri=f"sqlite:///{folder}/stock.db", experiment_name="stock"
@@ -150,34 +201,51 @@ def search(folder: Path, trials: int, rows: int, epochs: int) -> None:
             ],
         ),
     ).fit()  # fmt: skip
+    print(sum(result.metrics["evaluation"] for result in found if result.metrics))
 
 
 def main() -> None:
-    """Run both sides in turn, and print medians and the ratio."""
-    if "--stock" in sys.argv:
-        folder, *numbers = sys.argv[sys.argv.index("--stock") + 1 :]
-        search(Path(folder), *map(int, numbers))
+    """Run all sides in turn; print medians and ratios."""
+    if "--rival" in sys.argv:
+        search(**json.loads(sys.argv[-1]))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=4)
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("overrides", nargs="*", help="Of our side, as precision=bf16.")
+    parser.add_argument("overrides", nargs="*", help="Of our trainer, as precision=bf16.")
     chosen = parser.parse_intermixed_args()
-    sides = {"ours": ours, "stock": stock}
+    sides: dict[str, Side] = {
+        "ours": ours,
+        "own trainer": rival("own trainer"),
+        "stock": rival("stock"),
+    }
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for repeat in range(chosen.repeats):
         for name in list(sides)[:: 1 if repeat % 2 else -1]:
             with tempfile.TemporaryDirectory() as folder:
-                begin = time.perf_counter()
-                sides[name](Path(folder), chosen)
+                begin, cpu = time.perf_counter(), cpu_seconds()
+                evaluations = sides[name](Path(folder), chosen)
                 seconds[name].append(time.perf_counter() - begin)
-            print(f"{name}: {seconds[name][-1]:.1f} s", flush=True)
-    ratio = statistics.median(seconds["stock"]) / statistics.median(seconds["ours"])
-    print(
-        f"stock ÷ ours {ratio:.2f}; {chosen.trials} trials, {chosen.rows} rows, commit {commit()}"
-    )
+                used = cpu_seconds() - cpu
+            each = seconds[name][-1] / evaluations
+            print(
+                f"{name}: {seconds[name][-1]:.1f} s, {used:.1f} s of CPU time; "
+                f"{evaluations} evaluations, {each:.1f} s each",
+                flush=True,
+            )
+    for name in ("stock", "own trainer"):
+        ratios = [a / b for a, b in zip(seconds[name], seconds["ours"], strict=True)]
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"{name} ÷ ours {statistics.median(ratios):.2f} ({spread})")
+    print(f"{chosen.trials} trials, {chosen.rows} rows, commit {commit()}")
+
+
+def cpu_seconds() -> float:
+    """Of all that runs on this machine, since it started."""
+    times = psutil.cpu_times()
+    return times.user + times.system + times.nice
 
 
 if __name__ == "__main__":

@@ -144,6 +144,22 @@ class Bench:
 
             yield take_steps
 
+    def real_share(self, count: int, **changes: Any) -> float:
+        """Real tokens ÷ tokens that go through the PLM, where so many trials share passes."""
+        real, processed = 0, 0
+
+        def look(plm: nn.Module, args: Any, given: dict[str, Any]) -> None:
+            nonlocal real, processed
+            real += int(given["stream"].lengths.sum())
+            processed += given["input_ids"].numel()
+
+        with self.side_by_side(count, **changes) as take_steps:
+            plm = self.workshop.plm_of(self.config.with_overrides(changes)).model
+            handle = plm.register_forward_pre_hook(look, with_kwargs=True)
+            take_steps(self.steps)
+            handle.remove()
+        return real / processed
+
     def top_half_whole(self) -> float:
         """Every step runs the lower half too."""
         with replaced(trainer_module, "bottom_of", lambda *_: None):
@@ -372,6 +388,14 @@ def main() -> None:
         base = "recipe" if "recipe" in times else "solo"
         title = f"{task}, batch {batch}: {'wall' if GPU else 'CPU'} time of a trial's step"
         found[title] = table(title, times, base)
+        found[title]["real ÷ processed tokens"] = shares = {
+            f"{'packed' if k > 1 else 'solo'} {k} {precision}": bench.real_share(
+                k, precision=precision
+            )
+            for k in (1, *PACKED[batch])
+            for precision in (("bf16",) if GPU else ("fp32", "bf16"))
+        }
+        print("real ÷ processed tokens:", {name: round(share, 3) for name, share in shares.items()})
     for title, ways, base in (
         ("8 adapters, 8 short rows each", mixed(workshop, plm), "a pass each"),
         ("start of a trial", starts(workshop, short), "cold process"),
