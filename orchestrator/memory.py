@@ -59,6 +59,15 @@ def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
         return
 
 
+def no_kernel_was_compiled(error: BaseException) -> bool:
+    """Whether this is how torch (oneDNN) says that it had no memory to compile a kernel.
+
+    That thread can compile none ever after, however much is free: oneDNN's assembler, Xbyak, keeps
+    a thread's error.
+    """
+    return "could not create a primitive" in str(error.__cause__)
+
+
 def give_back_memory() -> None:
     """Return what is free to the device and the system: libraries keep it for their next need."""
     gc.collect()

@@ -18,10 +18,17 @@ import ray
 import torch
 
 from orchestrator.batch import Bench
-from orchestrator.memory import FILE, give_back_memory, note_too_many, rows_that_fit
+from orchestrator.memory import (
+    FILE,
+    give_back_memory,
+    no_kernel_was_compiled,
+    note_too_many,
+    rows_that_fit,
+)
 from orchestrator.nodes import MachineError, TooSmallError, is_larger_elsewhere
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT
+from tinyattn.config import TrainConfig
 from tinyattn.errors import (
     DamagedError,
     DivergedError,
@@ -63,6 +70,7 @@ class Worker:
         """Of the trial."""
         self._shares = workshop is not None
         self._is_checked = False
+        self._is_spoilt = False
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Go over to a trial, `{"trial": its name, "point": its overrides}`."""
@@ -89,6 +97,7 @@ class Worker:
             evaluation = self._next_evaluation()
         except OutOfMemoryError as error:
             if self.rows > 1:
+                self._is_spoilt = no_kernel_was_compiled(error)
                 raise
             if is_larger_elsewhere(gpu=torch.cuda.is_available()):
                 raise TooSmallError(f"{error}; another machine has more memory") from None
@@ -109,9 +118,14 @@ class Worker:
         return result
 
     def halve(self) -> None:
-        """Go back to the last state, with half the rows a pass."""
+        """Go back to the last state, with half the rows a pass.
+
+        A process that can compile no kernels any more ends: the trial goes on in a new one.
+        """
         config = self.bench.base.with_overrides(self.overrides)
         note_too_many(config, self.rows, self.memory)
+        if self._is_spoilt:
+            os._exit(1)
         self.rows //= 2
         self.end()
         give_back_memory()
@@ -124,12 +138,21 @@ class Worker:
 
     def _next_evaluation(self) -> Evaluation:
         """Train to the next evaluation and keep its state; or the last one, of a trial restored."""
-        with out_of_memory_is_an_error(self.bench.base):
+        if self.trainer is None:
+            self.rows = min(self.rows, rows_that_fit(self._config(), self.memory))
+        with out_of_memory_is_an_error(self._config()):
             if self.trainer is None and (last := self._start()) is not None:
                 return last
             evaluation = next(self.evaluations)
         self._keep(evaluation)
         return evaluation
+
+    def _config(self) -> TrainConfig:
+        """Of the trial, with no more rows a pass than are known to fit."""
+        config = self.bench.base.with_overrides(self.overrides)
+        if self.rows < (config.micro_batch_size or config.batch_size):
+            return config.with_overrides({"micro_batch_size": self.rows})
+        return config
 
     def _start(self) -> Evaluation | None:
         """Make this trial's Trainer, from its newest state that can be read if it has one.
@@ -137,21 +160,17 @@ class Worker:
         Returns:
             The last evaluation of that state.
         """
-        config = self.bench.base.with_overrides(self.overrides)
-        self.rows = min(self.rows, rows_that_fit(config, self.memory))
         if not self._is_checked:
             self._refuse_other_inputs()
             self._is_checked = True
-        if self.rows < (config.micro_batch_size or config.batch_size):
-            config = config.with_overrides({"micro_batch_size": self.rows})
-        self.trainer = Trainer(config, self.workshop)
+        self.trainer = Trainer(self._config(), self.workshop)
         self.rows = self.trainer.micro_batch_size
         seen = self.ranks.gather(self.bench.depot.states(self.name))
         for name in sorted(set.intersection(*seen), reverse=True):
             if all(self.ranks.gather(self._restored(self.trainer, name))):
                 break
             self.trainer.close()  # a torn or damaged state: the one before will do
-            self.trainer = Trainer(config, self.workshop)
+            self.trainer = Trainer(self._config(), self.workshop)
         self.evaluations = iter(self.trainer)
         return self.trainer.last
 

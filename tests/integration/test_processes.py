@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from orchestrator.home import Home
 from orchestrator.search import OptunaSearcher
 
 pytestmark = pytest.mark.slow
+RAY_CORE = re.compile(r"\[\S+ \S+ E \d+ \d+\] core_worker\.cc:\d+: ")
 SIZES = ("task=agreement", "max_length=32", "max_train_rows=400", "batch_size=16")
 
 
@@ -71,7 +73,9 @@ def test_an_interrupted_sweep_leaves_nothing_running(
     _, stderr = sweep.communicate(timeout=40)
     assert sweep.returncode == 1
     assert "Traceback" not in stderr
-    (line,) = stderr.splitlines()
+    # Ray's core writes its errors to descriptor 2 whatever its settings: that it lost what its
+    # raylet held, where that died of the same signal some moments before it was let go.
+    (line,) = (line for line in stderr.splitlines() if not RAY_CORE.match(line))
     assert line.startswith("error: interrupted; what had ended is kept")
     assert line.endswith(f"`tinyattn sweep resume s --runs {tmp_path}` goes on where it was")
     assert psutil.wait_procs(children, timeout=10)[1] == []
