@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import mmap
 import os
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tinyattn.config import TrainConfig
 
 FILE = "memory.jsonl"
 """In the runs folder: one line a micro-batch that did not fit."""
+_THREAD_BYTES = 2**25
+"""Room for a thread's stack and first words."""
 
 
 def device_name() -> str:
@@ -66,6 +69,15 @@ def no_kernel_was_compiled(error: BaseException) -> bool:
     a thread's error.
     """
     return "could not create a primitive" in str(error.__cause__)
+
+
+def is_room_for_a_thread() -> bool:
+    """Whether a thread can be started: Python waits for ever for one without memory to begin."""
+    try:
+        mmap.mmap(-1, _THREAD_BYTES).close()
+    except OSError:
+        return False
+    return True
 
 
 def give_back_memory() -> None:

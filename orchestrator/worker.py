@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +22,7 @@ from orchestrator.batch import Bench
 from orchestrator.memory import (
     FILE,
     give_back_memory,
+    is_room_for_a_thread,
     no_kernel_was_compiled,
     note_too_many,
     rows_that_fit,
@@ -70,11 +72,12 @@ class Worker:
         """Of the trial."""
         self._shares = workshop is not None
         self._is_checked = False
-        self._is_spoilt = False
+        self._thread, self._is_spoilt = ThreadPoolExecutor(1), False
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Go over to a trial, `{"trial": its name, "point": its overrides}`."""
         self.end()
+        self._leave_spoilt_thread()
         self.name, self.overrides = config[NAME], dict(config[POINT])
         self.rows = sys.maxsize
         """Rows a pass, once it has started."""
@@ -94,10 +97,10 @@ class Worker:
             MachineError: this machine lacks what trials need.
         """
         try:
-            evaluation = self._next_evaluation()
+            evaluation = self._thread.submit(self._next_evaluation).result()
         except OutOfMemoryError as error:
+            self._is_spoilt = no_kernel_was_compiled(error)
             if self.rows > 1:
-                self._is_spoilt = no_kernel_was_compiled(error)
                 raise
             if is_larger_elsewhere(gpu=torch.cuda.is_available()):
                 raise TooSmallError(f"{error}; another machine has more memory") from None
@@ -118,17 +121,19 @@ class Worker:
         return result
 
     def halve(self) -> None:
-        """Go back to the last state, with half the rows a pass.
-
-        A process that can compile no kernels any more ends: the trial goes on in a new one.
-        """
+        """Go back to the last state, with half the rows a pass."""
         config = self.bench.base.with_overrides(self.overrides)
         note_too_many(config, self.rows, self.memory)
-        if self._is_spoilt:
-            os._exit(1)
         self.rows //= 2
         self.end()
         give_back_memory()
+        self._leave_spoilt_thread()
+
+    def _leave_spoilt_thread(self) -> None:
+        """Go on in a new thread, if this one can compile no kernels and there is room for one."""
+        if self._is_spoilt and is_room_for_a_thread():
+            self._thread.shutdown()
+            self._thread, self._is_spoilt = ThreadPoolExecutor(1), False
 
     def end(self) -> None:
         """Let go of the trial; the PLM is as it was."""
