@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from tinyattn.batches import Batches
 from tinyattn.model import AdaptedModel
-from tinyattn.passes import by_length
+from tinyattn.passes import in_passes
 from tinyattn.plm import Plm
 from tinyattn.stream import Stream
 from tinyattn.tasks.cache import cache_folder
@@ -180,13 +180,16 @@ def _write(path: Path, model: AdaptedModel, rows: Batches, layer: int) -> None:
     device = next(model.plm.parameters()).device
     try:
         with building.open("wb") as file, _evaluating(model):
-            for indices in by_length(rows.lengths, streams=True):
+
+            def keep(indices: np.ndarray) -> None:
                 found = _run(model, layer, rows.stream(indices, device))
                 lengths = rows.lengths[indices]
                 by_row = found[: lengths.sum()].split(lengths.tolist())  # filler is nobody's
                 for start, own in zip(starts[indices], by_row, strict=True):
                     file.seek(int(start) * own.shape[1] * own.element_size())
                     file.write(own.contiguous().view(torch.uint8).numpy().data)
+
+            in_passes(rows.lengths, True, keep)
             size = file.seek(0, os.SEEK_END)
             file.flush()
             file.write(_digest(torch.from_file(str(building), size=size, dtype=torch.uint8)))

@@ -19,7 +19,14 @@ alone; a traceback means a defect of tinyattn.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# The words of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
+_OUT_OF_MEMORY = (
+    "out of memory|ALLOC_FAILED|bad_alloc|not enough memory|[Cc]an(no|')t allocate|"
+    "could not create a (primitive|memory)"
+)
 
 
 class TinyAttnError(Exception):
@@ -74,3 +81,13 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     """Return ` — did you mean 'x'?` for the allowed word nearest to `word`, or an empty string."""
     close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
     return f" — did you mean '{close[0]}'?" if close else ""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of a library is one of the several ways of running out of memory."""
+    import torch  # slow to import, and what reads a user's words can do without
+
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or (
+        isinstance(error, RuntimeError) and re.search(_OUT_OF_MEMORY, str(error)) is not None
+    )

@@ -18,7 +18,14 @@ from transformers import PreTrainedModel
 from tinyattn.attention import TinyAttention
 from tinyattn.checkpoint import AdapterCard, PlmCard, TaskCard, read_adapter, write_adapter
 from tinyattn.config import AdapterConfig
-from tinyattn.errors import AdapterError, NameTakenError, PlmError, UsageError, did_you_mean
+from tinyattn.errors import (
+    AdapterError,
+    NameTakenError,
+    PlmError,
+    UsageError,
+    did_you_mean,
+    is_out_of_memory,
+)
 from tinyattn.placement import Part, Sites, layer_calls, select_layers
 from tinyattn.plm import Plm
 from tinyattn.plm_attention import streaming
@@ -311,7 +318,9 @@ class AdaptedModel(nn.Module):
                 hidden = self.plm.base_model(input_ids=padded, attention_mask=mask)
                 wanted = self._pool(hidden.last_hidden_state, mask).to(torch.float32)
             found = self.run_bare(stream)
-        except Exception:  # whatever such a PLM makes of arguments that it does not know
+        except Exception as error:  # whatever such a PLM makes of arguments that it does not know
+            if is_out_of_memory(error):
+                raise
             return False
         finally:
             self.plm.train(was_training)

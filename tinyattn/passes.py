@@ -13,8 +13,8 @@ from torch import Tensor
 
 from tinyattn.batches import Batches
 from tinyattn.cutting import split_by_length
+from tinyattn.errors import is_out_of_memory
 from tinyattn.model import AdaptedModel
-from tinyattn.pool import is_out_of_memory
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.stream import Stream
 
@@ -108,39 +108,28 @@ def outputs_of(
     was_training = model.training
     model.eval()
     outputs = np.zeros((len(rows), model.adapter(name).num_outputs or 1), dtype=np.float32)
-    # Weights that ranks gathered in inference mode could not serve the next training pass.
-    with torch.inference_mode() if ranks.size == 1 else torch.no_grad():
-        passes = list(by_length(rows.lengths, model.can_stream()))
+
+    def run(indices: np.ndarray) -> np.ndarray:
+        inputs = inputs_of(model, rows, indices, device, bottom)
+        found: np.ndarray = logits_of(model, name, inputs).cpu().numpy()
+        return found
+
+    def keep(indices: np.ndarray) -> None:
+        outputs[indices] = run(indices)
+
+    if ranks.size == 1:
+        with torch.inference_mode():
+            in_passes(rows.lengths, model.can_stream(), keep)
+        model.train(was_training)
+        return outputs, rows.labels
+    passes = list(by_length(rows.lengths, model.can_stream()))
+    with torch.no_grad():  # weights gathered in inference mode could not serve the next training
         for number in range(ranks.rank, len(passes) + ranks.rank, ranks.size):
-            indices = passes[min(number, len(passes) - 1)]
-            logits = _in_halves_if_need_be(model, name, rows, indices, device, ranks, bottom)
+            logits = run(passes[min(number, len(passes) - 1)])
             if number < len(passes):
-                outputs[indices] = logits.cpu().numpy()
+                outputs[passes[number]] = logits
     model.train(was_training)
     return ranks.add_up_array(outputs, device), rows.labels
-
-
-def _in_halves_if_need_be(
-    model: AdaptedModel,
-    name: str,
-    rows: Batches,
-    indices: np.ndarray,
-    device: torch.device,
-    ranks: Ranks,
-    bottom: Bottom | None,
-) -> Tensor:
-    """Logits of these rows; where memory is short, in passes of half as many: smaller
-    micro-batches, which help training, would not help here."""
-    try:
-        return logits_of(model, name, inputs_of(model, rows, indices, device, bottom))
-    except Exception as error:
-        # Several ranks must run equally many passes, or they wait for each other for ever.
-        if len(indices) == 1 or ranks.size > 1 or not is_out_of_memory(error):
-            raise
-    halves = np.array_split(indices, 2)
-    return torch.cat(
-        [_in_halves_if_need_be(model, name, rows, own, device, ranks, bottom) for own in halves]
-    )
 
 
 def mixed_outputs(
@@ -166,14 +155,34 @@ def mixed_outputs(
         name: np.zeros((len(own), model.adapter(name).num_outputs or 1), dtype=np.float32)
         for name, own in rows.items()
     }
+
+    def run(chosen: np.ndarray) -> None:
+        used = {names[i]: number[chosen[owner[chosen] == i]] for i in set(owner[chosen])}
+        parts = [(name, rows[name].stream(own, device)) for name, own in used.items()]
+        for (name, own), logits in zip(used.items(), model.run_streams(parts), strict=True):
+            found[name][own] = logits.cpu().numpy()
+
     model.eval()
     with torch.inference_mode():
-        for chosen in by_length(lengths, streams=True):
-            used = {names[i]: number[chosen[owner[chosen] == i]] for i in set(owner[chosen])}
-            parts = [(name, rows[name].stream(own, device)) for name, own in used.items()]
-            for (name, own), logits in zip(used.items(), model.run_streams(parts), strict=True):
-                found[name][own] = logits.cpu().numpy()
+        in_passes(lengths, True, run)
     return found
+
+
+def in_passes(lengths: np.ndarray, streams: bool, run: Callable[[np.ndarray], None]) -> None:
+    """Have all rows run, as `by_length` cuts them.
+
+    A pass that does not fit is run in halves: smaller micro-batches, which help training, would not
+    help here.
+    """
+    waiting = list(by_length(lengths, streams))
+    while waiting:
+        indices = waiting.pop(0)
+        try:
+            run(indices)
+        except Exception as error:
+            if len(indices) == 1 or not is_out_of_memory(error):
+                raise
+            waiting[:0] = np.array_split(indices, 2)
 
 
 def by_length(lengths: np.ndarray, streams: bool) -> Iterator[np.ndarray]:

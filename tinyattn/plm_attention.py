@@ -1,9 +1,10 @@
 """The PLM's own attention on streams, each row by itself.
 
 transformers calls it in the place of its own while `streaming` is on; the PLM's files stay
-untouched. It computes what the PLM's does, by the way that is fastest where it runs:
+untouched. It computes what the PLM's does, in one of two ways:
 
-- torch's kernel for rows of varying lengths, where a trial of it works: on newer GPUs;
+- torch's kernel for rows of varying lengths, where a trial of it works: in bf16 and fp16 on GPUs
+  since Ampere (not measured yet);
 - else torch's fused attention, a call for each group of rows of similar lengths; on a CPU in fp32,
   since in bf16 it is 3 to 10 times slower backward.
 
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
+from tinyattn.errors import is_out_of_memory
 from tinyattn.stream import Stream, attend_in
 
 NAME = "tinyattn_stream"
@@ -110,14 +112,14 @@ def _varlen_works(
     What it gives, forward and backward, is compared with what fused attention gives row by row.
 
     Raises:
-        torch.OutOfMemoryError: that says nothing of the kernel.
+        RuntimeError: out of memory, which says nothing of the kernel.
     """
     try:
         with torch.inference_mode(False), torch.enable_grad():
             found, wanted = _tried(device, dtype, dim, causal, sharing)
-    except torch.OutOfMemoryError:
-        raise
-    except (ImportError, TypeError, RuntimeError):  # TypeError: torch before 2.12 knows fewer words
+    except (ImportError, TypeError, RuntimeError) as error:  # torch < 2.12 knows fewer words
+        if is_out_of_memory(error):
+            raise
         return False
     return bool((found - wanted).norm() <= torch.finfo(dtype).eps ** 0.5 * wanted.norm())
 

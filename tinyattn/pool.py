@@ -12,7 +12,6 @@ trial. What a trial does with the PLM beside that, as evaluating, it does within
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +21,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tinyattn.errors import is_out_of_memory
 from tinyattn.model import AdaptedModel
 from tinyattn.stream import Stream
-
-# The words of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
-_OUT_OF_MEMORY = (
-    "out of memory|ALLOC_FAILED|bad_alloc|not enough memory|[Cc]an(no|')t allocate|"
-    "could not create a (primitive|memory)"
-)
 
 
 @dataclass(eq=False)
@@ -181,14 +175,6 @@ class Pool:
             old.restore()
         self._run_joined(requests[: len(requests) // 2])
         self._run_joined(requests[len(requests) // 2 :])
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is one of the several ways of running out of memory."""
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (
-        isinstance(error, RuntimeError) and re.search(_OUT_OF_MEMORY, str(error)) is not None
-    )
 
 
 def _fitting(requests: list[Request], most: int) -> list[list[Request]]:

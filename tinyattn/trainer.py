@@ -31,13 +31,13 @@ from tinyattn.checkpoint import TaskCard, read_adapter, read_state, write_state
 from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
 from tinyattn.engine import build_engine, load_optimizer, save_optimizer
-from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
+from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
 from tinyattn.evaluation import Evaluation, evaluation_steps
 from tinyattn.experts import perturb
 from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights
 from tinyattn.objects import fetched
 from tinyattn.passes import cut, inputs_of, logits_of, outputs_of
-from tinyattn.pool import Request, is_out_of_memory
+from tinyattn.pool import Request
 from tinyattn.stream import Stream
 from tinyattn.tasks import Task, compute_metrics, noise_of
 from tinyattn.tasks.tokens import Split

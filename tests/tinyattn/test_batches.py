@@ -16,7 +16,7 @@ import transformers
 
 from tinyattn.batches import Batches, labels_of
 from tinyattn.cutting import split_by_length
-from tinyattn.passes import EVAL_TOKENS, by_length, cut
+from tinyattn.passes import EVAL_TOKENS, by_length, cut, in_passes
 from tinyattn.plm import find_plm
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.tokens import Split, as_split, tokenise
@@ -195,3 +195,37 @@ def test_a_huge_batch_is_split_by_its_lengths_not_by_its_rows(
 def test_equal_lengths_are_not_split_and_one_row_is_a_batch() -> None:
     assert [len(cut) for cut in split_by_length(np.full(16, 9), 16, 32.0)] == [16]
     assert [list(cut) for cut in split_by_length(np.array([3]), 16, 32.0)] == [[0]]
+
+
+def test_a_pass_that_does_not_fit_is_run_in_halves_and_no_row_twice() -> None:
+    lengths = np.random.default_rng(0).integers(1, 120, 500)
+    tried: list[int] = []
+    ran: list[int] = []
+
+    def run(indices: np.ndarray) -> None:
+        tried.append(int(lengths[indices].sum()))
+        if tried[-1] > 700:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        ran.extend(indices.tolist())
+
+    in_passes(lengths, True, run)
+    assert sorted(ran) == list(range(500))
+    assert max(tried) > 3000
+    assert lengths[ran[0]] == lengths.max()  # the order stays
+
+    def never(indices: np.ndarray) -> None:
+        tried.append(len(indices))
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        in_passes(lengths, True, never)
+    assert tried[-1] == 1
+
+    def broken(indices: np.ndarray) -> None:
+        tried.append(len(indices))
+        raise RuntimeError("shapes do not match")
+
+    tried.clear()
+    with pytest.raises(RuntimeError, match="shapes"):
+        in_passes(lengths, True, broken)
+    assert len(tried) == 1
