@@ -2,7 +2,8 @@
 
 All machines of a sweep have the same number, so it is measured on one of each kind, and the one
 taken is the best for all together. The figures are kept in the notes of the runs folder, for this
-kind of trial on that kind of machine: a resumed sweep and the next one start at once.
+kind of trial on that kind of machine: a resumed sweep and the next one start at once, unless a kind
+came to no figures. Then the others' decide.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _known_or_measured(
     missing = {key: node for node, key in keys.items() if not known[key]}
     if missing:
         where = "this machine" if len(machines) == 1 else f"{len(missing)} of the machines"
-        say(f"measuring on {where} how many trials should share a process (some 20 s)")
+        say(f"measuring on {where} how many trials should share a process (some 30 s)")
         measured = _measure(bench, one, list(missing.values()), stop)
         known |= {key: measured.get(node, {}) for key, node in missing.items()}
         _note(path, {key: known[key] for key in missing})

@@ -31,10 +31,10 @@ def step_seconds(config: TrainConfig, workshop: Workshop, most: int) -> dict[int
         most: trials at most.
 
     Returns:
-        Seconds of a step by number of trials, up to the first number that brings nothing.
+        Seconds of a step by number of trials, until two numbers in a row bring nothing.
     """
     found: dict[int, float] = {}
-    steps, count = 0, 1
+    steps, count, in_vain = 0, 1, 0
     while count <= most:
         try:
             with out_of_memory_is_an_error(config), contextlib.ExitStack() as stack:
@@ -47,7 +47,8 @@ def step_seconds(config: TrainConfig, workshop: Workshop, most: int) -> dict[int
                 found[count] = min(_take(trainers, steps) for _ in range(_TIMES)) / steps / count
         except OutOfMemoryError:
             return found
-        if count > 1 and found[count] > WORTH * found[count // 2]:
+        in_vain = 0 if best_number(found) == count else in_vain + 1
+        if in_vain == 2:
             return found
         count *= 2
     return found

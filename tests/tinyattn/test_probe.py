@@ -22,6 +22,7 @@ from tinyattn.workshop import Workshop
         ({1: 1.0, 2: 0.7, 4: 0.69}, 2),
         ({1: 1.0, 2: 0.9, 4: 0.6}, 4),
         ({1: 1.0, 2: 1.2}, 1),
+        ({1: 1.0, 2: 0.97, 4: 0.86}, 4),
     ],
 )
 def test_more_must_be_worth_it(seconds: dict[int, float], expected: int) -> None:
@@ -37,10 +38,30 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 def test_small_batches_gain_by_sharing_and_nothing_is_left(config: TrainConfig) -> None:
     workshop = Workshop()
     seconds = step_seconds(config, workshop, 4)
-    assert list(seconds) in ([1, 2], [1, 2, 4])
+    assert list(seconds) == [1, 2, 4]
     assert all(value > 0 for value in seconds.values())
     model = workshop.plm_of(config).model
     assert not any(module._forward_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tried"),
+    [
+        ({1: 1.0, 2: 0.97, 4: 0.96, 8: 0.1}, [1, 2, 4]),  # two in vain
+        ({1: 1.0, 2: 0.97, 4: 0.86, 8: 0.85}, [1, 2, 4, 8]),
+        ({1: 1.0, 2: 0.8, 4: 0.79, 8: 0.7}, [1, 2, 4, 8]),
+    ],
+)
+def test_one_number_that_brings_nothing_is_not_the_end(
+    config: TrainConfig,
+    seconds: dict[int, float],
+    tried: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        probe, "_take", lambda trainers, steps: seconds[len(trainers)] * len(trainers) * steps
+    )
+    assert list(step_seconds(config, Workshop(), 8)) == tried
 
 
 def test_what_does_not_fit_is_not_counted(
