@@ -30,8 +30,9 @@ GROUP_COST = {"cpu": 32.0, "cuda": 8192.0}
 a GPU waits for launches."""
 TINY_GROUP_COST = {"cpu": 256.0, "cuda": 8192.0}
 """The same of an adapter's attention, where a padded token costs less."""
-TOKEN_STEP = 8
-"""What the tokens of a stream are a multiple of, where there is filler."""
+TOKEN_STEP, SHORT, SHORT_STEP = 8, 128, 4
+"""What the tokens of a stream are a multiple of where there is filler, and of a short one, of which
+it would be too large a part."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ def filler_of(tokens: int, plm: PreTrainedModel) -> int:
     takes some ms and 100 KB each. Fewer lengths are fewer shapes.
     """
     compiled = plm.device.type == "cpu" and torch.finfo(plm.dtype).bits < 32
-    return -tokens % TOKEN_STEP if compiled else 0
+    return -tokens % (TOKEN_STEP if tokens > SHORT else SHORT_STEP) if compiled else 0
 
 
 def group_rows(

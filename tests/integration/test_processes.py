@@ -24,7 +24,9 @@ from orchestrator.home import Home
 from orchestrator.search import OptunaSearcher
 
 pytestmark = pytest.mark.slow
-RAY_CORE = re.compile(r"\[\S+ \S+ E \d+ \d+\] core_worker\.cc:\d+: ")
+RAY_CORE = re.compile(
+    r"\[\S+ \S+ E \d+ \d+\] core_worker\.cc:\d+: .*Attempting to recover \d+ lost objects"
+)
 SIZES = ("task=agreement", "max_length=32", "max_train_rows=400", "batch_size=16")
 
 

@@ -195,9 +195,9 @@ def test_on_a_cpu_in_bf16_few_lengths_of_streams_are_met(build_plm: Any) -> None
     plm = build_plm("bert", dtype=torch.bfloat16)
     model, met = four_adapters(plm, "sequential"), []
     plm.embeddings.register_forward_hook(lambda *given: met.append(given[2].shape[1]))
-    for rows in ([[3]], ROWS["one"], ROWS["one"] + ROWS["two"]):
+    for rows in ([[3]], ROWS["one"], ROWS["one"] + ROWS["two"], 5 * ROWS["two"] + ROWS["one"] * 4):
         model.run_streams([("one", stream_of(rows))])
-    assert met == [8, 16, 32]  # for 1, 14 and 29 tokens
+    assert met == [4, 16, 32, 136]  # for 1, 14, 29 and 131 tokens
 
 
 def varlen_in_words_of_ours(
