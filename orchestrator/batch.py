@@ -13,6 +13,9 @@ from orchestrator.depot import Depot
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
 
+UNWRITABLE = "unwritable"
+"""Key of a result that says why a worker could not write: the driver then ends the sweep."""
+
 
 @dataclass(frozen=True)
 class Batch:

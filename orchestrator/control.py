@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.definition import Definition
-from orchestrator.home import REQUESTS, Home
+from orchestrator.home import REQUESTS, STOP_ALL, Home
 from orchestrator.journal import Past, read_journal
 from orchestrator.store import SweepRecord, TrialRecord
 from orchestrator.view import brief, clock, short
-from orchestrator.watcher import STOP_ALL
 from tinyattn.errors import TinyAttnError, UsageError
 
 _WAIT_SECONDS = 120.0

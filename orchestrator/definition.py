@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import search_spaces
 from orchestrator.config import Sweep, apply_overrides, check, load_sweep
-from tinyattn.checkpoint import write_text
+from tinyattn.atomic import write_text
 from tinyattn.config import StrictModel, build
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 

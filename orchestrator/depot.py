@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from tinyattn.atomic import replace_folder
 from tinyattn.errors import DamagedError, StorageError
 from tinyattn.objects import Objects, files_in, on_own_disk, scratch, write_files
 
@@ -174,8 +175,6 @@ class ObjectStore:
             self.objects.put(f"{_adapter(trial, index)}.tar", files)
 
     def adapter(self, trial: str, index: int) -> Path | None:
-        from tinyattn.checkpoint import replace_folder  # imports torch, see above
-
         adapter = self.folder / _adapter(trial, index)
         if adapter.is_dir():
             return adapter

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from tinyattn.atomic import write_text
 from tinyattn.errors import StorageError, UsageError
 
 if TYPE_CHECKING:  # they import mlflow and torch, which takes seconds; a check may need neither
@@ -30,6 +31,8 @@ _STORAGE = "storage"
 _FOLDER = "folder"
 REQUESTS = "stop"
 """Folder, in a sweep's, where `sweep stop` leaves its wishes."""
+STOP_ALL = "all"
+"""Name of the wish to stop the whole sweep; others have the names of trials."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,6 @@ class Home:
 
     def _note(self, folder: Path, name: str) -> str:
         """Note where a sweep begins."""
-        from tinyattn.checkpoint import write_text
         from tinyattn.objects import Objects
 
         place = _FOLDER

@@ -10,9 +10,9 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from orchestrator.batch import Bench
+from orchestrator.batch import UNWRITABLE, Bench
 from orchestrator.config import Resources
-from orchestrator.worker import UNWRITABLE, Worker
+from orchestrator.worker import Worker
 from tinyattn.errors import OutOfMemoryError
 from tinyattn.ranks import Ranks
 

@@ -26,7 +26,7 @@ from orchestrator.outcome import Outcome
 from orchestrator.search import importances
 from orchestrator.store import Store, SweepRecord, TrialRecord
 from orchestrator.tracking import Tracker
-from tinyattn.checkpoint import write_text
+from tinyattn.atomic import write_text
 from tinyattn.errors import StorageError, UsageError
 
 DPI = 130

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tinyattn.checkpoint import replace_folder
+from tinyattn.atomic import replace_folder
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 from tinyattn.evaluation import Evaluation

@@ -12,21 +12,18 @@ from typing import Any
 
 from ray import tune
 
-from orchestrator.batch import Batch, Lives, Stop
+from orchestrator.batch import UNWRITABLE, Batch, Lives, Stop
 from orchestrator.depot import Depot
-from orchestrator.home import REQUESTS
+from orchestrator.home import REQUESTS, STOP_ALL
 from orchestrator.journal import Journal, Past
 from orchestrator.nodes import Nodes, TooSmallError, address_in
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import NAME, POINT, Asha, replay
 from orchestrator.tracking import Tracker
 from orchestrator.view import short
-from orchestrator.worker import UNWRITABLE
 from tinyattn.errors import StorageError
 
 LESS_MEMORY = "fewer trials at once (resources.concurrent) or a smaller micro_batch_size need less"
-STOP_ALL = "all"
-"""Name of the request to stop the whole sweep; other requests have the names of trials."""
 RUNNING = "RUNNING"
 """Tune's status of a trial that has a worker."""
 _POLL_SECONDS = 1.0

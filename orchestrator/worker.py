@@ -18,7 +18,7 @@ import psutil
 import ray
 import torch
 
-from orchestrator.batch import Bench
+from orchestrator.batch import UNWRITABLE, Bench
 from orchestrator.memory import (
     FILE,
     give_back_memory,
@@ -42,9 +42,6 @@ from tinyattn.evaluation import Evaluation
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.trainer import Trainer, out_of_memory_is_an_error
 from tinyattn.workshop import Workshop
-
-UNWRITABLE = "unwritable"
-"""Key of a result that says why a worker could not write: the driver then ends the sweep."""
 
 
 class Worker:

@@ -6,14 +6,11 @@ adapter_model.safetensors   `layers.<call>.<parameter>` and `classifier.{weight,
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -23,6 +20,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
+from tinyattn.atomic import replace_folder
 from tinyattn.config import AdapterConfig, StrictModel
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 
@@ -182,74 +180,3 @@ def read_state(folder: Path) -> dict[str, Any]:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no error type of its own for damaged files
         raise DamagedError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
-
-
-@contextlib.contextmanager
-def replace_folder(folder: Path) -> Iterator[Path]:
-    """Yield a fresh folder that takes the place of `folder` when the block ends without error.
-
-    Raises:
-        StorageError: it cannot be written; `folder` is then as it was.
-    """
-    folder = folder.resolve()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-        fresh, aside = work / "new", work / "old"
-        try:
-            fresh.mkdir()
-            yield fresh
-            _take_place(fresh, folder, aside)
-        finally:
-            if folder.is_dir() or not aside.exists():  # never the only copy
-                shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: cannot be written: {error.strerror or error}; free space or choose "
-            "another place"
-        ) from None
-
-
-def _take_place(fresh: Path, folder: Path, aside: Path) -> None:
-    """Rename `fresh` to `folder`; what was there goes aside, and comes back if that fails."""
-    if not folder.is_dir():
-        os.replace(fresh, folder)
-        return
-    os.replace(folder, aside)
-    try:
-        os.replace(fresh, folder)
-    except OSError:
-        os.replace(aside, folder)
-        raise
-
-
-def _to_disk(path: Path) -> None:
-    """Have the system write a file, or a folder's names, to its disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all, also where power is lost.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    path = path.absolute()
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(text, encoding="utf-8")
-        _to_disk(fresh)  # a rename may reach the disk before what it names
-        os.replace(fresh, path)
-        with contextlib.suppress(OSError):  # not every file system knows this of folders
-            _to_disk(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise StorageError(
-            f"{path}: cannot be written: {error.strerror}; free space or choose another place"
-        ) from None

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tinyattn.checkpoint import replace_folder
+from tinyattn.atomic import replace_folder
 
 
 @dataclass(frozen=True)

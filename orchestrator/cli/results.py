@@ -111,7 +111,7 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
     rows of all go through the PLM together. Or it is an adapter's folder, as `train` leaves it.
     """
     from orchestrator.promotion import predict_file, predict_mixed
-    from tinyattn.checkpoint import write_text
+    from tinyattn.atomic import write_text
 
     home, truncated = home_of(**places), 0
     if "," in task:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from live import call, lines_of, start, sweep_words, wait_for
+from ray_processes import TRIAL
 from s3 import S3, everything, overwrite
 from sweep_truth import histories, untruths
 from tiny_plm import save_tiny_plm
@@ -98,7 +99,7 @@ def test_a_sweep_killed_damaged_and_cut_off_ends_as_one_in_a_folder(
     wait_for(lambda: lines_of(runs) >= 6)
     driver.kill()
     driver.wait()
-    wait_for(lambda: not any("SweepTrial" in p.name() for p in psutil.process_iter()))
+    wait_for(lambda: not any(p.name().startswith(TRIAL) for p in psutil.process_iter()))
     newest = {Path(path).parent: path for path in kept(s3, "states")}
     assert newest
     for path in newest.values():

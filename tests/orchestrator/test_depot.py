@@ -25,11 +25,11 @@ from tiny_plm import save_tiny_plm
 from cluster import join
 from cluster.config import Cluster
 from cluster.local import this_machine
-from orchestrator.batch import Bench
+from orchestrator.batch import UNWRITABLE, Bench
 from orchestrator.depot import STATES_KEPT, Depot, ObjectStore, SharedFolder
 from orchestrator.home import Home
-from orchestrator.worker import UNWRITABLE, Worker
-from tinyattn.checkpoint import replace_folder
+from orchestrator.worker import Worker
+from tinyattn.atomic import replace_folder
 from tinyattn.config import TrainConfig
 from tinyattn.errors import DamagedError, StorageError, UsageError
 from tinyattn.objects import Objects, fetched

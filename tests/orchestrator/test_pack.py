@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from ray.exceptions import WorkerCrashedError
+from ray_processes import SHARED, TRIAL, ray_processes
 from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
@@ -23,12 +24,11 @@ from orchestrator.asker import Points
 from orchestrator.batch import Batch, Bench, Stop
 from orchestrator.config import AshaConfig, Resources
 from orchestrator.depot import SharedFolder
-from orchestrator.home import REQUESTS
+from orchestrator.home import REQUESTS, STOP_ALL
 from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
 from orchestrator.tracking import Tracker
 from orchestrator.view import LineView
-from orchestrator.watcher import STOP_ALL
 from tinyattn.config import TrainConfig
 from tinyattn.probe import WORTH
 
@@ -43,10 +43,6 @@ POINTS: list[dict[str, Any]] = [
 ]
 
 
-def processes(kind: str) -> list[psutil.Process]:
-    return [p for p in psutil.process_iter(["cmdline"]) if p.name().startswith(f"ray::{kind}")]
-
-
 class Killer(LineView):
     """Kills the process that all trials share, and later the light actor of one trial.
 
@@ -58,9 +54,9 @@ class Killer(LineView):
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         super().evaluated(trial_id, result)
         if result["evaluation"] == 2 and not self.killed:
-            self._kill(processes("Pack"))
+            self._kill(ray_processes(SHARED))
         elif result["evaluation"] == 3 and len(self.killed) == 1:
-            self._kill(processes("SweepTri")[:1])
+            self._kill(ray_processes(TRIAL)[:1])
 
     def _kill(self, found: list[psutil.Process]) -> None:
         for process in found:
@@ -83,7 +79,8 @@ def run(
     sweep = folder / "sweeps" / "s"
     with this_machine(num_cpus=1):
         runner.run_batch(batch, Points(POINTS), depot=SharedFolder(sweep), tracker=tracker)
-    assert not processes("Pack"), "they end with the batch"
+        _, alive = psutil.wait_procs(ray_processes(SHARED), timeout=30)
+    assert not alive, "they end with the batch"
     trials = Journal(sweep / "search.jsonl").trials
     return {int(name.rsplit("_", 1)[1]): past for name, past in trials.items()}
 

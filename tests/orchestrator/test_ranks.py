@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from ray_processes import RANK, ray_processes
 from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
@@ -47,7 +47,7 @@ class Killer(LineView):
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         super().evaluated(trial_id, result)
-        ranks = [p for p in psutil.process_iter(["cmdline"]) if "_RankActor" in p.name()]
+        ranks = ray_processes(RANK)
         if result["evaluation"] == 2 and len(ranks) == 2 and not self.killed:
             self.killed = True
             os.kill(ranks[1].pid, signal.SIGKILL)
