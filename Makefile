@@ -24,10 +24,8 @@ demo: setup
 	$(BIN)/tinyattn leaderboard agreement --sweep $(NAME)
 	@echo "next: $(BIN)/tinyattn ui   # MLflow's pages on http://127.0.0.1:5000"
 
-# Long tests wait more than they compute, and stand in the first files: in that order they are not
-# what all others wait for at the end.
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not cluster"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster"
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m "$(MARKS)"

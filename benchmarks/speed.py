@@ -8,7 +8,8 @@
     solo bf16 the same with the PLM in bf16 (adapters stay in fp32)
     top half  as `solo`, with adapters in the upper half of the layers only
     kept      as `top half`, and what the lower half makes of the rows was computed before
-    packed    as `solo`, for K trials that share passes, time of one trial's step
+    packed K  as `solo`, for K trials that share passes, time of one trial's step
+    floor K   as `floor`, rows of K trials in a pass: what sharing could bring at best
 
 The first three, `solo` and `packed` compute the same, and so do `top half` and `kept`. Each repeat
 measures every way once, in an order drawn anew, on the same uniformly random batches, one thread.
@@ -62,9 +63,9 @@ from tinyattn.workshop import Workshop
 PADDED = 128
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-STEPS = {16: 24, 4: 24} if GPU else {16: 6, 4: 24}
+STEPS = {16: 32, 4: 32} if GPU else {16: 8, 4: 24}
 """Steps of a measurement, by batch size."""
-PACKED = {16: (2, 4, 8, 16), 4: (4, 16)} if GPU else {16: (4,), 4: (8,)}
+PACKED = {16: (2, 4, 8, 16), 4: (4, 16)} if GPU else {16: (4,), 4: (4, 8)}
 """Numbers of trials that share passes, by batch size."""
 Way = Callable[[], float]
 """Runs some steps; returns the seconds of one trial's step."""
@@ -100,15 +101,16 @@ class Bench:
 
     def ways(self) -> dict[str, Way]:
         """By name."""
-        packed = {f"packed {k}": functools.partial(self.trials, k) for k in PACKED[self.batch]}
+        packed: dict[str, Way] = {"solo": lambda: self.trials(1), "floor": self.floor}
+        for k in PACKED[self.batch]:
+            packed[f"packed {k}"] = functools.partial(self.trials, k)
+            packed[f"floor {k}"] = functools.partial(self.floor, k)
         if self.batch != 16:
-            return {"solo": lambda: self.trials(1), **packed}
+            return packed
         ways: dict[str, Way] = {
             "recipe": self.recipe,
             "dynamic": lambda: self.padded(1e9),
             "split": lambda: self.padded(32.0),
-            "floor": self.floor,
-            "solo": lambda: self.trials(1),
             "solo bf16": lambda: self.trials(1, precision="bf16"),
             "top half": self.top_half_whole,
             "kept": lambda: self.trials(1, **self.top_half),
@@ -205,8 +207,9 @@ class Bench:
         plm.set_attn_implementation(before)
         model.detach()
 
-    def floor(self) -> float:
-        """Plain torch on streams, one trainable vector in the place of all adapters."""
+    def floor(self, count: int = 1) -> float:
+        """Plain torch on streams, one trainable vector in the place of all adapters, so many
+        batches in a pass."""
         plm: Any = self.workshop.plm_of(self.config).model
         model = AdaptedModel(plm)
         vector = nn.Parameter(torch.zeros(plm.config.hidden_size, device=DEVICE))
@@ -216,7 +219,8 @@ class Bench:
             lambda module, args, output: (output[0] + vector.to(plm.dtype), *output[1:])
         )
         begin = now()
-        for indices in self.batches:
+        for first in range(0, self.steps, count):
+            indices = np.concatenate(self.batches[first : first + count])
             indices = indices[np.argsort(-self.rows.lengths[indices], kind="stable")]
             labels = torch.from_numpy(self.rows.labels[indices]).to(DEVICE)
             pooled = model.run_bare(self.rows.stream(indices, DEVICE))

@@ -20,6 +20,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from tinyattn.plm import Plm, load_plm
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that none of them is what all wait for at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 BuildPlm = Callable[..., PreTrainedModel]
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

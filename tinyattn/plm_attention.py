@@ -64,9 +64,7 @@ def _attention(
     dim = query.shape[-1]
     scale = 1 / math.sqrt(dim) if scaling is None else scaling
     tokens = [x[0].transpose(0, 1) for x in (query, key, value)]  # [N, h, d]
-    sharing = (
-        query.shape[1] // key.shape[1]
-    )  # query heads that have a key head in common, as Llama's
+    sharing = query.shape[1] // key.shape[1]  # query heads a key head, as Llama's
     if dropout == 0 and _varlen_works(query.device, query.dtype, dim, causal, sharing):
         query, key, value = tokens
         return _varlen(stream, query, key, value, scale, causal)[None], None

@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tinyattn.atomic import replace_folder, write_text
 from tinyattn.checkpoint import (
     CONFIG_FILE,
     STATE_FILE,
@@ -25,10 +26,8 @@ from tinyattn.checkpoint import (
     read_adapter,
     read_card,
     read_state,
-    replace_folder,
     write_adapter,
     write_state,
-    write_text,
 )
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import AdapterError, DamagedError, StorageError

@@ -26,6 +26,7 @@ from tinyattn.objects import Objects, files_in
 from tinyattn.trainer import Trainer, row_losses
 from tinyattn.workshop import Workshop
 
+pytestmark = pytest.mark.slow
 BASE = TrainConfig(
     task="agreement", plm="minilm", epochs=2, batch_size=16, max_length=32, max_train_rows=72
 ).with_overrides({"optimizer.lr": 5e-3, "optimizer.warmup": 0.1})
