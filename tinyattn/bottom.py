@@ -11,38 +11,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
-import shutil
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import BinaryIO
 from weakref import WeakKeyDictionary
 
-import filelock
 import numpy as np
-import psutil
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from tinyattn.batches import Batches
+from tinyattn.kept import kept_file
 from tinyattn.model import AdaptedModel
 from tinyattn.passes import in_passes
-from tinyattn.plm import Plm
+from tinyattn.plm import Plm, digest_of
 from tinyattn.stream import Stream
-from tinyattn.tasks.cache import cache_folder
 
 _FORMAT = 1
-_SHARE = 4
-"""These files take at most so small a part of the room that is free, or that they have."""
 _MAPPED = 4
 """Files of a split that a process maps at once."""
-_DIGEST_BYTES = 16
-"""At the end of a file, of what is before them."""
 _OPEN: WeakKeyDictionary[Batches, dict[str, Bottom | None]] = WeakKeyDictionary()
-_DIGESTS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -78,16 +66,16 @@ def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Botto
     several = len(set(model.sites.calls)) < len(model.sites.calls)
     if layer == 0 or several or not model.can_stream():
         return None
-    key = f"{layer} {_digest_of(plm)}"
-    kept = _OPEN.setdefault(rows, {})
-    if key not in kept:
-        while len(kept) >= _MAPPED:
-            kept.pop(next(iter(kept)))
+    key = f"{layer} {digest_of(plm.model)}"
+    opened = _OPEN.setdefault(rows, {})
+    if key not in opened:
+        while len(opened) >= _MAPPED:
+            opened.pop(next(iter(opened)))
         try:
-            kept[key] = _opened(model, rows, layer, _name(key, rows))
+            opened[key] = _opened(model, rows, layer, _name(key, rows))
         except OSError:  # it saves time, and is no reason to stop
-            kept[key] = None
-    return kept[key]
+            opened[key] = None
+    return opened[key]
 
 
 def _name(key: str, rows: Batches) -> str:
@@ -100,104 +88,34 @@ def _name(key: str, rows: Batches) -> str:
     return digest.hexdigest()
 
 
-def _digest_of(plm: Plm) -> str:
-    """Of all that a PLM computes with. Its fingerprint overlooks number formats and settings."""
-    if plm.model not in _DIGESTS:
-        digest = hashlib.blake2b(transformers.__version__.encode(), digest_size=16)
-        digest.update(plm.model.config.to_json_string().encode())
-        for name, weight in plm.model.base_model.named_parameters():
-            digest.update(f"{name} {weight.dtype}".encode())
-            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        _DIGESTS[plm.model] = digest.hexdigest()
-    return _DIGESTS[plm.model]
-
-
 def _opened(model: AdaptedModel, rows: Batches, layer: int, name: str) -> Bottom | None:
     shape = int(rows.offsets[-1] - rows.offsets[0]), model.plm.config.hidden_size
-    # Machines that share a home each have their own: what one maps, another must not remove.
-    folder = cache_folder() / "activations" / socket.gethostname()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.bin"
-    with filelock.FileLock(f"{path}.lock"):  # the others of this machine wait for who computes it
-        values = _mapped(path, shape, model.plm.dtype)
-        if values is None and _make_room(folder, math.prod(shape) * model.plm.dtype.itemsize):
-            _write(path, model, rows, layer)
-            values = _mapped(path, shape, model.plm.dtype)
-    return None if values is None else Bottom(layer, values, rows.offsets - rows.offsets[0])
+    size = math.prod(shape) * model.plm.dtype.itemsize
 
+    def write(file: BinaryIO) -> None:
+        _write(file, model, rows, layer)
 
-def _mapped(path: Path, shape: tuple[int, int], dtype: torch.dtype) -> Tensor | None:
-    """The values of a file; None: it is not there, or damaged."""
-    count = math.prod(shape)
-    try:
-        if path.stat().st_size != count * dtype.itemsize + _DIGEST_BYTES:
-            return None
-        values = torch.from_file(str(path), shared=False, size=count, dtype=dtype)
-        with path.open("rb") as file:
-            file.seek(-_DIGEST_BYTES, os.SEEK_END)
-            wanted = file.read()
-        os.utime(path)  # the longest unused one goes first
-    except (FileNotFoundError, RuntimeError):  # another process made room meanwhile
+    found = kept_file(name, size, write)
+    if found is None:
         return None
-    return values.view(shape) if _digest(values) == wanted else None
+    return Bottom(layer, found.view(model.plm.dtype).view(shape), rows.offsets - rows.offsets[0])
 
 
-def _digest(values: Tensor) -> bytes:
-    content = values.view(torch.uint8).numpy().data
-    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
-
-
-def _make_room(folder: Path, size: int) -> bool:
-    """Whether a file of that size has a place, perhaps of those that were not used for longest.
-
-    It must fit into main memory too: from the disk at every step it would save no time.
-    """
-    for left in folder.glob("*.building"):  # by a process that was killed
-        lock = filelock.FileLock(left.with_suffix(".bin.lock"), timeout=0)
-        with contextlib.suppress(filelock.Timeout), lock:
-            left.unlink(missing_ok=True)
-    files: list[tuple[os.stat_result, Path]] = []
-    for file in folder.glob("*.bin"):
-        with contextlib.suppress(FileNotFoundError):
-            files.append((file.stat(), file))
-    files.sort(key=lambda found: found[0].st_mtime)
-    taken = sum(about.st_size for about, _ in files)
-    room = (shutil.disk_usage(folder).free + taken) // _SHARE
-    if size > min(room, psutil.virtual_memory().available // _SHARE):
-        return False
-    for about, file in files:
-        if taken + size <= room:
-            break
-        taken -= about.st_size
-        file.unlink(missing_ok=True)  # who has mapped it keeps it
-    return True
-
-
-def _write(path: Path, model: AdaptedModel, rows: Batches, layer: int) -> None:
-    """Run the layers below on all rows. Written, not mapped: a full disk is then an error."""
-    building = path.with_suffix(".building")
+def _write(file: BinaryIO, model: AdaptedModel, rows: Batches, layer: int) -> None:
+    """Run the layers below on all rows."""
     starts = rows.offsets - rows.offsets[0]
     device = next(model.plm.parameters()).device
-    try:
-        with building.open("wb") as file, _evaluating(model):
 
-            def keep(indices: np.ndarray) -> None:
-                found = _run(model, layer, rows.stream(indices, device))
-                lengths = rows.lengths[indices]
-                by_row = found[: lengths.sum()].split(lengths.tolist())  # filler is nobody's
-                for start, own in zip(starts[indices], by_row, strict=True):
-                    file.seek(int(start) * own.shape[1] * own.element_size())
-                    file.write(own.contiguous().view(torch.uint8).numpy().data)
+    def keep(indices: np.ndarray) -> None:
+        found = _run(model, layer, rows.stream(indices, device))
+        lengths = rows.lengths[indices]
+        by_row = found[: lengths.sum()].split(lengths.tolist())  # filler is nobody's
+        for start, own in zip(starts[indices], by_row, strict=True):
+            file.seek(int(start) * own.shape[1] * own.element_size())
+            file.write(own.contiguous().view(torch.uint8).numpy().data)
 
-            in_passes(rows.lengths, True, keep)
-            size = file.seek(0, os.SEEK_END)
-            file.flush()
-            file.write(_digest(torch.from_file(str(building), size=size, dtype=torch.uint8)))
-            file.flush()
-            os.fsync(file.fileno())
-        building.replace(path)
-    finally:
-        building.unlink(missing_ok=True)
+    with _evaluating(model):
+        in_passes(rows.lengths, True, keep)
 
 
 class _EnoughError(Exception):

@@ -13,14 +13,17 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+from weakref import WeakKeyDictionary
 
 import huggingface_hub
 import torch
 import transformers
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from tinyattn.errors import PlmError
+from tinyattn.kept import kept_file
 from tinyattn.placement import family_of
 
 MINILM = "minilm"
@@ -37,6 +40,10 @@ _ROBERTA: dict[str, Any] = {
     "max_position_embeddings": 514,
     "type_vocab_size": 1,
 }
+
+_ALIGNMENT = 64
+"""Of weights in a file, in bytes: a cache line."""
+_DIGESTS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -146,17 +153,70 @@ def empty_plm(name: str) -> PreTrainedModel:
 def fingerprint(model: PreTrainedModel) -> str:
     """Return a hash of the base model's weights that does not depend on their number format.
 
-    Weights are rounded to bfloat16 first, so that fp32 and bf16 copies agree. A pooler is left
-    out: checkpoints often lack it, it is then random, and no adapter reads it.
+    Weights are rounded to bfloat16 first, so that fp32 and bf16 copies agree.
     """
     digest = hashlib.sha256()
-    for key, value in sorted(model.base_model.named_parameters(), key=lambda item: item[0]):
-        if _is_pooler(key):
-            continue
-        rounded = value.detach().to("cpu", torch.bfloat16).contiguous().view(torch.uint8)
+    for key, value in sorted(_weights(model), key=lambda item: item[0]):
         digest.update(f"{key}{tuple(value.shape)}".encode())
-        digest.update(rounded.numpy().data)
+        digest.update(_bytes_of(value.to(torch.bfloat16)))
     return digest.hexdigest()[:32]
+
+
+def digest_of(model: PreTrainedModel) -> str:
+    """Return a hash of all that a base model computes with.
+
+    Its fingerprint overlooks number formats and settings.
+    """
+    if model not in _DIGESTS:
+        digest = hashlib.blake2b(transformers.__version__.encode(), digest_size=16)
+        digest.update(model.config.to_json_string().encode())
+        for name, weight in _weights(model):
+            digest.update(f"{name} {weight.dtype}".encode())
+            digest.update(_bytes_of(weight))
+        _DIGESTS[model] = digest.hexdigest()
+    return _DIGESTS[model]
+
+
+def share_weights(model: PreTrainedModel) -> None:
+    """Have the processes of a machine hold one copy of weights that each of them has converted.
+
+    They become pages of a file in the cache. Weights in the format of the PLM's own file are pages
+    of that one, as they are loaded. Without room in the cache nothing changes.
+    """
+    weights, size = [weight for _, weight in _weights(model)], 0
+    starts = []
+    for weight in weights:
+        starts.append(size)
+        size += -(-weight.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+    def write(file: BinaryIO) -> None:
+        for start, weight in zip(starts, weights, strict=True):
+            file.seek(start)
+            file.write(_bytes_of(weight))
+        file.truncate(size)
+
+    try:
+        content = kept_file(f"weights-{digest_of(model)}", size, write)
+    except OSError:  # it saves memory, and is no reason to stop
+        return
+    if content is not None:
+        for start, weight in zip(starts, weights, strict=True):
+            own = content[start : start + weight.nbytes]
+            weight.data = own.view(weight.dtype).view(weight.shape)
+
+
+def _weights(model: PreTrainedModel) -> list[tuple[str, nn.Parameter]]:
+    """What a base model computes with, by name.
+
+    A pooler is left out: checkpoints often lack it, it is then random, and no adapter reads it.
+    """
+    found = model.base_model.named_parameters()
+    return [(name, weight) for name, weight in found if not _is_pooler(name)]
+
+
+def _bytes_of(weight: Tensor) -> memoryview:
+    data: memoryview = weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def _is_pooler(key: str) -> bool:

@@ -18,7 +18,7 @@ from tinyattn.data import TaskData, load_data
 from tinyattn.engine import shard
 from tinyattn.errors import ConfigError
 from tinyattn.model import AdaptedModel
-from tinyattn.plm import Plm, load_plm
+from tinyattn.plm import Plm, load_plm, share_weights
 from tinyattn.pool import Pool
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.tasks import Task, find_task
@@ -64,6 +64,8 @@ class Workshop:
             plm = load_plm(name, precision)
             if sharded:
                 shard(plm.model, self.ranks)
+            elif precision != "fp32" and self.device.type == "cpu":
+                share_weights(plm.model)
             plm.model.to(device=self.device)  # type: ignore[call-arg]
             return plm
 

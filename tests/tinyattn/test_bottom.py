@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pytest
 import torch
@@ -16,7 +15,7 @@ from test_placement import DECODERS, ENCODERS, PLACEMENTS, randomise
 from test_stream import ROWS, stream_of
 from tiny_plm import save_tiny_plm
 
-from tinyattn import bottom
+from tinyattn import kept as kept_files
 from tinyattn.batches import batches_of
 from tinyattn.bottom import _run, bottom_of
 from tinyattn.config import AdapterConfig, TrainConfig
@@ -83,7 +82,8 @@ def results(trainer: Trainer) -> list[float]:
 
 
 def kept(folder: Path) -> list[Path]:
-    return sorted((folder / "cache" / "activations").rglob("*.bin"))
+    files = (folder / "cache" / "mapped").rglob("*.bin")
+    return sorted(file for file in files if not file.name.startswith("weights-"))
 
 
 @pytest.mark.parametrize("layers", ["top-1", "none"])
@@ -97,7 +97,7 @@ def test_a_trial_runs_what_is_below_once_and_the_next_one_never(
 ) -> None:
     config = config.with_overrides({"adapter.layers": layers, "precision": precision})
     with monkeypatch.context() as patch:
-        patch.setattr(bottom, "_make_room", lambda folder, size: False)
+        patch.setattr(kept_files, "_make_room", lambda folder, size: False)
         whole = results(Trainer(config, Workshop()))
         assert not kept(tmp_path)
     tolerance = 1e-5 if precision == "fp32" else 1e-2
@@ -152,25 +152,10 @@ def test_a_full_disk_is_no_reason_to_stop(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(bottom.os, "fsync", full)
+    monkeypatch.setattr(kept_files.os, "fsync", full)
     assert results(Trainer(config, Workshop())) == pytest.approx(whole, rel=1e-5)
     assert not kept(tmp_path)
-    assert not list(tmp_path.glob("cache/activations/*/*.building"))
-
-
-def test_the_longest_unused_make_room(config: TrainConfig, tmp_path: Path) -> None:
-    folder = tmp_path / "files"
-    folder.mkdir()
-    for age, name in enumerate(("new", "old", "oldest")):
-        (folder / f"{name}.bin").write_bytes(b"x" * 100)
-        bottom.os.utime(folder / f"{name}.bin", (1000 - age, 1000 - age))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bottom.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 900}))
-        # 900 free and 300 taken: these files may take 300 in all.
-        assert bottom._make_room(folder, 150)
-        assert [file.name for file in folder.iterdir()] == ["new.bin"]
-        assert not bottom._make_room(folder, 251)
-    assert [file.name for file in folder.iterdir()] == ["new.bin"]
+    assert not list(tmp_path.glob("cache/mapped/*/*.building"))
 
 
 def test_a_plm_that_computes_otherwise_has_files_of_its_own(
@@ -194,23 +179,6 @@ def test_a_plm_that_computes_otherwise_has_files_of_its_own(
     assert len(kept(tmp_path)) == 3 * len(before)
 
 
-def test_what_a_killed_process_left_is_removed_unless_it_lives(tmp_path: Path) -> None:
-    for name in ("dead", "alive"):
-        (tmp_path / f"{name}.building").write_bytes(b"x")
-    with filelock.FileLock(tmp_path / "alive.bin.lock"):
-        assert bottom._make_room(tmp_path, 1)
-    assert [file.name for file in tmp_path.glob("*.building")] == ["alive.building"]
-
-
-def test_what_main_memory_cannot_hold_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = type("Memory", (), {"available": 400})
-    monkeypatch.setattr(bottom.psutil, "virtual_memory", lambda: memory)
-    assert bottom._make_room(tmp_path, 100)
-    assert not bottom._make_room(tmp_path, 101)
-
-
 def test_a_file_that_another_process_removes_is_done_without(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,8 +188,8 @@ def test_a_file_that_another_process_removes_is_done_without(
     def gone(*_: object, **__: object) -> None:
         raise RuntimeError("unable to open file <x> in read-write mode: No such file (2)")
 
-    monkeypatch.setattr(bottom.torch, "from_file", gone)
-    monkeypatch.setattr(bottom, "_write", lambda *_: None)
+    monkeypatch.setattr(kept_files.torch, "from_file", gone)
+    monkeypatch.setattr(kept_files, "_write", lambda *_: None)
     assert results(Trainer(config, Workshop())) == pytest.approx(whole, rel=1e-5)
 
 

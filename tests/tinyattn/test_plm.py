@@ -15,9 +15,11 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from tiny_plm import save_tiny_plm
 
 from tinyattn.errors import PlmError
 from tinyattn.plm import Plm, empty_plm, find_plm, load_plm, read_config
+from tinyattn.workshop import Workshop
 
 MINILM_PARAMETERS = 22_713_216  # 384 wide, 6 layers, 30,522 tokens, pooler included (model card)
 
@@ -28,6 +30,61 @@ def test_minilm_is_frozen_and_complete(minilm: Plm) -> None:
     assert not minilm.model.training
     assert (minilm.name, minilm.hidden_size, minilm.max_positions) == ("minilm", 384, 512)
     assert minilm.tokenizer("a test")["input_ids"][0] == minilm.tokenizer.cls_token_id
+
+
+def mapped_from(file: Path, weight: torch.Tensor) -> bool:
+    """Whether a weight is pages of that file, of which the kernel keeps one copy for everybody."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split(" ", 1)[0].split("-"))
+        if first <= weight.data_ptr() < last:
+            return line.endswith(str(file))
+    return False
+
+
+needs_maps = pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is mapped")
+
+
+@needs_maps
+def test_weights_in_the_files_own_format_are_its_pages(copy_of_minilm: Path) -> None:
+    for name, weight in load_plm(str(copy_of_minilm)).model.named_parameters():
+        assert mapped_from(copy_of_minilm / "model.safetensors", weight), name
+
+
+@needs_maps
+@pytest.mark.parametrize("damage", [None, b"", b"torn"])
+def test_weights_that_were_converted_are_pages_of_one_file_for_all(
+    damage: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the file is damaged, and where a pooler is missing, which is then random."""
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path / "cache"))
+    folder = save_tiny_plm(tmp_path / "plm")
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    whole = {name: value for name, value in weights.items() if "pooler" not in name}
+    safetensors.torch.save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def load() -> transformers.PreTrainedModel:
+        return Workshop(device="cpu").plm(str(folder), "bf16").model
+
+    load()
+    (file,) = (tmp_path / "cache" / "mapped").rglob("*.bin")
+    if damage is not None:
+        file.write_bytes(damage)
+    model = load()
+    assert list((tmp_path / "cache" / "mapped").rglob("*.bin")) == [file]
+    for name, weight in model.named_parameters():
+        if "pooler" not in name:
+            assert weight.equal(whole[name].to(torch.bfloat16)), name
+            assert mapped_from(file, weight), name
+            assert not weight.requires_grad
+
+
+def test_without_room_each_process_keeps_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path / "file" / "cache"))
+    model = Workshop(device="cpu").plm(str(save_tiny_plm(tmp_path / "plm")), "bf16").model
+    assert all(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
 
 def test_minilm_understands_sentences(minilm: Plm) -> None:

@@ -1,0 +1,116 @@
+"""Files in the cache that the processes of a machine map into memory together.
+
+What they hold can be computed again. A file is there as a whole or not at all, and carries a digest
+of its content, which is verified when it is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import filelock
+import psutil
+import torch
+from torch import Tensor
+
+from tinyattn.tasks.cache import cache_folder
+
+_SHARE = 4
+"""These files take at most so small a part of the room that is free, or that they have."""
+_DIGEST_BYTES = 16
+"""At the end of a file, of what is before them."""
+
+
+def kept_file(name: str, size: int, write: Callable[[BinaryIO], None]) -> Tensor | None:
+    """Map a file; have it written first if it is not there, or damaged.
+
+    Args:
+        name: of what it holds: other content has another name.
+        size: bytes of it.
+        write: writes so many bytes, in whatever order. Others of this machine wait meanwhile.
+
+    Returns:
+        Its bytes [size], uint8, to be read only; None where disk or main memory have little room.
+
+    Raises:
+        OSError: the folder cannot be used, or the disk is full.
+    """
+    # Machines that share a home each have their own: what one maps, another must not remove.
+    folder = cache_folder() / "mapped" / socket.gethostname()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.bin"
+    with filelock.FileLock(f"{path}.lock"):
+        found = _mapped(path, size)
+        if found is None and _make_room(folder, size):
+            _write(path, size, write)
+            found = _mapped(path, size)
+    return found
+
+
+def _mapped(path: Path, size: int) -> Tensor | None:
+    """The content of a file; None: it is not there, or damaged."""
+    try:
+        if path.stat().st_size != size + _DIGEST_BYTES:
+            return None
+        content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        with path.open("rb") as file:
+            file.seek(-_DIGEST_BYTES, os.SEEK_END)
+            wanted = file.read()
+        os.utime(path)  # the longest unused one goes first
+    except (FileNotFoundError, RuntimeError):  # another process made room meanwhile
+        return None
+    return content if _digest(content) == wanted else None
+
+
+def _digest(content: Tensor) -> bytes:
+    return hashlib.blake2b(content.numpy().data, digest_size=_DIGEST_BYTES).digest()
+
+
+def _make_room(folder: Path, size: int) -> bool:
+    """Whether a file of that size has a place, perhaps of those that were not used for longest.
+
+    It must fit into main memory too: from the disk at every step it would save no time.
+    """
+    for left in folder.glob("*.building"):  # by a process that was killed
+        lock = filelock.FileLock(left.with_suffix(".bin.lock"), timeout=0)
+        with contextlib.suppress(filelock.Timeout), lock:
+            left.unlink(missing_ok=True)
+    files: list[tuple[os.stat_result, Path]] = []
+    for file in folder.glob("*.bin"):
+        with contextlib.suppress(FileNotFoundError):
+            files.append((file.stat(), file))
+    files.sort(key=lambda found: found[0].st_mtime)
+    taken = sum(about.st_size for about, _ in files)
+    room = (shutil.disk_usage(folder).free + taken) // _SHARE
+    if size > min(room, psutil.virtual_memory().available // _SHARE):
+        return False
+    for about, file in files:
+        if taken + size <= room:
+            break
+        taken -= about.st_size
+        file.unlink(missing_ok=True)  # who has mapped it keeps it
+    return True
+
+
+def _write(path: Path, size: int, write: Callable[[BinaryIO], None]) -> None:
+    """Written, not mapped: a full disk is then an error."""
+    building = path.with_suffix(".building")
+    try:
+        with building.open("wb") as file:
+            write(file)
+            file.flush()
+            content = torch.from_file(str(building), size=size, dtype=torch.uint8)
+            file.seek(0, os.SEEK_END)
+            file.write(_digest(content))
+            file.flush()
+            os.fsync(file.fileno())
+        building.replace(path)
+    finally:
+        building.unlink(missing_ok=True)
