@@ -20,12 +20,13 @@ rm -f "$out"/*.json
 exec > >(tee "$out/table.txt") 2>&1
 $python -c 'import torch; print(torch.__version__, torch.cuda.get_device_name(0))'
 
-# A part that fails or takes too long leaves out its own figures, and says so.
+# A part that fails or takes too long leaves out its own figures, and says so; the script ends with 1.
+failed=0
 part() {
   local limit=$1
   shift
   echo "== $*"
-  timeout "$limit" "$@" || echo "== that ended with $?"
+  timeout "$limit" "$@" || { echo "== that ended with $?"; failed=1; }
 }
 
 part 150 $python -m pytest -q -m gpu
@@ -51,3 +52,4 @@ parts = {file.stem: json.loads(file.read_text()) for file in sorted(folder.glob(
 (folder / "gpu.json").write_text(json.dumps(parts, indent=1))
 print(f"{len(parts)} parts are in {folder / 'gpu.json'}, what was printed in {folder / 'table.txt'}")
 PYTHON
+exit $failed

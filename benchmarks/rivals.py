@@ -125,13 +125,16 @@ def lora_trial(config: dict[str, Any]) -> None:
     half = max(1, -(-len(train) // BATCH) // 2)
 
     class Report(transformers.TrainerCallback):
-        """Tells Tune every evaluation."""
+        """Tells Tune the best of the evaluations so far."""
+
+        best = 0.0
 
         def on_evaluate(
             self, args: Any, state: Any, control: Any, metrics: Any, **rest: Any
         ) -> None:
             evaluation = state.global_step // half
-            tune.report({"score": metrics["eval_accuracy"], "evaluation": evaluation})
+            self.best = max(self.best, metrics["eval_accuracy"])
+            tune.report({"score": self.best, "evaluation": evaluation})
 
     transformers.Trainer(
         model=peft.get_peft_model(model, lora),
@@ -162,7 +165,8 @@ def own_trial(config: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     words = dict(word.split("=", 1) for word in config["overrides"])
-    told = {k: yaml.safe_load(v) for k, v in words.items() if not k.startswith("resources.")}
+    ours = ("resources.", "search.", "asha.")
+    told = {k: yaml.safe_load(v) for k, v in words.items() if not k.startswith(ours)}
     base = TrainConfig.model_validate(trial_of_ours(config["rows"], config["epochs"]))
     for found in Trainer(base.with_overrides({**told, "optimizer.lr": config["lr"]}), Workshop()):
         tune.report({"score": found.best_score, "evaluation": found.index})
@@ -178,7 +182,7 @@ def search(
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.optuna import OptunaSearch
 
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", include_dashboard=False, log_to_driver=False)
     found = tune.Tuner(
         {"stock": lora_trial, "own trainer": own_trial}[kind],
         param_space={
@@ -201,6 +205,8 @@ def search(
             ],
         ),
     ).fit()  # fmt: skip
+    if found.errors:
+        raise SystemExit(f"{len(found.errors)} trials failed: {found.errors[0]}")
     print(sum(result.metrics["evaluation"] for result in found if result.metrics))
 
 

@@ -9,7 +9,7 @@
     top half  as `solo`, with adapters in the upper half of the layers only
     kept      as `top half`, and what the lower half makes of the rows was computed before
     packed K  as `solo`, for K trials that share passes, time of one trial's step
-    floor K   as `floor`, rows of K trials in a pass: what sharing could bring at best
+    floor K   as `floor`, rows of K trials in passes as they share them: what that brings at best
 
 The first three, `solo` and `packed` compute the same, and so do `top half` and `kept`. Each repeat
 measures every way once, in an order drawn anew, on the same uniformly random batches, one thread.
@@ -36,7 +36,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -57,8 +56,10 @@ from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
 from tinyattn.model import AdaptedModel
 from tinyattn.plm import find_plm, read_config
+from tinyattn.probe import side_by_side as take_side_by_side
+from tinyattn.stream import joined
 from tinyattn.trainer import Trainer, row_losses
-from tinyattn.workshop import Workshop
+from tinyattn.workshop import CPU_TOKENS, Workshop
 
 PADDED = 128
 GPU = torch.cuda.is_available()
@@ -132,19 +133,12 @@ class Bench:
             return (now() - begin) / (self.steps * count)
 
     @contextlib.contextmanager
-    def side_by_side(self, count: int, **changes: Any) -> Iterator[Callable[[int], None]]:
+    def side_by_side(self, count: int, **changes: Any) -> Iterator[Callable[[int], object]]:
         """So many trials in one process, each in its thread; yields what has them take steps."""
         with contextlib.ExitStack() as stack:
-            trainers = [stack.enter_context(self.trainer(seed=n, **changes)) for n in range(count)]
-
-            def take_steps(steps: int) -> None:
-                threads = [threading.Thread(target=t.take_steps, args=(steps,)) for t in trainers]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-
-            yield take_steps
+            each = [{"optimizer.lr": 1e-3 * (n + 1)} for n in range(count)]  # and the same rows
+            trainers = [stack.enter_context(self.trainer(**own, **changes)) for own in each]
+            yield lambda steps: take_side_by_side(trainers, steps)
 
     def real_share(self, count: int, **changes: Any) -> float:
         """Real tokens ÷ tokens that go through the PLM, where so many trials share passes."""
@@ -208,29 +202,34 @@ class Bench:
         model.detach()
 
     def floor(self, count: int = 1) -> float:
-        """Plain torch on streams, one trainable vector in the place of all adapters, so many
-        batches in a pass."""
+        """Plain torch on streams, one trainable vector in the place of all adapters; so many times
+        the same batch, in passes that are no longer than those that trials share."""
         plm: Any = self.workshop.plm_of(self.config).model
         model = AdaptedModel(plm)
         vector = nn.Parameter(torch.zeros(plm.config.hidden_size, device=DEVICE))
         classifier = nn.Linear(plm.config.hidden_size, 2, device=DEVICE)
-        optimizer = torch.optim.AdamW([vector, *classifier.parameters()], lr=1e-3)
+        optimizer = torch.optim.AdamW([vector, *classifier.parameters()], lr=1e-3, fused=True)
         handle = plm.encoder.layer[0].attention.register_forward_hook(
             lambda module, args, output: (output[0] + vector.to(plm.dtype), *output[1:])
         )
         begin = now()
-        for first in range(0, self.steps, count):
-            indices = np.concatenate(self.batches[first : first + count])
+        for indices in self.batches:
             indices = indices[np.argsort(-self.rows.lengths[indices], kind="stable")]
             labels = torch.from_numpy(self.rows.labels[indices]).to(DEVICE)
-            pooled = model.run_bare(self.rows.stream(indices, DEVICE))
-            row_losses(classifier(pooled), labels).mean().backward()
-            optimizer.step()
+            tokens = int(self.rows.lengths[indices].sum())
+            together = count if GPU else min(count, max(1, CPU_TOKENS // tokens))
+            for first in range(0, count, together):
+                trials = min(together, count - first)
+                streams = [self.rows.stream(indices, DEVICE) for _ in range(trials)]
+                pooled = model.run_bare(joined(streams))
+                row_losses(classifier(pooled), labels.repeat(trials)).mean().backward()
+            for _ in range(count):
+                optimizer.step()
             optimizer.zero_grad()
         seconds = now() - begin
         handle.remove()
         model.detach()
-        return seconds / self.steps
+        return seconds / (self.steps * count)
 
 
 def written_out(
@@ -272,7 +271,10 @@ def interleaved(
     return found
 
 
-def mixed(workshop: Workshop, plm: str, adapters: int = 8, rows: int = 8) -> dict[str, Way]:
+@contextlib.contextmanager
+def mixed(
+    workshop: Workshop, plm: str, adapters: int = 8, rows: int = 8
+) -> Iterator[dict[str, Way]]:
     """So many adapters in one pass, and a pass for each, on so many short rows an adapter."""
     bench = Bench(workshop, "sst2", 4, plm)
     model = AdaptedModel(workshop.plm_of(bench.config).model)
@@ -284,19 +286,22 @@ def mixed(workshop: Workshop, plm: str, adapters: int = 8, rows: int = 8) -> dic
         model.add_adapter(f"a{number}", config, 2, seed=number)
         chosen = rng.choice(short, rows)
         chosen = chosen[np.argsort(-bench.rows.lengths[chosen])]
-        parts.append((f"a{number}", bench.rows.stream(chosen, DEVICE)))
+        parts.append((f"a{number}", chosen))
     model.eval()
     model.switch(None)
 
-    def timed(calls: list[Any]) -> float:
+    def timed(calls: list[list[tuple[str, np.ndarray]]]) -> float:
         with torch.inference_mode():
             begin = now()
             for _ in range(10):
                 for call in calls:
-                    model.run_streams(call)
+                    model.run_streams(
+                        [(name, bench.rows.stream(own, DEVICE)) for name, own in call]
+                    )
             return (now() - begin) / 10
 
-    return {"one pass": lambda: timed([parts]), "a pass each": lambda: timed([[p] for p in parts])}
+    yield {"one pass": lambda: timed([parts]), "a pass each": lambda: timed([[p] for p in parts])}
+    model.detach()
 
 
 def starts(workshop: Workshop, config: TrainConfig) -> dict[str, Way]:
@@ -327,14 +332,7 @@ def memory(config: TrainConfig, packed: int = 8) -> dict[str, float]:
     trainers: list[Trainer] = []
 
     def train() -> float:
-        def run(trainer: Trainer) -> None:
-            trainer.take_steps(4)
-
-        threads = [threading.Thread(target=run, args=(one,)) for one in trainers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        take_side_by_side(trainers, 4)
         return (torch.cuda.memory_reserved() if GPU else process.memory_info().rss) / 2**20
 
     trainers.append(Trainer(config, workshop))
@@ -400,11 +398,11 @@ def main() -> None:
             for precision in (("bf16",) if GPU else ("fp32", "bf16"))
         }
         print("real ÷ processed tokens:", {name: round(share, 3) for name, share in shares.items()})
-    for title, ways, base in (
-        ("8 adapters, 8 short rows each", mixed(workshop, plm), "a pass each"),
-        ("start of a trial", starts(workshop, short), "cold process"),
-    ):
-        found[title] = table(title, interleaved(ways, chosen.repeats, rng), base)
+    with mixed(workshop, plm) as ways:
+        title = "8 adapters, 8 short rows each"
+        found[title] = table(title, interleaved(ways, chosen.repeats, rng), "a pass each")
+    title, ways = "start of a trial", starts(workshop, short)
+    found[title] = table(title, interleaved(ways, chosen.repeats, rng), "cold process")
     own = [sys.executable, "-m", "benchmarks.speed", "--memory", "--plm", plm]
     done = subprocess.run(own, check=True, capture_output=True, text=True)
     found["memory"] = json.loads(done.stdout.splitlines()[-1])

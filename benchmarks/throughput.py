@@ -57,7 +57,7 @@ def ways() -> dict[str, Way]:
         alone = {f"solo x {n}": Way(n, 1, precision="bf16") for n in (1, 2, 4)}
         packed = {f"packed {k}": Way(1, 1, k, "bf16") for k in PACKED[BATCH]}
         return {"recipe": Way(1, 1, 0, "bf16"), **alone, **packed}
-    (k,) = PACKED[BATCH]
+    k = PACKED[BATCH][-1]
     return {
         "recipe": Way(1, CORES, 0),
         f"recipe x {CORES}": Way(CORES, 1, 0),

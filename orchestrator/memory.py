@@ -62,15 +62,6 @@ def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
         return
 
 
-def no_kernel_was_compiled(error: BaseException) -> bool:
-    """Whether this is how torch (oneDNN) says that it had no memory to compile a kernel.
-
-    That thread can compile none ever after, however much is free: oneDNN's assembler, Xbyak, keeps
-    a thread's error.
-    """
-    return "could not create a primitive" in str(error.__cause__)
-
-
 def is_room_for_a_thread() -> bool:
     """Whether a thread can be started: Python waits for ever for one without memory to begin."""
     try:

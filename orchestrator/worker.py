@@ -23,7 +23,6 @@ from orchestrator.memory import (
     FILE,
     give_back_memory,
     is_room_for_a_thread,
-    no_kernel_was_compiled,
     note_too_many,
     rows_that_fit,
 )
@@ -37,6 +36,7 @@ from tinyattn.errors import (
     OutOfMemoryError,
     StorageError,
     TinyAttnError,
+    is_thread_spoilt,
 )
 from tinyattn.evaluation import Evaluation
 from tinyattn.ranks import ONE, Ranks
@@ -45,7 +45,10 @@ from tinyattn.workshop import Workshop
 
 
 class Worker:
-    """A process that trials pass through, or one of several that share a trial."""
+    """A process that trials pass through, or one of several that share a trial.
+
+    Steps run in a thread of their own, which can be left: see `is_thread_spoilt`.
+    """
 
     def __init__(
         self, bench: Bench, cores: int, ranks: Ranks = ONE, workshop: Workshop | None = None
@@ -69,7 +72,7 @@ class Worker:
         """Of the trial."""
         self._shares = workshop is not None
         self._is_checked = False
-        self._thread, self._is_spoilt = ThreadPoolExecutor(1), False
+        self._thread, self._is_spoilt = _new_thread(), False
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Go over to a trial, `{"trial": its name, "point": its overrides}`."""
@@ -96,7 +99,8 @@ class Worker:
         try:
             evaluation = self._thread.submit(self._next_evaluation).result()
         except OutOfMemoryError as error:
-            self._is_spoilt = no_kernel_was_compiled(error)
+            cause = error.__cause__
+            self._is_spoilt |= cause is not None and is_thread_spoilt(cause)
             if self.rows > 1:
                 raise
             if is_larger_elsewhere(gpu=torch.cuda.is_available()):
@@ -130,7 +134,7 @@ class Worker:
         """Go on in a new thread, if this one can compile no kernels and there is room for one."""
         if self._is_spoilt and is_room_for_a_thread():
             self._thread.shutdown()
-            self._thread, self._is_spoilt = ThreadPoolExecutor(1), False
+            self._thread, self._is_spoilt = _new_thread(), False
 
     def end(self) -> None:
         """Let go of the trial; the PLM is as it was."""
@@ -239,6 +243,13 @@ class Worker:
             "score": float("nan"),
             "best_score": float("nan") if last is None else last.best_score,
         }
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    """A thread that has begun: later there may be no memory for that."""
+    thread = ThreadPoolExecutor(1)
+    thread.submit(int).result()
+    return thread
 
 
 def _use_interface_of_ray() -> None:

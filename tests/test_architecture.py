@@ -115,6 +115,7 @@ def test_modules_do_not_import_each_other_in_circles() -> None:
 
 def test_asking_how_a_sweep_does_waits_for_no_large_library() -> None:
     large = {"torch", "transformers", "deepspeed", "ray", "optuna"}
-    code = f"import sys, orchestrator.control as _; print(sorted({large} & sys.modules.keys()))"
+    modules = "orchestrator.cli, orchestrator.control, orchestrator.tracking"
+    code = f"import sys, {modules}; print(sorted({large} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -25,8 +25,9 @@ from collections.abc import Iterable
 # The words of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
 _OUT_OF_MEMORY = (
     "out of memory|ALLOC_FAILED|bad_alloc|not enough memory|[Cc]an(no|')t allocate|"
-    "could not create a (primitive|memory)"
+    "could not create a (primitive(?! descriptor)|memory)"
 )
+_SPOILT = "could not create a primitive(?! descriptor)"
 
 
 class TinyAttnError(Exception):
@@ -91,3 +92,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return known or (
         isinstance(error, RuntimeError) and re.search(_OUT_OF_MEMORY, str(error)) is not None
     )
+
+
+def is_thread_spoilt(error: BaseException) -> bool:
+    """Whether this is how torch (oneDNN) says that it had no memory to compile a kernel.
+
+    The thread in which it came can compile none ever after, however much is free: oneDNN's
+    assembler, Xbyak, keeps a thread's error.
+    """
+    return isinstance(error, RuntimeError) and re.search(_SPOILT, str(error)) is not None

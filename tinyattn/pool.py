@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tinyattn.errors import is_out_of_memory
+from tinyattn.errors import is_out_of_memory, is_thread_spoilt
 from tinyattn.model import AdaptedModel
 from tinyattn.stream import Stream
 
@@ -41,6 +41,8 @@ class Request:
     """What the summed loss is multiplied with before it goes back."""
     alone: Callable[[], Tensor]
     """Forward and backward without others; returns the rows' summed loss."""
+    is_left: bool = field(default=False, init=False)
+    """Whether who ran it with others could not, though its own thread may."""
     loss: Tensor | None = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
 
@@ -48,6 +50,10 @@ class Request:
     def is_done(self) -> bool:
         """Whether it has its loss, or an error in its place."""
         return self.loss is not None or self.error is not None
+
+
+class _SpoiltThreadError(Exception):
+    """The thread that runs the rows of all can compile no kernels any more."""
 
 
 class Pool:
@@ -106,23 +112,31 @@ class Pool:
             self._waiting.append(request)
             self._changed.notify_all()
             try:
-                self._changed.wait_for(lambda: request.is_done or self._may_run())
+                self._changed.wait_for(
+                    lambda: request.is_done or request.is_left or self._may_run()
+                )
             except BaseException:  # Ctrl-C: nobody must run what nobody waits for
                 if request in self._waiting:
                     self._waiting.remove(request)
                 raise
             together: list[Request] = []
-            if not request.is_done:
+            if not request.is_done and not request.is_left:
                 self._taken, together, self._waiting = True, self._waiting, []
         if together:
             try:
                 self._run(together)
+            except _SpoiltThreadError:
+                for other in together:
+                    other.is_left = not other.is_done
             except BaseException as error:  # the others must hear of it too, or wait for ever
                 for other in together:
                     other.error = other.error or (None if other.is_done else error)
                 raise
             finally:
                 self._leave()
+        if request.is_left:
+            with self.alone():
+                _run_alone(request)
         if request.error is not None:
             raise request.error
         assert request.loss is not None
@@ -161,7 +175,7 @@ class Pool:
             before += [_Before(request) for request in requests]
             losses = _pass(requests)
         except Exception as failed:
-            if is_out_of_memory(failed):
+            if is_out_of_memory(failed) and not is_thread_spoilt(failed):
                 self._most_tokens = sum(_tokens(request) for request in requests) // 2
             error: Exception | None = failed
         else:
@@ -173,6 +187,8 @@ class Pool:
         error.__traceback__ = None  # it holds on to all that its frames hold
         for old in before:
             old.restore()
+        if is_thread_spoilt(error):
+            raise _SpoiltThreadError
         self._run_joined(requests[: len(requests) // 2])
         self._run_joined(requests[len(requests) // 2 :])
 

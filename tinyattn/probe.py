@@ -42,9 +42,11 @@ def step_seconds(config: TrainConfig, workshop: Workshop, most: int) -> dict[int
                     stack.enter_context(contextlib.closing(Trainer(trial, workshop)))
                     for trial in (config.with_overrides({"seed": n}) for n in range(count))
                 ]
-                _take(trainers, 1)  # what is allocated and compiled once
+                side_by_side(trainers, 1)  # what is allocated and compiled once
                 steps = steps or _enough(trainers)
-                found[count] = min(_take(trainers, steps) for _ in range(_TIMES)) / steps / count
+                found[count] = (
+                    min(side_by_side(trainers, steps) for _ in range(_TIMES)) / steps / count
+                )
         except OutOfMemoryError:
             return found
         in_vain = 0 if best_number(found) == count else in_vain + 1
@@ -66,12 +68,12 @@ def best_number(seconds: dict[int, float]) -> int:
 def _enough(trainers: list[Trainer]) -> int:
     """Steps that take long enough to be timed."""
     steps = _LEAST_STEPS
-    while _take(trainers, steps) < _LEAST_SECONDS:
+    while side_by_side(trainers, steps) < _LEAST_SECONDS:
         steps *= 2
     return steps
 
 
-def _take(trainers: list[Trainer], steps: int) -> float:
+def side_by_side(trainers: list[Trainer], steps: int) -> float:
     """Let all take so many steps side by side; return the seconds."""
     errors: list[BaseException] = []
 

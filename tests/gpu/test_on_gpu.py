@@ -55,7 +55,10 @@ def test_rows_of_varying_lengths_attend_in_one_call(monkeypatch: pytest.MonkeyPa
         pytest.skip("this GPU has no such kernel")
     assert plm_attention._varlen_works(torch.device("cuda", 0), torch.bfloat16, 32, False, 1)
     config = BASE.with_overrides({"precision": "bf16"})
+    calls, varlen = [], plm_attention._varlen
+    monkeypatch.setattr(plm_attention, "_varlen", lambda *args: calls.append(1) or varlen(*args))
     found = losses(config, Workshop())
+    assert calls
     monkeypatch.setattr(plm_attention, "_varlen_works", lambda *_: False)
     assert found == pytest.approx(losses(config, Workshop()), rel=2e-2)
 

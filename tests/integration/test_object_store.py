@@ -15,7 +15,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 from live import call, lines_of, start, sweep_words, wait_for
-from ray_processes import TRIAL
+from ray_processes import TRIAL, ray_processes
 from s3 import S3, everything, overwrite
 from sweep_truth import histories, untruths
 from tiny_plm import save_tiny_plm
@@ -97,9 +97,10 @@ def test_a_sweep_killed_damaged_and_cut_off_ends_as_one_in_a_folder(
     runs, log = tmp_path / "runs", tmp_path / "log"
     driver = start(*sweep_words(tiny, runs, **SMALL), "--on", rack, log=log)
     wait_for(lambda: lines_of(runs) >= 6)
+    workers = ray_processes(TRIAL, of=1)  # of all machines of the rack
     driver.kill()
     driver.wait()
-    wait_for(lambda: not any(p.name().startswith(TRIAL) for p in psutil.process_iter()))
+    assert not psutil.wait_procs(workers, timeout=120)[1]
     newest = {Path(path).parent: path for path in kept(s3, "states")}
     assert newest
     for path in newest.values():

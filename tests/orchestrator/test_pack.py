@@ -30,6 +30,7 @@ from orchestrator.outcome import Outcome
 from orchestrator.tracking import Tracker
 from orchestrator.view import LineView
 from tinyattn.config import TrainConfig
+from tinyattn.errors import TinyAttnError
 from tinyattn.probe import WORTH
 
 POINTS: list[dict[str, Any]] = [
@@ -279,6 +280,8 @@ def test_machines_of_several_kinds_have_the_number_that_is_best_for_all(
 
     def measure(bench: Bench, one: Resources, chosen: list[str], stop: Stop) -> Any:
         measured.append(chosen)
+        if chosen == ["n2.0"]:
+            raise TinyAttnError("busy again")
         return {"n2.0": small, "n8.0": large}
 
     monkeypatch.setattr(packing, "_measure", measure)

@@ -16,7 +16,7 @@ from tiny_plm import save_tiny_plm
 
 from tinyattn import pool
 from tinyattn.config import TrainConfig
-from tinyattn.errors import DivergedError
+from tinyattn.errors import DivergedError, OutOfMemoryError
 from tinyattn.evaluation import Evaluation
 from tinyattn.model import AdaptedModel
 from tinyattn.trainer import Trainer
@@ -208,6 +208,42 @@ def test_a_pass_too_large_for_memory_is_run_in_parts(
         assert_same(found, one)
     if where == "backward":
         assert passes.sizes.count(3) < 5, "what did not fit once is not tried again and again"
+
+
+def test_a_thread_that_can_compile_nothing_leaves_each_its_own_rows(
+    base: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the trial whose thread it is hears of it; steps of the others are taken in theirs."""
+    configs = [base.with_overrides({"seed": seed, "epochs": 1}) for seed in range(3)]
+    wanted = [alone(config) for config in configs]
+    run, run_alone = pool._pass, pool._run_alone
+    spoilt: list[int] = []
+
+    def check() -> None:
+        if threading.get_ident() in spoilt:
+            raise RuntimeError("could not create a primitive")
+
+    def joined(requests: Any) -> Any:
+        losses = run(requests)  # its gradients are to be undone
+        if not spoilt:
+            spoilt.append(threading.get_ident())
+        check()
+        return losses
+
+    def by_itself(request: pool.Request) -> None:
+        whole = request.alone
+        request.alone = lambda: (check(), whole())[1]  # type: ignore[func-returns-value]
+        run_alone(request)
+
+    monkeypatch.setattr(pool, "_pass", joined)
+    monkeypatch.setattr(pool, "_run_alone", by_itself)
+    found = together(configs)
+    failed = [one for one in found if isinstance(one, Exception)]
+    assert len(failed) == 1
+    assert isinstance(failed[0], OutOfMemoryError)
+    for one, other in zip(found, wanted, strict=True):
+        if not isinstance(one, Exception):
+            assert_same(one, other)
 
 
 def test_an_error_of_one_is_told_to_it_alone(

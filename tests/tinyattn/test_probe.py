@@ -35,7 +35,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     return TrainConfig(task="agreement", plm=plm, max_train_rows=40, max_length=32, batch_size=4)
 
 
-def test_small_batches_gain_by_sharing_and_nothing_is_left(config: TrainConfig) -> None:
+def test_all_numbers_are_timed_and_nothing_is_left(config: TrainConfig) -> None:
     workshop = Workshop()
     seconds = step_seconds(config, workshop, 4)
     assert list(seconds) == [1, 2, 4]
@@ -59,7 +59,9 @@ def test_one_number_that_brings_nothing_is_not_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        probe, "_take", lambda trainers, steps: seconds[len(trainers)] * len(trainers) * steps
+        probe,
+        "side_by_side",
+        lambda trainers, steps: seconds[len(trainers)] * len(trainers) * steps,
     )
     assert list(step_seconds(config, Workshop(), 8)) == tried
 
