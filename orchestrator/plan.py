@@ -20,6 +20,7 @@ from orchestrator.preflight import (
     max_evaluations,
     predict_cost,
     rung_words,
+    slow_bf16,
 )
 from orchestrator.scheduler import rungs
 from orchestrator.space import count
@@ -74,6 +75,8 @@ class Plan:
     """Where it would run."""
     rows: int
     """Rows a pass that trials would use on this machine."""
+    slow: str
+    """Why it would be slower than need be; empty: it would not."""
 
     def __str__(self) -> str:
         sweep, cost, facts = self.sweep, self.cost, self.facts
@@ -114,6 +117,8 @@ class Plan:
             lines.append(f"missing     {self.missing}")
         if self.hours_there is not None and sweep.resources.gpus:
             lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
+        if self.slow:
+            lines.append(f"slow        {self.slow}")
         if self.lacking:
             lines.append(f"missing     {self.lacking}")
         if self.name_taken:
@@ -174,7 +179,8 @@ def plan_of(sweep: Sweep, home: Home, capacity: Capacity | None = None) -> Plan:
     rows_a_pass = rows_that_fit(sweep.train, home.runs / FILE)
     there = capacity or Capacity.here()
     lacking = _lacking(sweep.resources, cost, there)
-    return Plan(sweep, cost, facts, missing, taken, lacking, there, rows_a_pass)
+    slow = "" if capacity else slow_bf16(sweep)
+    return Plan(sweep, cost, facts, missing, taken, lacking, there, rows_a_pass, slow)
 
 
 def _lacking(resources: Resources, cost: Cost, there: Capacity) -> str:

@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from orchestrator.config import Sweep
 from orchestrator.scheduler import rungs
@@ -26,6 +28,10 @@ LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")
 BYTES = {"fp32": 4, "bf16": 2}
 A4000_FLOPS = 8e12
 """Sustained fp32 operations per second assumed of an RTX A4000 (16 GB): 40 % of its peak."""
+
+
+WORTH_SAYING = 1.2
+"""How many times as slow as fp32 bf16 must be."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,33 @@ def predict_cost(sweep: Sweep, train_rows: int, mean_length: float, num_outputs:
         # Forward 2 operations a weight, backward to the activations 2 more; no weight gradients.
         trial_pflop=4 * body * tokens / 1e15,
     )
+
+
+def slow_bf16(sweep: Sweep) -> str:
+    """What bf16 costs where trials run on this machine's cores; empty where it is no loss.
+
+    Without instructions for it a processor takes many times as long.
+    """
+    if sweep.train.precision != "bf16" or sweep.resources.gpus:
+        return ""
+    ratio = _product_seconds(torch.bfloat16) / _product_seconds(torch.float32)
+    if ratio < WORTH_SAYING:
+        return ""
+    return (
+        f"precision=bf16 will be slower than fp32: this processor takes {ratio:.1f} times as long "
+        "for a product of matrices in it"
+    )
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """The least of some times that a product of a feed-forward layer's size takes."""
+    rows, weights = torch.ones(128, 384, dtype=dtype), torch.ones(384, 1536, dtype=dtype)
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        rows @ weights
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
 
 
 def rung_words(sweep: Sweep, evaluations: int) -> str:

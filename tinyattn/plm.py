@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import huggingface_hub
 import torch
@@ -44,6 +44,7 @@ _ROBERTA: dict[str, Any] = {
 _ALIGNMENT = 64
 """Of weights in a file, in bytes: a cache line."""
 _DIGESTS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+_SHARED: WeakSet[PreTrainedModel] = WeakSet()
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,9 @@ def share_weights(model: PreTrainedModel) -> None:
     They become pages of a file in the cache. Weights in the format of the PLM's own file are pages
     of that one, as they are loaded. Without room in the cache nothing changes.
     """
+    if model in _SHARED:
+        return
+    _SHARED.add(model)
     weights, size = [weight for _, weight in _weights(model)], 0
     starts = []
     for weight in weights:

@@ -64,8 +64,6 @@ class Workshop:
             plm = load_plm(name, precision)
             if sharded:
                 shard(plm.model, self.ranks)
-            elif precision != "fp32" and self.device.type == "cpu":
-                share_weights(plm.model)
             plm.model.to(device=self.device)  # type: ignore[call-arg]
             return plm
 
@@ -115,6 +113,8 @@ class Workshop:
         place, dropout = config.adapter.placement, config.plm_dropout
         key = (id(plm), place, dropout)
         if key not in self._models:
+            if plm.precision != "fp32" and self.device.type == "cpu" and not self.shards(config):
+                share_weights(plm.model)  # not before: who only looks at a PLM needs no file of it
             self._models[key] = AdaptedModel(plm.model, place, dropout)
         return self._models[key]
 

@@ -108,10 +108,13 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Run a sweep, or a suite such as glue: a sweep a task."""
     sweeps = _sweeps(name, overrides)
 
+    from orchestrator.preflight import slow_bf16
     from orchestrator.sweep import prepare, run_sweep
 
     home = home_of(**places)
     facts = prepare([sweep for sweep, _ in sweeps], home)
+    if places["on"] is None and (slow := slow_bf16(sweeps[0][0])):
+        echo(f"note: {slow}")
     with ray_of(places["on"]):
         for (sweep, origin), met in zip(sweeps, facts, strict=True):
             run_sweep(sweep, met, home, origin)

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_plm import save_tiny_plm
 
+from orchestrator import preflight
 from orchestrator.config import Sweep
 from orchestrator.home import Home
 from orchestrator.plan import plan_of
@@ -134,6 +136,31 @@ def test_a_plan_says_what_is_missing_and_leaves_nothing(
     assert "its data were not found" in plan.missing
     assert str(tmp_path / "nowhere") in str(plan)
     assert not runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("train", "gpus", "bf16", "said"),
+    [
+        ({"precision": "bf16"}, 0, 8.0, "takes 8.0 times as long"),
+        ({"precision": "bf16"}, 0, 1.1, ""),
+        ({"precision": "bf16"}, 0.5, 8.0, ""),  # its trials compute on a GPU
+        ({}, 0, 8.0, ""),
+    ],
+)
+def test_a_plan_says_where_bf16_is_slow(
+    train: dict[str, Any], gpus: float, bf16: float, said: str, tiny: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    seconds = {torch.float32: 1.0, torch.bfloat16: bf16}
+    monkeypatch.setattr(preflight, "_product_seconds", seconds.__getitem__)
+    plan = plan_of(sweep(tiny, train=train, resources={"gpus": gpus}), Home(tmp_path / "runs"))
+    assert ("slow        " in str(plan)) == bool(said)
+    assert said in plan.slow
+
+
+def test_a_product_takes_time_in_each_format() -> None:
+    assert preflight._product_seconds(torch.float32) > 0
+    assert preflight._product_seconds(torch.bfloat16) > 0
 
 
 def test_a_plan_of_an_unknown_task_is_an_error(tiny: str, tmp_path: Path) -> None:

@@ -271,6 +271,7 @@ def test_default_names():
 
 def test_other_faults(tmp_path):
     assert "did you mean 'search'?" in fault(tmp_path, BASE, serch__trials=3)
+    assert "did you mean 'search.trials'?" in fault(tmp_path, BASE, trials=3)
     assert "did you mean 'lr'?" in fault(tmp_path, BASE, optimizer__lrr=3)
     assert "did you mean 'trials'?" in fault(tmp_path, BASE, search__trial=3)
     assert "train.task: this key is required" in fault(tmp_path, "train: {plm: x}\nspace: {}")

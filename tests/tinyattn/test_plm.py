@@ -17,6 +17,7 @@ import torch
 import transformers
 from tiny_plm import save_tiny_plm
 
+from tinyattn.config import TrainConfig
 from tinyattn.errors import PlmError
 from tinyattn.plm import Plm, empty_plm, find_plm, load_plm, read_config
 from tinyattn.workshop import Workshop
@@ -63,7 +64,9 @@ def test_weights_that_were_converted_are_pages_of_one_file_for_all(
     safetensors.torch.save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
 
     def load() -> transformers.PreTrainedModel:
-        return Workshop(device="cpu").plm(str(folder), "bf16").model
+        workshop = Workshop(device="cpu")
+        config = TrainConfig(task="agreement", plm=str(folder), precision="bf16")
+        return workshop.attach(workshop.plm_of(config), config).plm
 
     load()
     (file,) = (tmp_path / "cache" / "mapped").rglob("*.bin")
@@ -83,7 +86,10 @@ def test_without_room_each_process_keeps_its_own(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path / "file" / "cache"))
-    model = Workshop(device="cpu").plm(str(save_tiny_plm(tmp_path / "plm")), "bf16").model
+    workshop = Workshop(device="cpu")
+    plm = str(save_tiny_plm(tmp_path / "plm"))
+    config = TrainConfig(task="agreement", plm=plm, precision="bf16")
+    model = workshop.attach(workshop.plm_of(config), config).plm
     assert all(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
 
