@@ -6,9 +6,6 @@ trial one interval between evaluations and later trials nothing.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import json
 import mmap
 import os
@@ -69,15 +66,6 @@ def is_room_for_a_thread() -> bool:
     except OSError:
         return False
     return True
-
-
-def give_back_memory() -> None:
-    """Return what is free to the device and the system: libraries keep it for their next need."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _key(config: TrainConfig, device: str | None) -> str:

@@ -21,7 +21,6 @@ import torch
 from orchestrator.batch import UNWRITABLE, Bench
 from orchestrator.memory import (
     FILE,
-    give_back_memory,
     is_room_for_a_thread,
     note_too_many,
     rows_that_fit,
@@ -41,7 +40,7 @@ from tinyattn.errors import (
 from tinyattn.evaluation import Evaluation
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.trainer import Trainer, out_of_memory_is_an_error
-from tinyattn.workshop import Workshop
+from tinyattn.workshop import Workshop, give_back_memory
 
 
 class Worker:

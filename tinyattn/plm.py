@@ -178,14 +178,17 @@ def digest_of(model: PreTrainedModel) -> str:
     return _DIGESTS[model]
 
 
-def share_weights(model: PreTrainedModel) -> None:
+def share_weights(model: PreTrainedModel) -> bool:
     """Have the processes of a machine hold one copy of weights that each of them has converted.
 
     They become pages of a file in the cache. Weights in the format of the PLM's own file are pages
     of that one, as they are loaded. Without room in the cache nothing changes.
+
+    Returns:
+        Whether they are now, and were not before.
     """
     if model in _SHARED:
-        return
+        return False
     _SHARED.add(model)
     weights, size = [weight for _, weight in _weights(model)], 0
     starts = []
@@ -202,11 +205,13 @@ def share_weights(model: PreTrainedModel) -> None:
     try:
         content = kept_file(f"weights-{digest_of(model)}", size, write)
     except OSError:  # it saves memory, and is no reason to stop
-        return
-    if content is not None:
-        for start, weight in zip(starts, weights, strict=True):
-            own = content[start : start + weight.nbytes]
-            weight.data = own.view(weight.dtype).view(weight.shape)
+        content = None
+    if content is None:
+        return False
+    for start, weight in zip(starts, weights, strict=True):
+        own = content[start : start + weight.nbytes]
+        weight.data = own.view(weight.dtype).view(weight.shape)
+    return True
 
 
 def _weights(model: PreTrainedModel) -> list[tuple[str, nn.Parameter]]:

@@ -5,6 +5,9 @@ A worker process has one Workshop. Everything that belongs to a trial is in its 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -113,8 +116,10 @@ class Workshop:
         place, dropout = config.adapter.placement, config.plm_dropout
         key = (id(plm), place, dropout)
         if key not in self._models:
-            if plm.precision != "fp32" and self.device.type == "cpu" and not self.shards(config):
-                share_weights(plm.model)  # not before: who only looks at a PLM needs no file of it
+            # Weights are shared only now: who just looks at a PLM needs no file of it.
+            own = plm.precision != "fp32" and self.device.type == "cpu" and not self.shards(config)
+            if own and share_weights(plm.model):
+                give_back_memory()
             self._models[key] = AdaptedModel(plm.model, place, dropout)
         return self._models[key]
 
@@ -139,3 +144,12 @@ def _remember(
         kept[key] = load()
     kept.move_to_end(key)
     return kept[key]
+
+
+def give_back_memory() -> None:
+    """Return what is free to the device and the system: libraries keep it for their next need."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
