@@ -82,6 +82,8 @@ class Stop:
     """Whether a batch is to end at Tune's next step."""
 
     asked: bool = False
+    at_once: bool = False
+    """Whether it was asked for again: what Tune raises after that came of it."""
     error: TinyAttnError | None = None
     """Why, where it was no wish: a journal cannot be written, say."""
 

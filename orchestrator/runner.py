@@ -139,7 +139,7 @@ def _run_trials(
         try:
             with packs_of(bench, batch.resources) as look_after_packs:
                 watcher.look_after = look_after_packs
-                _fit(_tuner(batch, bench, asker, watcher), depot.folder)
+                _fit(_tuner(batch, bench, asker, watcher), depot.folder, stop)
             for name in watcher.end_paused():
                 source.on_trial_complete(name, journal.trials[name].last)
         except KeyboardInterrupt:
@@ -184,11 +184,13 @@ def _tuner(batch: Batch, bench: Bench, asker: Asker, watcher: Watcher) -> tune.T
     )
 
 
-def _fit(tuner: tune.Tuner, folder: Path) -> None:
+def _fit(tuner: tune.Tuner, folder: Path, stop: Stop) -> None:
     """Let Tune run; turn what it raises into errors of this project where a user caused it."""
     try:
         tuner.fit()
     except (TuneError, RayError, OSError) as error:
+        if stop.at_once:  # as a scratch file of Tune's that is gone where it was interrupted
+            raise KeyboardInterrupt from None
         cause = error.__cause__ or error
         if isinstance(cause, TinyAttnError):
             raise cause from None
@@ -204,6 +206,7 @@ def signals_noted() -> Iterator[Stop]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if stop.asked:
+            stop.at_once = True
             raise KeyboardInterrupt
         stop.asked = True
 

@@ -320,6 +320,20 @@ def test_the_first_signal_is_noted_and_the_second_ends() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_what_tune_raises_because_of_a_second_signal_is_an_interruption(tmp_path: Path) -> None:
+    def fit() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            (tmp_path / "not there").unlink()  # a FileNotFoundError in the interrupt's place
+
+    with runner.signals_noted() as stop, pytest.raises(KeyboardInterrupt):
+        runner._fit(SimpleNamespace(fit=fit), tmp_path, stop)  # type: ignore[arg-type]
+    with pytest.raises(StorageError):
+        runner._fit(SimpleNamespace(fit=(tmp_path / "not there").unlink), tmp_path, Stop())  # type: ignore[arg-type]
+
+
 def test_a_worker_that_ray_kills_for_memory_is_a_worker_that_died(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
