@@ -8,11 +8,13 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from cluster.services import QUIET
 
 os.environ.update({**QUIET, **os.environ})  # what the user has set stays
 
+import psutil
 import ray
 
 
@@ -26,23 +28,55 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
     """
     # Other accounts of this machine reach its loopback too.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    on_terminate = signal.getsignal(signal.SIGTERM)
     with ray_speaks(token):
-        ray.init(
-            address="local",
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-        )
-        # Ray's own handler would end this process before its caller has closed what is open.
-        signal.signal(signal.SIGTERM, on_terminate)
+        with _deaf_to_sigterm():
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+            )
         try:
             yield
         finally:
-            ray.shutdown()
+            _end()
+
+
+@contextlib.contextmanager
+def _deaf_to_sigterm() -> Iterator[None]:
+    """Processes that start within the block, and theirs, never get SIGTERM.
+
+    `timeout`, `kill %1`, Slurm and systemd send it to all processes of a job at once. Without its
+    Ray this process could close nothing: calls to it would block for a minute, and Ray's core would
+    then end the process without a word.
+    """
+    on_terminate = signal.getsignal(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        # Ray's own handler would end this process before its caller has closed what is open.
+        signal.signal(signal.SIGTERM, on_terminate)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _end() -> None:
+    """Disconnect from Ray and kill its processes: they would not hear its SIGTERM."""
+    node: Any = ray._private.worker._global_node
+    started = [info.process for infos in node.all_processes.values() for info in infos]
+    family = []
+    for process in started:
+        process.terminate = process.kill
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family += psutil.Process(process.pid).children(recursive=True)
+    ray.shutdown()
+    for child in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(family)
 
 
 @contextlib.contextmanager

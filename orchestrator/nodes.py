@@ -60,6 +60,7 @@ class Nodes:
         self._failures: defaultdict[str, list[str]] = defaultdict(list)
         """Names of the trials that failed on a machine since one came to an evaluation there."""
         self._still_since: float | None = None
+        self._own = ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
         self._slots, self._until = concurrency(resources, listed), now() + _FRESH_SECONDS
         _aside.clear()
         _too_small.clear()
@@ -132,11 +133,15 @@ class Nodes:
         """Raise NoMachineError when for long no trial has run, though there is room for some.
 
         What waits for a place is bound to machines that were not set aside when it was reserved; if
-        those never come back, it would wait for ever.
+        those never come back, it would wait for ever. So would a driver whose own Ray has died.
 
         Args:
             is_running: whether a trial has a worker now.
         """
+        if self._own in {node["NodeID"] for node in self._listed() if not node["Alive"]}:
+            raise NoMachineError(
+                "Ray has died on this machine, perhaps killed because memory ran out; free some"
+            )
         if is_running or not self._fitting(self._alive()):
             self._still_since = None
             return

@@ -162,8 +162,7 @@ def _tuner(batch: Batch, bench: Bench, asker: Asker, watcher: Watcher) -> tune.T
     # Asker sees to that.
     os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = "10000"
     trainable = tune.with_resources(
-        tune.with_parameters(SweepTrial, bench=bench, resources=batch.resources),
-        placement_of(batch.resources),
+        SweepTrial.on(bench, batch.resources), placement_of(batch.resources)
     )
     return tune.Tuner(
         trainable,

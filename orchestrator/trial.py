@@ -25,12 +25,21 @@ class SweepTrial(tune.Trainable):
     the death of a worker, a node or the driver, or after a pause.
     """
 
-    def setup(
-        self,
-        config: dict[str, Any],
-        bench: Bench | None = None,
-        resources: Resources | None = None,
-    ) -> None:
+    bench: Bench
+    """What all trials have in common."""
+    resources: Resources
+    """What one trial occupies."""
+
+    @classmethod
+    def on(cls, bench: Bench, resources: Resources) -> type[SweepTrial]:
+        """The trainable of one batch.
+
+        `tune.with_parameters` would keep both in Ray's object store, and Ray ends a driver that
+        owns objects there, without a word, once the store has died.
+        """
+        return type(cls.__name__, (cls,), {"bench": bench, "resources": resources})
+
+    def setup(self, config: dict[str, Any]) -> None:
         """Take note of the first trial; the worker starts with its first step.
 
         Tune gives a trial whose actor is still starting the actor of any trial that ends, and calls
@@ -39,12 +48,7 @@ class SweepTrial(tune.Trainable):
 
         Args:
             config: name and overrides of the first trial.
-            bench: what all trials have in common.
-            resources: what one trial occupies.
         """
-        assert bench is not None
-        assert resources is not None
-        self.bench, self.resources = bench, resources
         self.next: dict[str, Any] | None = config
         """The trial that the next step begins with; None: it goes on with the one it has."""
         self.worker: Worker | Slot | RankGroup | None = None

@@ -101,7 +101,7 @@ class Watcher(tune.Callback):
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """End here, between two steps of Tune, when somebody asked for it."""
-        # Not once an end was asked for: the signal may have ended Ray too, and asking it hangs.
+        # Not once an end was asked for: a cluster's Ray may end as well, and asking it hangs then.
         if time.monotonic() >= self._next_poll and not self.stop.asked:
             self._next_poll = time.monotonic() + _POLL_SECONDS
             self._read_requests()
@@ -110,8 +110,8 @@ class Watcher(tune.Callback):
             with self.stop.on_error():
                 self.nodes.refuse_standstill(any(trial.status == RUNNING for trial in trials))
         if self.stop.asked:
-            # Not an Exception: Tune would clean up first, which takes a minute of waiting where
-            # the signal went to Ray's processes too, as `timeout` or a batch system sends it.
+            # Not an Exception: Tune would clean up first, which takes a minute of waiting where a
+            # batch system ends a cluster's Ray too.
             raise KeyboardInterrupt
 
     @_guarded
