@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from tinyattn.kept import kept_file
 from tinyattn.stream import Stream
 from tinyattn.tasks.tokens import Split, pad_id
+
+_WORTH_A_FILE = 2**20
+"""Bytes of a column; each process has smaller ones of its own."""
 
 
 class Batches:
@@ -83,8 +89,30 @@ class Batches:
 
 @functools.lru_cache(maxsize=8)
 def batches_of(split: Split, tokenizer: PreTrainedTokenizerBase) -> Batches:
-    """The rows of a split, made once for all trials of a process that use it."""
-    return Batches(split, tokenizer)
+    """The rows of a split, made once for all trials of a process that use it.
+
+    Tokens of many rows are pages of files in the cache, one copy for all processes of a machine.
+    """
+    batches = Batches(split, tokenizer)
+    batches.columns = {name: _shared(values) for name, values in batches.columns.items()}
+    return batches
+
+
+def _shared(values: np.ndarray) -> np.ndarray:
+    """The same values from a file in the cache, if there is room for one."""
+    if values.nbytes < _WORTH_A_FILE:
+        return values
+    content = np.ascontiguousarray(values).view(np.uint8)
+    name = f"tokens-{hashlib.blake2b(content.data, digest_size=16).hexdigest()}"
+
+    def write(file: BinaryIO) -> None:
+        file.write(content.data)
+
+    try:
+        found = kept_file(name, content.nbytes, write)
+    except OSError:  # it saves memory, and is no reason to stop
+        return values
+    return values if found is None else found.numpy().view(values.dtype)
 
 
 def labels_of(split: Split) -> np.ndarray:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from mapped import mapped_from, needs_maps
 
-from tinyattn.batches import Batches, labels_of
+from tinyattn.batches import Batches, batches_of, labels_of
 from tinyattn.cutting import split_by_length
 from tinyattn.passes import EVAL_TOKENS, by_length, cut, in_passes
 from tinyattn.plm import find_plm
@@ -229,3 +230,45 @@ def test_a_pass_that_does_not_fit_is_run_in_halves_and_no_row_twice() -> None:
     with pytest.raises(RuntimeError, match="shapes"):
         in_passes(lengths, True, broken)
     assert len(tried) == 1
+
+
+@needs_maps
+def test_tokens_of_many_rows_are_pages_of_one_file_for_all(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for rows that were chosen, in their own order; a damaged file is made again."""
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path))
+    draws = np.random.default_rng(0)
+    ids = [draws.integers(0, 30_000, n).tolist() for n in draws.integers(1, 128, 8_000)]
+    rows = datasets.Dataset.from_dict(
+        {"input_ids": ids, "length": [len(row) for row in ids], "truncated": [False] * len(ids)},
+        features=datasets.Features(
+            input_ids=datasets.List(datasets.Value("int32")),
+            length=datasets.Value("int32"),
+            truncated=datasets.Value("bool"),
+        ),
+    )
+    numbers = draws.permutation(len(ids))[:6_000]
+    for damage in (None, b"", b"torn" * 2**20):
+        for file in tmp_path.rglob("*.bin"):
+            if damage is not None:
+                file.write_bytes(damage)
+        batches = batches_of(as_split(rows, "train", numbers), tokenizer)
+        (file,) = tmp_path.rglob("*.bin")
+        column = batches.columns["input_ids"]
+        assert mapped_from(file, column.ctypes.data)
+        assert column.tolist() == [token for number in numbers for token in ids[number]]
+        assert batches.stream(np.array([5]), torch.device("cpu")).inputs["input_ids"].tolist() == [
+            ids[numbers[5]]
+        ]
+
+
+def test_without_room_tokens_stay_where_they_are(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path / "file" / "cache"))
+    made = split(tokenizer, [40] * 4_500)
+    found, wanted = batches_of(made, tokenizer).columns, Batches(made, tokenizer).columns
+    assert wanted["input_ids"].nbytes > 2**20
+    assert {k: v.tolist() for k, v in found.items()} == {k: v.tolist() for k, v in wanted.items()}

@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from mapped import mapped_from, needs_maps
 from tiny_plm import save_tiny_plm
 
 from tinyattn.config import TrainConfig
@@ -33,22 +34,10 @@ def test_minilm_is_frozen_and_complete(minilm: Plm) -> None:
     assert minilm.tokenizer("a test")["input_ids"][0] == minilm.tokenizer.cls_token_id
 
 
-def mapped_from(file: Path, weight: torch.Tensor) -> bool:
-    """Whether a weight is pages of that file, of which the kernel keeps one copy for everybody."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, last = (int(end, 16) for end in line.split(" ", 1)[0].split("-"))
-        if first <= weight.data_ptr() < last:
-            return line.endswith(str(file))
-    return False
-
-
-needs_maps = pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is mapped")
-
-
 @needs_maps
 def test_weights_in_the_files_own_format_are_its_pages(copy_of_minilm: Path) -> None:
     for name, weight in load_plm(str(copy_of_minilm)).model.named_parameters():
-        assert mapped_from(copy_of_minilm / "model.safetensors", weight), name
+        assert mapped_from(copy_of_minilm / "model.safetensors", weight.data_ptr()), name
 
 
 @needs_maps
@@ -77,7 +66,7 @@ def test_weights_that_were_converted_are_pages_of_one_file_for_all(
     for name, weight in model.named_parameters():
         if "pooler" not in name:
             assert weight.equal(whole[name].to(torch.bfloat16)), name
-            assert mapped_from(file, weight), name
+            assert mapped_from(file, weight.data_ptr()), name
             assert not weight.requires_grad
 
 
