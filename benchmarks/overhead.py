@@ -5,7 +5,7 @@ the frozen PLM and gradients of its activations, with one trainable vector after
 attention block, a classifier, and plain torch around it. Ours is the whole training step as a
 sweep takes it: DeepSpeed engine, adapters in every layer, AdamW.
 
-    python -m benchmarks.overhead [--repeats 15] [--json FILE]
+    python -m benchmarks.overhead [--repeats 25] [--json FILE]
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def measure(plm: nn.Module, length: int, repeats: int, rng: np.random.Generator)
 
 
 def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Median over repeats of the ratio to the floor's step in the same repeat, and its spread."""
+    """Ratio of the median steps; quartiles of the ratios within a repeat."""
     found = {}
     for name, values in times.items():
         pairs = [value / base for value, base in zip(values, times["floor"], strict=True)]

@@ -1,1 +1,1 @@
-"""Where a sweep runs: this machine today, more kinds of cluster in time."""
+"""Where a sweep runs: this machine, a rack over ssh, a Slurm job, Kubernetes."""

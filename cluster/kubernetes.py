@@ -126,7 +126,7 @@ class KubernetesCluster:
         self.cluster, self.launch, self.say = cluster, cluster.launch, say
 
     def up(self) -> None:
-        """Apply the manifests; what is there already is left alone."""
+        """Apply the manifests; kubectl changes what differs."""
         text = yaml.safe_dump_all(manifests(self.cluster))
         self.say(self._kubectl("apply", "-f", "-", text=text).strip())
 

@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,17 +30,17 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
     # Other accounts of this machine reach its loopback too.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with ray_speaks(token):
-        with _deaf_to_sigterm():
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                num_gpus=num_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
-            )
         try:
+            with _deaf_to_sigterm():
+                ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    num_gpus=num_gpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address="127.0.0.1",
+                )
             yield
         finally:
             _end()
@@ -54,19 +55,23 @@ def _deaf_to_sigterm() -> Iterator[None]:
     then end the process without a word.
     """
     on_terminate = signal.getsignal(signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # Elsewhere the process that ends an orphaned Ray has to hear it; on Linux the kernel does that.
+    deaf = {signal.SIGTERM} if sys.platform == "linux" else set()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
     try:
         yield
     finally:
         # Ray's own handler would end this process before its caller has closed what is open.
         signal.signal(signal.SIGTERM, on_terminate)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end() -> None:
     """Disconnect from Ray and kill its processes: they would not hear its SIGTERM."""
     node: Any = ray._private.worker._global_node
-    started = [info.process for infos in node.all_processes.values() for info in infos]
+    started = (
+        [info.process for infos in node.all_processes.values() for info in infos] if node else []
+    )
     family = []
     for process in started:
         process.terminate = process.kill
@@ -76,7 +81,7 @@ def _end() -> None:
     for child in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-    psutil.wait_procs(family)
+    psutil.wait_procs(family, timeout=5)  # where nobody reaps orphans, they stay as zombies
 
 
 @contextlib.contextmanager

@@ -4,7 +4,8 @@
 one on stdout, so that nothing that a user wrote becomes a word of a shell, and no secret a word in
 a process list.
 
-    probe   versions, clock, storage, memory, GPUs; changes nothing
+    probe   versions, code, clock, cores, state, and whether the storage is the head's, where it
+            leaves an answer; starts nothing
     up      have Ray running here, as head or as worker; what runs already is left alone
     status  whether it runs
     down    end what `up` started, and nothing else

@@ -54,6 +54,7 @@ class RackCluster:
         Raises:
             UsageError: a machine does not answer, or does not fit the others.
             StorageError: the storage folder is not the same everywhere.
+            TinyAttnError: `environment.install` failed.
         """
         token = self.token()
         self.probe()

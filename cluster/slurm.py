@@ -36,7 +36,8 @@ class SlurmCluster(RackCluster):
         """Have the head running and a job in the queue, or running.
 
         Raises:
-            UsageError: Slurm is not here, or refuses the job.
+            UsageError: Slurm is not here.
+            TinyAttnError: it refuses the job.
         """
         job = self._job()
         super().up()

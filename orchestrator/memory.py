@@ -17,7 +17,7 @@ import torch
 from tinyattn.config import TrainConfig
 
 FILE = "memory.jsonl"
-"""In the runs folder: one line a micro-batch that did not fit."""
+"""In the depot's notes: one line a micro-batch that did not fit."""
 _THREAD_BYTES = 2**25
 """Room for a thread's stack and first words."""
 
@@ -35,7 +35,7 @@ def rows_that_fit(config: TrainConfig, path: Path, device: str | None = None) ->
 
     Args:
         config: the trial; it asks for `micro_batch_size`, or for whole batches.
-        path: the runs folder's memory file; it may not be there.
+        path: the file of a depot's notes; it may not be there.
         device: kind of device; None: this process's.
     """
     asked = config.micro_batch_size or config.batch_size

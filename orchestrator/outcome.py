@@ -11,7 +11,7 @@ class Outcome(StrEnum):
     COMPLETED = "completed"
     """Ran all its evaluations."""
     STOPPED = "stopped"
-    """Stopped by ASHA at a rung: not among the best there."""
+    """Stopped by ASHA at a rung, never promoted from one, or stopped by the user."""
     DIVERGED = "diverged"
     """Its loss became NaN or infinite."""
     OUT_OF_MEMORY = "out_of_memory"
@@ -19,7 +19,8 @@ class Outcome(StrEnum):
     FAILED = "failed"
     """An error of another kind; the run's tag `tinyattn.error` holds its message."""
     INTERRUPTED = "interrupted"
-    """The sweep itself was interrupted while the trial ran (Ctrl-C): no verdict on the trial."""
+    """The sweep ended while the trial ran (Ctrl-C, `sweep stop`, a store that went away, a driver
+    that died): no verdict on the trial."""
 
     @property
     def run_status(self) -> str:

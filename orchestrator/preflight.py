@@ -98,10 +98,10 @@ def max_evaluations(sweep: Sweep, train_rows: int) -> int:
 
 
 def check_shapes(sweep: Sweep) -> None:
-    """Build every extreme adapter on the PLM's shape, without memory for weights.
+    """Look up the layers and places of every extreme in the PLM's shape, without its weights.
 
     Raises:
-        UsageError: a layer, placement or head size does not fit the PLM.
+        UsageError: a layer, or a place for an adapter, is not in the PLM.
     """
     plm = empty_plm(sweep.train.plm)
     keys = [key for key in sweep.space if key.startswith("adapter.")]
@@ -159,7 +159,7 @@ def slow_bf16(sweep: Sweep) -> str:
         return ""
     return (
         f"precision=bf16 will be slower than fp32: this processor takes {ratio:.1f} times as long "
-        "for a product of matrices in it"
+        "for a product of matrices in it; precision=fp32 does without"
     )
 
 

@@ -285,7 +285,7 @@ def brief(params: Mapping[str, Any]) -> str:
 
 
 def short(trial_id: str) -> str:
-    """`1f3a9_00004` to `#4`, which is unique within a batch of trials."""
+    """`search_00004` to `#4`, which is unique within a batch of trials."""
     number = trial_id.rsplit("_", 1)[-1]
     return f"#{int(number)}" if number.isdigit() else trial_id
 

@@ -1,4 +1,4 @@
-"""Adapter folders: safetensors + JSON, tens of kilobytes, nothing that is executed when read.
+"""Adapter folders: safetensors + JSON, without the PLM, nothing that is executed when read.
 
 adapter_config.json         what it is: shapes, PLM, task, lineage, SHA-256 of the weights
 adapter_model.safetensors   `layers.<call>.<parameter>` and `classifier.{weight,bias}`, fp32

@@ -35,7 +35,7 @@ class TaskData:
     select: Split
     """Rows whose score picks evaluations and trials."""
     heldout: Split | None
-    """Rows never used to pick anything; None under the protocol `paper`."""
+    """Rows that choose no evaluation and no trial; None under the protocol `paper`."""
     extra: dict[str, Split]
     """More rows to report on, e.g. `mismatched`."""
     fingerprint: str
@@ -65,6 +65,7 @@ def load_data(
         data_dir: folder with `glue/<task>/<split>.jsonl` and so on, before TINYATTN_DATA.
 
     Raises:
+        ConfigError: no such protocol.
         TaskError: data are missing or do not fit the task.
         StorageError: the cache cannot be written.
     """
@@ -119,6 +120,7 @@ def read_rows(path: Path, task: Task) -> datasets.Dataset:
 
     Raises:
         TaskError: the file is not there, damaged, empty, or does not fit the task.
+        StorageError: no scratch space.
     """
     try:
         with tempfile.TemporaryDirectory() as scratch:

@@ -72,8 +72,8 @@ def shard(plm: nn.Module, ranks: Ranks) -> None:
 def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
     """The DeepSpeed configuration of a trial.
 
-    At stage 3 the PLM is split by `shard`, once for all trials of a process; the adapter, a
-    few KB that each layer would have to gather, stays whole.
+    At stage 3 the PLM is split by `shard`, once for all trials of a process; the adapter, small
+    beside it, which each layer would have to gather, stays whole.
     """
     return {
         "train_micro_batch_size_per_gpu": -(-config.batch_size // ranks),

@@ -1,4 +1,4 @@
-"""Every error that a user can cause, as one tree.
+"""The tree of errors that a user can cause; orchestrator/runner.py and nodes.py add four.
 
     TinyAttnError                 exit code 1: it failed, though it was asked correctly
     ├── UsageError                exit code 2: it was asked wrongly

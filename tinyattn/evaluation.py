@@ -38,7 +38,7 @@ class Evaluation:
     metrics: dict[str, float] = field(default_factory=dict)
     """All of the task's metrics on the selection rows now."""
     heldout: dict[str, float] = field(default_factory=dict)
-    """Only on the last: metrics of the best adapter on rows that selected nothing. Keys of a
+    """Only on the last: metrics of the best adapter on the held-out rows. Keys of a
     further split end in its name, as in `accuracy_mismatched`."""
 
     @property

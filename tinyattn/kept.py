@@ -13,7 +13,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import filelock
 import psutil
@@ -66,11 +66,11 @@ def _mapped(path: Path, size: int) -> Tensor | None:
         os.utime(path)  # the longest unused one goes first
     except (FileNotFoundError, RuntimeError):  # another process made room meanwhile
         return None
-    return content if _digest(content) == wanted else None
+    return content if _blake2b(content.numpy().data).digest() == wanted else None
 
 
-def _digest(content: Tensor) -> bytes:
-    return hashlib.blake2b(content.numpy().data, digest_size=_DIGEST_BYTES).digest()
+def _blake2b(content: Any = b"") -> Any:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES)
 
 
 def _make_room(folder: Path, size: int) -> bool:
@@ -103,12 +103,13 @@ def _write(path: Path, size: int, write: Callable[[BinaryIO], None]) -> None:
     """Written, not mapped: a full disk is then an error."""
     building = path.with_suffix(".building")
     try:
-        with building.open("wb") as file:
+        with building.open("w+b") as file:
             write(file)
-            file.flush()
-            content = torch.from_file(str(building), size=size, dtype=torch.uint8)
-            file.seek(0, os.SEEK_END)
-            file.write(_digest(content))
+            file.seek(0)
+            digest = hashlib.file_digest(file, _blake2b).digest()  # the file is at its end now
+            if file.tell() != size:
+                raise OSError(f"{building}: {file.tell()} bytes were written, not {size}")
+            file.write(digest)
             file.flush()
             os.fsync(file.fileno())
         building.replace(path)

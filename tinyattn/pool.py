@@ -3,8 +3,8 @@
 Each trial has a thread and a Trainer, which know nothing of the others. Where a step needs the PLM,
 the Trainer hands its rows to the Pool and waits. As soon as all trials that train have done so, one
 of their threads runs the rows of all in one pass, forward and backward, and each gets its own loss
-and its own gradients: what a trial computes does not depend on who its neighbours are. A trial by
-itself never waits.
+and its own gradients: what a trial computes does not depend on who its neighbours are. Rows that
+share no pass are run by their own thread; a trial by itself never waits.
 
 Optimizer, clipping, schedule, dropout masks, the look for NaN and the checkpoints stay with each
 trial. What a trial does with the PLM beside that, as evaluating, it does within `alone()`.
@@ -41,19 +41,17 @@ class Request:
     """What the summed loss is multiplied with before it goes back."""
     alone: Callable[[], Tensor]
     """Forward and backward without others; returns the rows' summed loss."""
-    is_left: bool = field(default=False, init=False)
-    """Whether who ran it with others could not, though its own thread may."""
+    thread: int = field(default_factory=threading.get_ident, init=False)
+    """Whose it is."""
     loss: Tensor | None = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
+    is_single: bool = field(default=False, init=False)
+    """Whether it shares no pass, so that its own thread runs it."""
 
     @property
-    def is_done(self) -> bool:
-        """Whether it has its loss, or an error in its place."""
-        return self.loss is not None or self.error is not None
-
-
-class _SpoiltThreadError(Exception):
-    """The thread that runs the rows of all can compile no kernels any more."""
+    def is_told(self) -> bool:
+        """Whether it has its loss, or an error in its place, or is to run by itself."""
+        return self.loss is not None or self.error is not None or self.is_single
 
 
 class Pool:
@@ -74,6 +72,8 @@ class Pool:
         """Trials that are taking steps."""
         self._waiting: list[Request] = []
         self._most_tokens = most_tokens
+        self._spoilt: set[int] = set()
+        """Threads that can compile no kernels any more: others run what is shared."""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -112,40 +112,38 @@ class Pool:
             self._waiting.append(request)
             self._changed.notify_all()
             try:
-                self._changed.wait_for(
-                    lambda: request.is_done or request.is_left or self._may_run()
-                )
+                self._changed.wait_for(lambda: request.is_told or self._may_run(request))
             except BaseException:  # Ctrl-C: nobody must run what nobody waits for
                 if request in self._waiting:
                     self._waiting.remove(request)
                 raise
             together: list[Request] = []
-            if not request.is_done and not request.is_left:
+            if not request.is_told:
                 self._taken, together, self._waiting = True, self._waiting, []
         if together:
             try:
                 self._run(together)
-            except _SpoiltThreadError:
-                for other in together:
-                    other.is_left = not other.is_done
             except BaseException as error:  # the others must hear of it too, or wait for ever
                 for other in together:
-                    other.error = other.error or (None if other.is_done else error)
+                    other.error = other.error or (None if other.is_told else error)
                 raise
             finally:
                 self._leave()
-        if request.is_left:
+        if request.is_single:
             with self.alone():
-                _run_alone(request)
+                return _run_single(request)
         if request.error is not None:
             raise request.error
         assert request.loss is not None
         return request.loss
 
-    def _may_run(self) -> bool:
-        """Whether all who train have brought their rows, and nobody else has the PLM."""
+    def _may_run(self, request: Request) -> bool:
+        """Whether all who train have brought their rows, nobody else has the PLM, and the thread of
+        this request is as good as any."""
         everybody = len(self._waiting) >= self._training
-        return everybody and not self._taken and not self._asking
+        bad = {other.thread in self._spoilt for other in self._waiting}
+        fit = request.thread not in self._spoilt or bad == {True}
+        return everybody and fit and not self._taken and not self._asking
 
     def _leave(self) -> None:
         with self._changed:
@@ -153,11 +151,14 @@ class Pool:
             self._changed.notify_all()
 
     def _run(self, requests: Sequence[Request]) -> None:
-        """Give each request its loss or its error, in as few passes as can be."""
+        """Give each request its loss, or have its own thread run it, where it shares no pass.
+
+        Those of one model that begin at one layer share passes.
+        """
         kinds: dict[tuple[int, int], list[Request]] = {}
         for request in requests:
             if request.stream is None:
-                _run_alone(request)
+                request.is_single = True
             else:
                 kind = id(request.model), request.stream.start
                 kinds.setdefault(kind, []).append(request)
@@ -166,16 +167,20 @@ class Pool:
                 self._run_joined(together)
 
     def _run_joined(self, requests: list[Request]) -> None:
-        """One pass for all; where that fails, passes for halves of them."""
+        """One pass for all; where that fails, passes for halves of them.
+
+        An error of a single request is its own thread's, which may have to be left.
+        """
         if len(requests) == 1:
-            _run_alone(requests[0])
+            requests[0].is_single = True
             return
         before: list[_Before] = []
         try:
             before += [_Before(request) for request in requests]
             losses = _pass(requests)
         except Exception as failed:
-            if is_out_of_memory(failed) and not is_thread_spoilt(failed):
+            # Of a spoilt thread only the first error is a lack of memory.
+            if is_out_of_memory(failed) and threading.get_ident() not in self._spoilt:
                 self._most_tokens = sum(_tokens(request) for request in requests) // 2
             error: Exception | None = failed
         else:
@@ -188,7 +193,10 @@ class Pool:
         for old in before:
             old.restore()
         if is_thread_spoilt(error):
-            raise _SpoiltThreadError
+            self._spoilt.add(threading.get_ident())
+            for request in requests:
+                request.is_single = True
+            return
         self._run_joined(requests[: len(requests) // 2])
         self._run_joined(requests[len(requests) // 2 :])
 
@@ -211,13 +219,13 @@ def _tokens(request: Request) -> int:
     return request.stream.tokens
 
 
-def _run_alone(request: Request) -> None:
+def _run_single(request: Request) -> Tensor:
     try:
-        request.loss = request.alone()
+        return request.alone()
     except BaseException as error:
         if is_out_of_memory(error):
             error.__traceback__ = None  # its frames hold what the neighbours need
-        request.error = error
+        raise
 
 
 def _pass(requests: list[Request]) -> list[Tensor]:

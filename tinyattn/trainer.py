@@ -262,7 +262,7 @@ class Trainer:
         )
 
     def heldout_metrics(self) -> dict[str, float]:
-        """Metrics of the best adapter on the report's rows, which selected nothing."""
+        """Metrics of the best adapter on the held-out rows, which chose no evaluation."""
         found: dict[str, float] = {}
         with self._best_in_place():
             if self.data.heldout is not None:
@@ -343,6 +343,8 @@ class Trainer:
         Raises:
             DamagedError: the folder is not there or damaged.
             ConfigError: it belongs to another trial, PLM or data.
+            AdapterError: its weights do not fit.
+            StorageError: the disk fails.
         """
         state = read_state(folder)
         for what, here in {

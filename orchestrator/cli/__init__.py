@@ -1,8 +1,8 @@
 """The command line: verbs, nothing else.
 
 main (here)   doctor, train
-sweeps.py     check, simulate, run, resume, extend, status, stop
-clusters.py   up, status, down
+sweeps.py     list, check, simulate, run, resume, extend, status, stop
+clusters.py   up, status, down, manifests
 results.py    leaderboard, finalize, promote, rollback, predict, report, ui
 
 Exit codes: 0 done, 1 failed, 2 wrong use. What costs seconds to import (torch, ray, mlflow) is

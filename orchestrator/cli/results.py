@@ -101,7 +101,7 @@ def rollback(task: str, plm: str | None, **places: Any) -> None:
 @click.command()
 @click.argument("task")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--plm", help="PLM, where several have a champion of this task.")
+@click.option("--plm", help="PLM, where several have a champion; for a folder: where its PLM is.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; else stdout.")
 @place_options
 def predict(task: str, file: Path, plm: str | None, output: Path | None, **places: Any) -> None:
@@ -132,7 +132,9 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
 
 @click.command()
 @click.argument("name")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder; runs/sweeps/NAME.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="Folder; runs/sweeps/NAME/report."
+)
 @place_options
 def report(name: str, output: Path | None, **places: Any) -> None:
     """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow."""

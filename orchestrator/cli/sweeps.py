@@ -11,6 +11,7 @@ import click
 
 from orchestrator.cli.common import (
     capacity_of,
+    cluster_of,
     echo,
     home_of,
     next_command,
@@ -113,7 +114,7 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 
     home = home_of(**places)
     facts = prepare([sweep for sweep, _ in sweeps], home)
-    if places["on"] is None and (slow := slow_bf16(sweeps[0][0])):
+    if cluster_of(places["on"]) is None and (slow := slow_bf16(sweeps[0][0])):
         echo(f"note: {slow}")
     with ray_of(places["on"]):
         for (sweep, origin), met in zip(sweeps, facts, strict=True):

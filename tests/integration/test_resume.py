@@ -43,7 +43,8 @@ def test_a_driver_killed_again_and_again_loses_and_repeats_nothing(
         assert workers
         driver.kill()
         driver.wait()
-        psutil.wait_procs(workers, timeout=20)  # Ray's own agents take half a minute more
+        # Ray's own agents take half a minute more.
+        assert psutil.wait_procs(workers, timeout=20)[1] == []
         driver = start("sweep", "resume", "s", "--runs", tmp_path, log=log)
     assert driver.wait(timeout=240) == 0, log.read_text()
     assert untruths(tmp_path, "s", TRIALS) == []

@@ -210,33 +210,58 @@ def test_a_pass_too_large_for_memory_is_run_in_parts(
         assert passes.sizes.count(3) < 5, "what did not fit once is not tried again and again"
 
 
-def test_a_thread_that_can_compile_nothing_leaves_each_its_own_rows(
-    base: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only the trial whose thread it is hears of it; steps of the others are taken in theirs."""
-    configs = [base.with_overrides({"seed": seed, "epochs": 1}) for seed in range(3)]
-    wanted = [alone(config) for config in configs]
-    run, run_alone = pool._pass, pool._run_alone
-    spoilt: list[int] = []
+class Spoilt:
+    """Threads that can compile no kernels, as oneDNN leaves them."""
 
-    def check() -> None:
-        if threading.get_ident() in spoilt:
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+        self.refused = 0
+
+    def check(self) -> None:
+        if threading.get_ident() in self.threads:
+            self.refused += 1
             raise RuntimeError("could not create a primitive")
 
-    def joined(requests: Any) -> Any:
-        losses = run(requests)  # its gradients are to be undone
-        if not spoilt:
-            spoilt.append(threading.get_ident())
-        check()
-        return losses
+    def before(self, run: Callable[[pool.Request], Any]) -> Callable[[pool.Request], Any]:
+        def checked(request: pool.Request) -> Any:
+            whole = request.alone
+            request.alone = lambda: (self.check(), whole())[1]  # type: ignore[func-returns-value]
+            return run(request)
 
-    def by_itself(request: pool.Request) -> None:
-        whole = request.alone
-        request.alone = lambda: (check(), whole())[1]  # type: ignore[func-returns-value]
-        run_alone(request)
+        return checked
 
-    monkeypatch.setattr(pool, "_pass", joined)
-    monkeypatch.setattr(pool, "_run_alone", by_itself)
+    def joined(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def first_spoils(requests: Any) -> Any:
+            losses = run(requests)  # its gradients are to be undone
+            if not self.threads:
+                self.threads.add(threading.get_ident())
+            self.check()
+            return losses
+
+        return first_spoils
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_thread_that_can_compile_nothing_takes_nobody_along(
+    base: TrainConfig, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Only the trial whose thread it is hears of it, also where passes are too long to share."""
+    configs = [base.with_overrides({"seed": seed, "epochs": 1}) for seed in range(3)]
+    wanted = [alone(config) for config in configs]
+    spoilt = Spoilt()
+    monkeypatch.setattr(pool, "_run_single", spoilt.before(pool._run_single))
+    if shared:
+        monkeypatch.setattr(pool, "_pass", spoilt.joined(pool._pass))
+    else:
+        monkeypatch.setattr("tinyattn.workshop.CPU_TOKENS", 1)
+        step = Trainer._train_step
+
+        def third(trainer: Trainer, rows: Any) -> Any:
+            if trainer.config.seed == 1 and trainer.step == 3:
+                spoilt.threads.add(threading.get_ident())
+            return step(trainer, rows)
+
+        monkeypatch.setattr(Trainer, "_train_step", third)
     found = together(configs)
     failed = [one for one in found if isinstance(one, Exception)]
     assert len(failed) == 1
@@ -244,6 +269,20 @@ def test_a_thread_that_can_compile_nothing_leaves_each_its_own_rows(
     for one, other in zip(found, wanted, strict=True):
         if not isinstance(one, Exception):
             assert_same(one, other)
+
+
+def test_a_thread_that_could_not_run_what_is_shared_does_not_try_again(
+    base: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own rows may go through all the same, by kernels that were compiled before."""
+    configs = [base.with_overrides({"seed": seed, "epochs": 1}) for seed in range(4)]
+    wanted = [alone(config) for config in configs]
+    passes, spoilt = Passes(monkeypatch), Spoilt()
+    monkeypatch.setattr(pool, "_pass", spoilt.joined(pool._pass))
+    for found, one in zip(together(configs), wanted, strict=True):
+        assert_same(found, one)
+    assert spoilt.refused == 1
+    assert passes.sizes.count(2) > 10, "the other threads still share"
 
 
 def test_an_error_of_one_is_told_to_it_alone(
