@@ -41,6 +41,9 @@ bench: setup
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.scheduling
+	$(BIN)/python -m benchmarks.stopping --searches 20
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[rivals]'
+	$(BIN)/python -m benchmarks.rivals
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -13,7 +13,7 @@ first, so evaluations are counted too.
 
     pip install -c constraints.txt -e '.[rivals]'
     TINYATTN_DATA=... python -m benchmarks.rivals [--trials 4] [--rows 2000] [--epochs 2]
-                                                  [--repeats 3] [precision=bf16 ...]
+                                                  [--repeats 3] [--json FILE] [precision=bf16 ...]
 
 What is overridden holds for our trainer, on both sides that have it.
 """
@@ -77,7 +77,7 @@ def rival(kind: str) -> Side:
     """That rival's search."""
 
     def run_it(folder: Path, chosen: argparse.Namespace) -> int:
-        own = {"folder": str(folder), "kind": kind, **vars(chosen)}
+        own = {**vars(chosen), "folder": str(folder), "kind": kind, "json": None}
         told = run([sys.executable, "-m", "benchmarks.rivals", "--rival", json.dumps(own)])
         return int(told.splitlines()[-1])
 
@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=Path("runs/bench/rivals.json"))
     parser.add_argument("overrides", nargs="*", help="Of our trainer, as precision=bf16.")
     chosen = parser.parse_intermixed_args()
     sides: dict[str, Side] = {
@@ -227,25 +228,39 @@ def main() -> None:
         "own trainer": rival("own trainer"),
         "stock": rival("stock"),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for repeat in range(chosen.repeats):
         for name in list(sides)[:: 1 if repeat % 2 else -1]:
-            with tempfile.TemporaryDirectory() as folder:
-                begin, cpu = time.perf_counter(), cpu_seconds()
-                evaluations = sides[name](Path(folder), chosen)
-                seconds[name].append(time.perf_counter() - begin)
-                used = cpu_seconds() - cpu
-            each = seconds[name][-1] / evaluations
+            found[name].append(one := measured(sides[name], chosen))
             print(
-                f"{name}: {seconds[name][-1]:.1f} s, {used:.1f} s of CPU time; "
-                f"{evaluations} evaluations, {each:.1f} s each",
+                f"{name}: {one['seconds']:.1f} s, {one['cpu']:.1f} s of CPU time; "
+                f"{one['evaluations']} evaluations, {one['each']:.1f} s each",
                 flush=True,
             )
     for name in ("stock", "own trainer"):
-        ratios = [a / b for a, b in zip(seconds[name], seconds["ours"], strict=True)]
-        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        print(f"{name} ÷ ours {statistics.median(ratios):.2f} ({spread})")
-    print(f"{chosen.trials} trials, {chosen.rows} rows, commit {commit()}")
+        for what in ("seconds", "each"):
+            pairs = zip(found[name], found["ours"], strict=True)
+            ratios = [rival[what] / own[what] for rival, own in pairs]
+            spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+            print(f"{name} ÷ ours, {what}: {statistics.median(ratios):.2f} ({spread})")
+    about = {**vars(chosen), "json": str(chosen.json), "commit": commit()}
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    chosen.json.write_text(json.dumps({**about, "found": found}, indent=1))
+    print(f"commit {about['commit']}; figures are in {chosen.json}")
+
+
+def measured(side: Side, chosen: argparse.Namespace) -> dict[str, float]:
+    """One search of a side: wall and CPU seconds, evaluations, and wall seconds for each."""
+    with tempfile.TemporaryDirectory() as folder:
+        begin, cpu = time.perf_counter(), cpu_seconds()
+        evaluations = side(Path(folder), chosen)
+        seconds, used = time.perf_counter() - begin, cpu_seconds() - cpu
+    return {
+        "seconds": seconds,
+        "cpu": used,
+        "evaluations": evaluations,
+        "each": seconds / evaluations,
+    }
 
 
 def cpu_seconds() -> float:

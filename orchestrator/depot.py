@@ -127,6 +127,12 @@ class SharedFolder:
         return self.folder / "states" / trial
 
 
+def notes_of_machine() -> Path:
+    """Where a machine keeps what it learnt for itself; it may not be there."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return base / "tinyattn"
+
+
 @dataclass(frozen=True)
 class ObjectStore:
     """A part of an object store that belongs to one sweep: `states/TRIAL/NNNNNN.tar` and
@@ -139,10 +145,10 @@ class ObjectStore:
     @property
     def notes(self) -> Path:
         """A folder of this machine: each learns for itself what has room on it."""
-        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        folder = notes_of_machine()
         with suppress(OSError):
-            (base / "tinyattn").mkdir(parents=True, exist_ok=True)
-        return base / "tinyattn"
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     @contextmanager
     def fresh_state(self, trial: str, index: int, ranks: Ranks) -> Iterator[Path]:

@@ -44,6 +44,8 @@ def examine(data_dir: Path | None) -> list[Finding]:
     import psutil
     import torch
 
+    from orchestrator.preflight import bf16_ratio
+
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES)
     memory = psutil.virtual_memory()
     free = shutil.disk_usage(Path.cwd()).free / GIB
@@ -51,6 +53,7 @@ def examine(data_dir: Path | None) -> list[Finding]:
     return [
         Finding("libraries", versions),
         Finding("cores", f"{os.cpu_count()}"),
+        Finding("bf16", f"takes {bf16_ratio():.1f} of fp32's time for a product on these cores"),
         Finding("GPUs", ", ".join(gpus) or "none: sweeps run on cores with resources.gpus=0"),
         Finding("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"),
         Finding(
@@ -73,6 +76,9 @@ def _plm() -> Finding:
 def _data(data_dir: Path | None) -> Finding:
     """Which tasks have a folder of files; others come from the cache or hub when asked for."""
     folder = data_dir or Path(os.environ.get(DATA_VARIABLE, ""))
+    if folder != Path() and not folder.is_dir():
+        remedy = f"name a folder that is there by --data or {DATA_VARIABLE}"
+        return Finding("tasks", f"{folder} is not there", remedy)
     here = [name for name in TASKS if name == AGREEMENT.name or _has_files(folder, name)]
     return Finding("tasks", f"here are {', '.join(here)}; others come from the Hugging Face hub")
 

@@ -45,6 +45,7 @@ class Nodes:
         resources: Resources,
         listed: Callable[[], list[dict[str, Any]]] = ray.nodes,
         now: Callable[[], float] = time.monotonic,
+        own: str | None = None,
     ) -> None:
         """Look at the cluster.
 
@@ -52,6 +53,7 @@ class Nodes:
             resources: of a trial.
             listed: all nodes that Ray knows.
             now: clock, seconds.
+            own: id of the driver's node; None: Ray tells it.
 
         Raises:
             UsageError: not even one trial fits.
@@ -60,7 +62,9 @@ class Nodes:
         self._failures: defaultdict[str, list[str]] = defaultdict(list)
         """Names of the trials that failed on a machine since one came to an evaluation there."""
         self._still_since: float | None = None
-        self._own = ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
+        if own is None and ray.is_initialized():
+            own = ray.get_runtime_context().get_node_id()
+        self._own = own
         self._slots, self._until = concurrency(resources, listed), now() + _FRESH_SECONDS
         _aside.clear()
         _too_small.clear()
@@ -138,11 +142,12 @@ class Nodes:
         Args:
             is_running: whether a trial has a worker now.
         """
-        if self._own in {node["NodeID"] for node in self._listed() if not node["Alive"]}:
+        listed = self._listed()
+        if self._own in {node["NodeID"] for node in listed if not node["Alive"]}:
             raise NoMachineError(
                 "Ray has died on this machine, perhaps killed because memory ran out; free some"
             )
-        if is_running or not self._fitting(self._alive()):
+        if is_running or not self._fitting(alive(lambda: listed)):
             self._still_since = None
             return
         if self._still_since is None:

@@ -9,6 +9,7 @@ from typing import Self
 import torch
 
 from orchestrator.config import AUTO, Resources, Sweep
+from orchestrator.depot import notes_of_machine
 from orchestrator.home import Home
 from orchestrator.memory import FILE, rows_that_fit
 from orchestrator.preflight import (
@@ -16,6 +17,7 @@ from orchestrator.preflight import (
     Cost,
     Facts,
     check_shapes,
+    core_flops,
     inspect,
     max_evaluations,
     predict_cost,
@@ -37,6 +39,8 @@ TYPICAL_ROWS = 10_000
 """Training rows assumed of any other task whose data are not here."""
 TYPICAL_LENGTH = 40.0
 """Tokens a row assumed where the data are not here."""
+PROCESS_GB = 0.6
+"""Main memory of a process with torch, transformers and DeepSpeed, without PLM and rows."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Plan:
     """Rows a pass that trials would use on this machine."""
     slow: str
     """Why it would be slower than need be; empty: it would not."""
+    core_flops: float
+    """Operations per second of a core there; 0: not known, or trials use GPUs."""
 
     def __str__(self) -> str:
         sweep, cost, facts = self.sweep, self.cost, self.facts
@@ -98,11 +104,12 @@ class Plan:
             f"parameters  adapter {cost.counts.adapter:,} + classifier "
             f"{cost.counts.classifier:,} = {cost.counts.trainable:,}; PLM "
             f"{cost.counts.plm:,} frozen",
-            f"memory      at most {cost.memory_gb:.1f} GB a trial{self._smaller_passes()}",
+            f"memory      at most {cost.memory_gb:.1f} GB a trial{self._smaller_passes()}; "
+            f"a process takes {PROCESS_GB} GB of main memory beside that",
             f"compute     {cost.trial_pflop:,.2f} PFLOP a whole trial, {hours:,.1f} "
             "GPU-hours for all on RTX A4000 (8 TFLOP/s sustained) without early stopping, about "
             f"{hours * asha_share(sweep, evaluations):,.1f} with it",
-            f"resources   {sweep.resources.cpus:g} cores and {sweep.resources.gpus:g} GPUs a {who}",
+            f"resources   {sweep.resources.cpus:g} cores, {sweep.resources.gpus:g} GPUs a {who}",
         ]
         if facts:
             lines.insert(
@@ -115,7 +122,7 @@ class Plan:
             lines.append("assumed     rows and lengths, since they could not be counted here")
         if self.missing:
             lines.append(f"missing     {self.missing}")
-        if self.hours_there is not None and sweep.resources.gpus:
+        if self.hours_there is not None:
             lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
         if self.slow:
             lines.append(f"slow        {self.slow}")
@@ -132,13 +139,22 @@ class Plan:
 
     @property
     def hours_there(self) -> float | None:
-        """With early stopping and all GPUs busy; None: there are none."""
-        if not self.capacity.tflops:
+        """With early stopping and all GPUs (or cores) busy; None: there are none of known speed."""
+        flops = self.capacity.tflops * 1e12 if self.sweep.resources.gpus else self._cores_flops()
+        if not flops:
             return None
         rows = self.facts.train_rows if self.facts else assumed_rows(self.sweep)
         evaluations = self.facts.evaluations if self.facts else max_evaluations(self.sweep, rows)
         share = asha_share(self.sweep, evaluations)
-        return self.gpu_hours * share * A4000_FLOPS / (self.capacity.tflops * 1e12)
+        return self.gpu_hours * share * A4000_FLOPS / flops
+
+    def _cores_flops(self) -> float:
+        """Of all cores that trials would use at once."""
+        try:
+            slots = self.sweep.resources.trials_at_once(self.capacity.machines)
+        except UsageError:  # not even one fits
+            return 0.0
+        return self.core_flops * slots * self.sweep.resources.share[0] * self.sweep.resources.ranks
 
     def _smaller_passes(self) -> str:
         train = self.sweep.train
@@ -170,17 +186,21 @@ def plan_of(sweep: Sweep, home: Home, capacity: Capacity | None = None) -> Plan:
         missing = str(error)
     rows = facts.train_rows if facts else assumed_rows(sweep)
     length = facts.mean_length if facts else TYPICAL_LENGTH
-    cost = predict_cost(sweep, rows, length, task.num_outputs)
+    scored = facts.select_rows * facts.evaluations if facts else 0
+    cost = predict_cost(sweep, rows, length, task.num_outputs, scored)
     taken = False
     try:
         taken = home.has_store() and not home.tracker().name_is_free(sweep.name)
     except StorageError as error:  # of a cluster that is not up yet, say
         missing = missing or str(error)
-    rows_a_pass = rows_that_fit(sweep.train, home.runs / FILE)
+    notes = home.runs if home.storage is None else notes_of_machine()
+    rows_a_pass = rows_that_fit(sweep.train, notes / FILE)
     there = capacity or Capacity.here()
     lacking = _lacking(sweep.resources, cost, there)
+    on_cores = capacity is None and not sweep.resources.gpus
+    speed = core_flops(sweep.train.precision) if on_cores else 0.0
     slow = "" if capacity else slow_bf16(sweep)
-    return Plan(sweep, cost, facts, missing, taken, lacking, there, rows_a_pass, slow)
+    return Plan(sweep, cost, facts, missing, taken, lacking, there, rows_a_pass, slow, speed)
 
 
 def _lacking(resources: Resources, cost: Cost, there: Capacity) -> str:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +33,11 @@ A4000_FLOPS = 8e12
 
 WORTH_SAYING = 1.2
 """How many times as slow as fp32 bf16 must be."""
+_PRODUCT = 128, 384, 1536
+"""Shape of the product of matrices that is timed: a feed-forward layer of MiniLM's."""
+_CORE_SHARE = 0.6
+"""What a trial comes to of that product's speed: with MiniLM 0.44 (bf16, SST-2, batches of 8) to
+0.82 (fp32, RTE, batches of 16), from the steps of EXPERIMENTS.md."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +128,18 @@ def extremes(sweep: Sweep, keys: tuple[str, ...]) -> Iterator[TrainConfig]:
         yield sweep.trial_config(dict(zip(searched, values, strict=True)))
 
 
-def predict_cost(sweep: Sweep, train_rows: int, mean_length: float, num_outputs: int = 2) -> Cost:
-    """Predict parameters, memory and arithmetic of a trial from the PLM's shape."""
+def predict_cost(
+    sweep: Sweep, train_rows: int, mean_length: float, num_outputs: int = 2, scored_rows: int = 0
+) -> Cost:
+    """Predict parameters, memory and arithmetic of a trial from the PLM's shape.
+
+    Args:
+        sweep: whose trial.
+        train_rows: of an epoch.
+        mean_length: tokens a row.
+        num_outputs: of the classifier.
+        scored_rows: rows that all evaluations of a trial score together.
+    """
     config, plm = sweep.train, empty_plm(sweep.train.plm)
     model = AdaptedModel(plm, config.adapter.placement)
     model.add_adapter("count", config.adapter, num_outputs)
@@ -137,14 +153,25 @@ def predict_cost(sweep: Sweep, train_rows: int, mean_length: float, num_outputs:
     # need no inputs kept.
     per_token = 34 * hidden + 5 * shape.num_attention_heads * config.max_length
     activations = micro * config.max_length * layers * per_token * size / 2
-    tokens = train_rows * config.epochs * mean_length
+    trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
     parts = sweep.resources.ranks if config.zero_stage == 3 else 1
     return Cost(
         counts=counts,
         memory_gb=(counts.plm * size / parts + activations + 16 * counts.trainable) / 1e9,
         # Forward 2 operations a weight, backward to the activations 2 more; no weight gradients.
-        trial_pflop=4 * body * tokens / 1e15,
+        trial_pflop=body * (4 * trained + 2 * scored) / 1e15,
     )
+
+
+def core_flops(precision: str) -> float:
+    """Operations per second that a trial comes to on one of this machine's cores, measured."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _CORE_SHARE * 2 * math.prod(_PRODUCT) / _product_seconds(dtype)
+    finally:
+        torch.set_num_threads(before)
 
 
 def slow_bf16(sweep: Sweep) -> str:
@@ -154,7 +181,7 @@ def slow_bf16(sweep: Sweep) -> str:
     """
     if sweep.train.precision != "bf16" or sweep.resources.gpus:
         return ""
-    ratio = _product_seconds(torch.bfloat16) / _product_seconds(torch.float32)
+    ratio = bf16_ratio()
     if ratio < WORTH_SAYING:
         return ""
     return (
@@ -163,13 +190,19 @@ def slow_bf16(sweep: Sweep) -> str:
     )
 
 
+def bf16_ratio() -> float:
+    """How many times as long as in fp32 a product of matrices takes on this machine's cores."""
+    return _product_seconds(torch.bfloat16) / _product_seconds(torch.float32)
+
+
 def _product_seconds(dtype: torch.dtype) -> float:
     """The least of some times that a product of a feed-forward layer's size takes."""
-    rows, weights = torch.ones(128, 384, dtype=dtype), torch.ones(384, 1536, dtype=dtype)
+    rows, inner, columns = _PRODUCT
+    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
-        rows @ weights
+        left @ right
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
 
@@ -179,5 +212,7 @@ def rung_words(sweep: Sweep, evaluations: int) -> str:
     if sweep.asha is None:
         return f"none: every trial runs its {evaluations} evaluations"
     found = rungs(sweep.asha.grace, sweep.asha.reduction, evaluations)
-    words = ", ".join(map(str, found)) or "none"
+    if not found:
+        return f"none within {evaluations} evaluations: every trial runs to its end"
+    words = ", ".join(map(str, found))
     return f"{words} of {evaluations} evaluations, about 1 in {sweep.asha.reduction} goes on"

@@ -109,6 +109,11 @@ def promote(
     return Promotion(model, number, moved, old, test, forced, reason)
 
 
+def is_finalized(store: Store, name: str) -> bool:
+    """Whether what `name` means was chosen by a finalizer, or by whoever named a run."""
+    return all("winner" in sweep.tags for sweep in store.sweeps() if sweep.name == name)
+
+
 def candidate(store: Store, name: str, force: bool = False) -> TrialRecord:
     """Return the trial that `name` means: a run id, or a sweep's winner.
 

@@ -108,11 +108,11 @@ class Progress:
         if not self.spent:
             return None
         mean = sum(self.spent) / len(self.spent)
-        waiting = max(0, self.total - len(self.spent) - len(self.running))
-        under_way = sum(
-            max(0.0, mean - (self.now() - self._started[trial])) for trial in self.running
-        )
-        return (waiting * mean + under_way) / self.slots()
+        begun = [self.now() - self._started[trial] for trial in self.running]
+        begun += self._waiting.values()
+        to_come = max(0, self.total - len(self.spent) - len(begun))
+        under_way = sum(max(0.0, mean - seconds) for seconds in begun)
+        return (to_come * mean + under_way) / self.slots()
 
     def outcome_words(self) -> str:
         """As in `5 completed, 2 stopped, 2 running, 3 to come`."""

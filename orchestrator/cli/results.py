@@ -78,10 +78,17 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 def promote(name: str, force: bool, **places: Any) -> None:
     """Register the winner of a sweep (or a run, by id) and make it champion if it is better."""
     from orchestrator.promotion import promote_adapter
+    from orchestrator.registry import is_finalized
 
-    promotion = promote_adapter(home_of(**places), name, force)
+    home = home_of(**places)
+    promotion = promote_adapter(home, name, force)
     state = "is the champion" if promotion.moved else "is registered; the alias did not move"
     click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
+    if not is_finalized(home.tracker(), name):
+        click.echo(
+            "note: the best of many trials is partly luck, and no fresh seeds have tried this one: "
+            + next_command(f"tinyattn finalize {name}")
+        )
 
 
 @click.command()

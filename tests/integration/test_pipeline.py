@@ -244,6 +244,7 @@ def test_the_collapsed_score_is_that_of_the_saved_adapter(job: Job, tmp_path: Pa
 def test_the_winner_is_promoted_and_predicts(job: Job, tmp_path: Path) -> None:
     winner = job.tracker.trial(job.sweep.tags["winner"])
     assert "version 1 is the champion" in job.printed["promote"]
+    assert "fresh seeds" not in job.printed["promote"]
     file = tmp_path / "rows.jsonl"
     texts = ["the dogs near the cat run .", "the dogs near the cat runs .", "a"]
     file.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in texts))

@@ -448,6 +448,7 @@ def champion(runs: Path, tiny: str) -> Path:
     result = run("promote", "s")
     assert result.exit_code == 0, result.output
     assert "is the champion" in result.stdout
+    assert "no fresh seeds have tried this one: tinyattn finalize s" in result.stdout
     uri = tracker.client.get_run(run_id).info.artifact_uri
     assert uri is not None
     return Path(uri.removeprefix("file://")) / "adapter"
@@ -581,6 +582,9 @@ def test_doctor_names_what_is_here(here: Path, monkeypatch: pytest.MonkeyPatch) 
     assert result.exit_code == 0, result.output
     assert "agreement" in result.stdout
     assert "rte" in result.stdout
+    result = run("doctor", "--data", here / "nowhere")
+    assert result.exit_code == 1
+    assert f"missing tasks     {here / 'nowhere'} is not there" in result.stdout
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = run("doctor")
     assert result.exit_code == 1

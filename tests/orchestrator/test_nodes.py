@@ -174,6 +174,17 @@ def test_a_sweep_does_not_stand_still_for_ever() -> None:
     nodes.refuse_standstill(False)  # they may come back
 
 
+def test_a_driver_whose_own_node_died_does_not_wait_for_it() -> None:
+    world = World(a=1, b=1)
+    nodes = Nodes(Resources(cpus=1, gpus=1), world.listed, lambda: world.time, own="aaaa")
+    world.dead = {"b"}
+    nodes.refuse_standstill(True)
+    world.dead = {"a"}
+    for is_running in (False, True):
+        with pytest.raises(NoMachineError, match="Ray has died on this machine"):
+            nodes.refuse_standstill(is_running)
+
+
 def test_nodes_that_fit_no_trial_are_refused() -> None:
     with pytest.raises(UsageError, match="a trial needs"):
         World(a=0).nodes()

@@ -105,6 +105,9 @@ def test_costs_of_roberta_large() -> None:
     assert cost.counts.classifier == 3 * 1024 + 3
     # 12 H² weights a layer (4 of attention, 8 of feed-forward), 4 operations a weight and token.
     assert cost.trial_pflop == pytest.approx(4 * 24 * 12 * 1024**2 * 1000 * 50 * 2 / 1e15)
+    # Evaluating 200 rows ten times: forward alone, 2 operations.
+    scored = predict_cost(made, 1000, 50, 3, scored_rows=2000).trial_pflop - cost.trial_pflop
+    assert scored == pytest.approx(2 * 24 * 12 * 1024**2 * 2000 * 50 / 1e15)
     weights = 4 * cost.counts.plm / 1e9
     assert weights < cost.memory_gb < weights + 12
     assert cost.counts.plm == pytest.approx(355e6, rel=0.01)  # published size of the model
@@ -122,7 +125,7 @@ def test_half_the_bytes_and_half_the_micro_batch_need_less_memory() -> None:
 def test_rungs_in_words(tiny: str) -> None:
     made = sweep(tiny, asha={"grace": 2, "reduction": 3})
     assert rung_words(made, 40) == "2, 6, 18 of 40 evaluations, about 1 in 3 goes on"
-    assert rung_words(made, 2).startswith("none of 2")
+    assert rung_words(made, 2) == "none within 2 evaluations: every trial runs to its end"
     assert rung_words(sweep(tiny, asha=None), 40) == "none: every trial runs its 40 evaluations"
 
 
@@ -158,9 +161,27 @@ def test_a_plan_says_where_bf16_is_slow(
     assert said in plan.slow
 
 
-def test_a_product_takes_time_in_each_format() -> None:
-    assert preflight._product_seconds(torch.float32) > 0
-    assert preflight._product_seconds(torch.bfloat16) > 0
+def test_a_plan_says_the_time_on_cores(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trials at once on three cores, of which each has one."""
+    monkeypatch.setattr(preflight, "_product_seconds", lambda dtype: 1e-3)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    made = sweep(
+        tiny, asha=None, resources={"cpus": 1, "concurrent": 2}, search={"trials": 10},
+    )  # fmt: skip
+    plan = plan_of(made, Home(tmp_path / "runs"))
+    # A product of [128, 384] and [384, 1536] in a millisecond, of which a trial comes to 0.6.
+    flops = 0.6 * 2 * 128 * 384 * 1536 / 1e-3
+    hours = 10 * plan.cost.trial_pflop * 1e15 / (2 * flops) / 3600
+    assert plan.hours_there == pytest.approx(hours)
+    assert "time        about " in str(plan)
+
+
+def test_a_product_takes_longer_the_larger_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = preflight._product_seconds(torch.float32)
+    monkeypatch.setattr(preflight, "_PRODUCT", tuple(8 * size for size in preflight._PRODUCT))
+    assert preflight._product_seconds(torch.float32) > 10 * small  # 512 times the arithmetic
 
 
 def test_a_plan_of_an_unknown_task_is_an_error(tiny: str, tmp_path: Path) -> None:

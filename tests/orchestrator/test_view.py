@@ -53,6 +53,17 @@ def test_time_left_before_and_after_the_first_end(progress: Progress, now: Clock
     assert progress.seconds_left == pytest.approx((3 * 30 + 0 + 20) / 2)
 
 
+def test_a_paused_trial_has_the_rest_of_its_time_to_come(progress: Progress, now: Clock) -> None:
+    progress.started("a_0", {})
+    progress.started("a_1", {})
+    now.time += 20
+    progress.paused("a_1")
+    now.time += 10
+    progress.finished("a_0", Outcome.COMPLETED)
+    # Trials last 30 s; the paused one has had 20, four have not begun, and there are two slots.
+    assert progress.seconds_left == pytest.approx((4 * 30 + 10) / 2)
+
+
 def test_no_time_is_left_when_all_have_ended(progress: Progress, now: Clock) -> None:
     for i in range(6):
         progress.started(f"a_{i}", {})
