@@ -179,8 +179,9 @@ class Pool:
             before += [_Before(request) for request in requests]
             losses = _pass(requests)
         except Exception as failed:
-            # Of a spoilt thread only the first error is a lack of memory.
-            if is_out_of_memory(failed) and threading.get_ident() not in self._spoilt:
+            # Of such errors of a thread only the first is a lack of memory.
+            again = is_thread_spoilt(failed) and threading.get_ident() in self._spoilt
+            if is_out_of_memory(failed) and not again:
                 self._most_tokens = sum(_tokens(request) for request in requests) // 2
             error: Exception | None = failed
         else:
