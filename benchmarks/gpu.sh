@@ -4,8 +4,9 @@
 #     TINYATTN_DATA=... benchmarks/gpu.sh [folder]
 #
 # The tests marked `gpu`; what a step costs by each way of running it (benchmarks.speed) on PLMs of
-# two sizes; trial-steps a second by packing and by several processes, without and with MPS
-# (benchmarks.throughput). The folder (runs/bench/gpu) gets table.txt and gpu.json.
+# two sizes, and as CUDA graphs (benchmarks.graphs); trial-steps a second by packing and by several
+# processes, without and with MPS (benchmarks.throughput). The folder (runs/bench/gpu) gets table.txt
+# and gpu.json.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-runs/bench/gpu}")
@@ -29,10 +30,11 @@ part() {
   timeout "$limit" "$@" || { echo "== that ended with $?"; failed=1; }
 }
 
-part 150 $python -m pytest -q -m gpu
+part 120 $python -m pytest -q -m gpu
 for shape in roberta-base roberta-large; do
-  part 130 $python -m benchmarks.speed --plm "shape:$shape" --repeats 3 --json "$out/speed-$shape.json"
+  part 115 $python -m benchmarks.speed --plm "shape:$shape" --repeats 3 --json "$out/speed-$shape.json"
 done
+part 60 $python -m benchmarks.graphs --repeats 3 --json "$out/graphs.json"
 part 90 $python -m benchmarks.throughput --plm shape:roberta-base --repeats 3 --json "$out/throughput.json"
 if command -v nvidia-cuda-mps-control > /dev/null; then
   CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)

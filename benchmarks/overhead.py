@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.speed import quartiles
 from orchestrator.provenance import commit
 from tinyattn.config import TrainConfig
 from tinyattn.engine import build_engine
@@ -126,12 +127,12 @@ def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
     found = {}
     for name, values in times.items():
         pairs = [value / base for value, base in zip(values, times["floor"], strict=True)]
-        quarters = statistics.quantiles(pairs, n=4)
+        first, _, third = quartiles(pairs)
         found[name] = {
             "ms": 1000 * statistics.median(values),
             "ratio": statistics.median(values) / statistics.median(times["floor"]),
-            "q1": quarters[0],
-            "q3": quarters[2],
+            "q1": first,
+            "q3": third,
         }
     return found
 

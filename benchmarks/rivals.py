@@ -13,9 +13,11 @@ first, so evaluations are counted too.
 
     pip install -c constraints.txt -e '.[rivals]'
     TINYATTN_DATA=... python -m benchmarks.rivals [--trials 4] [--rows 2000] [--epochs 2]
-                                                  [--repeats 3] [--json FILE] [precision=bf16 ...]
+                                                  [--repeats 3] [--against stock] [--json FILE]
+                                                  [precision=bf16 resources.packed=4 ...]
 
-What is overridden holds for our trainer, on both sides that have it.
+What is overridden holds for our trainer, on both sides that have it; `resources.`, `search.` and
+`asha.` for our sweep alone.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ def sweep_file(folder: Path, trials: int, rows: int, epochs: int) -> Path:
     return file
 
 
+RIVALS = ("own trainer", "stock")
 Side = Callable[[Path, argparse.Namespace], int]
 """Runs a search in a process of its own; returns how many evaluations all trials had."""
 
@@ -220,14 +223,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--against", choices=RIVALS, help="That rival alone.")
     parser.add_argument("--json", type=Path, default=Path("runs/bench/rivals.json"))
     parser.add_argument("overrides", nargs="*", help="Of our trainer, as precision=bf16.")
     chosen = parser.parse_intermixed_args()
-    sides: dict[str, Side] = {
-        "ours": ours,
-        "own trainer": rival("own trainer"),
-        "stock": rival("stock"),
-    }
+    rivals = [chosen.against] if chosen.against else RIVALS
+    sides: dict[str, Side] = {"ours": ours, **{name: rival(name) for name in rivals}}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for repeat in range(chosen.repeats):
         for name in list(sides)[:: 1 if repeat % 2 else -1]:
@@ -237,7 +238,7 @@ def main() -> None:
                 f"{one['evaluations']} evaluations, {one['each']:.1f} s each",
                 flush=True,
             )
-    for name in ("stock", "own trainer"):
+    for name in rivals:
         for what in ("seconds", "each"):
             pairs = zip(found[name], found["ours"], strict=True)
             ratios = [rival[what] / own[what] for rival, own in pairs]

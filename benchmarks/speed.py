@@ -37,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ from tinyattn import trainer as trainer_module
 from tinyattn.attention import TinyAttention
 from tinyattn.config import TrainConfig
 from tinyattn.data import epoch_order
-from tinyattn.model import AdaptedModel
+from tinyattn.model import AdaptedModel, Adapter
 from tinyattn.plm import find_plm, read_config
 from tinyattn.probe import side_by_side as take_side_by_side
 from tinyattn.stream import joined
@@ -176,30 +176,40 @@ class Bench:
             return (now() - begin) / self.steps
 
     @contextlib.contextmanager
+    def plain(self) -> Iterator[tuple[AdaptedModel, Adapter]]:
+        """A model with one adapter that trains, and nothing of a Trainer around it."""
+        model = AdaptedModel(self.workshop.plm_of(self.config).model)
+        adapter = model.add_adapter("plain", self.config.adapter, 2)
+        model.train()
+        try:
+            yield model, adapter
+        finally:
+            model.detach()
+
+    @contextlib.contextmanager
     def as_the_recipe(self) -> Iterator[Callable[[int], None]]:
         """Plain torch on batches padded to 128, nothing fused; yields what takes steps."""
         plm = self.workshop.plm_of(self.config).model
-        model = AdaptedModel(plm)
-        adapter = model.add_adapter("recipe", self.config.adapter, 2)
-        optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-3)
-        model.train()
         before = plm.config._attn_implementation
         plm.set_attn_implementation("eager")
+        with self.plain() as (model, adapter), replaced(TinyAttention, "_attend", written_out):
+            optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-3)
 
-        def take_steps(steps: int) -> None:
-            for indices in self.batches[:steps]:
-                batch = {key: value.to(DEVICE) for key, value in self.rows.batch(indices).items()}
-                labels = batch.pop("labels")
-                wide = PADDED - batch["input_ids"].shape[1]
-                logits = model(**{key: F.pad(value, (0, wide)) for key, value in batch.items()})
-                row_losses(logits, labels).mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
+            def take_steps(steps: int) -> None:
+                for indices in self.batches[:steps]:
+                    batch = self.rows.batch(indices)
+                    batch = {key: value.to(DEVICE) for key, value in batch.items()}
+                    labels = batch.pop("labels")
+                    wide = PADDED - batch["input_ids"].shape[1]
+                    logits = model(**{key: F.pad(value, (0, wide)) for key, value in batch.items()})
+                    row_losses(logits, labels).mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
 
-        with replaced(TinyAttention, "_attend", written_out):
-            yield take_steps
-        plm.set_attn_implementation(before)
-        model.detach()
+            try:
+                yield take_steps
+            finally:
+                plm.set_attn_implementation(before)
 
     def floor(self, count: int = 1) -> float:
         """Plain torch on streams, one trainable vector in the place of all adapters; so many times
@@ -347,10 +357,20 @@ def shaped(plm: str) -> str:
         return plm
     folder = Path(tempfile.mkdtemp(prefix="tinyattn-")) / plm.removeprefix("shape:")
     torch.manual_seed(0)
-    model = transformers.AutoModel.from_config(read_config(folder.name))
+    config = read_config(folder.name)
+    config.type_vocab_size = 2  # MiniLM's tokenizer tells the texts of a pair apart
+    model = transformers.AutoModel.from_config(config)
     model.to(torch.bfloat16).save_pretrained(folder)
     transformers.AutoTokenizer.from_pretrained(find_plm("minilm")).save_pretrained(folder)
     return str(folder)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The first, the median and the third; of a single value all three are that one."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    first, middle, third = statistics.quantiles(values, n=4)
+    return first, middle, third
 
 
 def table(title: str, times: Mapping[str, list[float]], base: str) -> dict[str, dict[str, float]]:
@@ -358,7 +378,7 @@ def table(title: str, times: Mapping[str, list[float]], base: str) -> dict[str, 
     print(f"\n{title}\n{'':14}{'ms':>9}{'quartiles':>18}{f'{base} ÷ it':>16}")
     found = {}
     for name, values in times.items():
-        first, middle, third = (1000 * q for q in statistics.quantiles(values, n=4))
+        first, middle, third = quartiles([1000 * value for value in values])
         pairs = [b / v for v, b in zip(values, times[base], strict=True)]
         found[name] = {"ms": middle, "q1": first, "q3": third, "ratio": statistics.median(pairs)}
         print(f"{name:14}{middle:9.1f}{f'{first:.1f}-{third:.1f}':>18}{found[name]['ratio']:16.2f}")

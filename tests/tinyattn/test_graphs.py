@@ -1,0 +1,55 @@
+"""A rival of the benchmarks, steps that are CUDA graphs: what it measures must be training."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from benchmarks import graphs
+from benchmarks.graphs import GraphedSteps
+from tinyattn.config import TrainConfig
+from tinyattn.data import epoch_order
+from tinyattn.model import AdaptedModel
+from tinyattn.trainer import Trainer, row_losses
+from tinyattn.workshop import Workshop
+
+CONFIG = TrainConfig(
+    task="agreement", plm="minilm", batch_size=8, max_length=32, max_train_rows=40
+).with_overrides({"adapter.dropout": 0.0})
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_its_loss_is_that_of_the_weights_it_found(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "BUCKET", 2)  # batches of several lengths
+    workshop = Workshop(device=device)
+    with contextlib.closing(Trainer(CONFIG, workshop)) as trainer:
+        rows = trainer.train_rows
+    model = AdaptedModel(workshop.plm_of(CONFIG).model)
+    adapter = model.add_adapter("graphed", CONFIG.adapter, 2)
+    model.train()
+    take_step = GraphedSteps(model, adapter.parameters(), rows, lr=1e-3)
+    batches = epoch_order(len(rows), 0, 0).reshape(-1, CONFIG.batch_size)
+
+    def loss_of(indices: object) -> float:
+        batch = {key: value.to(device) for key, value in rows.batch(indices).items()}
+        labels = batch.pop("labels")
+        with torch.no_grad():
+            return float(row_losses(model(**batch), labels).mean())
+
+    before = sum(map(loss_of, batches))
+    for indices in batches:  # on a GPU this captures them
+        take_step(indices)
+    assert device == "cpu" or len(take_step._captured) > 1
+    for indices in [*batches, *batches]:
+        expected = loss_of(indices)
+        assert float(take_step(indices)) == pytest.approx(expected, rel=1e-3)
+    assert sum(map(loss_of, batches)) < 0.99 * before
+    model.detach()
