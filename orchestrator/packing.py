@@ -100,7 +100,7 @@ def _known_or_measured(
     missing = {key: node for node, key in keys.items() if not known[key]}
     if missing:
         where = "this machine" if len(machines) == 1 else f"{len(missing)} of the machines"
-        say(f"measuring on {where} how many trials should share a process (some 30 s)")
+        say(f"measuring on {where} how many trials should share a process (some 20 s)")
         measured: dict[str, dict[int, float]] = {}
         try:
             measured = _measure(bench, one, list(missing.values()), stop)

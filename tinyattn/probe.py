@@ -20,6 +20,8 @@ from tinyattn.workshop import Workshop
 WORTH = 0.95
 """A step must fall to this before more trials share: they also wait for each other."""
 _LEAST_SECONDS, _LEAST_STEPS, _TIMES = 0.5, 2, 3
+_FEW_STEPS = 8
+"""Of each trial of a measurement: beside fewer, what the first ones cost would weigh too much."""
 
 
 def step_seconds(config: TrainConfig, workshop: Workshop, most: int) -> dict[int, float]:
@@ -44,9 +46,8 @@ def step_seconds(config: TrainConfig, workshop: Workshop, most: int) -> dict[int
                 ]
                 side_by_side(trainers, 1)  # what is allocated and compiled once
                 steps = steps or _enough(trainers)
-                found[count] = (
-                    min(side_by_side(trainers, steps) for _ in range(_TIMES)) / steps / count
-                )
+                own = max(min(steps, _FEW_STEPS), steps // count)  # as many in all, if not too few
+                found[count] = min(side_by_side(trainers, own) for _ in range(_TIMES)) / own / count
         except OutOfMemoryError:
             return found
         in_vain = 0 if best_number(found) == count else in_vain + 1

@@ -161,7 +161,7 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(packing.ray, "get", None)  # who measures anew asks Ray
         again, words_again = packing.settled(batch, bench, 6, Stop(), said.append)
         few, why = packing.settled(batch, bench, 5, Stop(), said.append)
-    assert said == ["measuring on this machine how many trials should share a process (some 30 s)"]
+    assert said == ["measuring on this machine how many trials should share a process (some 20 s)"]
     (line,) = (bench.depot.notes / packing.FILE).read_text().splitlines()
     seconds = dict(json.loads(line)[1])
     assert {1, 2} <= seconds.keys()

@@ -85,3 +85,24 @@ def test_what_does_not_fit_is_not_counted(
 
     monkeypatch.setattr(Trainer, "take_steps", not_even_one)
     assert step_seconds(config, Workshop(), 8) == {}
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (1 / 64, {1: 32, 2: 16, 4: 8, 8: 8}),  # as many in all, but not too few of a trial
+        (0.3, {1: 2, 2: 2, 4: 2, 8: 2}),  # long steps are timed well by few
+    ],
+)
+def test_all_numbers_take_about_as_many_steps_in_all(
+    config: TrainConfig, step: float, expected: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: dict[int, int] = {}
+
+    def timed(trainers: list[Trainer], steps: int) -> float:
+        taken[len(trainers)] = steps
+        return step * steps * len(trainers) / len(trainers) ** 0.5
+
+    monkeypatch.setattr(probe, "side_by_side", timed)
+    step_seconds(config, Workshop(), 8)
+    assert taken == expected
