@@ -109,7 +109,8 @@ class Plan:
             f"compute     {cost.trial_pflop:,.2f} PFLOP a whole trial, {hours:,.1f} "
             "GPU-hours for all on RTX A4000 (8 TFLOP/s sustained) without early stopping, about "
             f"{hours * asha_share(sweep, evaluations):,.1f} with it",
-            f"resources   {sweep.resources.cpus:g} cores, {sweep.resources.gpus:g} GPUs a {who}",
+            f"resources   {amount(sweep.resources.cpus, 'core')}, "
+            f"{amount(sweep.resources.gpus, 'GPU')} a {who}",
         ]
         if facts:
             lines.insert(
@@ -235,8 +236,13 @@ def asha_share(sweep: Sweep, evaluations: int) -> float:
 def duration(hours: float) -> str:
     """Hours in the unit that people would use."""
     if hours < 1:
-        return f"about {60 * hours:.0f} minutes"
+        return f"about {amount(max(1, round(60 * hours)), 'minute')}"
     return f"about {hours:.1f} hours" if hours < 48 else f"about {hours / 24:.1f} days"
+
+
+def amount(number: float, unit: str) -> str:
+    """So many of a unit, in words: `1 core`, `0.5 GPUs`."""
+    return f"{number:g} {unit}{'' if number == 1 else 's'}"
 
 
 def _space_size(sweep: Sweep) -> str:

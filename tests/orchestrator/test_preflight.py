@@ -12,7 +12,7 @@ from tiny_plm import save_tiny_plm
 from orchestrator import preflight
 from orchestrator.config import Sweep
 from orchestrator.home import Home
-from orchestrator.plan import plan_of
+from orchestrator.plan import amount, duration, plan_of
 from orchestrator.preflight import check_shapes, inspect, max_evaluations, predict_cost, rung_words
 from tinyattn.config import build
 from tinyattn.errors import ConfigError, TaskError
@@ -187,3 +187,23 @@ def test_a_product_takes_longer_the_larger_it_is(monkeypatch: pytest.MonkeyPatch
 def test_a_plan_of_an_unknown_task_is_an_error(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="did you mean 'rte'"):
         plan_of(sweep(tiny, train={"task": "rtee"}), Home(tmp_path / "runs"))
+
+
+@pytest.mark.parametrize(
+    ("hours", "words"),
+    [
+        (0.0001, "about 1 minute"),
+        (1 / 60, "about 1 minute"),
+        (0.5, "about 30 minutes"),
+        (1.0, "about 1.0 hours"),
+        (96.0, "about 4.0 days"),
+    ],
+)
+def test_durations_are_told_in_words(hours: float, words: str) -> None:
+    assert duration(hours) == words
+
+
+def test_one_of_a_unit_is_singular() -> None:
+    assert [amount(n, "core") for n in (0, 0.5, 1, 1.0, 2)] == [
+        "0 cores", "0.5 cores", "1 core", "1 core", "2 cores",
+    ]  # fmt: skip
