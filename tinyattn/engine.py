@@ -8,7 +8,9 @@ makes before `step()`, so a short last batch needs no special case.
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import logging
 import os
 import pickle
@@ -179,4 +181,16 @@ def _deepspeed(ranks: Ranks) -> Any:
     deepspeed.init_distributed(
         dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
     )
+    atexit.register(_end_groups, deepspeed)
     return deepspeed
+
+
+def _end_groups(deepspeed: Any) -> None:
+    """Join the threads of collectives before the interpreter ends.
+
+    One of gloo's that lets go of a tensor later aborts the process (PyTorch #179291). DeepSpeed
+    keeps what it made for a PLM in shares, and its threads, for ever: Ray kills such processes.
+    """
+    if torch.distributed.is_initialized():
+        deepspeed.comm.destroy_process_group()
+    gc.collect()  # engines and parameters hold groups too

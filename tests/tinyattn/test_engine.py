@@ -1,0 +1,39 @@
+"""What DeepSpeed leaves behind in a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tiny_plm import save_tiny_plm
+
+TRAINS_AND_ENDS = """
+import atexit, os, sys
+from tinyattn.config import TrainConfig
+from tinyattn.trainer import Trainer
+from tinyattn.workshop import Workshop
+
+def name_threads():
+    folders = os.listdir("/proc/self/task")
+    print(*(open(f"/proc/self/task/{each}/comm").read().strip() for each in folders))
+
+def train(plm):
+    trainer = Trainer(TrainConfig(task="agreement", plm=plm, zero_stage=2,
+                                  max_train_rows=16, max_length=32), Workshop())
+    list(trainer)
+    trainer.close()
+
+atexit.register(name_threads)  # the last of all
+train(*sys.argv[1:])
+name_threads()
+"""
+
+
+def test_threads_of_collectives_end_before_the_interpreter(tmp_path: Path) -> None:
+    plm = str(save_tiny_plm(tmp_path / "plm"))
+    words = [sys.executable, "-c", TRAINS_AND_ENDS, plm]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    before, after = done.stdout.splitlines()
+    assert "pt_gloo_runloop" in before  # PyTorch's name of those that hold tensors
+    assert "gloo" not in after
