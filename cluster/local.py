@@ -31,7 +31,7 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with ray_speaks(token):
         try:
-            with _deaf_to_sigterm():
+            with _deaf_to_signals():
                 ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -47,16 +47,16 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
 
 
 @contextlib.contextmanager
-def _deaf_to_sigterm() -> Iterator[None]:
-    """Processes that start within the block, and theirs, never get SIGTERM.
+def _deaf_to_signals() -> Iterator[None]:
+    """Processes that start within the block, and theirs, never get SIGTERM or SIGHUP.
 
-    `timeout`, `kill %1`, Slurm and systemd send it to all processes of a job at once. Without its
-    Ray this process could close nothing: calls to it would block for a minute, and Ray's core would
-    then end the process without a word.
+    `timeout`, `kill %1`, Slurm, systemd and a terminal that is closed send them to all processes of
+    a job at once. Without its Ray this process could close nothing: calls to it would block for a
+    minute, and Ray's core would then end the process without a word.
     """
     on_terminate = signal.getsignal(signal.SIGTERM)
     # Elsewhere the process that ends an orphaned Ray has to hear it; on Linux the kernel does that.
-    deaf = {signal.SIGTERM} if sys.platform == "linux" else set()
+    deaf = {signal.SIGTERM, signal.SIGHUP} if sys.platform == "linux" else set()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
     try:
         yield

@@ -37,6 +37,7 @@ from orchestrator.outcome import Outcome
 from orchestrator.pack import packs_of
 from orchestrator.packing import settled
 from orchestrator.scheduler import Asha, make_scheduler
+from orchestrator.signals import handled, leave_terminal
 from orchestrator.tracking import Tracker
 from orchestrator.trial import SweepTrial
 from orchestrator.view import Progress, say, view_of
@@ -100,7 +101,7 @@ def run_batch(
         data_dir: where task files are.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, SIGTERM or `sweep stop`.
+        KeyboardInterrupt: Ctrl-C, SIGTERM, a closed terminal or `sweep stop`.
         TinyAttnError: Tune failed; trials that fail do not raise, they end with an outcome.
     """
     journal = Journal(depot.folder / f"{batch.name}.jsonl")
@@ -200,11 +201,13 @@ def _fit(tuner: tune.Tuner, folder: Path, stop: Stop) -> None:
 
 @contextmanager
 def signals_noted() -> Iterator[Stop]:
-    """Note Ctrl-C and SIGTERM instead of dying of them; a second one ends at once."""
+    """Note what asks to end instead of dying of it; a second Ctrl-C or SIGTERM ends at once."""
     stop = Stop()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
+        if number == signal.SIGHUP:  # the shell may repeat it, and nobody is impatient
+            leave_terminal()
+        elif stop.asked:
             stop.at_once = True
             raise KeyboardInterrupt
         stop.asked = True
@@ -245,14 +248,3 @@ def closed_in_any_case(
             raise type(error)(f"{error}; then `tinyattn {go_on}` goes on") from error
         raise
     tracker.end_sweep(sweep or Outcome.COMPLETED)
-
-
-@contextmanager
-def handled(handler: Any) -> Iterator[None]:
-    """Give SIGINT and SIGTERM another handler for the length of the block."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

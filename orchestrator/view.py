@@ -212,7 +212,8 @@ class LiveView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.live.stop()
+        with contextlib.suppress(OSError):
+            self.live.stop()
 
     def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
         """Show a new trial."""
@@ -228,7 +229,7 @@ class LiveView:
         line = Text(f"{short(trial_id)} ", style="dim")
         line.append(outcome.value, style=COLOURS[outcome])
         line.append(f" {brief(self.progress.params.get(trial_id, {}))} {note}", style="dim")
-        self.live.console.print(line)
+        self._keep(line)
 
     def paused(self, trial_id: str) -> None:
         """Take a trial that waits out of the panel."""
@@ -236,7 +237,11 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Keep a line about machines above the panel."""
-        self.live.console.print(Text(text, style="dim"))
+        self._keep(Text(text, style="dim"))
+
+    def _keep(self, line: Text) -> None:
+        with contextlib.suppress(OSError):  # the terminal is being closed
+            self.live.console.print(line)
 
     def _panel(self) -> Group:
         progress = self.progress

@@ -11,11 +11,9 @@ imported by the verb that needs it.
 
 from __future__ import annotations
 
-import signal
 import sys
 import warnings
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -24,19 +22,16 @@ from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import placed
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
+from orchestrator.signals import end_by_exception
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
 from tinyattn.errors import TinyAttnError
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 class _Group(click.Group):
-    """Turns errors into one message and an exit code, warnings into lines, SIGTERM into Ctrl-C."""
+    """Turns errors into one message and an exit code, warnings into lines, signals into Ctrl-C."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        signal.signal(signal.SIGTERM, _interrupt)
+        end_by_exception()
         warnings.formatwarning = lambda message, *_, **__: placed(f"warning: {message}\n")
         try:
             return super().invoke(ctx)

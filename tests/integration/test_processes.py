@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
+import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -56,6 +60,31 @@ def whole_group(process: subprocess.Popen[str]) -> None:
     os.killpg(process.pid, signal.SIGTERM)  # as `timeout` or a batch system sends it
 
 
+def assert_ended_truthfully(runs: Path, children: list[psutil.Process]) -> None:
+    """Of the sweep `s` nothing runs, MLflow, study and journal agree, and it was interrupted."""
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+
+    tracker = Home(runs).tracker()
+    record = tracker.find_sweep("s")
+    trials = tracker.trials_of(record)
+    for run in (record, *trials):
+        assert run.outcome == "interrupted" or run.outcome in ("completed", "stopped")
+        status = tracker.client.get_run(run.run_id).info.status
+        assert status == run.outcome.run_status
+    assert record.outcome == "interrupted"
+    assert any(trial.outcome == "interrupted" for trial in trials)
+
+    journal = runs / "sweeps" / "s" / "study.journal"
+    study = OptunaSearcher({}, SearchConfig(), journal, "s")._study
+    states = Counter(trial.state.name for trial in study.trials)
+    assert states["RUNNING"] == 0
+    told = {trial.user_attrs["trial"]: trial.user_attrs["outcome"] for trial in study.trials}
+    seen = {trial.trial_id: str(trial.outcome) for trial in trials}
+    assert told.items() >= seen.items()
+    # One that was suggested, and whose worker was not up yet, has no run.
+    assert {told[name] for name in told.keys() - seen.keys()} <= {"interrupted"}
+
+
 @pytest.mark.parametrize("stop", [twice, whole_group])
 def test_an_interrupted_sweep_leaves_nothing_running(
     tiny: str, tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None]
@@ -74,27 +103,26 @@ def test_an_interrupted_sweep_leaves_nothing_running(
     (line,) = stderr.splitlines()
     assert line.startswith("error: interrupted; what had ended is kept")
     assert line.endswith(f"`tinyattn sweep resume s --runs {tmp_path}` goes on where it was")
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert_ended_truthfully(tmp_path, children)
 
-    tracker = Home(tmp_path).tracker()
-    record = tracker.find_sweep("s")
-    trials = tracker.trials_of(record)
-    for run in (record, *trials):
-        assert run.outcome == "interrupted" or run.outcome in ("completed", "stopped")
-        status = tracker.client.get_run(run.run_id).info.status
-        assert status == run.outcome.run_status
-    assert record.outcome == "interrupted"
-    assert any(trial.outcome == "interrupted" for trial in trials)
 
-    journal = tmp_path / "sweeps" / "s" / "study.journal"
-    study = OptunaSearcher({}, SearchConfig(), journal, "s")._study
-    states = Counter(trial.state.name for trial in study.trials)
-    assert states["RUNNING"] == 0
-    told = {trial.user_attrs["trial"]: trial.user_attrs["outcome"] for trial in study.trials}
-    seen = {trial.trial_id: str(trial.outcome) for trial in trials}
-    assert told.items() >= seen.items()
-    # One that was suggested, and whose worker was not up yet, has no run.
-    assert {told[name] for name in told.keys() - seen.keys()} <= {"interrupted"}
+def test_a_closed_terminal_interrupts_as_ctrl_c_does(tiny: str, tmp_path: Path) -> None:
+    ours, its = pty.openpty()
+    words = (*SIZES, f"plm={tiny}", "epochs=50", "search.trials=40", "name=s", "--runs", tmp_path)
+    sweep = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator.cli", "sweep", "run", "agreement", *map(str, words)],
+        stdin=its, stdout=its, stderr=its, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
+    )  # fmt: skip
+    os.close(its)
+    shown = b""
+    while not re.search(rb" \d+/100 ", shown):  # an evaluation, in the panel
+        shown += os.read(ours, 4096)
+    children = psutil.Process(sweep.pid).children(recursive=True)
+    os.close(ours)  # as where an ssh connection is lost
+    os.killpg(sweep.pid, signal.SIGHUP)  # as a shell does, beside the kernel
+    assert sweep.wait(timeout=40) == 1
+    assert_ended_truthfully(tmp_path, children)
 
 
 def test_a_sweep_whose_ray_dies_says_so_and_goes_on(tiny: str, tmp_path: Path) -> None:

@@ -320,6 +320,29 @@ def test_the_first_signal_is_noted_and_the_second_ends() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_closed_terminal_is_noted_however_often_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[None] = []
+    monkeypatch.setattr(runner, "leave_terminal", lambda: left.append(None))  # it may be pytest's
+    with runner.signals_noted() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.asked
+        assert not stop.at_once
+    assert len(left) == 2
+
+
+def test_nohup_stays_in_force() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runner.signals_noted() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_what_tune_raises_because_of_a_second_signal_is_an_interruption(tmp_path: Path) -> None:
     def fit() -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,51 @@
+"""Signals that ask a command to end: Ctrl-C, SIGTERM, and SIGHUP of a terminal that is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+
+def ending() -> list[signal.Signals]:
+    """The signals; without SIGHUP where it is ignored, for then `nohup` started this process."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
+def end_by_exception() -> None:
+    """From now on each of them raises KeyboardInterrupt."""
+    for number in ending():
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if number == signal.SIGHUP:
+        leave_terminal()
+    raise KeyboardInterrupt
+
+
+def leave_terminal() -> None:
+    """Have what would be written to a terminal go nowhere: one that is closed answers with errors,
+    and what is left to do would fail on its last words."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        with contextlib.suppress(OSError):  # this process was started without it
+            if stat.S_ISCHR(os.fstat(output).st_mode):
+                os.dup2(nowhere, output)
+    os.close(nowhere)
+
+
+@contextlib.contextmanager
+def handled(handler: Any) -> Iterator[None]:
+    """Give these signals another handler for the length of the block."""
+    before = {number: signal.signal(number, handler) for number in ending()}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
