@@ -213,6 +213,7 @@ class _Finalizing:
             evaluations=self.facts.evaluations,
             resources=self.sweep.resources,
             tags={**run_tags(self.facts), **tags},
+            blind=trials,
         )
 
     # ---- collapse ----

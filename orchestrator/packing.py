@@ -33,7 +33,8 @@ MOST = 16
 PATIENCE_SECONDS = 180.0
 """For the measurement; other sweeps may have all cores."""
 _ROUNDS = 3
-"""Rounds that a batch has at least: trials that start together learn nothing from each other."""
+"""Rounds that a batch has at least, but for trials that are chosen blindly: those that start
+together learn nothing from each other."""
 
 
 def settled(
@@ -72,7 +73,9 @@ def _found(
         return 1, f"{alone}: with plm_dropout they cannot share passes"
     one = batch.resources.model_copy(update={"packed": 1})
     processes = concurrency(one)
-    most = min(MOST, left // (_ROUNDS * processes), (one.concurrent or math.inf) // processes)
+    blind = min(left, batch.blind - (batch.trials - left))
+    at_once = min(max(left // _ROUNDS, blind), one.concurrent or math.inf)
+    most = min(MOST, at_once // processes)
     if most < 2:
         return 1, f"{alone}: for sharing, {left} trials are few beside {processes} at once"
     try:

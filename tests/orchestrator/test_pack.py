@@ -256,6 +256,32 @@ def test_no_process_stands_idle_for_sharing(
 
 
 @pytest.mark.parametrize(
+    ("trials", "left", "concurrent", "expected"),
+    [
+        (12, 12, None, 4),  # ten at once are five in each process, and 4 and 8 were tried
+        (12, 9, None, 2),  # seven of the ten are still to come
+        (12, 2, None, 1),
+        (6, 6, None, 2),  # a batch of fewer than ten: three in each
+        (12, 12, 4, 2),
+        (60, 60, None, 8),  # a third of them is more
+    ],
+)
+def test_trials_that_are_chosen_blindly_may_run_at_once(
+    trials: int,
+    left: int,
+    concurrent: int | None,
+    expected: int,
+    asked: tuple[Batch, Bench],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(packing, "_known", lambda path, key: {1: 1.0, 2: 0.8, 4: 0.6, 8: 0.4})
+    batch, bench = asked
+    resources = batch.resources.model_copy(update={"concurrent": concurrent})
+    batch = replace(batch, trials=trials, blind=10, resources=resources)
+    assert packing.settled(batch, bench, left, Stop(), print)[0].resources.packed == expected
+
+
+@pytest.mark.parametrize(
     ("small", "large", "expected"),
     [
         # Seconds of a step on two cores, and on a machine of another kind with eight.
