@@ -38,8 +38,6 @@ class Batch:
     """Tags of every run: fingerprints, counts."""
     asha: AshaConfig | None = None
     """Whom to stop; None: nobody."""
-    blind: int = 0
-    """How many are chosen before what others found counts: they may as well run at once."""
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,6 @@ class _Finalizing:
             evaluations=self.facts.evaluations,
             resources=self.sweep.resources,
             tags={**run_tags(self.facts), **tags},
-            blind=trials,
         )
 
     # ---- collapse ----

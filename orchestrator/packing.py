@@ -32,9 +32,9 @@ MOST = 16
 """Trials that are tried together at most."""
 PATIENCE_SECONDS = 180.0
 """For the measurement; other sweeps may have all cores."""
-_ROUNDS = 3
-"""Rounds that a batch has at least, but for trials that are chosen blindly: those that start
-together learn nothing from each other."""
+_ROUNDS, _FIRST = 3, 10
+"""Trials that start together learn nothing from each other: a batch has at least so many rounds,
+but its first trials may all be one (simulated: a search of twelve loses nothing by that)."""
 
 
 def settled(
@@ -73,8 +73,8 @@ def _found(
         return 1, f"{alone}: with plm_dropout they cannot share passes"
     one = batch.resources.model_copy(update={"packed": 1})
     processes = concurrency(one)
-    blind = min(left, batch.blind - (batch.trials - left))
-    at_once = min(max(left // _ROUNDS, blind), one.concurrent or math.inf)
+    first = min(left, _FIRST - (batch.trials - left))
+    at_once = min(max(left // _ROUNDS, first), one.concurrent or math.inf)
     most = min(MOST, at_once // processes)
     if most < 2:
         return 1, f"{alone}: for sharing, {left} trials are few beside {processes} at once"

@@ -12,6 +12,7 @@ leaves trials with NaN running for ever. Here every end of a trial is told as wh
 | failed        | FAIL         | nothing: the error says little about the region                |
 | interrupted   | FAIL         | nothing: the trial may be tried again                          |
 | (duplicate)   | FAIL         | nothing: a suggestion that was there before and was never run  |
+| (none yet)    | RUNNING      | as if stopped, from its first evaluation on                    |
 
 The study is a journal file and the only state: a searcher made anew on the same file goes on as
 if it had never stopped. Every trial carries `outcome` and, unless it is a duplicate,
@@ -20,12 +21,13 @@ if it had never stopped. Every trial carries `outcome` and, unless it is a dupli
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,7 @@ class OptunaSearcher:
         self._seen: _Seen | None = None
         """None: to be read from the study."""
         self._study = _open_study(Path(path), name)
+        self._learning = _Learning(name, self._study._storage)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return dotted keys and values for a new trial; None: there are none left."""
@@ -143,10 +146,10 @@ class OptunaSearcher:
     def _ask(self, proposal: Point | BaseSampler) -> optuna.Trial:
         """Begin a trial at a point, or where a sampler says."""
         if isinstance(proposal, BaseSampler):
-            self._study.sampler = proposal
+            self._learning.sampler = proposal
             # As study.ask(), without its look at all trials for one that was enqueued.
             number = self._study._storage.create_new_trial(self._study._study_id)
-            trial = optuna.Trial(self._study, number)
+            trial = optuna.Trial(self._learning, number)
         else:
             self._study.sampler = RandomSampler(self._search.seed)
             self._study.enqueue_trial(dict(proposal))
@@ -280,6 +283,31 @@ class _Seen:
         self.count += 1
         self.keys.add(_key(params))
         self.wanted = [point for point in self.wanted if not point.items() <= params.items()]
+
+
+class _Learning(optuna.Study):
+    """A study as a sampler sees it: trials that have come to an evaluation are as good as pruned.
+
+    TPE learns nothing from running trials. Those that wait at a rung run on in the study, perhaps
+    to the end of the search, which by then would have drawn all trials at random.
+    """
+
+    def _get_trials(
+        self,
+        deepcopy: bool = True,
+        states: Container[TrialState] | None = None,
+        use_cache: bool = False,
+    ) -> list[FrozenTrial]:
+        trials = [_as_pruned(trial) for trial in super()._get_trials(deepcopy=False)]
+        return [trial for trial in trials if states is None or trial.state in states]
+
+
+def _as_pruned(trial: FrozenTrial) -> FrozenTrial:
+    if trial.state != TrialState.RUNNING or not trial.intermediate_values:
+        return trial
+    trial = copy.copy(trial)
+    trial.state = TrialState.PRUNED
+    return trial
 
 
 class _DurableFile(JournalFileBackend):

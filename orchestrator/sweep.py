@@ -150,7 +150,6 @@ def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[En
         resources=sweep.resources,
         tags=run_tags(facts),
         asha=sweep.asha,
-        blind=sweep.search.startup_trials,
     )
     return run_batch(batch, searcher, depot=depot, tracker=tracker, data_dir=home.data_dir)
 

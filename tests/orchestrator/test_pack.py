@@ -151,7 +151,7 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
         max_train_rows=40, max_length=32,
     )  # fmt: skip
     batch = Batch(
-        name="b", title="b", kind="trial", base=base, trials=6, evaluations=2,
+        name="b", title="b", kind="trial", base=base, trials=60, evaluations=2,
         resources=Resources(packed="auto"), tags={},
     )  # fmt: skip
     bench = Bench(base, SharedFolder(tmp_path / "sweeps" / "s"))
@@ -166,7 +166,7 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
     seconds = dict(json.loads(line)[1])
     assert {1, 2} <= seconds.keys()
     assert all(0 < value < 1 for value in seconds.values())
-    # One of 6 trials runs at once: two together leave three rounds of them, and of 5 only one does.
+    # One runs at once. Of the last 6, two together leave three rounds, and of the last 5 only one.
     if seconds[2] <= WORTH * seconds[1]:
         assert measured.resources.packed == 2
         gain = seconds[1] / seconds[2]
@@ -261,12 +261,12 @@ def test_no_process_stands_idle_for_sharing(
         (12, 12, None, 4),  # ten at once are five in each process, and 4 and 8 were tried
         (12, 9, None, 2),  # seven of the ten are still to come
         (12, 2, None, 1),
-        (6, 6, None, 2),  # a batch of fewer than ten: three in each
+        (6, 6, None, 2),  # fewer than ten: three in each process
         (12, 12, 4, 2),
         (60, 60, None, 8),  # a third of them is more
     ],
 )
-def test_trials_that_are_chosen_blindly_may_run_at_once(
+def test_the_first_trials_of_a_batch_may_run_at_once(
     trials: int,
     left: int,
     concurrent: int | None,
@@ -277,7 +277,7 @@ def test_trials_that_are_chosen_blindly_may_run_at_once(
     monkeypatch.setattr(packing, "_known", lambda path, key: {1: 1.0, 2: 0.8, 4: 0.6, 8: 0.4})
     batch, bench = asked
     resources = batch.resources.model_copy(update={"concurrent": concurrent})
-    batch = replace(batch, trials=trials, blind=10, resources=resources)
+    batch = replace(batch, trials=trials, resources=resources)
     assert packing.settled(batch, bench, left, Stop(), print)[0].resources.packed == expected
 
 

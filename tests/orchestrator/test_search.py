@@ -326,6 +326,21 @@ def test_tpe_learns_from_stopped_trials(tmp_path):
     assert near / draws > 0.5  # independent draws: 1 of 4 decades
 
 
+def test_tpe_learns_from_trials_that_wait_at_a_rung(tmp_path):
+    """None ends before all were drawn, as where ASHA pauses trials and promotes few of them."""
+    near, draws = 0, 0
+    for seed in range(3):
+        searcher = make(tmp_path / str(seed), {"optimizer.lr": LR}, trials=40, seed=seed)
+        for i in range(40):
+            distance = abs(math.log10(searcher.suggest(f"t{i}")["optimizer.lr"]) + 3)
+            if i >= 20:
+                near, draws = near + (distance < 0.5), draws + 1
+            searcher.on_trial_result(f"t{i}", at(2, 1 - distance / 4))
+        searcher.on_trial_complete("t0", at(2, 0.5, outcome="completed"))
+        assert by_id(tmp_path / str(seed))["t1"].state == TrialState.RUNNING  # and can still end
+    assert near / draws > 0.5  # independent draws: 1 of 4 decades
+
+
 def test_many_at_once_are_spread(tmp_path):
     """A batch asked before any answer must not pile up on one spot (constant liar)."""
     searcher = make(tmp_path, {"optimizer.lr": LR}, trials=40, startup_trials=5)
