@@ -12,7 +12,8 @@ from typing import Any
 
 
 def ending() -> list[signal.Signals]:
-    """The signals; without SIGHUP where it is ignored, for then `nohup` started this process."""
+    """The signals; without SIGHUP where it is ignored: `nohup` started this process, or the
+    terminal is gone already."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
@@ -31,7 +32,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def leave_terminal() -> None:
     """Have what would be written to a terminal go nowhere: one that is closed answers with errors,
-    and what is left to do would fail on its last words."""
+    and what is left to do would fail on its last words. Kernel and shell may both tell of it, one
+    of them late: from now on SIGHUP is ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
         with contextlib.suppress(OSError):  # this process was started without it
@@ -42,10 +45,12 @@ def leave_terminal() -> None:
 
 @contextlib.contextmanager
 def handled(handler: Any) -> Iterator[None]:
-    """Give these signals another handler for the length of the block."""
+    """Give these signals another handler for the length of the block; one that the block has given
+    yet another keeps that."""
     before = {number: signal.signal(number, handler) for number in ending()}
     try:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, old)
+            if signal.getsignal(number) == handler:
+                signal.signal(number, old)

@@ -109,10 +109,14 @@ def test_an_interrupted_sweep_leaves_nothing_running(
 def test_a_closed_terminal_interrupts_as_ctrl_c_does(tiny: str, tmp_path: Path) -> None:
     ours, its = pty.openpty()
     words = (*SIZES, f"plm={tiny}", "epochs=50", "search.trials=40", "name=s", "--runs", tmp_path)
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` may have started the tests
+
     sweep = subprocess.Popen(
         [sys.executable, "-m", "orchestrator.cli", "sweep", "run", "agreement", *map(str, words)],
-        stdin=its, stdout=its, stderr=its, start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
+        stdin=its, stdout=its, stderr=its, start_new_session=True, preexec_fn=take_terminal,
     )  # fmt: skip
     os.close(its)
     shown = b""
@@ -121,7 +125,10 @@ def test_a_closed_terminal_interrupts_as_ctrl_c_does(tiny: str, tmp_path: Path) 
     children = psutil.Process(sweep.pid).children(recursive=True)
     os.close(ours)  # as where an ssh connection is lost
     os.killpg(sweep.pid, signal.SIGHUP)  # as a shell does, beside the kernel
-    assert sweep.wait(timeout=40) == 1
+    try:
+        assert sweep.wait(timeout=40) == 1
+    finally:
+        sweep.kill()
     assert_ended_truthfully(tmp_path, children)
 
 

@@ -22,7 +22,7 @@ from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
-from orchestrator import runner
+from orchestrator import runner, signals
 from orchestrator.asker import Points
 from orchestrator.batch import RETRIES, Batch, Lives, Stop
 from orchestrator.config import Resources
@@ -323,14 +323,36 @@ def test_the_first_signal_is_noted_and_the_second_ends() -> None:
 def test_a_closed_terminal_is_noted_however_often_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    left: list[None] = []
-    monkeypatch.setattr(runner, "leave_terminal", lambda: left.append(None))  # it may be pytest's
-    with runner.signals_noted() as stop:
-        for _ in range(2):
+    monkeypatch.setattr(signals.os, "dup2", lambda *_: None)  # the terminal may be pytest's
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` may have started the tests
+    try:
+        with runner.signals_noted() as stop:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.asked
+            assert not stop.at_once
+        os.kill(os.getpid(), signal.SIGHUP)  # the shell's may come late, and finds nobody
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_ends_a_command_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left to do when it has ended must not be broken off by being told again."""
+    monkeypatch.setattr(signals.os, "dup2", lambda *_: None)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    try:
+        signals.end_by_exception()
+        with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.asked
-        assert not stop.at_once
-    assert len(left) == 2
+        os.kill(os.getpid(), signal.SIGHUP)
+        with signals.handled(signal.SIG_IGN):
+            os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 def test_nohup_stays_in_force() -> None:

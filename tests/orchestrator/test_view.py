@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from typing import Any
 
@@ -150,6 +151,24 @@ def test_live_panel_shows_running_trials_rungs_and_ended_ones(progress: Progress
     row = next(line for line in last.splitlines() if line.startswith("#0"))
     assert row.split() == ["#0", "2/4", "50.00", "75.00", "0.5000", "lr=0.01"]
     assert "rungs (evaluation: trials): 2: 2 came, 6: 0 came" in last
+
+
+def test_a_terminal_that_is_gone_fails_nothing(progress: Progress) -> None:
+    class Gone(io.StringIO):
+        gone = False
+
+        def write(self, text: str) -> int:
+            if self.gone:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().write(text)
+
+    out = Gone()
+    with LiveView(progress, Console(file=out, force_terminal=True, width=80)) as view:
+        view.started("a_0", {})
+        out.gone = True
+        view.finished("a_0", Outcome.STOPPED)
+        view.note("a machine has joined")
+    assert progress.ended[Outcome.STOPPED] == 1
 
 
 def test_live_panel_before_anything_happened(progress: Progress) -> None:

@@ -9,14 +9,17 @@ from pathlib import Path
 from tiny_plm import save_tiny_plm
 
 TRAINS_AND_ENDS = """
-import atexit, os, sys
+import atexit, contextlib, os, sys
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU's collectives are not gloo's
 from tinyattn.config import TrainConfig
 from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
 
 def name_threads():
-    folders = os.listdir("/proc/self/task")
-    print(*(open(f"/proc/self/task/{each}/comm").read().strip() for each in folders))
+    for each in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError):  # it has ended since
+            print(open(f"/proc/self/task/{each}/comm").read().strip(), end=" ")
+    print()
 
 def train(plm):
     trainer = Trainer(TrainConfig(task="agreement", plm=plm, zero_stage=2,
