@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Request:
     """What the summed loss is multiplied with before it goes back."""
     alone: Callable[[], Tensor]
     """Forward and backward without others; returns the rows' summed loss."""
-    thread: int = field(default_factory=threading.get_ident, init=False)
+    thread: threading.Thread = field(default_factory=threading.current_thread, init=False)
     """Whose it is."""
     loss: Tensor | None = field(default=None, init=False)
     error: BaseException | None = field(default=None, init=False)
@@ -72,8 +73,9 @@ class Pool:
         """Trials that are taking steps."""
         self._waiting: list[Request] = []
         self._most_tokens = most_tokens
-        self._spoilt: set[int] = set()
-        """Threads that can compile no kernels any more: others run what is shared."""
+        self._spoilt: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        """Those that can compile no kernels any more: others run what is shared. Not by their
+        numbers, which come again."""
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -180,7 +182,7 @@ class Pool:
             losses = _pass(requests)
         except Exception as failed:
             # Of such errors of a thread only the first is a lack of memory.
-            again = is_thread_spoilt(failed) and threading.get_ident() in self._spoilt
+            again = is_thread_spoilt(failed) and threading.current_thread() in self._spoilt
             if is_out_of_memory(failed) and not again:
                 self._most_tokens = sum(_tokens(request) for request in requests) // 2
             error: Exception | None = failed
@@ -194,7 +196,7 @@ class Pool:
         for old in before:
             old.restore()
         if is_thread_spoilt(error):
-            self._spoilt.add(threading.get_ident())
+            self._spoilt.add(threading.current_thread())
             for request in requests:
                 request.is_single = True
             return
