@@ -74,7 +74,7 @@ class GraphedSteps:
         """Take a step on these rows; the first ones of a shape are taken WARM times more.
 
         Returns:
-            Their mean loss before it, valid until the next call.
+            Their mean loss before it (and after those), valid until the next call.
         """
         batch = self._padded(indices)
         if self.device.type != "cuda":

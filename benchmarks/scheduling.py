@@ -6,7 +6,7 @@ Searcher, journal, ASHA and Asker are the real ones, on the virtual cluster of `
 only time and training are made up. Tracking is the real Tracker with its outbox and its writing
 thread, before an MLflow client that answers at once and keeps nothing, a stand-in: what a store
 takes for a write is the store's affair, and no trial waits for it. CPU time of all threads. The
-`random` sampler, since TPE's model is made of all trials that ended, and so grows with them.
+`random` sampler, since TPE's model is made of all trials before, and so grows with them.
 """
 
 from __future__ import annotations

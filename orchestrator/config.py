@@ -57,7 +57,7 @@ class SearchConfig(StrictModel):
     seed: int = Field(0, ge=0, lt=2**32)
     """Seeds what is suggested."""
     startup_trials: int = Field(10, ge=0)
-    """Finished trials before tpe starts to use its model; random until then."""
+    """Trials that ended or came to a rung before tpe starts to use its model; random until then."""
     points: list[dict[str, Any]] = []
     """Points tried first, in this order; searched keys that a point leaves out have the value of
     `train` if the space holds it, else they are suggested."""

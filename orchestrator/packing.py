@@ -32,19 +32,21 @@ MOST = 16
 """Trials that are tried together at most."""
 PATIENCE_SECONDS = 180.0
 """For the measurement; other sweeps may have all cores."""
-_ROUNDS, _FIRST = 3, 10
-"""Trials that start together learn nothing from each other: a batch has at least so many rounds,
-but its first trials may all be one (simulated: a search of twelve loses nothing by that)."""
+_ROUNDS = 3
+"""Trials that run at once learn nothing from each other: at most a third of those that are left."""
+_FEW, _FIRST = 12, 10
+"""In a search of so few the first ten may: it loses nothing by that (simulated; one of 16 does)."""
 
 
 def settled(
-    batch: Batch, bench: Bench, left: int, stop: Stop, say: Callable[[str], None]
+    batch: Batch, bench: Bench, begun: int, left: int, stop: Stop, say: Callable[[str], None]
 ) -> tuple[Batch, str | None]:
     """Put a number in the place of `auto`; Ray must be running.
 
     Args:
         batch: whose trials share processes.
         bench: what they have in common.
+        begun: trials that were drawn before.
         left: trials that have not ended.
         stop: whether to give up; `sweep stop` is heard too.
         say: is told when a measurement begins.
@@ -57,13 +59,13 @@ def settled(
     """
     if batch.resources.packed != AUTO:
         return batch, None
-    number, words = _found(batch, bench, left, stop, say)
+    number, words = _found(batch, bench, begun, left, stop, say)
     resources = batch.resources.model_copy(update={"packed": number})
     return replace(batch, resources=resources), words
 
 
 def _found(
-    batch: Batch, bench: Bench, left: int, stop: Stop, say: Callable[[str], None]
+    batch: Batch, bench: Bench, begun: int, left: int, stop: Stop, say: Callable[[str], None]
 ) -> tuple[int, str]:
     """The number of trials that should share a process, and why."""
     from tinyattn.probe import best_number
@@ -73,7 +75,7 @@ def _found(
         return 1, f"{alone}: with plm_dropout they cannot share passes"
     one = batch.resources.model_copy(update={"packed": 1})
     processes = concurrency(one)
-    first = min(left, _FIRST - (batch.trials - left))
+    first = min(left, _FIRST - begun) if batch.trials <= _FEW else 0
     at_once = min(max(left // _ROUNDS, first), one.concurrent or math.inf)
     most = min(MOST, at_once // processes)
     if most < 2:

@@ -109,7 +109,7 @@ def run_batch(
     bench = Bench(batch.base, depot, data_dir, seen)
     left = batch.trials - sum(past.outcome is not None for past in journal.trials.values())
     with signals_noted() as stop:
-        batch, found = settled(batch, bench, left, stop, say)
+        batch, found = settled(batch, bench, len(journal.trials), left, stop, say)
         _run_trials(batch, bench, source, journal, tracker, stop, found)
     tracker.settle()
     return [
@@ -205,7 +205,7 @@ def signals_noted() -> Iterator[Stop]:
     stop = Stop()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:  # the shell may repeat it, and nobody is impatient
+        if number == signal.SIGHUP:  # nobody is impatient
             leave_terminal()
         elif stop.asked:
             stop.at_once = True

@@ -12,7 +12,7 @@ leaves trials with NaN running for ever. Here every end of a trial is told as wh
 | failed        | FAIL         | nothing: the error says little about the region                |
 | interrupted   | FAIL         | nothing: the trial may be tried again                          |
 | (duplicate)   | FAIL         | nothing: a suggestion that was there before and was never run  |
-| (none yet)    | RUNNING      | as if stopped, from its first evaluation on                    |
+| (none yet)    | RUNNING      | as if stopped, from its first rung on; before, keep away       |
 
 The study is a journal file and the only state: a searcher made anew on the same file goes on as
 if it had never stopped. Every trial carries `outcome` and, unless it is a duplicate,
@@ -36,11 +36,11 @@ import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import JournalStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.config import SearchConfig
+from orchestrator.config import AshaConfig, SearchConfig
 from orchestrator.journal import Past, append, cut_torn_end
 from orchestrator.outcome import Outcome
 from orchestrator.space import Choice, Domain, Integer, LogUniform, Point, count, enumerate_points
@@ -65,7 +65,12 @@ class OptunaSearcher:
     """Suggests configs and tells an Optuna study truthfully how they ended."""
 
     def __init__(
-        self, space: Mapping[str, Domain], search: SearchConfig, path: Path, name: str
+        self,
+        space: Mapping[str, Domain],
+        search: SearchConfig,
+        path: Path,
+        name: str,
+        asha: AshaConfig | None = None,
     ) -> None:
         """Open the study `name` in the journal file `path`, or begin it.
 
@@ -74,6 +79,7 @@ class OptunaSearcher:
             search: sampler, number of trials, seed and points to try first.
             path: the journal file; folders on the way are made.
             name: name of the study: the sweep's.
+            asha: who stops trials, or has them wait; None: nobody.
 
         Raises:
             StorageError: the file cannot be read or written.
@@ -85,7 +91,7 @@ class OptunaSearcher:
         self._seen: _Seen | None = None
         """None: to be read from the study."""
         self._study = _open_study(Path(path), name)
-        self._learning = _Learning(name, self._study._storage)
+        self._learning = _Learning(name, self._study._storage, asha.grace if asha else math.inf)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return dotted keys and values for a new trial; None: there are none left."""
@@ -286,11 +292,17 @@ class _Seen:
 
 
 class _Learning(optuna.Study):
-    """A study as a sampler sees it: trials that have come to an evaluation are as good as pruned.
+    """A study as a sampler sees it: trials that have come to a rung are as good as pruned.
 
     TPE learns nothing from running trials. Those that wait at a rung run on in the study, perhaps
-    to the end of the search, which by then would have drawn all trials at random.
+    to the end of the search, which by then would have drawn all trials at random. Before a rung,
+    how far a trial has come says when it began, not how good it is.
     """
+
+    def __init__(self, name: str, storage: BaseStorage, rung: float) -> None:
+        """Open a study that exists; its first rung is after so many evaluations."""
+        super().__init__(name, storage)
+        self._rung = rung
 
     def _get_trials(
         self,
@@ -298,16 +310,17 @@ class _Learning(optuna.Study):
         states: Container[TrialState] | None = None,
         use_cache: bool = False,
     ) -> list[FrozenTrial]:
-        trials = [_as_pruned(trial) for trial in super()._get_trials(deepcopy=False)]
+        """As Optuna's; the trials are the storage's own, for samplers only read them."""
+        trials = [self._seen(trial) for trial in super()._get_trials(deepcopy=False)]
         return [trial for trial in trials if states is None or trial.state in states]
 
-
-def _as_pruned(trial: FrozenTrial) -> FrozenTrial:
-    if trial.state != TrialState.RUNNING or not trial.intermediate_values:
+    def _seen(self, trial: FrozenTrial) -> FrozenTrial:
+        evaluations = max(trial.intermediate_values, default=0)
+        if trial.state != TrialState.RUNNING or evaluations < self._rung:
+            return trial
+        trial = copy.copy(trial)
+        trial.state = TrialState.PRUNED
         return trial
-    trial = copy.copy(trial)
-    trial.state = TrialState.PRUNED
-    return trial
 
 
 class _DurableFile(JournalFileBackend):

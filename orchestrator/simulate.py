@@ -111,7 +111,9 @@ class _Simulation:
         self.luck = random.Random(sweep.search.seed)
         self.journal = Journal(folder / "search.jsonl")
         self.asha: Asha = make_scheduler(sweep.asha, evaluations)
-        source = OptunaSearcher(sweep.space, sweep.search, folder / "study.journal", sweep.name)
+        source = OptunaSearcher(
+            sweep.space, sweep.search, folder / "study.journal", sweep.name, sweep.asha
+        )
         slots = cluster.nodes * cluster.slots
         self.source = source
         self.asker = Asker(

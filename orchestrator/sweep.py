@@ -139,7 +139,8 @@ def _go_on(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
 
 def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[Ended]:
     depot = home.depot(sweep.name)
-    searcher = OptunaSearcher(sweep.space, sweep.search, depot.folder / STUDY_FILE, sweep.name)
+    study = depot.folder / STUDY_FILE
+    searcher = OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha)
     batch = Batch(
         name="search",
         title=sweep.name,

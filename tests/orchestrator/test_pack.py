@@ -157,10 +157,10 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
     bench = Bench(base, SharedFolder(tmp_path / "sweeps" / "s"))
     said: list[str] = []
     with this_machine(num_cpus=1):
-        measured, words = packing.settled(batch, bench, 6, Stop(), said.append)
+        measured, words = packing.settled(batch, bench, 0, 6, Stop(), said.append)
         monkeypatch.setattr(packing.ray, "get", None)  # who measures anew asks Ray
-        again, words_again = packing.settled(batch, bench, 6, Stop(), said.append)
-        few, why = packing.settled(batch, bench, 5, Stop(), said.append)
+        again, words_again = packing.settled(batch, bench, 0, 6, Stop(), said.append)
+        few, why = packing.settled(batch, bench, 0, 5, Stop(), said.append)
     assert said == ["measuring on this machine how many trials should share a process (some 20 s)"]
     (line,) = (bench.depot.notes / packing.FILE).read_text().splitlines()
     seconds = dict(json.loads(line)[1])
@@ -177,7 +177,7 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert (again, words_again) == (measured, words)
     assert few.resources.packed == 1
     assert "5 trials are few" in str(why)
-    assert packing.settled(few, bench, 5, Stop(), print) == (few, None)
+    assert packing.settled(few, bench, 0, 5, Stop(), print) == (few, None)
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_a_measurement_that_fails_is_no_reason_to_stop(
 
     monkeypatch.setattr(packing, "_measured", SimpleNamespace(options=fails))
     monkeypatch.setattr(packing._measured, "options", lambda **_: SimpleNamespace(remote=fails))
-    found, words = packing.settled(*asked, 60, Stop(), print)
+    found, words = packing.settled(*asked, 0, 60, Stop(), print)
     assert found.resources.packed == 1
     assert "could not be measured" in str(words)
 
@@ -220,15 +220,15 @@ def test_one_who_waits_for_the_measurement_can_stop(
     stop = Stop()
     stop.asked = True
     with pytest.raises(KeyboardInterrupt):
-        packing.settled(*asked, 60, stop, print)
+        packing.settled(*asked, 0, 60, stop, print)
     request = asked[1].depot.folder / REQUESTS / STOP_ALL
     request.parent.mkdir(parents=True)
     request.touch()  # as `sweep stop` does
     with pytest.raises(KeyboardInterrupt):
-        packing.settled(*asked, 60, Stop(), print)
+        packing.settled(*asked, 0, 60, Stop(), print)
     request.unlink()
     monkeypatch.setattr(packing, "PATIENCE_SECONDS", 0.0)
-    found, words = packing.settled(*asked, 60, Stop(), print)
+    found, words = packing.settled(*asked, 0, 60, Stop(), print)
     assert found.resources.packed == 1
     assert "it took more than" in str(words)
     assert cancelled == ["task", "task", "task"]
@@ -249,25 +249,28 @@ def test_no_process_stands_idle_for_sharing(
     monkeypatch.setattr(packing, "_known", lambda path, key: seconds)
     batch, bench = asked
     resources = batch.resources.model_copy(update={"concurrent": concurrent})
-    found, _ = packing.settled(replace(batch, resources=resources), bench, left, Stop(), print)
+    found, _ = packing.settled(replace(batch, resources=resources), bench, 0, left, Stop(), print)
     # Two processes, in each at most a third of what is left for it, and no more than may run.
     # With concurrent=1 there is one process, and nobody to share it with.
     assert found.resources.packed == expected
 
 
 @pytest.mark.parametrize(
-    ("trials", "left", "concurrent", "expected"),
+    ("trials", "begun", "left", "concurrent", "expected"),
     [
-        (12, 12, None, 4),  # ten at once are five in each process, and 4 and 8 were tried
-        (12, 9, None, 2),  # seven of the ten are still to come
-        (12, 2, None, 1),
-        (6, 6, None, 2),  # fewer than ten: three in each process
-        (12, 12, 4, 2),
-        (60, 60, None, 8),  # a third of them is more
+        (12, 0, 12, None, 4),  # ten at once are five in each process, and 4 and 8 were tried
+        (12, 3, 9, None, 2),  # seven of the ten are still to come
+        (12, 3, 12, None, 2),  # also where those before wait at a rung
+        (12, 10, 2, None, 1),
+        (6, 0, 6, None, 2),  # fewer than ten: three in each process
+        (12, 0, 12, 4, 2),
+        (13, 0, 13, None, 2),  # a third of them
+        (60, 0, 60, None, 8),
     ],
 )
-def test_the_first_trials_of_a_batch_may_run_at_once(
+def test_the_first_trials_of_a_small_search_may_run_at_once(
     trials: int,
+    begun: int,
     left: int,
     concurrent: int | None,
     expected: int,
@@ -278,7 +281,8 @@ def test_the_first_trials_of_a_batch_may_run_at_once(
     batch, bench = asked
     resources = batch.resources.model_copy(update={"concurrent": concurrent})
     batch = replace(batch, trials=trials, resources=resources)
-    assert packing.settled(batch, bench, left, Stop(), print)[0].resources.packed == expected
+    found, _ = packing.settled(batch, bench, begun, left, Stop(), print)
+    assert found.resources.packed == expected
 
 
 @pytest.mark.parametrize(
@@ -313,7 +317,7 @@ def test_machines_of_several_kinds_have_the_number_that_is_best_for_all(
     monkeypatch.setattr(packing, "_measure", measure)
     asked[1].depot.notes.mkdir(parents=True, exist_ok=True)
     for _ in range(2):  # the second time from the notes
-        found, _words = packing.settled(*asked, 60, Stop(), print)
+        found, _words = packing.settled(*asked, 0, 60, Stop(), print)
         assert found.resources.packed == expected
     assert measured == [["n2.0", "n8.0"], *([] if small else [["n2.0"]])]
 
@@ -343,7 +347,7 @@ def test_a_machine_that_fails_leaves_the_figures_of_the_others(
 def test_what_cannot_share_passes_is_not_measured(asked: tuple[Batch, Bench]) -> None:
     batch, bench = asked
     base = bench.base.with_overrides({"plm_dropout": True})
-    found, words = packing.settled(batch, replace(bench, base=base), 60, Stop(), print)
+    found, words = packing.settled(batch, replace(bench, base=base), 0, 60, Stop(), print)
     assert found.resources.packed == 1
     assert "plm_dropout" in str(words)
 

@@ -11,7 +11,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from orchestrator.config import FinalizeConfig, SearchConfig
+from orchestrator.config import AshaConfig, FinalizeConfig, SearchConfig
 from orchestrator.journal import Journal, Past
 from orchestrator.outcome import Outcome
 from orchestrator.search import OptunaSearcher, importances
@@ -25,10 +25,12 @@ LAYERS = {"type": "choice", "values": ["all", [0, 1], "top-2"]}
 GRID = {"optimizer.schedule": SCHEDULE, "adapter.head_dim": {"type": "int", "low": 1, "high": 3}}
 
 
-def make(tmp_path: Path, space: dict, **search: object) -> OptunaSearcher:
+def make(
+    tmp_path: Path, space: dict, asha: AshaConfig | None = None, **search: object
+) -> OptunaSearcher:
     checked = build(FinalizeConfig, {"space": space}, "test").space
     config = build(SearchConfig, {"trials": 20, **search}, "test")
-    return OptunaSearcher(checked, config, tmp_path / "runs" / "search.log", "sweep-1")
+    return OptunaSearcher(checked, config, tmp_path / "runs" / "search.log", "sweep-1", asha)
 
 
 def study(tmp_path: Path) -> list[optuna.trial.FrozenTrial]:
@@ -326,19 +328,36 @@ def test_tpe_learns_from_stopped_trials(tmp_path):
     assert near / draws > 0.5  # independent draws: 1 of 4 decades
 
 
+def waiting(folder: Path, seed: int, asha: AshaConfig | None) -> list[float]:
+    """log10 of the learning rates of 40 trials that stay at evaluation 2; near -3 is best."""
+    searcher = make(folder, {"optimizer.lr": LR}, asha, trials=40, seed=seed)
+    drawn: list[float] = []
+    for i in range(40):
+        drawn.append(math.log10(searcher.suggest(f"t{i}")["optimizer.lr"]))
+        searcher.on_trial_result(f"t{i}", at(2, 1 - abs(drawn[-1] + 3) / 4))
+    searcher.on_trial_complete("t0", at(2, 0.5, outcome="completed"))
+    states = [by_id(folder)[name].state for name in ("t0", "t1")]
+    assert states == [TrialState.COMPLETE, TrialState.RUNNING], "it can still end, and does not"
+    return drawn
+
+
 def test_tpe_learns_from_trials_that_wait_at_a_rung(tmp_path):
     """None ends before all were drawn, as where ASHA pauses trials and promotes few of them."""
-    near, draws = 0, 0
-    for seed in range(3):
-        searcher = make(tmp_path / str(seed), {"optimizer.lr": LR}, trials=40, seed=seed)
-        for i in range(40):
-            distance = abs(math.log10(searcher.suggest(f"t{i}")["optimizer.lr"]) + 3)
-            if i >= 20:
-                near, draws = near + (distance < 0.5), draws + 1
-            searcher.on_trial_result(f"t{i}", at(2, 1 - distance / 4))
-        searcher.on_trial_complete("t0", at(2, 0.5, outcome="completed"))
-        assert by_id(tmp_path / str(seed))["t1"].state == TrialState.RUNNING  # and can still end
-    assert near / draws > 0.5  # independent draws: 1 of 4 decades
+    late = [
+        lr
+        for seed in range(3)
+        for lr in waiting(tmp_path / str(seed), seed, AshaConfig(grace=2))[20:]
+    ]
+    near = sum(abs(lr + 3) < 0.5 for lr in late)
+    assert near / len(late) > 0.5  # independent draws: 1 of 4 decades
+
+
+@pytest.mark.parametrize("asha", [None, AshaConfig(grace=3)])
+def test_trials_before_their_first_rung_are_not_learned_from(tmp_path, asha):
+    """How far they are says when they began: what is drawn is what nobody's score changes."""
+    blind = make(tmp_path / "blind", {"optimizer.lr": LR}, trials=40)
+    drawn = [math.log10(blind.suggest(f"t{i}")["optimizer.lr"]) for i in range(40)]
+    assert waiting(tmp_path / "told", 0, asha) == drawn
 
 
 def test_many_at_once_are_spread(tmp_path):
