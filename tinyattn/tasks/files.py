@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,8 +58,25 @@ def read_file(path: Path, scratch: Path) -> datasets.Dataset:
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno is not None:  # no space for scratch files
             raise cause from None
-        reason = (str(cause) or type(cause).__name__).splitlines()[0]
+        reason = _bad_line(path) or (str(cause) or type(cause).__name__).splitlines()[0]
         raise TaskError(f"{path}: damaged or not what its ending says: {reason}") from None
+
+
+def _bad_line(path: Path) -> str | None:
+    """The first line of a JSONL file that is no JSON, counted as editors do; None: all are."""
+    if ".jsonl" not in path.suffixes:
+        return None
+    opened = gzip.open if path.suffix == ".gz" else open
+    with (
+        contextlib.suppress(OSError, EOFError, UnicodeError),  # not JSON's fault
+        opened(path, "rt", encoding="utf-8-sig") as file,
+    ):
+        for number, line in enumerate(file, start=1):
+            try:
+                json.loads(line.strip() or "null")
+            except json.JSONDecodeError as error:
+                return f"line {number}: {error.msg}"
+    return None
 
 
 def _parse(path: Path, scratch: Path) -> datasets.Dataset:
