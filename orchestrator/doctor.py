@@ -53,7 +53,7 @@ def examine(data_dir: Path | None) -> list[Finding]:
     return [
         Finding("libraries", versions),
         Finding("cores", f"{os.cpu_count()}"),
-        Finding("bf16", f"takes {bf16_ratio():.1f} of fp32's time for a product on these cores"),
+        Finding("bf16", f"takes {bf16_ratio():.1f} times as long as fp32 on these cores"),
         Finding("GPUs", ", ".join(gpus) or "none: sweeps run on cores with resources.gpus=0"),
         Finding("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"),
         Finding(

@@ -74,8 +74,10 @@ def finalize(sweep: Sweep, home: Home, say: Callable[[str], None] = lambda line:
         best = best_one_head(tracker, record, sweep.finalize.finalists)
         facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
         refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
-        outcome = record.outcome or Outcome.INTERRUPTED
         # A sweep that nobody holds and that has no outcome was left by a process that died.
+        outcome = record.outcome or Outcome.INTERRUPTED
+        if outcome is Outcome.INTERRUPTED:
+            say("note: the search was interrupted; these are the best of what had ended")
         with closed_in_any_case(tracker, f"finalize {sweep.name}", outcome):
             tracker.resume_sweep(sweep.name, search_goes_on=False)
             verdict = _Finalizing(sweep, home, tracker, facts, say).run(best)
@@ -99,8 +101,8 @@ def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[Tria
     ]
     if not trials:
         raise UsageError(
-            f"sweep '{sweep.name}' has no one-head trial with a score: there is nothing to "
-            "finalize; let it run to its end first"
+            f"sweep '{sweep.name}' has no one-head trial that ended with a score: there is nothing "
+            f"to finalize; `tinyattn sweep resume {sweep.name}` goes on with it"
         )
     trials.sort(key=lambda t: (t.outcome is not Outcome.COMPLETED, -(t.best_score or 0)))
     return trials[:count]

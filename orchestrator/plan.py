@@ -98,7 +98,7 @@ class Plan:
             f"sweep       {sweep.name}: {sweep.train.task} on {sweep.train.plm}, "
             f"protocol {sweep.train.protocol}",
             f"trials      {trials} of {size} by {sweep.search.sampler}, "
-            f"{len(sweep.search.points)} known points first",
+            f"known points first: {len(sweep.search.points)}",
             f"searched    {', '.join(sweep.space) or 'nothing'}",
             f"rungs       {rung_words(sweep, evaluations)}",
             f"parameters  adapter {cost.counts.adapter:,} + classifier "

@@ -62,20 +62,19 @@ def config_of(trial: TrialRecord) -> TrainConfig:
 def predict_mixed(
     home: Home, tasks: Sequence[str], plm: str | None, file: Path
 ) -> list[dict[str, Any]]:
-    """Use several tasks' champions on a file whose rows each name theirs in the column `adapter`.
+    """Use several tasks' champions, or adapters' folders, on a file whose rows each name theirs in
+    the column `adapter`.
 
     Raises:
         UsageError: there is no champion, a row names none of these tasks or lacks its text.
         AdapterError: the champions were trained on different PLMs.
     """
-    tracker = home.tracker()
     with tempfile.TemporaryDirectory() as scratch:
         rows = read_file(file, Path(scratch)).to_list()
         names = [_named(row, tasks, file) for row in rows]
-        folders = {}
-        for task in dict.fromkeys(tasks):
-            (place := Path(scratch, task)).mkdir()
-            folders[task] = tracker.download(champion(tracker, task, plm).run_id, "adapter", place)
+        folders = {
+            task: _folder_of(home, task, plm, Path(scratch)) for task in dict.fromkeys(tasks)
+        }
         predictor = MixedPredictor(folders)
         try:
             return predictor.predict(rows, names)
@@ -92,6 +91,18 @@ def _named(row: Mapping[str, Any], tasks: Sequence[str], file: Path) -> str:
     return name
 
 
+def _folder_of(home: Home, task: str, plm: str | None, scratch: Path) -> Path:
+    """An adapter's folder, if this is one, or that of a task's champion, fetched to `scratch`."""
+    folder = Path(task)
+    if (folder / CONFIG_FILE).is_file():
+        return folder
+    if (folder / "adapter" / CONFIG_FILE).is_file():
+        raise UsageError(f"{folder} holds no adapter — did you mean '{folder / 'adapter'}'?")
+    tracker = home.tracker()
+    run_id = champion(tracker, task, plm).run_id
+    return tracker.download(run_id, "adapter", Path(tempfile.mkdtemp(dir=scratch)))
+
+
 def predict_file(
     home: Home, task: str, plm: str | None, file: Path
 ) -> tuple[list[dict[str, Any]], int]:
@@ -104,11 +115,7 @@ def predict_file(
         UsageError: there is no champion, or the file does not fit the task.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(task)
-        if not (folder / CONFIG_FILE).is_file():
-            tracker = home.tracker()
-            run_id = champion(tracker, task, plm).run_id
-            folder = tracker.download(run_id, "adapter", Path(scratch))
+        folder = _folder_of(home, task, plm, Path(scratch))
         predictor = Predictor(folder, plm=plm if folder == Path(task) else None)
         try:
             split = predictor.split(read_rows(file, predictor.task))

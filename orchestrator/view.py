@@ -51,6 +51,8 @@ class Progress:
     """(score, trial id)"""
     spent: list[float] = field(default_factory=list)
     """Wall-clock seconds in a worker of each ended trial."""
+    came: dict[str, int] = field(default_factory=dict)
+    """Evaluations of each trial so far, by trial id."""
     rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """ASHA's rungs: {evaluation: {trial id: score}}."""
 
@@ -70,6 +72,7 @@ class Progress:
         """Count what an earlier driver saw of a trial."""
         self.params[past.name] = past.params
         for result in past.results:
+            self.came[past.name] = result["evaluation"]
             if math.isfinite(result["score"]):
                 self._note_best(past.name, result)
         if past.outcome is not None:
@@ -79,6 +82,7 @@ class Progress:
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial reported an evaluation."""
         self.running[trial_id] = result
+        self.came[trial_id] = result["evaluation"]
         self._note_best(trial_id, result)
 
     def _note_best(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -107,12 +111,13 @@ class Progress:
         """Estimate; None before the first trial has ended."""
         if not self.spent:
             return None
-        mean = sum(self.spent) / len(self.spent)
-        begun = [self.now() - self._started[trial] for trial in self.running]
-        begun += self._waiting.values()
-        to_come = max(0, self.total - len(self.spent) - len(begun))
-        under_way = sum(max(0.0, mean - seconds) for seconds in begun)
-        return (to_come * mean + under_way) / self.slots()
+        begun = [*self.running, *self._waiting]
+        length = sum(n for trial, n in self.came.items() if trial not in begun) / len(self.spent)
+        each = sum(self.spent) / len(self.spent) / max(1.0, length)  # seconds an evaluation
+        left = [max(1.0, length - self.came.get(trial, 0)) for trial in self.running]
+        waiting = sum(max(0.0, length - self.came.get(trial, 0)) for trial in self._waiting)
+        to_come = max(0, self.total - len(self.spent) - len(begun)) * max(1.0, length)
+        return each * max((sum(left) + waiting + to_come) / self.slots(), *left, 0.0)
 
     def outcome_words(self) -> str:
         """As in `5 completed, 2 stopped, 2 running, 3 to come`."""

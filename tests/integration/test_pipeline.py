@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -362,6 +363,16 @@ def test_label_names_in_a_csv(tiny: str, tmp_path: Path) -> None:
     assert float(held[0].split(": ")[1]) > 90
     with contextlib.closing(Predictor(tmp_path / "out" / "adapter")) as predictor:
         assert predictor.predict([{"text": "no signal 7"}])[0]["label"] == "network"
+
+    one, other = str(tmp_path / "out" / "adapter"), str(tmp_path / "other")
+    shutil.copytree(one, other)
+    mixed = [{"text": "no signal 7", "adapter": name} for name in (one, other)]
+    (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in mixed))
+    result = command("predict", f"{one},{other}", tmp_path / "mixed.jsonl")
+    assert [json.loads(line)["label"] for line in result.stdout.splitlines()] == ["network"] * 2
+    refused = command("predict", tmp_path / "out", tmp_path / "mixed.jsonl")
+    assert refused.exit_code == 2
+    assert f"did you mean '{one}'?" in refused.stderr
 
 
 @pytest.mark.usefixtures("caches")

@@ -24,7 +24,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def undisturbed(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("whole")
-    done = call(*sweep_words(tiny, runs))
+    done = call(*sweep_words(tiny, runs, **{"resources.concurrent": 1}))
     assert done.returncode == 0, done.stderr
     assert untruths(runs, "s", TRIALS) == []
     return runs

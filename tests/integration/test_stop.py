@@ -60,7 +60,8 @@ def test_a_killed_driver_shows_in_status_and_a_changed_file_is_named(
         "space:\n  optimizer.lr: {type: log_uniform, low: 1e-4, high: 1e-2}\n"
         "search: {trials: 4, sampler: random}\n"
     )
-    driver = start("sweep", "run", file, "name=s", "--runs", tmp_path, log=tmp_path / "log")
+    words = (file, "name=s", "resources.concurrent=1", "--runs", tmp_path)
+    driver = start("sweep", "run", *words, log=tmp_path / "log")
     wait_for(lambda: b" evaluation 2/" in (tmp_path / "log").read_bytes())
     driver.send_signal(signal.SIGKILL)
     driver.wait()

@@ -62,7 +62,8 @@ def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[i
     tracker.start_sweep(name="s", task="agreement", plm=plm, protocol="heldout", config={}, tags={})
     batch = Batch(
         name="search", title="ranks", kind="trial", base=base, trials=len(POINTS), evaluations=4,
-        resources=Resources(cpus=1, ranks=ranks), tags={**fingerprints_of(base), "commit": "c"},
+        resources=Resources(cpus=1, ranks=ranks, concurrent=1),
+        tags={**fingerprints_of(base), "commit": "c"},
     )  # fmt: skip
     lines = io.StringIO()
     patch.setattr(runner, "view_of", lambda progress: Killer(progress, lines))

@@ -46,22 +46,36 @@ def test_time_left_before_and_after_the_first_end(progress: Progress, now: Clock
     progress.started("a_1", {})
     assert progress.seconds_left is None
     now.time += 30
+    progress.evaluated("a_0", result(3, 0.5))
     progress.finished("a_0", Outcome.COMPLETED)
     progress.started("a_2", {})
-    now.time += 10
-    # Trials last 30 s. Of 6 one has ended and two run, with 0 s (40 have passed) and 20 s to go;
-    # three wait, and there are two slots.
-    assert progress.seconds_left == pytest.approx((3 * 30 + 0 + 20) / 2)
+    progress.evaluated("a_1", result(4, 0.5))
+    # Trials last 30 s, 3 evaluations. Of 6 one has ended and two run: one is past that number and
+    # comes to an evaluation more, one is at its beginning. Three wait, and there are two slots.
+    assert progress.seconds_left == pytest.approx((3 * 30 + 10 + 30) / 2)
+
+
+def test_the_last_trial_takes_what_it_takes(progress: Progress, now: Clock) -> None:
+    for i in range(6):
+        progress.started(f"a_{i}", {})
+    now.time += 40
+    for i in range(5):
+        progress.evaluated(f"a_{i}", result(4, 0.5))
+        progress.finished(f"a_{i}", Outcome.COMPLETED)
+    progress.evaluated("a_5", result(1, 0.5))
+    assert progress.seconds_left == pytest.approx(30), "not shared by both slots"
 
 
 def test_a_paused_trial_has_the_rest_of_its_time_to_come(progress: Progress, now: Clock) -> None:
     progress.started("a_0", {})
     progress.started("a_1", {})
     now.time += 20
+    progress.evaluated("a_1", result(2, 0.5))
     progress.paused("a_1")
     now.time += 10
+    progress.evaluated("a_0", result(3, 0.5))
     progress.finished("a_0", Outcome.COMPLETED)
-    # Trials last 30 s; the paused one has had 20, four have not begun, and there are two slots.
+    # Trials last 30 s; the paused one has had 2 of 3, four have not begun; there are two slots.
     assert progress.seconds_left == pytest.approx((4 * 30 + 10) / 2)
 
 
