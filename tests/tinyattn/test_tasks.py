@@ -6,6 +6,7 @@ import math
 import pickle
 import textwrap
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -133,9 +134,9 @@ FAULTS = [
     (
         "metrics: [accuracy, matthews]",
         "metrics: [pearson]",
-        "'pearson' came, allowed with 3 labels",
+        "'pearson' came; allowed with 3 labels are accuracy, f1_macro, matthews",
     ),
-    ("metrics: [accuracy, matthews]", "metrics: [f1]", "'f1' came, allowed with 3 labels"),
+    ("metrics: [accuracy, matthews]", "metrics: [f1]", "'f1' came; allowed with 3 labels"),
     ("metrics: [accuracy, matthews]", "metrics: []", "metrics"),
     ("name: tickets", "name: rte", "built-in task: choose another"),
     ("name: tickets", "name: ../x", "allowed are letters, digits"),
@@ -188,6 +189,17 @@ def test_accuracy_and_f1_by_counting() -> None:
     scores = strictly("mrpc", logits(predictions, 2), labels)
     assert scores == {"accuracy": pytest.approx(5 / 7), "f1": pytest.approx(6 / 8)}
     assert list(scores) == ["accuracy", "f1"]
+
+
+def test_macro_f1_of_several_classes() -> None:
+    labels, predictions = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 0, 0]
+    # By hand, 2 tp / (2 tp + fp + fn): 4 / (4 + 2 + 1), 2 / (2 + 1 + 1), and 0 for class 2.
+    task = replace(find_task("mnli"), metrics=("f1_macro",))
+    scores = compute_metrics(task, logits(predictions, 3), np.array(labels))
+    assert scores == {"f1_macro": pytest.approx((4 / 7 + 1 / 2 + 0) / 3)}
+    # A class that neither is there nor is predicted does not count.
+    two = compute_metrics(task, logits([0, 1, 1], 3), np.array([0, 1, 0]))
+    assert two == {"f1_macro": pytest.approx((2 / 3 + 2 / 3) / 2)}
 
 
 def test_matthews_by_its_definition() -> None:

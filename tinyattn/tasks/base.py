@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tinyattn.errors import TaskError
+from tinyattn.errors import TaskError, did_you_mean
 
-CLASSIFICATION_METRICS: tuple[str, ...] = ("accuracy", "f1", "matthews")
+CLASSIFICATION_METRICS: tuple[str, ...] = ("accuracy", "f1", "f1_macro", "matthews")
 REGRESSION_METRICS: tuple[str, ...] = ("pearson", "spearman")
 
 
@@ -72,6 +72,6 @@ def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -
         if metric not in allowed:
             kind = "regression" if num_labels is None else f"{num_labels} labels"
             raise TaskError(
-                f"task '{name}': metric '{metric}' came, allowed with {kind} are "
-                f"{', '.join(allowed)}"
+                f"task '{name}': metric '{metric}' came{did_you_mean(metric, allowed)}; "
+                f"allowed with {kind} are {', '.join(allowed)}"
             )

@@ -69,6 +69,13 @@ def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
     return f1_score(labels, predictions, labels=[1], average=None, zero_division=0.0)[0]
 
 
+def _f1_macro(labels: np.ndarray, predictions: np.ndarray) -> float:
+    """The mean over classes that are present or predicted, as SuperGLUE scores CB."""
+    from sklearn.metrics import f1_score
+
+    return f1_score(labels, predictions, average="macro", zero_division=0.0)
+
+
 def _matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
     from sklearn.metrics import matthews_corrcoef
 
@@ -103,6 +110,7 @@ def _standardised(column: np.ndarray) -> np.ndarray:
 _METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
+    "f1_macro": _f1_macro,
     "matthews": _matthews,
     "pearson": _pearson,
     "spearman": _spearman,
