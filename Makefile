@@ -11,6 +11,7 @@ endif
 
 setup: $(VENV)/.ready
 
+# --no-compile: Python compiles what is imported; all of 2.5 GB takes as long as installing it.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): some minutes, 2.5 GB"
 	$(PYTHON) -m venv $(VENV)

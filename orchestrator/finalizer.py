@@ -76,8 +76,11 @@ def finalize(sweep: Sweep, home: Home, say: Callable[[str], None] = lambda line:
         refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
         # A sweep that nobody holds and that has no outcome was left by a process that died.
         outcome = record.outcome or Outcome.INTERRUPTED
-        if outcome is Outcome.INTERRUPTED:
-            say("note: the search was interrupted; these are the best of what had ended")
+        if outcome is not Outcome.COMPLETED:
+            say(
+                f"note: the search has not come to its end ({outcome}); finalists are the best of "
+                "the trials that had"
+            )
         with closed_in_any_case(tracker, f"finalize {sweep.name}", outcome):
             tracker.resume_sweep(sweep.name, search_goes_on=False)
             verdict = _Finalizing(sweep, home, tracker, facts, say).run(best)
@@ -100,9 +103,11 @@ def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[Tria
         and trial.best_score is not None
     ]
     if not trials:
+        whole = sweep.outcome is Outcome.COMPLETED
         raise UsageError(
             f"sweep '{sweep.name}' has no one-head trial that ended with a score: there is nothing "
-            f"to finalize; `tinyattn sweep resume {sweep.name}` goes on with it"
+            "to finalize"
+            + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
         )
     trials.sort(key=lambda t: (t.outcome is not Outcome.COMPLETED, -(t.best_score or 0)))
     return trials[:count]

@@ -75,7 +75,8 @@ def predict_mixed(
         folders = {
             task: _folder_of(home, task, plm, Path(scratch)) for task in dict.fromkeys(tasks)
         }
-        predictor = MixedPredictor(folders)
+        own = all(folder == Path(task) for task, folder in folders.items())
+        predictor = MixedPredictor(folders, plm=plm if own else None)
         try:
             return predictor.predict(rows, names)
         finally:
@@ -96,10 +97,14 @@ def _folder_of(home: Home, task: str, plm: str | None, scratch: Path) -> Path:
     folder = Path(task)
     if (folder / CONFIG_FILE).is_file():
         return folder
-    if (folder / "adapter" / CONFIG_FILE).is_file():
-        raise UsageError(f"{folder} holds no adapter — did you mean '{folder / 'adapter'}'?")
-    tracker = home.tracker()
-    run_id = champion(tracker, task, plm).run_id
+    try:
+        tracker = home.tracker()
+        run_id = champion(tracker, task, plm).run_id
+    except UsageError as error:
+        if (folder / "adapter" / CONFIG_FILE).is_file():
+            hint = f"of the folder '{task}', '{folder / 'adapter'}' is the adapter"
+            raise UsageError(f"{error}; {hint}") from None
+        raise
     return tracker.download(run_id, "adapter", Path(tempfile.mkdtemp(dir=scratch)))
 
 

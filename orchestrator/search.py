@@ -91,7 +91,7 @@ class OptunaSearcher:
         self._seen: _Seen | None = None
         """None: to be read from the study."""
         self._study = _open_study(Path(path), name)
-        self._learning = _Learning(name, self._study._storage, asha.grace if asha else math.inf)
+        self._learning = _Learning(name, self._study._storage, asha)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return dotted keys and values for a new trial; None: there are none left."""
@@ -295,14 +295,15 @@ class _Learning(optuna.Study):
     """A study as a sampler sees it: trials that have come to a rung are as good as pruned.
 
     TPE learns nothing from running trials. Those that wait at a rung run on in the study, perhaps
-    to the end of the search, which by then would have drawn all trials at random. Before a rung,
-    how far a trial has come says when it began, not how good it is.
+    to the end of the search, which by then would have drawn all trials at random. Of a trial that
+    runs what it had at its last rung counts: how far it is from there says when it began, not how
+    good it is.
     """
 
-    def __init__(self, name: str, storage: BaseStorage, rung: float) -> None:
-        """Open a study that exists; its first rung is after so many evaluations."""
+    def __init__(self, name: str, storage: BaseStorage, asha: AshaConfig | None) -> None:
+        """Open a study that exists; `asha` has the rungs."""
         super().__init__(name, storage)
-        self._rung = rung
+        self._asha = asha
 
     def _get_trials(
         self,
@@ -315,12 +316,22 @@ class _Learning(optuna.Study):
         return [trial for trial in trials if states is None or trial.state in states]
 
     def _seen(self, trial: FrozenTrial) -> FrozenTrial:
-        evaluations = max(trial.intermediate_values, default=0)
-        if trial.state != TrialState.RUNNING or evaluations < self._rung:
+        values = trial.intermediate_values
+        if trial.state != TrialState.RUNNING or not (rung := self._rung(max(values, default=0))):
             return trial
         trial = copy.copy(trial)
         trial.state = TrialState.PRUNED
+        trial.intermediate_values = {at: value for at, value in values.items() if at <= rung}
         return trial
+
+    def _rung(self, evaluations: int) -> int:
+        """The last rung until then; 0: none."""
+        rung = 0
+        if self._asha is not None:
+            following = self._asha.grace
+            while following <= evaluations:
+                rung, following = following, following * self._asha.reduction
+        return rung
 
 
 class _DurableFile(JournalFileBackend):

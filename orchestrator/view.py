@@ -51,8 +51,8 @@ class Progress:
     """(score, trial id)"""
     spent: list[float] = field(default_factory=list)
     """Wall-clock seconds in a worker of each ended trial."""
-    came: dict[str, int] = field(default_factory=dict)
-    """Evaluations of each trial so far, by trial id."""
+    lengths: list[int] = field(default_factory=list)
+    """Evaluations of each ended trial."""
     rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """ASHA's rungs: {evaluation: {trial id: score}}."""
 
@@ -61,28 +61,35 @@ class Progress:
         self._started: dict[str, float] = {}
         self._waiting: dict[str, float] = {}
         """Seconds in a worker of each paused trial."""
+        self._before: dict[str, float] = {}
+        """Seconds in a worker of earlier drivers of each trial that is to go on."""
+        self._came: dict[str, int] = {}
+        """Evaluations of each trial so far."""
 
     def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
         """A trial got a worker."""
         self.params[trial_id] = params
         self.running.setdefault(trial_id, {})
-        self._started.setdefault(trial_id, self.now() - self._waiting.pop(trial_id, 0.0))
+        before = self._waiting.pop(trial_id, 0.0) + self._before.pop(trial_id, 0.0)
+        self._started.setdefault(trial_id, self.now() - before)
 
     def replay(self, past: Past) -> None:
         """Count what an earlier driver saw of a trial."""
         self.params[past.name] = past.params
         for result in past.results:
-            self.came[past.name] = result["evaluation"]
+            self._came[past.name] = result["evaluation"]
             if math.isfinite(result["score"]):
                 self._note_best(past.name, result)
-        if past.outcome is not None:
-            self.ended[past.outcome] += 1
-            self.spent.append(float(past.last.get("seconds", 0.0)))
+        seconds = max((result.get("seconds", 0.0) for result in past.results), default=0.0)
+        if past.outcome is None:
+            self._before[past.name] = seconds
+        else:
+            self._count_end(past.name, past.outcome, seconds)
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial reported an evaluation."""
         self.running[trial_id] = result
-        self.came[trial_id] = result["evaluation"]
+        self._came[trial_id] = result["evaluation"]
         self._note_best(trial_id, result)
 
     def _note_best(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -92,9 +99,13 @@ class Progress:
     def finished(self, trial_id: str, outcome: Outcome) -> None:
         """A trial ended."""
         self.running.pop(trial_id, None)
-        self.ended[outcome] += 1
         stint = self.now() - self._started.pop(trial_id, self.now())
-        self.spent.append(stint + self._waiting.pop(trial_id, 0.0))
+        self._count_end(trial_id, outcome, stint + self._waiting.pop(trial_id, 0.0))
+
+    def _count_end(self, trial_id: str, outcome: Outcome, seconds: float) -> None:
+        self.ended[outcome] += 1
+        self.spent.append(seconds)
+        self.lengths.append(self._came.get(trial_id, 0))
 
     def paused(self, trial_id: str) -> None:
         """A trial waits at a rung."""
@@ -111,13 +122,12 @@ class Progress:
         """Estimate; None before the first trial has ended."""
         if not self.spent:
             return None
-        begun = [*self.running, *self._waiting]
-        length = sum(n for trial, n in self.came.items() if trial not in begun) / len(self.spent)
-        each = sum(self.spent) / len(self.spent) / max(1.0, length)  # seconds an evaluation
-        left = [max(1.0, length - self.came.get(trial, 0)) for trial in self.running]
-        waiting = sum(max(0.0, length - self.came.get(trial, 0)) for trial in self._waiting)
-        to_come = max(0, self.total - len(self.spent) - len(begun)) * max(1.0, length)
-        return each * max((sum(left) + waiting + to_come) / self.slots(), *left, 0.0)
+        length = max(1.0, sum(self.lengths) / len(self.lengths))  # of a trial, in evaluations
+        each = sum(self.spent) / len(self.spent) / length
+        running = [max(1.0, length - self._came.get(trial, 0)) for trial in list(self.running)]
+        paused = [max(0.0, length - self._came.get(trial, 0)) for trial in list(self._waiting)]
+        to_come = max(0, self.total - len(self.spent) - len(running) - len(paused)) * length
+        return each * max((sum(running) + sum(paused) + to_come) / self.slots(), *running, 0.0)
 
     def outcome_words(self) -> str:
         """As in `5 completed, 2 stopped, 2 running, 3 to come`."""

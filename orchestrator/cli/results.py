@@ -108,14 +108,15 @@ def rollback(task: str, plm: str | None, **places: Any) -> None:
 @click.command()
 @click.argument("task")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--plm", help="PLM, where several have a champion; for a folder: where its PLM is.")
+@click.option("--plm", help="PLM, where several have a champion; for folders: where their PLM is.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; else stdout.")
 @place_options
 def predict(task: str, file: Path, plm: str | None, output: Path | None, **places: Any) -> None:
     """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities.
 
     TASK may be several, as in sst2,cola: then each row names its own in a column `adapter`, and
-    rows of all go through the PLM together. Or it is an adapter's folder, as `train` leaves it.
+    rows of all go through the PLM together. Any of them may be an adapter's folder, as `train`
+    leaves it.
     """
     from orchestrator.promotion import predict_file, predict_mixed
     from tinyattn.atomic import write_text

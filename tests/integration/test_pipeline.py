@@ -372,7 +372,7 @@ def test_label_names_in_a_csv(tiny: str, tmp_path: Path) -> None:
     assert [json.loads(line)["label"] for line in result.stdout.splitlines()] == ["network"] * 2
     refused = command("predict", tmp_path / "out", tmp_path / "mixed.jsonl")
     assert refused.exit_code == 2
-    assert f"did you mean '{one}'?" in refused.stderr
+    assert f"of the folder '{tmp_path / 'out'}', '{one}' is the adapter" in refused.stderr
 
 
 @pytest.mark.usefixtures("caches")

@@ -50,7 +50,10 @@ def test_a_search_that_was_interrupted_is_named(
     assert said == (
         []
         if outcome is Outcome.COMPLETED
-        else ["note: the search was interrupted; these are the best of what had ended"]
+        else [
+            "note: the search has not come to its end (interrupted); finalists are the best of "
+            "the trials that had"
+        ]
     )
 
 

@@ -352,6 +352,21 @@ def test_tpe_learns_from_trials_that_wait_at_a_rung(tmp_path):
     assert near / len(late) > 0.5  # independent draws: 1 of 4 decades
 
 
+def test_between_rungs_what_counts_is_the_last_one(tmp_path):
+    """TPE ranks pruned trials by how far they came: a survivor's age must not matter."""
+    searcher = make(tmp_path, {"optimizer.lr": LR}, AshaConfig(grace=2, reduction=3))
+    for name, evaluations in (("t0", 1), ("t1", 2), ("t2", 5), ("t3", 7)):
+        searcher.suggest(name)
+        for evaluation in range(1, evaluations + 1):
+            searcher.on_trial_result(name, at(evaluation, evaluation / 10))
+    seen = searcher._learning.get_trials()
+    assert [trial.state.name for trial in seen] == ["RUNNING", *["PRUNED"] * 3]
+    assert [trial.last_step for trial in seen] == [1, 2, 2, 6]
+    told = study(tmp_path)
+    assert [trial.state.name for trial in told] == ["RUNNING"] * 4
+    assert [trial.last_step for trial in told] == [1, 2, 5, 7]
+
+
 @pytest.mark.parametrize("asha", [None, AshaConfig(grace=3)])
 def test_trials_before_their_first_rung_are_not_learned_from(tmp_path, asha):
     """How far they are says when they began: what is drawn is what nobody's score changes."""

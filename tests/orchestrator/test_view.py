@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from orchestrator.journal import Past
 from orchestrator.outcome import Outcome
 from orchestrator.view import LineView, LiveView, Progress, brief, clock, short, view_of
 
@@ -53,6 +55,25 @@ def test_time_left_before_and_after_the_first_end(progress: Progress, now: Clock
     # Trials last 30 s, 3 evaluations. Of 6 one has ended and two run: one is past that number and
     # comes to an evaluation more, one is at its beginning. Three wait, and there are two slots.
     assert progress.seconds_left == pytest.approx((3 * 30 + 10 + 30) / 2)
+
+
+def test_time_left_of_a_sweep_that_goes_on(progress: Progress, now: Clock) -> None:
+    def past(name: str, evaluations: int, outcome: Outcome | None) -> Past:
+        results = [{**result(i, 0.5), "seconds": 10.0 * i} for i in range(1, evaluations + 1)]
+        last = {"evaluation": evaluations, "score": math.nan, "outcome": outcome}  # has no seconds
+        return Past(name, {}, [*results, *([last] if outcome else [])], outcome)
+
+    progress.replay(past("a_0", 4, Outcome.COMPLETED))
+    progress.replay(past("a_1", 2, Outcome.DIVERGED))
+    progress.replay(past("a_2", 2, None))
+    # Two have ended, in 60 s for 6 evaluations, 3 on average. Four are to come, on two slots.
+    assert progress.seconds_left == pytest.approx(4 * 3 * 10 / 2)
+    progress.started("a_2", {})
+    assert progress.seconds_left == pytest.approx((1 + 3 * 3) * 10 / 2)
+    now.time += 20
+    progress.evaluated("a_2", result(4, 0.5))
+    progress.finished("a_2", Outcome.COMPLETED)
+    assert progress.spent[-1] == pytest.approx(40), "with what an earlier driver gave it"
 
 
 def test_the_last_trial_takes_what_it_takes(progress: Progress, now: Clock) -> None:

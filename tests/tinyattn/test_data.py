@@ -367,6 +367,7 @@ def test_scores_outside_the_range(tmp_path: Path, label: Any) -> None:
         (".csv", b"sentence,label\n\xe9,1\n", "UTF8"),
         (".jsonl", b'{"sentence": "a", "label": 1}\n\n{"sent', "says: line 3: Unterminated string"),
         (".jsonl.gz", b"not gzip", "[Gg]zip"),
+        (".jsonl.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 20, "damaged"),
         (".jsonl.gz", gzip.compress(b'{"sentence": "a", "label": 1}\n', mtime=0)[:-9], "damaged"),
         (".parquet", b"PAR1", "damaged or not what its ending says"),
     ],

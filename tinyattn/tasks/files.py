@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def _bad_line(path: Path) -> str | None:
         return None
     opened = gzip.open if path.suffix == ".gz" else open
     with (
-        contextlib.suppress(OSError, EOFError, UnicodeError),  # not JSON's fault
+        # Not JSON's fault: a file that is cut, is not gzip or UTF-8; numbers of 5,000 digits.
+        contextlib.suppress(OSError, EOFError, zlib.error, ValueError, RecursionError),
         opened(path, "rt", encoding="utf-8-sig") as file,
     ):
         for number, line in enumerate(file, start=1):
