@@ -75,6 +75,16 @@ class AshaConfig(StrictModel):
     stop: they are judged when they arrive, and stopped or never again."""
 
 
+def rungs(grace: int, reduction: int, total: int) -> list[int]:
+    """Return the evaluations grace · reduction^k below `total` at which trials may be stopped."""
+    levels = []
+    level = grace
+    while level < total:
+        levels.append(level)
+        level *= reduction
+    return levels
+
+
 class FinalizeConfig(StrictModel):
     """What comes after the search: fresh seeds for the best, then more heads and back to one."""
 

@@ -8,7 +8,7 @@ from typing import Self
 
 import torch
 
-from orchestrator.config import AUTO, Resources, Sweep
+from orchestrator.config import AUTO, Resources, Sweep, rungs
 from orchestrator.depot import notes_of_machine
 from orchestrator.home import Home
 from orchestrator.memory import FILE, rows_that_fit
@@ -24,7 +24,6 @@ from orchestrator.preflight import (
     rung_words,
     slow_bf16,
 )
-from orchestrator.scheduler import rungs
 from orchestrator.space import count
 from tinyattn.errors import ConfigError, StorageError, TinyAttnError, UsageError
 from tinyattn.tasks import find_task

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from orchestrator.config import Sweep
-from orchestrator.scheduler import rungs
+from orchestrator.config import Sweep, rungs
 from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.evaluation import evaluation_steps

@@ -28,23 +28,13 @@ from typing import Any
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from orchestrator.config import AshaConfig
+from orchestrator.config import AshaConfig, rungs
 from orchestrator.outcome import Outcome
 
 TOLERANCE = 0.5
 """In standard errors of a score."""
 NAME, POINT = "trial", "point"
 """Keys of a Tune config: the trial's name, and its overrides by dotted key."""
-
-
-def rungs(grace: int, reduction: int, total: int) -> list[int]:
-    """Return the evaluations grace · reduction^k below `total` at which trials may be stopped."""
-    levels = []
-    level = grace
-    while level < total:
-        levels.append(level)
-        level *= reduction
-    return levels
 
 
 class Asha(FIFOScheduler):

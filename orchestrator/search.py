@@ -40,7 +40,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
-from orchestrator.config import AshaConfig, SearchConfig
+from orchestrator.config import AshaConfig, SearchConfig, rungs
 from orchestrator.journal import Past, append, cut_torn_end
 from orchestrator.outcome import Outcome
 from orchestrator.space import Choice, Domain, Integer, LogUniform, Point, count, enumerate_points
@@ -326,12 +326,9 @@ class _Learning(optuna.Study):
 
     def _rung(self, evaluations: int) -> int:
         """The last rung until then; 0: none."""
-        rung = 0
-        if self._asha is not None:
-            following = self._asha.grace
-            while following <= evaluations:
-                rung, following = following, following * self._asha.reduction
-        return rung
+        asha = self._asha
+        found = rungs(asha.grace, asha.reduction, evaluations + 1) if asha else []
+        return found[-1] if found else 0
 
 
 class _DurableFile(JournalFileBackend):

@@ -35,7 +35,7 @@ def lines_of(runs: Path) -> int:
     return journal.read_bytes().count(b"\n") if journal.exists() else 0
 
 
-def wait_for(condition: object, seconds: float = 300) -> None:
+def wait_for(condition: object, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline

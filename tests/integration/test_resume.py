@@ -37,7 +37,8 @@ def test_a_driver_killed_again_and_again_loses_and_repeats_nothing(
     driver = start(*sweep_words(tiny, tmp_path), log=log)
     for _ in range(2):  # a third might come when all but the last trial have ended
         known = lines_of(tmp_path)
-        wait_for(lambda known=known: lines_of(tmp_path) >= known + 4)
+        wait_for(lambda known=known: lines_of(tmp_path) > known)  # driver and Ray are there,
+        wait_for(lambda known=known: lines_of(tmp_path) >= known + 4)  # now workers too
         time.sleep(luck.random())
         workers = ray_processes(TRIAL, of=driver.pid)
         assert workers

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from ray.tune.schedulers import TrialScheduler
 
-from orchestrator.scheduler import Asha, PromotingAsha, rungs
+from orchestrator.config import rungs
+from orchestrator.scheduler import Asha, PromotingAsha
 
 STOP, CONTINUE = TrialScheduler.STOP, TrialScheduler.CONTINUE
 
