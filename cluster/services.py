@@ -26,6 +26,7 @@ import psutil
 
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_prestart_worker_first_driver": "0",  # a process a core that no trial uses
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
@@ -38,8 +39,9 @@ QUIET = {
     "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # a page on every worker that died: the view tells of it
 }
-"""Ray, Hugging Face and MLflow would otherwise report home, ask hubs that may not be there, and
-write between our lines. Ray reads some of it when it is imported; its processes inherit it."""
+"""Ray, Hugging Face and MLflow would otherwise report home, ask hubs that may not be there, write
+between our lines and start what nobody uses. Ray reads some of it when it is imported; its
+processes inherit it."""
 HEALTH = {
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",

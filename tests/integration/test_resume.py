@@ -25,7 +25,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def undisturbed(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("whole")
     done = call(*sweep_words(tiny, runs, **{"resources.concurrent": 1}))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert untruths(runs, "s", TRIALS) == []
     return runs
 
@@ -59,11 +59,11 @@ def test_a_driver_killed_again_and_again_loses_and_repeats_nothing(
 
 def test_a_finished_sweep_is_extended_and_resuming_it_changes_nothing(undisturbed: Path) -> None:
     again = call("sweep", "resume", "s", "--runs", undisturbed)
-    assert again.returncode == 0, again.stderr
+    assert again.exit_code == 0, again.stderr
     assert untruths(undisturbed, "s", TRIALS) == []
     fewer = call("sweep", "extend", "s", "trials=3", "--runs", undisturbed)
-    assert fewer.returncode == 2
+    assert fewer.exit_code == 2
     assert "has 6 trials" in fewer.stderr
     more = call("sweep", "extend", "s", "trials=8", "--runs", undisturbed)
-    assert more.returncode == 0, more.stderr
+    assert more.exit_code == 0, more.stderr
     assert untruths(undisturbed, "s", 8) == []

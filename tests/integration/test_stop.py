@@ -24,18 +24,18 @@ def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> 
     driver = start(*sweep_words(tiny, tmp_path, epochs=400, **{"asha.grace": 700}), log=log)
     wait_for(lambda: b"#1 evaluation 2/" in log.read_bytes())
     second = call("sweep", "resume", "s", "--runs", tmp_path)
-    assert second.returncode == 2
+    assert second.exit_code == 2
     assert "another process is working on sweep 's'" in second.stderr
     wrong = call("sweep", "stop", "s", "--trial", "77", "--runs", tmp_path)
-    assert wrong.returncode == 2
+    assert wrong.exit_code == 2
     assert "'77' is not a running trial; running are search_0000" in wrong.stderr
     one = call("sweep", "stop", "s", "--trial", "1", "--runs", tmp_path)
-    assert one.returncode == 0, one.stderr
+    assert one.exit_code == 0, one.stderr
     wait_for(lambda: b"#1 stopped: stopped by the user" in log.read_bytes())
     shown = call("sweep", "status", "s", "--runs", tmp_path).stdout
     assert "state    running, last sign of life" in shown
     assert "1 stopped" in shown
-    assert call("sweep", "stop", "s", "--runs", tmp_path).returncode == 0
+    assert call("sweep", "stop", "s", "--runs", tmp_path).exit_code == 0
     assert driver.wait(timeout=60) == 1
     shown = call("sweep", "status", "s", "--runs", tmp_path).stdout
     assert "state    interrupted" in shown
@@ -47,7 +47,7 @@ def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> 
     }
     assert states == {"KILLED", "FINISHED"}
     late = call("sweep", "stop", "s", "--runs", tmp_path)
-    assert late.returncode == 2
+    assert late.exit_code == 2
     assert "nobody works on sweep 's'" in late.stderr
 
 
@@ -69,10 +69,10 @@ def test_a_killed_driver_shows_in_status_and_a_changed_file_is_named(
     assert "its driver is gone" in shown
     file.write_text(file.read_text().replace("high: 1e-2", "high: 0.5"))
     refused = call("sweep", "resume", "s", "--runs", tmp_path)
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     assert "  space.optimizer.lr.high: 0.01 → 0.5\n" in refused.stderr
     assert "--as-it-ran" in refused.stderr
     file.write_text("train: [")
     refused = call("sweep", "resume", "s", "--runs", tmp_path)
-    assert refused.returncode == 2
+    assert refused.exit_code == 2
     assert "is no sweep any more" in refused.stderr
