@@ -167,7 +167,7 @@ def down(request: Mapping[str, Any]) -> dict[str, Any]:
     if keeper is None:
         return {"ended": False}
     keeper.terminate()
-    _, alive = psutil.wait_procs([keeper], timeout=2 * END_SECONDS)
+    _, alive = psutil.wait_procs([keeper], timeout=4 * END_SECONDS)  # of three services
     for process in alive:
         process.kill()  # its Ray goes with it
     _forget_address(_read(folder)["request"])
@@ -258,6 +258,7 @@ class Kept:
                 env={**os.environ, **self.service.environment},
                 start_new_session=True,
                 preexec_fn=_die_with_me,
+                **self.service.account,
             )
 
     @property
@@ -269,12 +270,23 @@ class Kept:
         """End its processes and no others."""
         if self._process is None or self._process.poll() is not None:
             return
-        parent = psutil.Process(self._process.pid)
-        group = [parent, *parent.children(recursive=True)]
+        number = self._process.pid
+        children = psutil.Process(number).children(recursive=True)  # PostgreSQL's leave its session
         self._process.send_signal(self.service.stop_signal)
-        _, alive = psutil.wait_procs(group, timeout=END_SECONDS)
-        for process in alive:
-            process.kill()
+        _, alive = psutil.wait_procs({*_session(number), *children}, timeout=END_SECONDS)
+        for process in {*alive, *_session(number)}:  # some may have been started meanwhile
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _session(number: int) -> list[psutil.Process]:
+    """The processes of a session, also those whose parents have died."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):  # it has ended
+            if os.getsid(process.pid) == number:
+                found.append(process)
+    return found
 
 
 def _die_with_me() -> None:

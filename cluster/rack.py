@@ -79,8 +79,10 @@ class RackCluster:
         """
         self._refuse_elsewhere()
         request = {"name": self.cluster.name}
-        machines = [*self.cluster.nodes, self.cluster.head]
-        answers = self._on(machines, lambda node: self._ask(node, "down", request))
+        answers = []
+        # Ray's nodes take leave of the head; where that has gone first they wait for half a minute.
+        for machines in (self.cluster.nodes, [self.cluster.head]):
+            answers += self._on(machines, lambda node: self._ask(node, "down", request))
         for answer in answers:
             ended = "ended" if answer.said.get("ended") else "was not running"
             self.say(f"{answer.node.host}: {answer.fault or ended}")

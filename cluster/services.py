@@ -62,6 +62,8 @@ class Service:
     words: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     stop_signal: signal.Signals = signal.SIGTERM
+    account: Mapping[str, Any] = field(default_factory=dict)
+    """For subprocess: whose it is, where it is not this process's user's."""
 
 
 def state_folder(name: str) -> Path:
@@ -220,7 +222,7 @@ def postgres_service(name: str) -> Service:
     assert programs is not None, "prepare() sees to that"
     words = [str(programs / "postgres"), "-D", str(folder / "data")]
     words += ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}"]
-    return Service("PostgreSQL", _as_its_user(words), stop_signal=signal.SIGINT)
+    return Service("PostgreSQL", words, stop_signal=signal.SIGINT, account=_its_account())
 
 
 def database_folder(name: str) -> Path:
@@ -241,7 +243,9 @@ def _make_database(folder: Path, password: str) -> str:
         shutil.chown(file, "postgres")
     words = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", USER]
     words += ["-A", "scram-sha-256", f"--pwfile={file}", "-E", "UTF8", "--locale=C"]
-    done = subprocess.run(_as_its_user(words), capture_output=True, text=True, check=False, cwd="/")
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, cwd="/", **_its_account()
+    )
     file.unlink()
     if done.returncode:
         shutil.rmtree(folder / "data", ignore_errors=True)
@@ -263,8 +267,11 @@ def _postgres_bin(folder: Path) -> Path | None:
     return Path(there).parent if there else None
 
 
-def _as_its_user(words: list[str]) -> list[str]:
-    return ["runuser", "-u", "postgres", "--", *words] if os.geteuid() == 0 else words
+def _its_account() -> dict[str, Any]:
+    """PostgreSQL's own. Not by `runuser`: that stays its parent, and passes on no SIGINT."""
+    if os.geteuid() != 0:
+        return {}
+    return {"user": "postgres", "group": "postgres", "extra_groups": []}
 
 
 def _auth_config(state: Path, password: str) -> str:

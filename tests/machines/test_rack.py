@@ -145,7 +145,9 @@ def rack(bench: Bench) -> Iterator[Path]:
     head.run(*words("cluster", "up", file))
     yield file
     head.run(*words("cluster", "down", file))
-    assert not any("ray" in line or "cluster.node" in line for line in processes(bench))
+    assert [line for line in processes(bench) if "ray" in line or "cluster.node" in line] == []
+    log = f"cat {Path.home()}/.local/state/tinyattn/clusters/bench/*/log"
+    assert "database system is shut down" in head.run("sh", "-c", log).stdout  # not killed
 
 
 def test_up_again_changes_nothing_and_another_of_its_name_is_refused(

@@ -1,0 +1,38 @@
+"""The services that a node's agent keeps."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+
+from cluster.node import Kept
+from cluster.services import Service
+
+
+def number_in(file: Path) -> int:
+    deadline = time.monotonic() + 20
+    while not (file.exists() and file.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return int(file.read_text())
+
+
+def test_what_a_service_starts_while_it_ends_ends_too(tmp_path: Path) -> None:
+    """As a raylet may start a worker when it has been told to end."""
+    ready, late = tmp_path / "ready", tmp_path / "late"
+    script = (
+        f"trap 'sleep 300 & echo $! > {late}; exit' TERM\n"
+        f"echo $$ > {ready}\n"
+        "while :; do sleep 0.05; done\n"
+    )
+    kept = Kept(Service("Ray", ["sh", "-c", script]))
+    kept.look_after()
+    number_in(ready)
+    kept.end()
+    orphan = number_in(late)
+    _, alive = psutil.wait_procs(
+        [psutil.Process(orphan)] if psutil.pid_exists(orphan) else [], timeout=5
+    )
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
