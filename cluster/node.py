@@ -167,7 +167,7 @@ def down(request: Mapping[str, Any]) -> dict[str, Any]:
     if keeper is None:
         return {"ended": False}
     keeper.terminate()
-    _, alive = psutil.wait_procs([keeper], timeout=4 * END_SECONDS)  # of three services
+    _, alive = psutil.wait_procs([keeper], timeout=3 * END_SECONDS)  # of a service each
     for process in alive:
         process.kill()  # its Ray goes with it
     _forget_address(_read(folder)["request"])

@@ -80,7 +80,7 @@ class RackCluster:
         self._refuse_elsewhere()
         request = {"name": self.cluster.name}
         answers = []
-        # Ray's nodes take leave of the head; where that has gone first they wait for half a minute.
+        # Ray's nodes take leave of the head; where that has gone first they wait until killed.
         for machines in (self.cluster.nodes, [self.cluster.head]):
             answers += self._on(machines, lambda node: self._ask(node, "down", request))
         for answer in answers:

@@ -243,10 +243,14 @@ def _make_database(folder: Path, password: str) -> str:
         shutil.chown(file, "postgres")
     words = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", USER]
     words += ["-A", "scram-sha-256", f"--pwfile={file}", "-E", "UTF8", "--locale=C"]
-    done = subprocess.run(
-        words, capture_output=True, text=True, check=False, cwd="/", **_its_account()
-    )
-    file.unlink()
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, cwd="/", **_its_account()
+        )
+    except OSError as error:
+        return f"PostgreSQL could not make its database in {folder}: {error}"
+    finally:
+        file.unlink()
     if done.returncode:
         shutil.rmtree(folder / "data", ignore_errors=True)
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

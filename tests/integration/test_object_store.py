@@ -67,10 +67,10 @@ def rack(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         up = call("cluster", "up", file)
         try:
-            assert up.returncode == 0, up.stderr
+            assert up.exit_code == 0, up.stderr
             yield file
         finally:
-            assert call("cluster", "down", file).returncode == 0
+            assert call("cluster", "down", file).exit_code == 0
 
 
 def run(*words: object) -> Result:

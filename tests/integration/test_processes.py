@@ -95,9 +95,7 @@ def test_an_interrupted_sweep_leaves_nothing_running(
     )  # fmt: skip
     read_until(sweep, "evaluation 2/")
     children = psutil.Process(sweep.pid).children(recursive=True)
-    names = {child.name() for child in children}
-    assert "raylet" in names
-    assert "ray::IDLE" not in names  # as many as cores would start, and no trial use them
+    assert any(child.name() == "raylet" for child in children)
     stop(sweep)
     _, stderr = sweep.communicate(timeout=40)
     assert sweep.returncode == 1
