@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -250,6 +250,7 @@ class Kept:
             print(
                 f"{self.service.name} ended with {code}; again in {self._pause:.0f} s", flush=True
             )
+            _kill(_session(self._process.pid))  # they may hold the port that the next one needs
             self._process, self._next = None, now + self._pause
         if self._process is None and now >= self._next:
             self._began = now
@@ -268,15 +269,15 @@ class Kept:
 
     def end(self) -> None:
         """End its processes and no others."""
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             return
         number = self._process.pid
-        children = psutil.Process(number).children(recursive=True)  # PostgreSQL's leave its session
-        self._process.send_signal(self.service.stop_signal)
-        _, alive = psutil.wait_procs({*_session(number), *children}, timeout=END_SECONDS)
-        for process in {*alive, *_session(number)}:  # some may have been started meanwhile
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        if self._process.poll() is None:
+            children = psutil.Process(number).children(recursive=True)  # PostgreSQL's own sessions
+            self._process.send_signal(self.service.stop_signal)
+            _, alive = psutil.wait_procs({*_session(number), *children}, timeout=END_SECONDS)
+            _kill(alive)
+        _kill(_session(number))  # some may have been started meanwhile
 
 
 def _session(number: int) -> list[psutil.Process]:
@@ -287,6 +288,12 @@ def _session(number: int) -> list[psutil.Process]:
             if os.getsid(process.pid) == number:
                 found.append(process)
     return found
+
+
+def _kill(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _die_with_me() -> None:

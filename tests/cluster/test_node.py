@@ -26,6 +26,13 @@ def runs(number: int) -> bool:
         return False
 
 
+def assert_ends(number: int) -> None:
+    deadline = time.monotonic() + 5
+    while runs(number):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_what_a_service_starts_while_it_ends_ends_too(tmp_path: Path) -> None:
     """As a raylet may start a worker when it has been told to end."""
     ready, late = tmp_path / "ready", tmp_path / "late"
@@ -39,7 +46,20 @@ def test_what_a_service_starts_while_it_ends_ends_too(tmp_path: Path) -> None:
     number_in(ready)
     kept.end()
     orphan = number_in(late)
-    deadline = time.monotonic() + 5
-    while runs(orphan):
+    assert_ends(orphan)
+
+
+def test_what_a_service_leaves_when_it_dies_does_not_stand_in_the_next_ones_way(
+    tmp_path: Path,
+) -> None:
+    """As MLflow's server processes hold its port when the first one was killed for its memory."""
+    left = tmp_path / "left"
+    kept = Kept(Service("MLflow", ["sh", "-c", f"sleep 300 & echo $! > {left}; kill -9 $$"]))
+    kept.look_after()
+    orphan = number_in(left)
+    deadline = time.monotonic() + 20
+    while not kept.is_failing:
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        kept.look_after()
+    assert_ends(orphan)
+    kept.end()

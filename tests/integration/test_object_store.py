@@ -13,14 +13,12 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 from live import call, lines_of, start, sweep_words, wait_for
 from ray_processes import TRIAL, ray_processes
 from s3 import S3, everything, overwrite
 from sweep_truth import histories, untruths
 from tiny_plm import save_tiny_plm
 
-from orchestrator.cli import main
 from orchestrator.home import Home
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]  # minutes; a cluster of one machine
@@ -73,11 +71,6 @@ def rack(s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             assert call("cluster", "down", file).exit_code == 0
 
 
-def run(*words: object) -> Result:
-    """A command in this process, which has what takes long to import."""
-    return CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
-
-
 def kept(s3: S3, kind: str) -> list[str]:
     """Paths of what the store has of `states` or `adapters`."""
     return [path for path in everything(s3.url()) if f"/{kind}/" in path]
@@ -87,7 +80,7 @@ def kept(s3: S3, kind: str) -> list[str]:
 def whole(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs folder of an undisturbed sweep, whose trials left all in it."""
     runs = tmp_path_factory.mktemp("whole")
-    assert run(*sweep_words(tiny, runs, **SMALL)).exit_code == 0
+    assert call(*sweep_words(tiny, runs, **SMALL)).exit_code == 0
     return runs
 
 
@@ -117,7 +110,7 @@ def test_a_sweep_killed_damaged_and_cut_off_ends_as_one_in_a_folder(
     assert f"then `tinyattn sweep resume s --runs {runs} --on {rack}` goes on" in text
     assert "Traceback" not in text
 
-    done = run("sweep", "resume", "s", "--runs", runs)  # it knows where its states are
+    done = call("sweep", "resume", "s", "--runs", runs)  # it knows where its states are
     assert done.exit_code == 0, done.output
     assert untruths(runs, "s", SMALL["search.trials"]) == []
     assert not (runs / "sweeps" / "s" / "states").exists()
@@ -130,7 +123,7 @@ def test_a_sweep_killed_damaged_and_cut_off_ends_as_one_in_a_folder(
         assert losses[:shared] == here[key][:shared]
 
     for words in (["finalize", "s"], ["promote", "s"]):
-        done = run(*words, "--runs", runs)
+        done = call(*words, "--runs", runs)
         assert done.exit_code == 0, done.output
     trials = Home(runs).tracker().trials_of(Home(runs).tracker().find_sweep("s"))
     starts = [t.config["start.adapter"] for t in trials if t.kind == "expert"]
@@ -146,7 +139,7 @@ def test_a_store_that_cannot_be_used_is_an_error_before_the_first_trial(
     file = tmp_path / "cluster.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(rack.read_text()), "storage": bad}))
     runs = tmp_path / "runs"
-    done = run(*sweep_words(tiny, runs, **SMALL), "--on", file)
+    done = call(*sweep_words(tiny, runs, **SMALL), "--on", file)
     assert done.exit_code == 1
     said = {"no bucket": "NO_SUCH_BUCKET", "away": "Could not connect"}[fault]
     assert done.stderr.startswith(f"error: {bad}: ")
