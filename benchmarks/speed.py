@@ -52,8 +52,8 @@ from orchestrator.provenance import commit
 from tinyattn import passes
 from tinyattn import trainer as trainer_module
 from tinyattn.attention import TinyAttention
+from tinyattn.batches import epoch_order
 from tinyattn.config import TrainConfig
-from tinyattn.data import epoch_order
 from tinyattn.model import AdaptedModel, Adapter
 from tinyattn.plm import find_plm, read_config
 from tinyattn.probe import side_by_side as take_side_by_side

@@ -119,3 +119,11 @@ def test_asking_how_a_sweep_does_waits_for_no_large_library() -> None:
     code = f"import sys, {modules}; print(sorted({large} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_training_on_token_ids_needs_nothing_that_reads_text() -> None:
+    """A bare GPU machine has token ids, but perhaps no datasets or pyarrow."""
+    large = {"datasets", "pyarrow", "pandas", "ray", "optuna", "mlflow"}
+    code = f"import sys, tinyattn.trainer; print(sorted({large} & sys.modules.keys()))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.kept import kept_file
 from tinyattn.stream import Stream
-from tinyattn.tasks.tokens import Split, pad_id
+from tinyattn.tasks.tokens import Rows, Split, pad_id
 
 _WORTH_A_FILE = 2**20
 """Bytes of a column; each process has smaller ones of its own."""
@@ -29,18 +29,11 @@ class Batches:
         columns: what the PLM takes by token, of all rows one after the other.
     """
 
-    def __init__(self, split: Split, tokenizer: PreTrainedTokenizerBase) -> None:
-        table = split.rows.with_format("arrow")[:]
-        ids = table["input_ids"].combine_chunks()
-        self.offsets = ids.offsets.to_numpy()
-        self.columns = {"input_ids": ids.values.to_numpy()}
-        if "token_type_ids" in table.column_names:
-            types = table["token_type_ids"].combine_chunks()
-            self.columns["token_type_ids"] = types.values.to_numpy()
+    def __init__(self, split: Rows, tokenizer: PreTrainedTokenizerBase) -> None:
+        flat = split.flat()
+        self.columns = dict(flat.columns)
+        self.offsets, self.labels = flat.offsets, flat.labels
         self.lengths: np.ndarray = np.diff(self.offsets)
-        self.labels: np.ndarray = (
-            table["label"].to_numpy() if "label" in table.column_names else np.empty(0)
-        )
         self._pad = {
             "input_ids": pad_id(tokenizer),
             "token_type_ids": tokenizer.pad_token_type_id,
@@ -88,7 +81,7 @@ class Batches:
 
 
 @functools.lru_cache(maxsize=8)
-def batches_of(split: Split, tokenizer: PreTrainedTokenizerBase) -> Batches:
+def batches_of(split: Rows, tokenizer: PreTrainedTokenizerBase) -> Batches:
     """The rows of a split, made once for all trials of a process that use it.
 
     Tokens of many rows are pages of files in the cache, one copy for all processes of a machine.
@@ -118,3 +111,9 @@ def _shared(values: np.ndarray) -> np.ndarray:
 def labels_of(split: Split) -> np.ndarray:
     """The labels of a labelled split, [N]."""
     return np.asarray(split.rows.with_format("numpy")["label"][:])
+
+
+def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+    """Return a uniformly random order of `num_rows` rows, the same for the same seed and epoch."""
+    # RandomState, because its streams never change with the version of numpy.
+    return np.random.RandomState([seed, epoch]).permutation(num_rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,31 +16,12 @@ from tinyattn.tasks.cache import Stored, stored_splits
 from tinyattn.tasks.files import read_file
 from tinyattn.tasks.rows import check_rows
 from tinyattn.tasks.sources import find_source
-from tinyattn.tasks.tokens import Split, as_split, tokenise
+from tinyattn.tasks.tokenise import as_split, tokenise
+from tinyattn.tasks.tokens import Split, TaskData
 
-__all__ = ["Split", "TaskData", "epoch_order", "load_data", "read_rows", "tokenise"]
+__all__ = ["Split", "TaskData", "load_data", "read_rows", "tokenise"]
 
 _SUBSET_SEED = 527  # of max_train_rows: the same rows for every trial, whatever its seed
-
-
-@dataclass(frozen=True)
-class TaskData:
-    """All labelled splits of one task under one protocol."""
-
-    task: Task
-    """The task."""
-    train: Split
-    """Rows to train on."""
-    select: Split
-    """Rows whose score picks evaluations and trials."""
-    heldout: Split | None
-    """Rows that choose no evaluation and no trial; None under the protocol `paper`."""
-    extra: dict[str, Split]
-    """More rows to report on, e.g. `mismatched`."""
-    fingerprint: str
-    """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""
-    truncated: int
-    """Rows in these splits whose text was cut to max_length."""
 
 
 def load_data(
@@ -128,9 +108,3 @@ def read_rows(path: Path, task: Task) -> datasets.Dataset:
             return check_rows(read_file(path, Path(scratch)), task, str(path), labelled=False)
     except OSError as error:
         raise StorageError(f"{path}: no scratch space to read it: {error}") from None
-
-
-def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
-    """Return a uniformly random order of `num_rows` rows, the same for the same seed and epoch."""
-    # RandomState, because its streams never change with the version of numpy.
-    return np.random.RandomState([seed, epoch]).permutation(num_rows)

@@ -20,12 +20,16 @@ import psutil
 import torch
 from torch import Tensor
 
-from tinyattn.tasks.cache import cache_folder
-
+CACHE_VARIABLE = "TINYATTN_CACHE"
 _SHARE = 4
 """These files take at most so small a part of the room that is free, or that they have."""
 _DIGEST_BYTES = 16
 """At the end of a file, of what is before them."""
+
+
+def cache_folder() -> Path:
+    """Where this machine keeps what can be computed again."""
+    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/tinyattn").expanduser()
 
 
 def kept_file(name: str, size: int, write: Callable[[BinaryIO], None]) -> Tensor | None:

@@ -17,7 +17,8 @@ from tinyattn.model import AdaptedModel
 from tinyattn.passes import mixed_outputs, outputs_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.rows import check_rows
-from tinyattn.tasks.tokens import Split, tokenise
+from tinyattn.tasks.tokenise import tokenise
+from tinyattn.tasks.tokens import Split
 from tinyattn.workshop import Workshop
 
 NAME = "used"  # of the adapter in its AdaptedModel

@@ -25,11 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinyattn.batches import Batches, batches_of
+from tinyattn.batches import Batches, batches_of, epoch_order
 from tinyattn.bottom import Bottom, bottom_of
 from tinyattn.checkpoint import TaskCard, read_adapter, read_state, write_state
 from tinyattn.config import TrainConfig
-from tinyattn.data import epoch_order
 from tinyattn.engine import build_engine, load_optimizer, save_optimizer
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
 from tinyattn.evaluation import Evaluation, evaluation_steps

@@ -17,7 +17,6 @@ from typing import TypeVar
 import torch
 
 from tinyattn.config import TrainConfig
-from tinyattn.data import TaskData, load_data
 from tinyattn.engine import shard
 from tinyattn.errors import ConfigError
 from tinyattn.model import AdaptedModel
@@ -25,6 +24,7 @@ from tinyattn.plm import Plm, load_plm, share_weights
 from tinyattn.pool import Pool
 from tinyattn.ranks import ONE, Ranks
 from tinyattn.tasks import Task, find_task
+from tinyattn.tasks.tokens import TaskData
 
 Value = TypeVar("Value")
 CPU_TOKENS = 1024
@@ -99,6 +99,10 @@ class Workshop:
         key = (config.task, config.plm, config.protocol, config.max_length, config.max_train_rows)
 
         def load() -> TaskData:
+            from tinyattn.data import (
+                load_data,  # reads text, which a GPU machine may lack tools for
+            )
+
             return load_data(
                 self.task(config),
                 plm.tokenizer,

@@ -20,7 +20,8 @@ from tinyattn.cutting import split_by_length
 from tinyattn.passes import EVAL_TOKENS, by_length, cut, in_passes
 from tinyattn.plm import find_plm
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.tokens import Split, as_split, tokenise
+from tinyattn.tasks.tokenise import as_split, tokenise
+from tinyattn.tasks.tokens import Split
 
 TASK = Task("t", ("a", "b"), ("no", "yes"), None, ("accuracy",))
 SCORES = Task("t", ("a", "b"), None, (0.0, 5.0), ("pearson",))

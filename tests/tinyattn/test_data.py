@@ -21,8 +21,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tinyattn.batches import Batches
-from tinyattn.data import TaskData, epoch_order, load_data, read_rows, tokenise
+from tinyattn.batches import Batches, epoch_order
+from tinyattn.data import TaskData, load_data, read_rows, tokenise
 from tinyattn.errors import ConfigError, StorageError, TaskError
 from tinyattn.tasks import Task, cache, find_task
 

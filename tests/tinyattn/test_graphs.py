@@ -9,8 +9,8 @@ import torch
 
 from benchmarks import graphs
 from benchmarks.graphs import GraphedSteps
+from tinyattn.batches import epoch_order
 from tinyattn.config import TrainConfig
-from tinyattn.data import epoch_order
 from tinyattn.model import AdaptedModel
 from tinyattn.trainer import Trainer, row_losses
 from tinyattn.workshop import Workshop

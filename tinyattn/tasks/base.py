@@ -1,4 +1,4 @@
-"""What a task is: its columns, labels, metrics and split names. Plain data, no files are read."""
+"""What a task is: its columns, labels, metrics and split names. No file is read."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tinyattn.errors import TaskError, did_you_mean
 
 CLASSIFICATION_METRICS: tuple[str, ...] = ("accuracy", "f1", "f1_macro", "matthews")
 REGRESSION_METRICS: tuple[str, ...] = ("pearson", "spearman")
+ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
+"""File names that are understood."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +77,12 @@ def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -
                 f"task '{name}': metric '{metric}' came{did_you_mean(metric, allowed)}; "
                 f"allowed with {kind} are {', '.join(allowed)}"
             )
+
+
+def find_split(folder: Path, split: str) -> Path | None:
+    """Return the file of a split in `folder`, or None; two files for one split are a TaskError."""
+    found = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
+    if len(found) > 1:
+        names = " and ".join(path.name for path in found)
+        raise TaskError(f"{folder}: {names} are both there, needed is one file a split: keep one")
+    return found[0] if found else None

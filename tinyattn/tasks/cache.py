@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,13 +21,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.errors import StorageError
+from tinyattn.kept import CACHE_VARIABLE, cache_folder
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.carve import carve
 from tinyattn.tasks.rows import GROUP, LABEL, check_rows
 from tinyattn.tasks.sources import Source, digest_file
-from tinyattn.tasks.tokens import Split, as_split, tokenise, tokenizer_fingerprint
+from tinyattn.tasks.tokenise import as_split, tokenise, tokenizer_fingerprint
+from tinyattn.tasks.tokens import Split
 
-CACHE_VARIABLE = "TINYATTN_CACHE"
 _FORMAT = 1  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
@@ -44,11 +44,6 @@ class Stored:
     """Numbers of training rows that serve as `validation` (none if there is a file) or `select`."""
     fingerprint: str
     """16 hex digits of the rows' texts and labels."""
-
-
-def cache_folder() -> Path:
-    """Where this machine keeps what can be computed again."""
-    return Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/tinyattn").expanduser()
 
 
 def stored_splits(

@@ -14,18 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from tinyattn.errors import StorageError, TaskError
-
-ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
-"""File names that are understood."""
-
-
-def find_split(folder: Path, split: str) -> Path | None:
-    """Return the file of a split in `folder`, or None; two files for one split are a TaskError."""
-    found = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
-    if len(found) > 1:
-        names = " and ".join(path.name for path in found)
-        raise TaskError(f"{folder}: {names} are both there, needed is one file a split: keep one")
-    return found[0] if found else None
+from tinyattn.tasks.base import ENDINGS
 
 
 def read_file(path: Path, scratch: Path) -> datasets.Dataset:

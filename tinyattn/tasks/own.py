@@ -23,8 +23,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tinyattn.config import StrictModel, build, read_yaml
 from tinyattn.errors import TaskError
-from tinyattn.tasks.base import Splits, Task, check_metrics
-from tinyattn.tasks.files import find_split
+from tinyattn.tasks.base import Splits, Task, check_metrics, find_split
 
 
 def _as_list(value: Any) -> Any:

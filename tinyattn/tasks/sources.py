@@ -20,8 +20,8 @@ from huggingface_hub.utils import get_session
 
 from tinyattn.errors import TaskError
 from tinyattn.tasks.agreement import AGREEMENT, generate_splits
-from tinyattn.tasks.base import Task
-from tinyattn.tasks.files import ENDINGS, find_split, quiet_datasets, read_file
+from tinyattn.tasks.base import ENDINGS, Task, find_split
+from tinyattn.tasks.files import quiet_datasets, read_file
 from tinyattn.tasks.glue import HUB_NAME
 
 DATA_VARIABLE = "TINYATTN_DATA"

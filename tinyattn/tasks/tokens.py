@@ -1,21 +1,51 @@
-"""Texts become token ids: one row in, one row out, in order."""
+"""Tokenised rows, as training and evaluation read them.
+
+Nothing here or in what it imports reads text, so a process that is given token ids needs neither
+datasets nor pyarrow. `tokenise.py` makes these rows from text.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
-import datasets
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.files import quiet_datasets
-from tinyattn.tasks.rows import LABEL
+
+if TYPE_CHECKING:
+    import datasets
+
+
+@dataclass(frozen=True)
+class FlatRows:
+    """Token ids of many rows one after the other, and where each row begins."""
+
+    columns: Mapping[str, np.ndarray]
+    """What the PLM takes by token, each [all tokens]: `input_ids`, perhaps `token_type_ids`."""
+    offsets: np.ndarray
+    """[N + 1]: where each row's tokens begin in `columns`, and where the last row's end."""
+    labels: np.ndarray
+    """[N] class ids (int64) or scores (float32); empty where rows have none."""
+
+
+class Rows(Protocol):
+    """Tokenised rows of one split, wherever they are kept."""
+
+    @property
+    def name(self) -> str:
+        """Which rows they are, e.g. `train` or `validation_matched`."""
+
+    @property
+    def truncated(self) -> int:
+        """Rows whose text was cut."""
+
+    def __len__(self) -> int: ...
+
+    def flat(self) -> FlatRows:
+        """Return the rows as arrays."""
 
 
 @dataclass(frozen=True)
@@ -33,82 +63,36 @@ class Split:
     def __len__(self) -> int:
         return len(self.rows)
 
-
-def tokenise(
-    rows: datasets.Dataset,
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    *,
-    name: str,
-    file: Path | None = None,
-) -> Split:
-    """Turn checked rows of text into rows of token ids, in their order.
-
-    Args:
-        rows: from `read_rows` or `check_rows`.
-        task: names the text columns.
-        tokenizer: the PLM's.
-        max_length: tokens per row.
-        name: name of the split.
-        file: Arrow file to write and memory-map; None: the rows stay in memory.
-    """
-    features = {
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "length": datasets.Value("int32"),
-        "truncated": datasets.Value("bool"),
-    }
-    if "token_type_ids" in tokenizer.model_input_names:
-        features["token_type_ids"] = datasets.List(datasets.Value("int8"))
-    if LABEL in rows.column_names:
-        features[LABEL] = rows.features[LABEL]
-    with quiet_datasets():
-        encoded = rows.map(
-            lambda batch: _encode(batch, task.text_columns, tokenizer, max_length),
-            batched=True,
-            remove_columns=[column for column in rows.column_names if column != LABEL],
-            features=datasets.Features(features),
-            cache_file_name=str(file) if file else None,
-            keep_in_memory=file is None,
-            new_fingerprint="tokenised",  # datasets would pickle the tokenizer to make one
+    def flat(self) -> FlatRows:
+        """Return the rows as arrays, those of Arrow's own memory where they lie in one piece."""
+        table = self.rows.with_format("arrow")[:]
+        names = [name for name in ("input_ids", "token_type_ids") if name in table.column_names]
+        lists = {name: table[name].combine_chunks() for name in names}
+        return FlatRows(
+            columns={name: values.values.to_numpy() for name, values in lists.items()},
+            offsets=lists["input_ids"].offsets.to_numpy(),
+            labels=table["label"].to_numpy() if "label" in table.column_names else np.empty(0),
         )
-    return as_split(encoded, name)
 
 
-def as_split(rows: datasets.Dataset, name: str, numbers: np.ndarray | None = None) -> Split:
-    """Return tokenised rows, or those with the given numbers, as a split that counts its cuts."""
-    truncated = rows.data.table.column("truncated").to_numpy()
-    if numbers is None or len(numbers) == len(rows):
-        return Split(rows, name, int(truncated.sum()))
-    key = hashlib.sha256(numbers.tobytes()).hexdigest()[:24]
-    # Without a fingerprint given, datasets would pickle the numbers to make one.
-    chosen = rows.select(numbers, keep_in_memory=True, new_fingerprint=f"rows-{key}")
-    return Split(chosen, name, int(truncated[numbers].sum()))
+@dataclass(frozen=True)
+class TaskData:
+    """All labelled splits of one task under one protocol."""
 
-
-def _encode(
-    batch: Mapping[str, list[str]],
-    columns: tuple[str, ...],
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-) -> dict[str, list[Any]]:
-    """Tokenise one batch of texts or pairs."""
-    texts = [batch[column] for column in columns]
-    options = {"return_attention_mask": False, "verbose": False}
-    tokens = tokenizer(*texts, truncation="longest_first", max_length=max_length, **options)
-    # A text without tokens (an empty one, in a decoder) becomes one end token: each row has a
-    # position to classify.
-    ids = [row or [pad_id(tokenizer)] for row in tokens["input_ids"]]
-    encoded: dict[str, list[Any]] = {"input_ids": ids, "length": [len(row) for row in ids]}
-    encoded["truncated"] = [False] * len(ids)
-    full = [i for i, row in enumerate(ids) if len(row) >= max_length]
-    if full:
-        whole = tokenizer(*[[text[i] for i in full] for text in texts], **options)["input_ids"]
-        for i, row in zip(full, whole, strict=True):
-            encoded["truncated"][i] = len(row) > max_length
-    if "token_type_ids" in tokenizer.model_input_names:
-        encoded["token_type_ids"] = [row or [0] for row in tokens["token_type_ids"]]
-    return encoded
+    task: Task
+    """The task."""
+    train: Split
+    """Rows to train on."""
+    select: Split
+    """Rows whose score picks evaluations and trials."""
+    heldout: Split | None
+    """Rows that choose no evaluation and no trial; None under the protocol `paper`."""
+    extra: dict[str, Split]
+    """More rows to report on, e.g. `mismatched`."""
+    fingerprint: str
+    """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""
+    truncated: int
+    """Rows in these splits whose text was cut to max_length."""
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -117,17 +101,3 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
         if token_id is not None:
             return token_id
     return 0
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return 16 hex digits that change when the tokenizer may give other ids."""
-    if tokenizer.is_fast:
-        state = tokenizer.backend_tokenizer.to_str()
-        # Before the added tokens stand truncation and padding, which every call sets anew.
-        vocabulary = state[state.index('"added_tokens"') :]
-    else:
-        vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()))
-    kind = [type(tokenizer).__name__, tokenizer.model_input_names, tokenizer.truncation_side]
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    content = json.dumps([kind, special, vocabulary], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
