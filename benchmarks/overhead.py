@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.speed import quartiles
+from benchmarks.steps import quartiles
 from orchestrator.provenance import commit
 from tinyattn.config import TrainConfig
 from tinyattn.engine import build_engine

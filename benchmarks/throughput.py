@@ -19,11 +19,13 @@ an order drawn anew, on the same uniformly random batches of real rows.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,16 +34,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.speed import GPU, PACKED, Bench, shaped
+from benchmarks.shapes import ShapedWorkshop, read_tokens
+from benchmarks.steps import GPU, Bench, Way
 from orchestrator.provenance import commit
 from tinyattn.workshop import Workshop
 
-BATCH = 16
+BATCH, STEPS = 16, 32 if GPU else 8
 CORES = len(os.sched_getaffinity(0))
+Rates = dict[str, list[float]]
+"""Trial-steps a second by way, one number a repeat."""
 
 
 @dataclass(frozen=True)
-class Way:
+class Crowd:
     """What each of some processes does."""
 
     processes: int
@@ -50,87 +55,113 @@ class Way:
     """That share the process; 0: the recipe, without any of ours."""
     precision: str = "fp32"
 
+    def way(self, bench: Bench) -> Way:
+        """How one of the processes runs its steps."""
+        if self.trials == 0:
+            return bench.recipe()
+        return bench.trials_with(self.trials, precision=self.precision)
 
-def ways() -> dict[str, Way]:
-    """By name."""
+
+def crowds(packed: int = 4) -> dict[str, Crowd]:
+    """By name; on a CPU `packed` trials share a process, on a GPU more and more of them."""
     if GPU:
-        alone = {f"solo x {n}": Way(n, 1, precision="bf16") for n in (1, 2, 4)}
-        packed = {f"packed {k}": Way(1, 1, k, "bf16") for k in PACKED[BATCH]}
-        return {"recipe": Way(1, 1, 0, "bf16"), **alone, **packed}
-    k = PACKED[BATCH][-1]
+        alone = {f"solo x {n}": Crowd(n, 1, precision="bf16") for n in (1, 2, 4)}
+        shared = {f"packed {k}": Crowd(1, 1, k, "bf16") for k in (4, 8, 16)}
+        both = {"packed 8 x 2": Crowd(2, 1, 8, "bf16")}
+        return {"recipe": Crowd(1, 1, 0, "bf16"), **alone, **shared, **both}
     return {
-        "recipe": Way(1, CORES, 0),
-        f"recipe x {CORES}": Way(CORES, 1, 0),
-        f"solo x {CORES}": Way(CORES, 1),
-        f"solo x {CORES} bf16": Way(CORES, 1, precision="bf16"),
-        f"packed {k} x {CORES}": Way(CORES, 1, k),
-        f"packed {k} x {CORES} bf16": Way(CORES, 1, k, "bf16"),
+        "recipe": Crowd(1, CORES, 0),
+        f"recipe x {CORES}": Crowd(CORES, 1, 0),
+        f"solo x {CORES}": Crowd(CORES, 1),
+        f"solo x {CORES} bf16": Crowd(CORES, 1, precision="bf16"),
+        f"packed {packed} x {CORES}": Crowd(CORES, 1, packed),
+        f"packed {packed} x {CORES} bf16": Crowd(CORES, 1, packed, "bf16"),
     }
 
 
-def work(pipe: Connection, task: str, threads: int, plm: str) -> None:
+def work(pipe: Connection, task: str, threads: int, plm: str, tokens: Path | None) -> None:
     """A process that measures what it is told, until it is told nothing."""
     torch.set_num_threads(threads)
-    bench = Bench(Workshop(), task, BATCH, plm)
+    workshop = Workshop() if tokens is None else ShapedWorkshop(read_tokens(tokens))
+    bench = Bench(workshop, task, BATCH, plm, "bf16" if GPU else "fp32")
     pipe.send("ready")
-    while (way := pipe.recv()) is not None:
-        ours = bench.side_by_side(way.trials, precision=way.precision)
-        with ours if way.trials else bench.as_the_recipe() as take_steps:
+    while (crowd := pipe.recv()) is not None:
+        with crowd.way(bench).prepared() as take_steps:
             take_steps(1)
             pipe.send("ready")
             pipe.recv()
-            take_steps(bench.steps)
-        pipe.send(bench.steps * max(1, way.trials))
+            take_steps(STEPS)
+            if GPU:
+                torch.cuda.synchronize()
+        pipe.send(STEPS * max(1, crowd.trials))
 
 
 class Crew:
     """Processes that work side by side."""
 
-    def __init__(self, task: str, processes: int, threads: int, plm: str) -> None:
+    def __init__(self, processes: int, task: str, threads: int, *given: Any) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipes = []
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            context.Process(target=work, args=(theirs, task, threads, plm), daemon=True).start()
+            words = (theirs, task, threads, *given)
+            context.Process(target=work, args=words, daemon=True).start()
+            theirs.close()  # so that the end of a process is the end of what it says
             self.pipes.append(ours)
-        self._all()
 
-    def _all(self) -> list[Any]:
+    def wait(self) -> list[Any]:
+        """What each says next."""
         return [pipe.recv() for pipe in self.pipes]
 
-    def per_second(self, way: Way) -> float:
+    def per_second(self, crowd: Crowd) -> float:
         """Trial-steps a second of all together."""
         for pipe in self.pipes:
-            pipe.send(way)
-        self._all()
+            pipe.send(crowd)
+        self.wait()
         begin = time.perf_counter()
         for pipe in self.pipes:
             pipe.send("go")
-        steps = sum(self._all())
+        steps = sum(self.wait())
         return steps / (time.perf_counter() - begin)
 
     def end(self) -> None:
         """Let them go."""
         for pipe in self.pipes:
-            pipe.send(None)
+            with contextlib.suppress(OSError):  # it may have ended by itself
+                pipe.send(None)
 
 
-def measure(task: str, repeats: int, plm: str) -> dict[str, list[float]]:
-    """Trial-steps a second of each way in each repeat, after one run of each that is not kept."""
-    tried = ways()
-    sizes = {(way.processes, way.threads) for way in tried.values()}
-    crews = {size: Crew(task, *size, plm) for size in sizes}
-    found: dict[str, list[float]] = {name: [] for name in tried}
-    rng = np.random.default_rng(0)
-    for repeat in range(repeats + 1):
-        for name in rng.permutation(list(tried)):
-            way = tried[name]
-            rate = crews[way.processes, way.threads].per_second(way)
+def measure(
+    task: str, repeats: int, plm: str, tokens: Path | None = None, packed: int = 4
+) -> Iterator[Rates]:
+    """Yield the rates of all repeats so far, after each; one more before them does not count.
+
+    Args:
+        task: `sst2` and the like.
+        repeats: how many.
+        plm: its name.
+        tokens: folder of token ids, with which the PLM is a shape; None: a real PLM, and text.
+        packed: see `crowds`.
+    """
+    tried = crowds(packed)
+    sizes = {(crowd.processes, crowd.threads) for crowd in tried.values()}
+    crews = {(n, threads): Crew(n, task, threads, plm, tokens) for n, threads in sizes}
+    try:
+        for crew in crews.values():
+            crew.wait()
+        found: Rates = {name: [] for name in tried}
+        rng = np.random.default_rng(0)
+        for repeat in range(repeats + 1):
+            for name in rng.permutation(list(tried)):
+                crowd = tried[name]
+                rate = crews[crowd.processes, crowd.threads].per_second(crowd)
+                if repeat:
+                    found[name].append(rate)
             if repeat:
-                found[name].append(rate)
-    for crew in crews.values():
-        crew.end()
-    return found
+                yield found
+    finally:
+        for crew in crews.values():
+            crew.end()
 
 
 def main() -> None:
@@ -142,9 +173,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("runs/bench/throughput.json"))
     chosen = parser.parse_args()
     found: dict[str, Any] = {"commit": commit(), "cores": CORES}
-    plm = shaped(chosen.plm)
     for task in chosen.tasks:
-        found[task] = measure(task, chosen.repeats, plm)
+        *_, found[task] = measure(task, chosen.repeats, chosen.plm)
         print(f"\n{task}, batch {BATCH}, {CORES} cores: trial-steps a second")
         print(f"{'':18}{'median':>9}{'lowest-highest':>18}{'÷ recipe':>10}")
         base = statistics.median(found[task]["recipe"])

@@ -15,7 +15,7 @@ from tinyattn.config import TrainConfig
 from tinyattn.experts import CollapseMethod, collapse
 from tinyattn.model import AdaptedModel, Adapter, Counts
 from tinyattn.passes import outputs_of
-from tinyattn.tasks.tokens import Split
+from tinyattn.tasks.tokens import Rows
 from tinyattn.workshop import Workshop
 
 
@@ -40,7 +40,7 @@ class Loaded:
         self.model.adapters["used"] = adapter.to(self.workshop.device)
         self.model.switch("used")
 
-    def outputs(self, split: Split) -> np.ndarray:
+    def outputs(self, split: Rows) -> np.ndarray:
         """Logits [N, num_outputs]."""
         rows = batches_of(split, self.plm.tokenizer)
         assert self.model.active is not None
@@ -68,7 +68,7 @@ class Collapse:
 
 
 def collapse_in_place(
-    loaded: Loaded, rows: Split, score_of: Callable[[np.ndarray], float]
+    loaded: Loaded, rows: Rows, score_of: Callable[[np.ndarray], float]
 ) -> Collapse:
     """Collapse a loaded expert by each method and leave in use the one that scores best.
 

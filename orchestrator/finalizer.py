@@ -44,7 +44,7 @@ from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError, UsageError
 from tinyattn.model import Counts
 from tinyattn.tasks import compute_metrics
-from tinyattn.tasks.tokens import Split
+from tinyattn.tasks.tokens import Rows
 from tinyattn.workshop import Workshop
 
 FRESH_SEED = 1000
@@ -230,7 +230,7 @@ class _Finalizing:
         data = self.workshop.data(config)
         primary = data.task.metrics[0]
 
-        def scores(split: Split, outputs: np.ndarray) -> dict[str, float]:
+        def scores(split: Rows, outputs: np.ndarray) -> dict[str, float]:
             return compute_metrics(data.task, outputs, labels_of(split))
 
         expert = self._candidate(f"{self.sweep.finalize.heads} heads", trial)

@@ -89,7 +89,7 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
         select_rows=len(data.select),
         heldout_rows=0 if data.heldout is None else len(data.heldout),
         truncated_rows=data.truncated,
-        mean_length=float(np.mean(data.train.rows["length"])),
+        mean_length=float(np.diff(data.train.flat().offsets).mean()),
         evaluations=max_evaluations(sweep, len(data.train)),
     )
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.kept import kept_file
 from tinyattn.stream import Stream
-from tinyattn.tasks.tokens import Rows, Split, pad_id
+from tinyattn.tasks.tokens import Rows, pad_id
 
 _WORTH_A_FILE = 2**20
 """Bytes of a column; each process has smaller ones of its own."""
@@ -108,9 +108,9 @@ def _shared(values: np.ndarray) -> np.ndarray:
     return values if found is None else found.numpy().view(values.dtype)
 
 
-def labels_of(split: Split) -> np.ndarray:
+def labels_of(split: Rows) -> np.ndarray:
     """The labels of a labelled split, [N]."""
-    return np.asarray(split.rows.with_format("numpy")["label"][:])
+    return split.flat().labels
 
 
 def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from tinyattn.passes import mixed_outputs, outputs_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.rows import check_rows
 from tinyattn.tasks.tokenise import tokenise
-from tinyattn.tasks.tokens import Split
+from tinyattn.tasks.tokens import Rows, Split
 from tinyattn.workshop import Workshop
 
 NAME = "used"  # of the adapter in its AdaptedModel
@@ -69,11 +69,11 @@ class Predictor:
         length = self.card.task.max_length
         return tokenise(rows, self.task, self.plm.tokenizer, length, name="predict")
 
-    def outputs(self, split: Split) -> np.ndarray:
+    def outputs(self, split: Rows) -> np.ndarray:
         """Logits, or the regression's score, [N, num_outputs]."""
         return outputs_of(self.model, self.name, self.batches(split), self.device)[0]
 
-    def batches(self, split: Split) -> Batches:
+    def batches(self, split: Rows) -> Batches:
         """The rows of a split as the PLM takes them."""
         return Batches(split, self.plm.tokenizer)
 
@@ -95,7 +95,7 @@ class Predictor:
         table = datasets.Dataset.from_list(own if any(own) else [dict(row) for row in rows])
         return self.split(check_rows(table, self.task, what, labelled=False))
 
-    def predict_split(self, split: Split) -> list[dict[str, Any]]:
+    def predict_split(self, split: Rows) -> list[dict[str, Any]]:
         """`predict` for rows that are tokenised already."""
         return self.answers(self.outputs(split))
 

@@ -39,7 +39,7 @@ from tinyattn.passes import cut, inputs_of, logits_of, outputs_of
 from tinyattn.pool import Request
 from tinyattn.stream import Stream
 from tinyattn.tasks import Task, compute_metrics, noise_of
-from tinyattn.tasks.tokens import Split
+from tinyattn.tasks.tokens import Rows
 from tinyattn.workshop import Workshop
 
 _numbers = itertools.count()
@@ -271,7 +271,7 @@ class Trainer:
                 found |= {f"{metric}_{name}": value for metric, value in extra.items()}
         return found
 
-    def outputs(self, split: Split) -> tuple[np.ndarray, np.ndarray]:
+    def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Run the current adapter over a split: logits [N, num_outputs] and labels [N]."""
         rows = batches_of(split, self.plm.tokenizer)
         with self.pool.alone():

@@ -64,7 +64,7 @@ class Workshop:
         """
 
         def load() -> Plm:
-            plm = load_plm(name, precision)
+            plm = self._load_plm(name, precision)
             if sharded:
                 shard(plm.model, self.ranks)
             plm.model.to(device=self.device)  # type: ignore[call-arg]
@@ -99,21 +99,25 @@ class Workshop:
         key = (config.task, config.plm, config.protocol, config.max_length, config.max_train_rows)
 
         def load() -> TaskData:
-            from tinyattn.data import (
-                load_data,  # reads text, which a GPU machine may lack tools for
-            )
-
-            return load_data(
-                self.task(config),
-                plm.tokenizer,
-                protocol=config.protocol,
-                max_length=config.max_length,
-                max_train_rows=config.max_train_rows,
-                data_dir=self.data_dir,
-            )
+            return self._load_data(config, plm)
 
         with self._loading:
             return _remember(self._data, key, load, _KEPT_DATA)
+
+    def _load_plm(self, name: str, precision: str) -> Plm:
+        return load_plm(name, precision)
+
+    def _load_data(self, config: TrainConfig, plm: Plm) -> TaskData:
+        from tinyattn.data import load_data  # it reads text; who brings token ids needs none of it
+
+        return load_data(
+            self.task(config),
+            plm.tokenizer,
+            protocol=config.protocol,
+            max_length=config.max_length,
+            max_train_rows=config.max_train_rows,
+            data_dir=self.data_dir,
+        )
 
     def attach(self, plm: Plm, config: TrainConfig) -> AdaptedModel:
         """The PLM with adapters where a trial has its own, shared by all trials that have so."""

@@ -1,100 +1,386 @@
-"""What only a CUDA device can show: the same training there, masks in its kernels, its memory."""
+"""Training is right on a GPU. Needs nothing but torch, transformers and the library's own needs.
+
+Every test runs on a CPU too, as far as it can, so that the tests themselves are tried where there
+is no GPU: PLMs are small shapes with random weights, rows are random tokens that can be learned.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from benchmarks.shapes import SHAPES, ShapedWorkshop, drawn_tokens
 from tinyattn import plm_attention
+from tinyattn import pool as pool_module
+from tinyattn import trainer as trainer_module
 from tinyattn.attention import TinyAttention
-from tinyattn.config import TrainConfig
-from tinyattn.errors import OutOfMemoryError
-from tinyattn.trainer import Trainer
-from tinyattn.workshop import Workshop
+from tinyattn.config import AdapterConfig, TrainConfig
+from tinyattn.errors import DivergedError, OutOfMemoryError
+from tinyattn.model import AdaptedModel
+from tinyattn.passes import inputs_of, logits_of
+from tinyattn.pool import Request
+from tinyattn.probe import side_by_side
+from tinyattn.trainer import Trainer, row_losses
 
-pytestmark = [
+ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+SMALL = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 1000}
+TINY: dict[str, dict[str, Any]] = {
+    "tiny-bert": {"model_type": "bert", **SMALL, "intermediate_size": 256},
+    "tiny-roberta": {"model_type": "roberta", **SMALL, "intermediate_size": 256},
+    "tiny-gpt2": {"model_type": "gpt2", **SMALL},
+    "tiny-llama": {
+        "model_type": "llama", **SMALL, "intermediate_size": 256, "num_key_value_heads": 1,
+        "num_attention_heads": 4,
+    },
+}  # fmt: skip
+TOKENS = {"sst2": drawn_tokens({"train": 320, "select": 64, "heldout": 64}, longest=40)}
+BASE = TrainConfig(task="sst2", plm="shape:tiny-bert", epochs=3, batch_size=16).with_overrides(
+    {"optimizer.lr": 1e-2, "adapter.dropout": 0.0, "adapter.num_heads": 2}
+)
+CLOSE = {"fp32": 1e-4, "bf16": 3e-2}
+"""Relative error of a loss: what other orders of adding up make, over some steps."""
 
-BASE = TrainConfig(
-    task="agreement", plm="minilm", epochs=1, batch_size=16, max_length=32, max_train_rows=160
-).with_overrides({"optimizer.lr": 3e-3, "adapter.dropout": 0.0})
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=ON_GPU)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
-def losses(config: TrainConfig, workshop: Workshop) -> list[float]:
+@pytest.fixture(autouse=True)
+def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, shape in TINY.items():
+        monkeypatch.setitem(SHAPES, name, shape)
+
+
+@contextlib.contextmanager
+def trained(
+    config: TrainConfig, device: str, workshop: ShapedWorkshop | None = None
+) -> Iterator[Trainer]:
+    workshop = workshop or ShapedWorkshop(TOKENS, device)
     with contextlib.closing(Trainer(config, workshop)) as trainer:
+        yield trainer
+
+
+def losses(config: TrainConfig, device: str, workshop: ShapedWorkshop | None = None) -> list[float]:
+    with trained(config, device, workshop) as trainer:
         return [evaluation.train_loss for evaluation in trainer]
 
 
-def test_gpu_computes_what_the_cpu_computes() -> None:
+def losses_after(steps: int, configs: list[TrainConfig], workshop: ShapedWorkshop) -> list[float]:
+    """The loss of each trial over some more steps, which it takes alone, after so many together."""
+    with contextlib.ExitStack() as stack:
+        trials = [stack.enter_context(contextlib.closing(Trainer(c, workshop))) for c in configs]
+        side_by_side(trials, steps)
+        return [trial.take_steps(10) for trial in trials]
+
+
+def same_weights(workshop: ShapedWorkshop, other: ShapedWorkshop, config: TrainConfig) -> None:
+    """Give two workshops the same PLM: random weights differ between devices."""
+    weights = other.plm_of(config).model.state_dict()
+    workshop.plm_of(config).model.load_state_dict(weights)
+
+
+# ---- adapters ----
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_adapter_computes_what_it_computes_in_float64_on_a_cpu(device: str, causal: bool) -> None:
     torch.manual_seed(0)
     adapter = TinyAttention(64, 4, norm="affine").double()
-    z = torch.randn(3, 9, 64, dtype=torch.float64)
-    allowed = torch.rand(3, 1, 1, 9) > 0.3
-    expected = adapter(z, allowed)
-    found = adapter.cuda()(z.cuda(), allowed.cuda()).cpu()
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    z, out = torch.randn(2, 3, 9, 64, dtype=torch.float64).unbind(0)
+    allowed = None if causal else torch.rand(3, 1, 1, 9) > 0.3
+
+    def run(where: str, dtype: torch.dtype) -> list[Tensor]:
+        own = adapter.to(where, dtype)
+        given = z.to(where, dtype).clone().requires_grad_()
+        mask = None if allowed is None else allowed.to(where)
+        found = own(given, mask, causal)
+        (found * out.to(where, dtype)).sum().backward()
+        gradients = [given.grad, own.qkv_weight.grad, own.out_weight.grad]
+        own.zero_grad()
+        return [x.detach().cpu().double() for x in (found, *gradients) if x is not None]
+
+    expected = run("cpu", torch.float64)
+    for dtype, error in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        for one, other in zip(run(device, dtype), expected, strict=True):
+            assert (one - other).norm() <= error * other.norm()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_training_learns_and_repeats(precision: str) -> None:
-    config = BASE.with_overrides({"precision": precision, "epochs": 2})
-    workshop = Workshop()
-    first = losses(config, workshop)
-    assert first == pytest.approx(losses(config, workshop), rel=1e-3)
-    assert all(loss < 1.0 for loss in first)
-
-
-def test_rows_of_varying_lengths_attend_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's kernel for them, as by groups of rows with fused attention."""
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("this GPU has no such kernel")
-    assert plm_attention._varlen_works(torch.device("cuda", 0), torch.bfloat16, 32, False, 1)
-    config = BASE.with_overrides({"precision": "bf16"})
-    calls, varlen = [], plm_attention._varlen
-    monkeypatch.setattr(plm_attention, "_varlen", lambda *args: calls.append(1) or varlen(*args))
-    found = losses(config, Workshop())
-    assert calls
-    monkeypatch.setattr(plm_attention, "_varlen_works", lambda *_: False)
-    assert found == pytest.approx(losses(config, Workshop()), rel=2e-2)
-
-
-def test_fully_masked_rows_are_zero_in_every_kernel() -> None:
-    adapter = TinyAttention(64, 4).cuda()
-    z = torch.randn(2, 5, 64, device="cuda", requires_grad=True)
-    allowed = torch.ones(2, 1, 1, 5, dtype=torch.bool, device="cuda")
+def test_rows_without_any_allowed_key_are_zero_and_finite(device: str) -> None:
+    adapter = TinyAttention(64, 4, bias=False).to(device)
+    z = torch.randn(2, 5, 64, device=device, requires_grad=True)
+    allowed = torch.ones(2, 1, 1, 5, dtype=torch.bool, device=device)
     allowed[1] = False
-    out = adapter(z, allowed)
-    out.sum().backward()
-    assert torch.isfinite(out).all()
+    found = adapter(z, allowed)
+    found.sum().backward()
+    assert not found[1].any()
+    assert found[0].any()
+    assert z.grad is not None
     assert torch.isfinite(z.grad).all()
 
 
-def test_resume_on_gpu(tmp_path: Path) -> None:
-    config = BASE.with_overrides({"adapter.dropout": 0.1})
-    workshop = Workshop()
-    whole = losses(config, workshop)
-    with contextlib.closing(Trainer(config, workshop)) as trainer:
+def test_dropout_draws_the_same_masks_again_and_keeps_the_mean(device: str) -> None:
+    adapter = TinyAttention(64, 4, dropout=0.5).to(device)
+    z = torch.randn(1, 200, 64, device=device)
+    adapter.eval()
+    whole = adapter(z)
+    adapter.train()
+
+    def drawn(seed: int) -> Tensor:
+        adapter.generator = torch.Generator(device).manual_seed(seed)
+        return adapter(z).detach()
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))
+    mean = torch.stack([drawn(seed) for seed in range(100)]).mean(0)
+    assert (mean - whole).norm() < 0.1 * whole.norm()
+
+
+# ---- rows without padding ----
+
+
+def gradients_of(trainer: Trainer, rows: np.ndarray, by_stream: bool) -> tuple[Tensor, Tensor]:
+    """Logits of rows in their order, and the gradient of their mean loss."""
+    model, name = trainer.model, trainer.name
+    lengths = trainer.train_rows.lengths[rows]
+    rows = rows[np.argsort(-lengths, kind="stable")]
+    if by_stream:
+        assert model.can_stream()
+        inputs = inputs_of(model, trainer.train_rows, rows, trainer.device)
+    else:
+        batch = trainer.train_rows.batch(rows)
+        batch.pop("labels")
+        inputs = {key: value.to(trainer.device) for key, value in batch.items()}
+    model.ready_to_train()
+    trainer.adapter.zero_grad()
+    logits = logits_of(model, name, inputs)
+    labels = torch.from_numpy(trainer.train_rows.labels[rows]).to(trainer.device)
+    row_losses(logits, labels).mean().backward()
+    gradient = [p.grad.flatten().cpu() for p in trainer.adapter.parameters() if p.grad is not None]
+    return logits.detach().cpu(), torch.cat(gradient)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", TINY)
+def test_rows_one_after_the_other_are_padded_rows(device: str, shape: str, precision: str) -> None:
+    config = BASE.with_overrides({"plm": f"shape:{shape}", "precision": precision})
+    with trained(config, device) as trainer:
+        trainer.take_steps(3)  # fresh adapters do nearly nothing
+        rows = np.arange(16)
+        found, wanted = (gradients_of(trainer, rows, way) for way in (True, False))
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() <= CLOSE[precision] * other.norm()
+
+
+@pytest.mark.parametrize("shape", TINY)
+def test_the_kernel_for_varying_lengths_is_used_and_right(
+    device: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cpu" or torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("this device has no such kernel")
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch has none before 2.10")
+    if shape == "tiny-llama" and "enable_gqa" not in plm_attention._words_of(varlen.varlen_attn):
+        pytest.skip("torch has it for query heads that share key heads from 2.12 on")
+    calls, once = [], plm_attention._varlen
+    monkeypatch.setattr(plm_attention, "_varlen", lambda *args: calls.append(1) or once(*args))
+    config = BASE.with_overrides({"plm": f"shape:{shape}", "precision": "bf16"})
+    with trained(config, device) as trainer:
+        trainer.take_steps(3)
+        calls.clear()
+        found = gradients_of(trainer, np.arange(16), True)
+        assert len(calls) == 4, "once a layer"
+        monkeypatch.setattr(plm_attention, "_varlen_works", lambda *_: False)
+        wanted = gradients_of(trainer, np.arange(16), True)
+        assert len(calls) == 4
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() <= CLOSE["bf16"] * other.norm()
+
+
+# ---- trials ----
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_learns_and_repeats(device: str, precision: str) -> None:
+    config = BASE.with_overrides({"precision": precision, "epochs": 6, "adapter.dropout": 0.1})
+    workshop = ShapedWorkshop(TOKENS, device)
+    first = losses(config, device, workshop)
+    assert first == pytest.approx(losses(config, device, workshop), rel=1e-3)
+    assert first[-1] < 0.6 < first[0]
+
+
+@pytest.mark.parametrize("shape", TINY)
+def test_a_device_trains_as_a_cpu_does(device: str, shape: str) -> None:
+    config = BASE.with_overrides({"plm": f"shape:{shape}", "epochs": 1})
+    reference, own = ShapedWorkshop(TOKENS, "cpu"), ShapedWorkshop(TOKENS, device)
+    same_weights(own, reference, config)
+    expected = losses(config, "cpu", reference)
+    assert losses(config, device, own) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_trials_that_share_passes_train_as_each_alone(
+    device: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points: list[dict[str, Any]] = [
+        {"optimizer.lr": 1e-2},
+        {"optimizer.lr": 3e-3, "seed": 1, "adapter.num_heads": 4},
+        {"batch_size": 4, "adapter.norm": "affine", "adapter.head_dim": 2},
+        {"adapter.layers": [0, 2], "optimizer.max_grad_norm": 0.5},
+    ]
+    common = {"precision": precision, "batch_size": 8}  # a pass of a CPU holds no more tokens
+    configs = [BASE.with_overrides(common | point) for point in points]
+    workshop = ShapedWorkshop(TOKENS, device)
+    alone = [losses_after(20, [config], workshop)[0] for config in configs]
+    together, run = [], AdaptedModel.run_streams
+    monkeypatch.setattr(
+        AdaptedModel, "run_streams", lambda m, parts: together.append(len(parts)) or run(m, parts)
+    )
+    found = losses_after(20, configs, workshop)
+    assert max(together) == len(configs)
+    assert found == pytest.approx(alone, rel=CLOSE[precision])
+
+
+def test_layers_that_were_run_before_need_not_run_again(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path))
+    config = BASE.with_overrides({"adapter.layers": "top-2"})
+    workshop = ShapedWorkshop(TOKENS, device)
+    found = losses(config, device, workshop)
+    assert list(tmp_path.rglob("*.bin"))
+    monkeypatch.setattr(trainer_module, "bottom_of", lambda *_: None)
+    assert found == pytest.approx(losses(config, device, workshop), rel=CLOSE["fp32"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("plm_dropout", [False, True])
+def test_a_resumed_trial_goes_on_as_if_nothing_was(
+    device: str, precision: str, plm_dropout: bool, tmp_path: Path
+) -> None:
+    config = BASE.with_overrides(
+        {"adapter.dropout": 0.1, "precision": precision, "plm_dropout": plm_dropout}
+    )
+    workshop = ShapedWorkshop(TOKENS, device)
+    whole = losses(config, device, workshop)
+    with trained(config, device, workshop) as trainer:
         next(iter(trainer))
         trainer.save(tmp_path)
-    with contextlib.closing(Trainer(config, workshop)) as trainer:
+    with trained(config, device, workshop) as trainer:
         trainer.restore(tmp_path)
         rest = [evaluation.train_loss for evaluation in trainer]
+    assert len(rest) == len(whole) - 1
     assert rest == pytest.approx(whole[1:], rel=1e-3)
 
 
-def test_out_of_memory_is_told() -> None:
-    workshop = Workshop()
-    with contextlib.closing(Trainer(BASE, workshop)) as trainer:
-        free, total = torch.cuda.mem_get_info()
-        used = (total - free) / total
-        torch.cuda.set_per_process_memory_fraction(min(1.0, used + 1e-4))
+def test_a_loss_that_is_no_number_ends_the_trial(device: str) -> None:
+    with trained(BASE, device) as trainer:
+        with torch.no_grad():
+            trainer.adapter.classifier.weight.fill_(float("nan"))
+        with pytest.raises(DivergedError, match="the loss is nan at step"):
+            list(trainer)
+
+
+# ---- memory ----
+
+
+@pytest.fixture
+def too_much(device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets passes of more than so many tokens fail: by a GPU's own limit, or by torch's own error.
+
+    A real limit shows that memory comes back; where it lies depends on the GPU, so the number of
+    tokens only counts on a CPU.
+    """
+
+    def limit(tokens: int) -> None:
+        run = AdaptedModel._run_stream
+
+        def limited(model: AdaptedModel, parts: Any) -> Any:
+            if sum(part.stream.tokens for part in parts) <= tokens:
+                return run(model, parts)
+            if device == "cuda":
+                return torch.empty(2**50, dtype=torch.uint8, device=device)  # a real refusal
+            raise torch.OutOfMemoryError("out of memory")
+
+        monkeypatch.setattr(AdaptedModel, "_run_stream", limited)
+
+    return limit
+
+
+def test_out_of_memory_is_told_and_smaller_passes_go_on(
+    device: str, too_much: Callable[[int], None]
+) -> None:
+    wanted = losses(BASE, device)
+    too_much(300)
+    with pytest.raises(OutOfMemoryError, match="micro_batch_size=8"):
+        losses(BASE, device)
+    found = losses(BASE.with_overrides({"micro_batch_size": 4}), device)
+    assert found == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_shared_pass_that_does_not_fit_is_halved(
+    device: str, too_much: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [BASE.with_overrides({"seed": seed, "batch_size": 4}) for seed in range(4)]
+    workshop = ShapedWorkshop(TOKENS, device)
+    wanted = [losses_after(20, [config], workshop)[0] for config in configs]
+    together: list[int] = []
+    done = pool_module._pass
+
+    def counted(requests: list[Request]) -> list[Tensor]:
+        found = done(requests)
+        together.append(len(requests))
+        return found
+
+    monkeypatch.setattr(pool_module, "_pass", counted)
+    too_much(250)
+    found = losses_after(20, configs, workshop)
+    assert found == pytest.approx(wanted, rel=CLOSE["fp32"])
+    assert 1 < max(together) < 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_full_gpu_is_told_and_is_free_again() -> None:
+    workshop = ShapedWorkshop(TOKENS, "cuda")
+    with trained(BASE, "cuda", workshop) as trainer:
+        trainer.take_steps(2)
+        torch.cuda.empty_cache()
+        _, total = torch.cuda.mem_get_info()
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
         try:
             with pytest.raises(OutOfMemoryError, match="micro_batch_size"):
                 list(trainer)
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
+        assert len(list(trainer)) == len(trainer.evaluation_steps)
+
+
+def test_adapters_of_one_batch_answer_as_each_alone(device: str) -> None:
+    plm = ShapedWorkshop(TOKENS, device).plm_of(BASE).model
+    model = AdaptedModel(plm)
+    for number in range(8):
+        model.add_adapter(f"a{number}", AdapterConfig(num_heads=number % 3 + 1), 2, seed=number)
+        with torch.no_grad():
+            for parameter in model.adapter(f"a{number}").parameters():
+                parameter.normal_()
+    model.switch(None)
+    with trained(BASE, device) as trainer:
+        rows = trainer.train_rows
+    parts = [
+        (f"a{number}", rows.stream(np.arange(number, number + 4), torch.device(device)))
+        for number in range(8)
+    ]
+    with torch.inference_mode():
+        together = model.run_streams(parts)
+        for part, found in zip(parts, together, strict=True):
+            torch.testing.assert_close(found, model.run_streams([part])[0], rtol=1e-3, atol=1e-4)

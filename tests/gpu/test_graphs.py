@@ -9,15 +9,16 @@ import torch
 
 from benchmarks import graphs
 from benchmarks.graphs import GraphedSteps
+from benchmarks.shapes import ShapedWorkshop, drawn_tokens
 from tinyattn.batches import epoch_order
 from tinyattn.config import TrainConfig
 from tinyattn.model import AdaptedModel
 from tinyattn.trainer import Trainer, row_losses
-from tinyattn.workshop import Workshop
 
-CONFIG = TrainConfig(
-    task="agreement", plm="minilm", batch_size=8, max_length=32, max_train_rows=40
-).with_overrides({"adapter.dropout": 0.0})
+TOKENS = {"sst2": drawn_tokens({"train": 40, "select": 8, "heldout": 8}, longest=30)}
+CONFIG = TrainConfig(task="sst2", plm="shape:minilm", batch_size=8).with_overrides(
+    {"adapter.dropout": 0.0}
+)
 ON_GPU = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
@@ -29,8 +30,8 @@ def test_its_loss_is_that_of_the_weights_it_found(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On cores only padding and steps are shown; capture and replay need the GPU."""
-    monkeypatch.setattr(graphs, "BUCKET", 2)  # batches of several lengths
-    workshop = Workshop(device=device)
+    monkeypatch.setattr(graphs, "BUCKET", 8)  # batches of several lengths
+    workshop = ShapedWorkshop(TOKENS, device)
     with contextlib.closing(Trainer(CONFIG, workshop)) as trainer:
         rows = trainer.train_rows
     model = AdaptedModel(workshop.plm_of(CONFIG).model)

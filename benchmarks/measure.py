@@ -1,0 +1,273 @@
+"""One part of `benchmarks/gpu.sh`, in a process of its own: prints what it finds, a JSON line each.
+
+    machine      what is here
+    steps        a training step by each way, of one PLM in one precision
+    throughput   trial-steps a second of several processes
+    profile      where the time of one way goes, by kernel (on a CPU by operator)
+
+What is left out, and why, is a line too. A line of a group takes the place of its earlier ones, so
+that each is worth something when this process is cut off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import platform
+import statistics
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.graphs import graphed
+from benchmarks.shapes import PREFIX, ShapedWorkshop, read_tokens
+from benchmarks.steps import GPU, Bench, Way, interleaved, mixed, quartiles
+from benchmarks.throughput import measure as measure_processes
+from tinyattn.errors import OutOfMemoryError, TinyAttnError, is_out_of_memory
+
+STEPS = 8 if GPU else 4
+PACKED = (2, 4, 8, 16, 32)
+"""Numbers of trials that share passes."""
+LAUNCHES = {
+    "cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync",
+    "cudaMemsetAsync", "cuLaunchKernel", "cuLaunchKernelEx",
+}  # fmt: skip
+"""What a processor calls to have a GPU do something."""
+MIB = 2**20
+Line = dict[str, Any]
+
+
+def say(kind: str, **content: Any) -> None:
+    """Print one line."""
+    print(json.dumps({"kind": kind, **content}), flush=True)
+
+
+def machine() -> Line:
+    """What is here."""
+    found: Line = {
+        "python": platform.python_version(),
+        "cores": len(os.sched_getaffinity(0)),
+        "device": "CPU",
+        "gpu": GPU,
+        **{name: metadata.version(name) for name in ("torch", "transformers")},
+    }
+    if GPU:
+        about = torch.cuda.get_device_properties(0)
+        capability = f"{about.major}.{about.minor}"
+        found |= {"device": about.name, "GiB": about.total_memory // 2**30, "sm": capability}
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+# ---- steps ----
+
+
+def ways_of(bench: Bench, most: int, with_graphs: bool) -> Iterator[tuple[str, Any]]:
+    """The ways of a step by name, each as what makes it."""
+    yield "floor", bench.floor
+    yield "solo", functools.partial(bench.trials, 1)
+    if GPU and bench.config.precision == "bf16":
+        yield "solo by groups", bench.by_groups
+    yield "dynamic", functools.partial(bench.padded, 1e9)
+    yield "recipe", bench.recipe
+    for k in PACKED:
+        if k <= most:
+            yield f"packed {k}", functools.partial(bench.trials, k)
+    together = min(8, most)
+    yield f"floor {together}", functools.partial(bench.floor, together)
+    if GPU and with_graphs:
+        yield "graphs", functools.partial(graphed, bench, STEPS)
+
+
+def measure_steps(bench: Bench, group: str, most: int, repeats: int, with_graphs: bool) -> None:
+    """Measure all ways of a step; say the medians so far after each repeat."""
+    ways: dict[str, Way] = {}
+    memory: dict[str, float] = {}
+    for name, make in ways_of(bench, most, with_graphs):
+        with left_out_if_it_fails(group, name):
+            ways[name], needed = tried(make)
+            if needed is not None:
+                memory[name] = needed
+    times: dict[str, list[float]] = {}
+    launches: dict[str, float] = {}
+
+    def report() -> None:
+        say("steps", group=group, ways=figures(times, memory, launches))
+
+    for times in interleaved(ways, STEPS, repeats, np.random.default_rng(0)):  # noqa: B007
+        report()
+    if GPU:
+        for name, way in ways.items():
+            with left_out_if_it_fails(group, f"launches of {name}"):
+                launches[name] = launches_of(way)
+        report()
+
+
+def tried(make: Any) -> tuple[Way, float | None]:
+    """A way that can take a step, and the MiB of a GPU that the step needs beside weights."""
+    way: Way = make()
+    with way.prepared() as take_steps:
+        if not GPU:
+            take_steps(1)
+            return way, None
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        take_steps(1)
+        torch.cuda.synchronize()
+        return way, (torch.cuda.max_memory_allocated() - before) / MIB
+
+
+def figures(
+    times: dict[str, list[float]], memory: dict[str, float], launches: dict[str, float]
+) -> Line:
+    """What is known of each way."""
+    found = {}
+    for name, values in times.items():
+        first, middle, third = quartiles([1000 * value for value in values])
+        own: Line = {"ms": middle, "q1": first, "q3": third, "repeats": len(values)}
+        if "floor" in times:
+            pairs = zip(values, times["floor"], strict=True)
+            own["ratio to floor"] = statistics.median(value / floor for value, floor in pairs)
+        if name in memory:
+            own["MiB"] = memory[name]
+        if name in launches:
+            own["launches"] = launches[name]
+        found[name] = own
+    return found
+
+
+def launches_of(way: Way) -> float:
+    """Launches of one trial's step."""
+    with way.prepared() as take_steps:
+        take_steps(1)
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+            take_steps(1)
+            torch.cuda.synchronize()
+    return sum(event.name in LAUNCHES for event in profiled.events()) / way.trials
+
+
+def measure_mixed(bench: Bench, group: str, repeats: int) -> None:
+    """Measure a batch of rows of eight adapters."""
+    with mixed(bench) as ways:
+        for times in interleaved(ways, STEPS, repeats, np.random.default_rng(0)):
+            say("steps", group=group, ways=figures(times, {}, {}))
+
+
+# ---- profile ----
+
+
+def measure_profile(bench: Bench, group: str, name: str) -> None:
+    """Say which kernels take the time of one way."""
+    way = dict(ways_of(bench, max(PACKED), False))[name]()
+    if not GPU and way.trials > 1:
+        say("left out", group=group, way=name, why="torch profiles one thread of a CPU only")
+        return
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPU else [])]
+    with contextlib.ExitStack() as stack:
+        if name == "solo":  # in this thread, which is the one that is profiled on a CPU
+            (trainer,) = stack.enter_context(bench.fresh_trials(1))
+            take_steps = trainer.take_steps
+        else:
+            take_steps = stack.enter_context(way.prepared())
+        take_steps(2)
+        with profile(activities=activities) as profiled:
+            take_steps(2)
+            if GPU:
+                torch.cuda.synchronize()
+    kernels = []
+    for event in profiled.key_averages():
+        on_gpu = str(event.device_type).endswith("CUDA")
+        if on_gpu == GPU:
+            seconds = event.self_device_time_total if GPU else event.self_cpu_time_total
+            kernels.append((seconds / 1000, event.count, event.key))
+    kernels.sort(reverse=True)
+    total = sum(kernel[0] for kernel in kernels) or float("nan")
+    rows = [{"name": key, "calls": n, "ms": ms, "share": ms / total} for ms, n, key in kernels[:15]]
+    say("profile", group=group, way=name, trials=way.trials, steps=2, total_ms=total, rows=rows)
+
+
+# ---- the process ----
+
+
+@contextlib.contextmanager
+def left_out_if_it_fails(group: str, way: str) -> Iterator[None]:
+    """Within the block an error is a line, and no end of this process."""
+    try:
+        yield
+    except Exception as error:
+        short = is_out_of_memory(error) or isinstance(error, OutOfMemoryError)
+        text = str(error).strip().splitlines() or [""]
+        why = "too little memory" if short else f"{type(error).__name__}: {text[0]}"
+        say("left out", group=group, way=way, why=why)
+        if GPU:
+            torch.cuda.empty_cache()
+
+
+def parsed() -> argparse.Namespace:
+    """What to measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["machine", "steps", "throughput", "profile"])
+    parser.add_argument("--tokens", type=Path, help="Folder of token ids.")
+    parser.add_argument("--shape", default="minilm")
+    parser.add_argument("--task", default="sst2")
+    parser.add_argument("--batches", type=int, nargs="+", default=[16])
+    parser.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="fp32")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--most", type=int, default=max(PACKED), help="Trials that share passes.")
+    parser.add_argument("--way", default="solo", help="Whose profile.")
+    parser.add_argument("--no-graphs", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure one part."""
+    chosen = parsed()
+    if chosen.what == "machine":
+        say("machine", **machine())
+        return 0
+    torch.set_num_threads(1)
+    plm = PREFIX + chosen.shape
+    if chosen.what == "throughput":
+        group = f"{chosen.shape}, {chosen.task}, batch 16"
+        given = (chosen.task, chosen.repeats, plm, chosen.tokens, min(4, chosen.most))
+        for rates in measure_processes(*given):
+            say("throughput", group=group, rates=rates)
+        return 0
+    if chosen.precision == "tf32":
+        torch.set_float32_matmul_precision("high")
+    workshop = ShapedWorkshop(read_tokens(chosen.tokens))
+    precision = "bf16" if chosen.precision == "bf16" else "fp32"
+    for batch in chosen.batches:
+        group = f"{chosen.shape}, {chosen.task}, batch {batch}, {chosen.precision}"
+        with (
+            left_out_if_it_fails(group, "all"),
+            contextlib.closing(Bench(workshop, chosen.task, batch, plm, precision)) as bench,
+        ):
+            if chosen.what == "profile":
+                measure_profile(bench, group, chosen.way)
+            else:
+                measure_steps(bench, group, chosen.most, chosen.repeats, not chosen.no_graphs)
+    if chosen.what == "steps" and chosen.task == "sst2":
+        group = f"{chosen.shape}, 8 adapters with 8 short rows each, {chosen.precision}"
+        with (
+            left_out_if_it_fails(group, "all"),
+            contextlib.closing(Bench(workshop, "sst2", 4, plm, precision)) as bench,
+        ):
+            measure_mixed(bench, group, chosen.repeats)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except TinyAttnError as error:
+        raise SystemExit(str(error)) from None

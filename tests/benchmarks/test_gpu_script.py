@@ -1,0 +1,236 @@
+"""benchmarks/gpu.sh keeps what was found, whatever happens to it; parts are stand-ins here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks import gpu
+from benchmarks.gpu import Part
+from benchmarks.shapes import drawn_tokens, write_tokens
+
+ROOT = Path(__file__).parent.parent.parent
+STAND_IN = """
+import json, sys, time
+def say(**line):
+    print(json.dumps(line), flush=True)
+what = sys.argv[1]
+if what == "machine":
+    say(kind="machine", device=sys.argv[2], gpu=sys.argv[2] != "CPU")
+elif what == "steps":
+    for repeat in (1, 2):
+        print("a library's own line")
+        own = {"ms": 1.5 * repeat, "q1": 1.0, "q3": 2.0, "ratio to floor": 1.25, "repeats": repeat}
+        say(kind="steps", group="a shape", ways={"solo": own})
+elif what == "waits":
+    say(kind="steps", group="begun", ways={})
+    time.sleep(600)
+elif what == "short":
+    say(kind="left out", group="large", way="packed 32", why="too little memory")
+elif what == "tests":
+    print("tests/gpu/test_x.py::test_a[cuda-x y] PASSED   [ 50%]")
+    print("tests/gpu/test_x.py::test_b FAILED   [100%]")
+    sys.exit(1)
+else:
+    import a_wheel_that_is_missing
+"""
+DRIVER = """
+import sys
+from pathlib import Path
+from benchmarks import gpu
+from test_gpu_script import stand_ins
+device, *names = sys.argv.pop().split()
+gpu.parts_of = stand_ins(device, *names)
+gpu.MACHINE = gpu.Part("machine", ("stand_in", "machine", device), 30)
+sys.exit(gpu.main())
+"""
+
+
+def stand_ins(device: str, *names: str) -> Callable[..., Any]:
+    def parts_of(gpu: bool, tokens: Path) -> Any:
+        assert gpu == (device != "CPU")
+        for name in names:
+            wanted = not name.startswith("extra-")
+            yield Part(name, ("stand_in", name.removeprefix("extra-")), 60, wanted)
+
+    return parts_of
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    folder = tmp_path / "bundle"
+    (folder / "tokens").mkdir(parents=True)
+    (folder / "bundle.json").write_text(json.dumps({"commit": "c0ffee"}))
+    rows = {
+        name: split.flat()
+        for name, split in drawn_tokens({"train": 64, "select": 8, "heldout": 8}, 12).items()
+    }
+    write_tokens(folder / "tokens" / "sst2.npz", rows)
+    return folder
+
+
+@pytest.fixture
+def run(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, Any, str]]:
+    """Runs stand-ins for parts in this process: exit code, gpu.json, table.txt."""
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu, "WORTHWHILE", 0.1)
+    monkeypatch.setattr(gpu, "ENDING", 0.1)
+
+    def run(device: str, *names: str, seconds: float = 60) -> tuple[int, Any, str]:
+        out = tmp_path / "out"
+        monkeypatch.setattr(gpu, "parts_of", stand_ins(device, *names))
+        monkeypatch.setattr(gpu, "MACHINE", Part("machine", ("stand_in", "machine", device), 30))
+        words = ["gpu", "--wheels", str(bundle), "--seconds", str(seconds), str(out)]
+        monkeypatch.setattr(sys, "argv", words)
+        code = gpu.main()
+        return code, json.loads((out / "gpu.json").read_text()), (out / "table.txt").read_text()
+
+    return run
+
+
+def test_all_done_is_0_on_a_gpu_and_3_without(run: Any) -> None:
+    code, found, table = run("H200", "steps")
+    assert code == 0
+    assert found["machine"] == {"commit": "c0ffee", "device": "H200", "gpu": True}
+    assert found["groups"]["a shape"]["ways"]["solo"]["ms"] == 3.0  # the later line
+    assert re.search(r"^  solo +3\.00 +1\.00-2\.00 +1\.25 ", table, re.MULTILINE)
+    assert found["parts"]["steps"]["state"] == "done"
+    assert run("CPU", "steps")[0] == 3
+
+
+def test_what_fails_is_named_and_the_rest_goes_on(run: Any) -> None:
+    code, found, table = run("H200", "broken", "short", "steps")
+    assert code == 1
+    assert found["parts"]["broken"]["state"] == "failed"
+    assert "No module named 'a_wheel_that_is_missing'" in found["parts"]["broken"]["why"]
+    assert found["left out"] == [
+        {"part": "short", "group": "large", "way": "packed 32", "why": "too little memory"}
+    ]
+    assert "large: packed 32: too little memory" in table
+    assert found["parts"]["steps"]["state"] == "done"
+
+
+def test_what_is_done_only_while_time_is_left_may_be_left_out(run: Any) -> None:
+    code, found, _ = run("H200", "steps", "extra-short", "extra-waits", "extra-steps", seconds=8)
+    assert code == 0
+    states = {name: part["state"] for name, part in found["parts"].items()}
+    assert states["extra-waits"] == "cut"
+    assert states["extra-steps"] == "left out"
+    assert found["parts"]["extra-steps"]["why"] == "no time was left"
+    assert run("H200", "waits", "steps", seconds=4)[0] == 1
+
+
+def test_failed_tests_are_told_by_name(run: Any) -> None:
+    code, found, table = run("CPU", "tests")
+    assert code == 1
+    assert found["tests"] == {
+        "tests/gpu/test_x.py::test_a[cuda-x y]": "PASSED",
+        "tests/gpu/test_x.py::test_b": "FAILED",
+    }
+    assert "tests: 1 failed, 1 passed" in table
+    assert "FAILED   tests/gpu/test_x.py::test_b" in table
+
+
+def test_libraries_that_are_too_old_or_missing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"torch": "2.5.1+cu124"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise gpu.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(gpu.metadata, "version", version)
+    assert gpu.too_old() == [
+        "torch is 2.5.1+cu124, needed is 2.6 or newer",
+        "transformers is not there, needed is 5.10 or newer",
+    ]
+    code, found, table = run("CPU", "steps")
+    assert code == 1
+    assert {part["state"] for part in found["parts"].values()} == {"left out"}
+    assert "torch is 2.5.1+cu124, needed is 2.6 or newer" in table
+    versions |= {"torch": "2.10.0a0+gitc0ffee", "transformers": "5.10.1"}
+    assert gpu.too_old() == []
+
+
+def test_a_wheel_that_is_damaged_is_named(run: Any, bundle: Path) -> None:
+    (bundle / "wheels").mkdir()
+    (bundle / "wheels" / "hjson-3.1.0-py3-none-any.whl").write_bytes(b"torn")
+    code, found, _ = run("CPU", "steps")
+    assert code == 1
+    assert [own["way"] for own in found["left out"]] == ["hjson-3.1.0-py3-none-any.whl"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_cut_off_half_way_it_leaves_what_was_found_and_no_process(
+    number: signal.Signals, bundle: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "stand_in.py").write_text(STAND_IN)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    out = tmp_path / "out"
+    places = [tmp_path, ROOT, Path(__file__).parent]
+    driver = subprocess.Popen(
+        [sys.executable, tmp_path / "driver.py", "--wheels", bundle, out, "CPU steps waits steps"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        for _ in range(600):
+            with_group = out / "gpu.json"
+            if with_group.exists() and "begun" in json.loads(with_group.read_text())["groups"]:
+                break
+            time.sleep(0.1)
+        children = psutil.Process(driver.pid).children(recursive=True)
+        assert children
+        driver.send_signal(number)
+        driver.wait(30)
+    finally:
+        driver.kill()
+    _, alive = psutil.wait_procs(children, 10)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    found = json.loads((out / "gpu.json").read_text())
+    assert found["groups"]["a shape"]["ways"]["solo"]["repeats"] == 2
+    state = found["parts"]["waits"]["state"]
+    assert state == ("begun" if number == signal.SIGKILL else "cut")
+    assert re.search(r"solo +3\.00 ", (out / "table.txt").read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "required: --wheels"),
+        (["--wheels", "nowhere"], "--wheels nowhere: no tokens/*.npz there; `make gpu-bundle`"),
+        (["--wheels", "nowhere", "--seconds", "soon"], "--seconds: invalid float value: 'soon'"),
+        (["--wheels", "nowhere", "--minutes", "3"], "unrecognized arguments: --minutes"),
+        (["--python", "nosuchpython"], "--python nosuchpython came, which is no program here"),
+        (["--python"], "--python needs the name of a Python"),
+    ],
+)
+def test_wrong_use_is_2_and_says_what(words: list[str], said: str) -> None:
+    python = [] if "--python" in words else ["--python", sys.executable]
+    done = subprocess.run(
+        [ROOT / "benchmarks" / "gpu.sh", *python, *words], capture_output=True, text=True
+    )
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
+def test_too_few_seconds_are_refused(bundle: Path) -> None:
+    words = ["--python", sys.executable, "--wheels", bundle, "--seconds", "5"]
+    done = subprocess.run(
+        [ROOT / "benchmarks" / "gpu.sh", *map(str, words)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (2, "--seconds 5: needed are 24 at least\n")
