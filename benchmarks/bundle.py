@@ -115,6 +115,8 @@ def main() -> int:
     parser.add_argument("--python-version", default="3.12")
     chosen = parser.parse_args()
     folder: Path = chosen.folder
+    if folder.is_file():
+        raise StorageError(f"{folder}: is a file; name a folder")
     if folder.exists() and any(folder.iterdir()) and not (folder / "bundle.json").exists():
         raise StorageError(f"{folder}: holds something that is no bundle; name another folder")
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
 """The parts of `benchmarks/gpu.sh`, in order of worth, each in a process with a time limit.
 
-What a part finds is in gpu.json and table.txt as soon as it says so, each written as a whole: cut
-off at any second, they hold what was found until then. This process imports neither torch nor
-anything of the wheels, so that it can tell what they lack.
+What a part finds is in gpu.json and table.txt as soon as it says so: cut off at any second, they
+hold what was found until then. This process imports neither torch nor anything of the wheels, so
+that it can tell what they lack.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import hashlib
 import json
 import os
 import re
@@ -20,12 +21,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_report import Report
+
+ROOT = Path(__file__).parent.parent
 LEAST = {"torch": (2, 6), "transformers": (5, 10)}
 ENDING = 8
 """Seconds that are kept to end in."""
@@ -40,12 +44,15 @@ class WrongUseError(Exception):
     """This was called in a way that cannot be meant."""
 
 
+# ---- what to find out ----
+
+
 @dataclass(frozen=True)
 class Part:
     """Something to find out, by a program that prints it."""
 
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     """Module and arguments, for this Python."""
     seconds: float
     """It may take at most."""
@@ -53,206 +60,62 @@ class Part:
     """Whether it belongs to what is always done; others are done while time is left."""
     mps: bool = False
     """Whether its processes share the GPU by NVIDIA's multi-process service."""
+    best_of: str | None = None
+    """Group of steps whose fastest way is added to the arguments."""
 
 
-MACHINE = Part("machine", ("benchmarks.measure", "machine"), 60)
+MACHINE = Part("machine", ("benchmarks.measure", "machine"), 200)
 """What is here; all other parts depend on it."""
 
 
 def parts_of(gpu: bool, tokens: Path) -> Iterator[Part]:
     """What to find out on a GPU, or on a CPU as far as it can."""
-    shape = "roberta-base" if gpu else "minilm"
-
-    def measure(
-        name: str, seconds: float, *words: str, wanted: bool = True, mps: bool = False
-    ) -> Part:
-        module = ("benchmarks.measure", *words, "--tokens", str(tokens))
-        return Part(name, module, seconds, wanted, mps)
-
-    def steps(of: str, precision: str, seconds: float, *words: str, wanted: bool = True) -> Part:
-        given = ("steps", "--shape", of, "--precision", precision, *words)
-        return measure(f"steps of {of}, {precision}", seconds, *given, wanted=wanted)
-
     marks = "gpu" if gpu else "not gpu and not gpu_ray and not gpus"
     pytest = ("pytest", "tests/gpu", "-v", "-m", marks, "-p", "no:cacheprovider", "--color=no")
     yield Part("tests", pytest, 150)
+    own = ("--device", "cuda" if gpu else "cpu", "--tokens", str(tokens))
+    for part in _on_a_gpu() if gpu else _on_a_cpu():
+        yield replace(part, arguments=("benchmarks.measure", *part.arguments, *own))
+
+
+def _on_a_gpu() -> Iterator[Part]:
     both = ("--batches", "16", "4")
-    if gpu:
-        for precision in ("bf16", "fp32"):
-            few = () if precision == "bf16" else ("--most", "8", "--repeats", "2")
-            for size, seconds in (("base", 60), ("large", 75)):
-                yield steps(f"roberta-{size}", precision, seconds, *both, *few)
-    else:
-        yield steps("minilm", "fp32", 150, *both, "--most", "4")
-        yield steps("minilm", "bf16", 100, *both, "--most", "4", "--repeats", "2")
-    crowd = ("throughput", "--shape", shape, "--repeats", "2", *(() if gpu else ("--most", "4")))
-    yield measure("processes", 75 if gpu else 150, *crowd)
-    if gpu:
-        yield measure("processes with MPS", 60, *crowd, mps=True)
-    precision = "bf16" if gpu else "fp32"
-    for way in ("the default way", "the best way"):
-        given = ("profile", "--shape", shape, "--precision", precision, "--way", way)
-        yield measure(f"profile of {way}", 30, *given)
-    rest = ("--task", "rte") if gpu else ("--task", "rte", "--most", "4", "--repeats", "2")
-    if not gpu:
-        yield _named(steps("minilm", "fp32", 200, *rest, wanted=False), "RTE: ")
-        return
-    for size, seconds in (("base", 60), ("large", 90)):
-        yield _named(steps(f"roberta-{size}", "bf16", seconds, *rest, wanted=False), "RTE: ")
-    for size in ("base", "large"):
-        yield steps(f"roberta-{size}", "tf32", 40, "--most", "8", wanted=False)
-    for other in ("minilm", "llama-small", "gpt2"):
-        yield steps(other, "bf16", 40, "--most", "8", wanted=False)
+    yield _steps("roberta-base", "bf16", 70, *both)
+    yield _steps("roberta-large", "bf16", 100, *both)
+    yield _steps("roberta-base", "fp32", 50, *both, "--repeats", "2")
+    yield _steps("roberta-large", "fp32", 70, *both, "--repeats", "2")
+    graphs = ("graphs", "--shape", "roberta-base", "--precision", "bf16", *both)
+    yield Part("CUDA graphs", graphs, 45)
+    crowd = ("throughput", "--shape", "roberta-base", "--repeats", "2")
+    yield Part("processes", crowd, 75)
+    yield Part("processes with MPS", crowd, 75, mps=True)
+    profile = ("profile", "--shape", "roberta-base", "--precision", "bf16")
+    yield Part("profile of the default way", profile, 45)
+    best_of = "roberta-base, sst2, batch 16, bf16"
+    yield Part("profile of the best way", (*profile, "--way"), 60, best_of=best_of)
+    for shape, seconds in (("roberta-base", 60), ("roberta-large", 90)):
+        yield _steps(shape, "bf16", seconds, "--task", "rte", wanted=False)
+    for shape in ("roberta-base", "roberta-large"):
+        yield _steps(shape, "tf32", 40, "--most", "8", wanted=False)
+    for shape in ("minilm", "llama-small", "gpt2"):
+        yield _steps(shape, "bf16", 40, "--most", "8", wanted=False)
 
 
-def _named(part: Part, prefix: str) -> Part:
-    return Part(prefix + part.name, part.words, part.seconds, part.wanted, part.mps)
+def _on_a_cpu() -> Iterator[Part]:
+    few = ("--most", "4")
+    yield _steps("minilm", "fp32", 150, "--batches", "16", "4", *few)
+    yield _steps("minilm", "bf16", 100, "--batches", "16", "4", *few, "--repeats", "2")
+    yield Part("processes", ("throughput", "--repeats", "2", *few), 150)
+    # Not of the best way: torch profiles one thread of a CPU, and trials that share passes have
+    # one each.
+    yield Part("profile of the default way", ("profile",), 45)
+    yield _steps("minilm", "fp32", 200, "--task", "rte", *few, "--repeats", "2", wanted=False)
 
 
-# ---- what was found ----
-
-
-@dataclass
-class Report:
-    """What was found so far, in memory and on disk."""
-
-    folder: Path
-    machine: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """State of each part: begun, done, failed, cut, left out."""
-    tests: dict[str, str] = field(default_factory=dict)
-    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Steps, processes and profiles by what they are of."""
-    left_out: list[dict[str, str]] = field(default_factory=list)
-
-    def take(self, part: str, line: dict[str, Any]) -> None:
-        """A line of a part."""
-        kind = line.pop("kind")
-        if kind == "machine":
-            self.machine |= line
-        elif kind == "test":
-            self.tests[line["name"]] = line["outcome"]
-        elif kind == "left out":
-            self.left_out.append({"part": part, **line})
-        else:
-            key = line["group"] if kind == "steps" else f"{part}: {line['group']}"
-            self.groups[key + (f", {line['way']}" if "way" in line else "")] = {
-                "kind": kind,
-                "part": part,
-                **line,
-            }
-        self.write()
-
-    def begin(self, part: Part) -> None:
-        """A part runs from now on."""
-        self._set(part, "begun", "")
-
-    def end(self, part: Part, state: str, why: str = "", seconds: float = 0.0) -> None:
-        """A part runs no more."""
-        self._set(part, state, why, seconds)
-
-    def _set(self, part: Part, state: str, why: str, seconds: float = 0.0) -> None:
-        own = {"state": state, "why": why, "seconds": round(seconds, 1), "wanted": part.wanted}
-        self.parts[part.name] = own
-        self.write()
-
-    def write(self) -> None:
-        """Bring both files up to date, each as a whole."""
-        content = {
-            "machine": self.machine, "parts": self.parts, "tests": self.tests,
-            "groups": self.groups, "left out": self.left_out,
-        }  # fmt: skip
-        for name, text in (
-            ("gpu.json", json.dumps(content, indent=1)),
-            ("table.txt", "\n".join(self.table()) + "\n"),
-        ):
-            fresh = self.folder / f".{name}"
-            fresh.write_text(text, encoding="utf-8")
-            fresh.replace(self.folder / name)
-
-    def best_way(self, shape: str) -> str:
-        """The fastest of ours at batches of 16 of SST-2, of what is known."""
-        found = [
-            (own["ms"], name)
-            for group in self.groups.values()
-            if group["kind"] == "steps" and group["group"].startswith(f"{shape}, sst2, batch 16")
-            for name, own in group["ways"].items()
-            if name == "solo" or name.startswith("packed")
-        ]
-        return min(found)[1] if found else "solo"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all that was wanted was done and nothing failed."""
-        done = all(own["state"] == "done" or not own["wanted"] for own in self.parts.values())
-        cut = {name for name, own in self.parts.items() if not own["wanted"]}
-        bad = [outcome for outcome in self.tests.values() if outcome in ("FAILED", "ERROR")]
-        return done and not bad and all(own["part"] in cut for own in self.left_out)
-
-    # ---- as text ----
-
-    def table(self) -> Iterator[str]:
-        """Lines of table.txt."""
-        yield ", ".join(f"{name} {value}" for name, value in self.machine.items())
-        yield from self._parts()
-        yield from self._tests()
-        for key, group in self.groups.items():
-            yield f"\n{key}"
-            yield from _TABLES[group["kind"]](group)
-        if self.left_out:
-            yield "\nleft out"
-            for own in self.left_out:
-                yield f"  {own.get('group', '')}: {own.get('way', '')}: {own['why']}"
-
-    def _parts(self) -> Iterator[str]:
-        yield "\nparts"
-        for name, own in self.parts.items():
-            why = f": {own['why']}" if own["why"] else ""
-            yield f"  {own['state']:9} {own['seconds']:6.0f} s  {name}{why}"
-
-    def _tests(self) -> Iterator[str]:
-        if not self.tests:
-            return
-        outcomes = list(self.tests.values())
-        counts = {outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))}
-        yield "\ntests: " + ", ".join(f"{n} {outcome.lower()}" for outcome, n in counts.items())
-        for name, outcome in self.tests.items():
-            if outcome != "PASSED":
-                yield f"  {outcome:8} {name}"
-
-
-def _steps_table(group: Mapping[str, Any]) -> Iterator[str]:
-    yield (
-        f"  {'':18}{'ms':>9}{'quartiles':>18}{'÷ floor':>9}{'launches':>10}{'MiB':>8}{'repeats':>9}"
-    )
-    for name, own in group["ways"].items():
-        spread = f"{own['q1']:.2f}-{own['q3']:.2f}"
-        rest = [
-            f"{own[key]:.{digits}f}" if key in own else "-"
-            for key, digits in (("ratio to floor", 2), ("launches", 0), ("MiB", 0))
-        ]
-        yield (
-            f"  {name:18}{own['ms']:9.2f}{spread:>18}{rest[0]:>9}{rest[1]:>10}{rest[2]:>8}"
-            f"{own['repeats']:>9}"
-        )
-
-
-def _rates_table(group: Mapping[str, Any]) -> Iterator[str]:
-    yield f"  {'':18}{'trial-steps/s':>14}{'lowest-highest':>18}{'÷ recipe':>10}"
-    middle = {name: sorted(rates)[len(rates) // 2] for name, rates in group["rates"].items()}
-    for name, rates in group["rates"].items():
-        spread = f"{min(rates):.1f}-{max(rates):.1f}"
-        yield f"  {name:18}{middle[name]:14.1f}{spread:>18}{middle[name] / middle['recipe']:10.2f}"
-
-
-def _profile_table(group: Mapping[str, Any]) -> Iterator[str]:
-    whole = f"of {group['total_ms']:.1f} ms in {group['steps']} steps"
-    yield f"  {'ms':>9}{'share':>8}{'calls':>7}  {whole}"
-    for row in group["rows"]:
-        yield f"  {row['ms']:9.2f}{row['share']:8.1%}{row['calls']:7}  {row['name'][:90]}"
-
-
-_TABLES = {"steps": _steps_table, "throughput": _rates_table, "profile": _profile_table}
+def _steps(shape: str, precision: str, seconds: float, *words: str, wanted: bool = True) -> Part:
+    task = "RTE" if "rte" in words else "SST-2"
+    arguments = ("steps", "--shape", shape, "--precision", precision, *words)
+    return Part(f"steps of {shape}, {task}, {precision}", arguments, seconds, wanted)
 
 
 # ---- running ----
@@ -264,37 +127,42 @@ class Runner:
     def __init__(self, report: Report, deadline: float, environment: dict[str, str]) -> None:
         self.report, self.deadline, self.environment = report, deadline, environment
         self.log = report.folder / "log.txt"
-        self.log.unlink(missing_ok=True)
+        self.log.write_text("")
+
+    def leave_out(self, part: Part, why: str) -> None:
+        """Say that a part is not begun."""
+        self.report.set_state(part.name, "left out", part.wanted, why)
 
     def run(self, part: Part) -> None:
         """Run a part, or say that no time is left for it."""
-        seconds = min(part.seconds, self.deadline - time.monotonic())
-        if seconds < WORTHWHILE:
-            self.report.end(part, "left out", "no time was left")
+        if self.deadline - time.monotonic() < WORTHWHILE:
+            self.leave_out(part, "no time was left")
             return
-        self.report.begin(part)
+        self.report.set_state(part.name, "begun", part.wanted)
         begin = time.monotonic()
         environment = dict(self.environment)
         state, why = "cut", "this run was ended"
         try:
             with multi_process_service(environment) if part.mps else contextlib.nullcontext():
+                seconds = min(part.seconds, self.deadline - time.monotonic())
                 state, why = self._run(part, seconds, environment)
         except (FileNotFoundError, subprocess.SubprocessError) as error:
             state, why = "left out", str(error)
         finally:
-            self.report.end(part, state, why, time.monotonic() - begin)
+            passed = time.monotonic() - begin
+            self.report.set_state(part.name, state, part.wanted, why, passed)
 
     def _run(self, part: Part, seconds: float, environment: dict[str, str]) -> tuple[str, str]:
         """How a part ended, and why so."""
-        words = [sys.executable, "-m", *part.words]
-        if "the best way" in words:
-            words[words.index("the best way")] = self.report.best_way(part.words[3])
-        words = ["solo" if word == "the default way" else word for word in words]
+        best = [] if part.best_of is None else [self.report.best_way(part.best_of)]
+        at = part.arguments.index("--way") + 1 if best else 0
+        arguments = [*part.arguments[:at], *best, *part.arguments[at:]]
         with self.log.open("a") as log:
             print(f"== {part.name}", file=log, flush=True)
             process = subprocess.Popen(
-                words, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True,
-                env=environment, start_new_session=True, preexec_fn=_die_with_parent,
+                [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=log,
+                stdin=subprocess.DEVNULL, cwd=ROOT, env=environment, start_new_session=True,
+                preexec_fn=_die_with_parent,
             )  # fmt: skip
             try:
                 in_time = self._listen(part, process, time.monotonic() + seconds, log)
@@ -304,31 +172,29 @@ class Runner:
                 process.wait()
         if not in_time:
             return "cut", f"after {seconds:.0f} s"
-        # 1: a test failed; 5: none was left to run
-        if process.returncode == 0 or (part.name == "tests" and process.returncode == 1):
+        failed_tests = part.name == "tests" and process.returncode == 1  # which are told by name
+        if process.returncode == 0 or failed_tests:
             return "done", ""
         return "failed", f"exit code {process.returncode}: {self._last_words()}"
 
     def _listen(self, part: Part, process: Any, until: float, log: Any) -> bool:
         """Take what a part prints; whether it ended in time."""
-        with os.fdopen(os.dup(process.stdout.fileno()), "rb", buffering=0) as pipe:
-            waiting = b""
-            while True:
-                left = until - time.monotonic()
-                if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                    return False
-                content = pipe.read(2**16)
-                *lines, waiting = (waiting + content).split(b"\n")
-                for text in lines:
-                    line = line_of(text.decode("utf-8", "replace"))
-                    if line is None:
-                        log.write(text.decode("utf-8", "replace") + "\n")
-                        log.flush()
-                    else:
-                        self.report.take(part.name, line)
-                if not content:
-                    process.wait()
-                    return True
+        waiting = b""
+        while True:
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([process.stdout], [], [], left)[0]:
+                return False
+            content = os.read(process.stdout.fileno(), 2**16)
+            *lines, waiting = (waiting + content).split(b"\n")
+            for text in (line.decode("utf-8", "replace") for line in lines):
+                line = line_of(text)
+                if line is None:
+                    print(text, file=log, flush=True)
+                else:
+                    self.report.take(part.name, line)
+            if not content:
+                process.wait()
+                return True
 
     def _last_words(self) -> str:
         lines = self.log.read_text("utf-8", "replace").splitlines()
@@ -354,6 +220,8 @@ def _die_with_parent() -> None:
 def multi_process_service(environment: dict[str, str]) -> Iterator[None]:
     """Within the block processes with this environment share the GPU by MPS.
 
+    Its daemon outlives a process that is killed in the block.
+
     Raises:
         FileNotFoundError: NVIDIA's program is not there.
         SubprocessError: it does not start.
@@ -368,12 +236,16 @@ def multi_process_service(environment: dict[str, str]) -> Iterator[None]:
         try:
             yield
         finally:
-            subprocess.run([control], input=b"quit\n", env=environment, timeout=20, check=False)
+            with contextlib.suppress(subprocess.SubprocessError):
+                subprocess.run([control], input=b"quit\n", env=environment, timeout=20, check=False)
+
+
+# ---- what is here ----
 
 
 def too_old() -> list[str]:
     """What is missing or older than it may be."""
-    found = []
+    found, here = [], {}
     for name, least in LEAST.items():
         needed = ".".join(map(str, least))
         try:
@@ -381,8 +253,11 @@ def too_old() -> list[str]:
         except metadata.PackageNotFoundError:
             found.append(f"{name} is not there, needed is {needed} or newer")
             continue
-        if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < least:
+        here[name] = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+        if here[name] < least:
             found.append(f"{name} is {version}, needed is {needed} or newer")
+    if not found and here["torch"] < (2, 7) and here["transformers"] < (5, 11):
+        found.append("transformers 5.10 cannot be imported with torch 2.6; one must be newer")
     return found
 
 
@@ -401,11 +276,52 @@ def install(wheels: Path, target: Path) -> list[str]:
     return [file.name for file in files if not installed(file)]
 
 
+def missing_files(bundle: Path, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Files of a bundle that are not as bundle.json says, each with what is wrong."""
+    for name, own in about.get("files", {}).items():
+        file = bundle / name
+        if not file.is_file():
+            yield name, "is not there"
+        elif hashlib.sha256(file.read_bytes()).hexdigest() != own["sha256"]:
+            yield name, "is damaged"
+
+
+def read_bundle(bundle: Path) -> dict[str, Any]:
+    """What bundle.json tells.
+
+    Raises:
+        WrongUseError: this is no bundle, or half of one.
+    """
+    again = "`make gpu-bundle` makes it"
+    if not list((bundle / "tokens").glob("*.npz")):
+        raise WrongUseError(f"--wheels {bundle}: no tokens/*.npz there; {again}")
+    try:
+        about = json.loads((bundle / "bundle.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise WrongUseError(f"--wheels {bundle}: bundle.json: {error}; {again}") from None
+    if not isinstance(about, dict) or not isinstance(about.get("files"), dict):
+        raise WrongUseError(f"--wheels {bundle}: its making was interrupted; {again} anew")
+    return about
+
+
+def commit_here() -> str:
+    """The commit of the code that runs, where git can tell."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return "unknown"
+
+
+# ---- the call ----
+
+
 def parsed(words: list[str]) -> argparse.Namespace:
     """What was asked for.
 
     Raises:
-        WrongUseError: a folder lacks what is needed.
+        WrongUseError: too few seconds, or a folder that cannot be written.
     """
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu.sh",
@@ -415,36 +331,39 @@ def parsed(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=570, help="all may take")
     parser.add_argument("out", type=Path, nargs="?", default=Path("runs/bench/gpu"))
     chosen = parser.parse_args(words)
-    if not list((chosen.wheels / "tokens").glob("*.npz")):
-        raise WrongUseError(f"--wheels {chosen.wheels}: no tokens/*.npz there; `make gpu-bundle`")
     if not chosen.seconds > ENDING + WORTHWHILE:
-        raise WrongUseError(
-            f"--seconds {chosen.seconds:g}: needed are {ENDING + WORTHWHILE + 1} at least"
-        )
+        least = ENDING + WORTHWHILE + 1
+        raise WrongUseError(f"--seconds {chosen.seconds:g}: needed are {least} at least")
+    try:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        (chosen.out / "log.txt").touch()
+    except OSError as error:
+        raise WrongUseError(f"{chosen.out}: cannot be written: {error.strerror}") from None
     return chosen
 
 
-def main() -> int:
+def main(words: list[str]) -> int:
     """Run all parts that there is time for."""
     begin = time.monotonic()
-    chosen = parsed(sys.argv[1:])
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    report = Report(chosen.out)
-    with contextlib.suppress(OSError, ValueError):
-        report.machine["commit"] = json.loads((chosen.wheels / "bundle.json").read_text())["commit"]
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    chosen = parsed(words)
+    about = read_bundle(chosen.wheels)
+    report = Report(chosen.out.resolve())
+    report.machine |= {"commit": commit_here(), "bundle": about.get("commit", "unknown")}
+    for name, why in missing_files(chosen.wheels, about):
+        report.left_out.append({"part": "bundle", "group": "bundle", "way": name, "why": why})
+    report.write()  # nothing of an earlier run
     with tempfile.TemporaryDirectory(prefix="tinyattn-gpu-") as site:
         for name in install(chosen.wheels / "wheels", Path(site)):
-            report.left_out.append({"part": "wheels", "way": name, "why": "cannot be installed"})
-        path = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+            why = "cannot be installed"
+            report.left_out.append({"part": "bundle", "group": "bundle", "way": name, "why": why})
+        path = os.pathsep.join(filter(None, [site, str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {
             "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false", "TINYATTN_CACHE": f"{site}/cache",
             "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         deadline = begin + chosen.seconds - ENDING
-        run_all(Runner(report, deadline, environment), chosen.wheels / "tokens")
+        run_all(Runner(report, deadline, environment), chosen.wheels.resolve() / "tokens")
     report.write()
     print("\n".join(report.table()))
     if not report.is_whole:
@@ -454,22 +373,29 @@ def main() -> int:
 
 def run_all(runner: Runner, tokens: Path) -> None:
     """Find out what is here, then the rest."""
-    report = runner.report
     missing = too_old()
     if missing:
-        report.end(MACHINE, "left out", "; ".join(missing))
+        runner.leave_out(MACHINE, "; ".join(missing))
     else:
         runner.run(MACHINE)
-    for part in parts_of(bool(report.machine.get("gpu")), tokens.resolve()):
-        if report.parts["machine"]["state"] == "done":
+    works = runner.report.parts[MACHINE.name]["state"] == "done"
+    for part in parts_of(bool(runner.report.machine.get("gpu")), tokens):
+        if works:
             runner.run(part)
         else:
-            report.end(part, "left out", "this Python cannot do it, see machine")
+            runner.leave_out(part, "this Python cannot do it, see machine")
+
+
+def end_on_signals() -> None:
+    """Have SIGTERM and a closed terminal end this process in order."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
 
 
 if __name__ == "__main__":
+    end_on_signals()
     try:
-        sys.exit(main())
+        sys.exit(main(sys.argv[1:]))
     except WrongUseError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # All that is to be known of a GPU, in one call of under ten minutes, on a machine that may have
-# nothing but a Python with torch >= 2.6 and transformers >= 5.10:
+# nothing but a Python (3.11 to 3.13) with torch >= 2.6 and transformers >= 5.10:
 #
 #     make gpu-bundle                                        # at home; build/gpu-bundle travels
 #     benchmarks/gpu.sh --python python3 --wheels build/gpu-bundle [--seconds 570] [OUT]
 #
-# OUT (default runs/bench/gpu) gets gpu.json, table.txt and the parts' log.txt, written anew after
-# every result. Exit code: 0 all was done, 1 a part was left out or failed, 2 wrong use, 3 there is
-# no CUDA device, and what a CPU can do was done.
+# OUT (default runs/bench/gpu) gets gpu.json, table.txt and the parts' log.txt, the first two written
+# anew after every result. Exit code: 0 all was done, 1 a part was left out or failed, 2 wrong use,
+# 3 there is no CUDA device, and what a CPU can do was done.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(cd "$(dirname "$0")/.." && pwd)
 python=python3
 words=()
 while [ $# -gt 0 ]; do
@@ -32,4 +32,10 @@ if ! command -v "$python" > /dev/null; then
   echo "--python $python came, which is no program here" >&2
   exit 2
 fi
-exec "$python" -m benchmarks.gpu ${words[@]+"${words[@]}"}
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  echo "--python $python is older than Python 3.11" >&2
+  exit 2
+fi
+# -P: a folder of the caller's that is named like one of ours is not meant.
+PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -P -m benchmarks.gpu \
+  ${words[@]+"${words[@]}"}

@@ -98,7 +98,8 @@ class GraphedSteps:
             for _ in range(WARM):
                 self._step(batch)
         torch.cuda.current_stream().wait_stream(aside)
-        with torch.cuda.graph(graph, stream=aside):
+        # What other threads do, as those of collectives, is not part of it.
+        with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
             loss = self._step(batch)  # its gradients are new ones, in the graph's own memory
         return Captured(graph, batch, loss)
 

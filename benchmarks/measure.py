@@ -2,6 +2,8 @@
 
     machine      what is here
     steps        a training step by each way, of one PLM in one precision
+    graphs       steps that are CUDA graphs beside some of these; a process in which a capture fails
+                 had best be left, so they have one of their own
     throughput   trial-steps a second of several processes
     profile      where the time of one way goes, by kernel (on a CPU by operator)
 
@@ -18,7 +20,8 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,8 +32,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.graphs import graphed
 from benchmarks.shapes import PREFIX, ShapedWorkshop, read_tokens
-from benchmarks.steps import GPU, Bench, Way, interleaved, mixed, quartiles
+from benchmarks.steps import GPU, Bench, Way, interleaved, mixed, quartiles, replaced
 from benchmarks.throughput import measure as measure_processes
+from tinyattn import plm_attention
 from tinyattn.errors import OutOfMemoryError, TinyAttnError, is_out_of_memory
 
 STEPS = 8 if GPU else 4
@@ -42,6 +46,7 @@ LAUNCHES = {
 }  # fmt: skip
 """What a processor calls to have a GPU do something."""
 MIB = 2**20
+MEASURED = ("steps", "graphs", "throughput", "profile")
 Line = dict[str, Any]
 
 
@@ -70,7 +75,7 @@ def machine() -> Line:
 # ---- steps ----
 
 
-def ways_of(bench: Bench, most: int, with_graphs: bool) -> Iterator[tuple[str, Any]]:
+def ways_of(bench: Bench, most: int) -> Iterator[tuple[str, Any]]:
     """The ways of a step by name, each as what makes it."""
     yield "floor", bench.floor
     yield "solo", functools.partial(bench.trials, 1)
@@ -83,40 +88,46 @@ def ways_of(bench: Bench, most: int, with_graphs: bool) -> Iterator[tuple[str, A
             yield f"packed {k}", functools.partial(bench.trials, k)
     together = min(8, most)
     yield f"floor {together}", functools.partial(bench.floor, together)
-    if GPU and with_graphs:
-        yield "graphs", functools.partial(graphed, bench, STEPS)
 
 
-def measure_steps(bench: Bench, group: str, most: int, repeats: int, with_graphs: bool) -> None:
-    """Measure all ways of a step; say the medians so far after each repeat."""
+def beside_graphs(bench: Bench) -> Iterator[tuple[str, Any]]:
+    """CUDA graphs, and what they are compared with."""
+    yield "floor", bench.floor
+    yield "solo", functools.partial(bench.trials, 1)
+    yield "packed 8", functools.partial(bench.trials, 8)
+    yield "graphs", functools.partial(graphed, bench, STEPS)
+
+
+def measure_steps(
+    bench: Bench, group: str, chosen: Iterable[tuple[str, Any]], repeats: int
+) -> None:
+    """Measure ways of a step; say the medians so far after each repeat."""
     ways: dict[str, Way] = {}
     memory: dict[str, float] = {}
-    for name, make in ways_of(bench, most, with_graphs):
-        with left_out_if_it_fails(group, name):
-            ways[name], needed = tried(make)
-            if needed is not None:
-                memory[name] = needed
-    times: dict[str, list[float]] = {}
     launches: dict[str, float] = {}
-
-    def report() -> None:
-        say("steps", group=group, ways=figures(times, memory, launches))
-
-    for times in interleaved(ways, STEPS, repeats, np.random.default_rng(0)):  # noqa: B007
-        report()
-    if GPU:
-        for name, way in ways.items():
-            with left_out_if_it_fails(group, f"launches of {name}"):
-                launches[name] = launches_of(way)
-        report()
+    about: Line = {"group": group}
+    guard = functools.partial(left_out_if_it_fails, group)
+    for name, make in chosen:
+        with guard(name):
+            ways[name], needed = tried(make)
+            if needed is not None and name != "graphs":  # theirs was taken before
+                memory[name] = needed
+    if "solo" in ways:
+        with guard("which attention"):
+            about["varlen"] = uses_varlen(ways["solo"])
+    for name, way in ways.items() if GPU else ():
+        with guard(f"launches of {name}"):
+            launches[name] = launches_of(way)
+    for times in interleaved(ways, STEPS, repeats, np.random.default_rng(0), guard):
+        say("steps", **about, ways=figures(times, memory, launches))
 
 
 def tried(make: Any) -> tuple[Way, float | None]:
     """A way that can take a step, and the MiB of a GPU that the step needs beside weights."""
     way: Way = make()
     with way.prepared() as take_steps:
+        take_steps(1)  # libraries take what they need once
         if not GPU:
-            take_steps(1)
             return way, None
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -155,10 +166,25 @@ def launches_of(way: Way) -> float:
     return sum(event.name in LAUNCHES for event in profiled.events()) / way.trials
 
 
+def uses_varlen(way: Way) -> bool:
+    """Whether a step has the PLM attend by torch's kernel for rows of varying lengths."""
+    kernel, called = plm_attention._varlen, False
+
+    def noted(*given: Any) -> torch.Tensor:
+        nonlocal called
+        called = True
+        return kernel(*given)
+
+    with replaced(plm_attention, "_varlen", noted), way.prepared() as take_steps:
+        take_steps(1)
+    return called
+
+
 def measure_mixed(bench: Bench, group: str, repeats: int) -> None:
     """Measure a batch of rows of eight adapters."""
     with mixed(bench) as ways:
-        for times in interleaved(ways, STEPS, repeats, np.random.default_rng(0)):
+        guard = functools.partial(left_out_if_it_fails, group)
+        for times in interleaved(ways, STEPS, repeats, np.random.default_rng(0), guard):
             say("steps", group=group, ways=figures(times, {}, {}))
 
 
@@ -167,7 +193,7 @@ def measure_mixed(bench: Bench, group: str, repeats: int) -> None:
 
 def measure_profile(bench: Bench, group: str, name: str) -> None:
     """Say which kernels take the time of one way."""
-    way = dict(ways_of(bench, max(PACKED), False))[name]()
+    way = dict(ways_of(bench, max(PACKED)))[name]()
     if not GPU and way.trials > 1:
         say("left out", group=group, way=name, why="torch profiles one thread of a CPU only")
         return
@@ -180,19 +206,20 @@ def measure_profile(bench: Bench, group: str, name: str) -> None:
             take_steps = stack.enter_context(way.prepared())
         take_steps(2)
         with profile(activities=activities) as profiled:
-            take_steps(2)
+            take_steps(1)
             if GPU:
                 torch.cuda.synchronize()
     kernels = []
     for event in profiled.key_averages():
         on_gpu = str(event.device_type).endswith("CUDA")
-        if on_gpu == GPU:
+        # What a library has named is the time of its kernels once more.
+        if on_gpu == GPU and not getattr(event, "is_user_annotation", False):
             seconds = event.self_device_time_total if GPU else event.self_cpu_time_total
             kernels.append((seconds / 1000, event.count, event.key))
     kernels.sort(reverse=True)
     total = sum(kernel[0] for kernel in kernels) or float("nan")
     rows = [{"name": key, "calls": n, "ms": ms, "share": ms / total} for ms, n, key in kernels[:15]]
-    say("profile", group=group, way=name, trials=way.trials, steps=2, total_ms=total, rows=rows)
+    say("profile", group=group, way=name, trials=way.trials, steps=1, total_ms=total, rows=rows)
 
 
 # ---- the process ----
@@ -215,7 +242,7 @@ def left_out_if_it_fails(group: str, way: str) -> Iterator[None]:
 def parsed() -> argparse.Namespace:
     """What to measure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["machine", "steps", "throughput", "profile"])
+    parser.add_argument("what", choices=["machine", *MEASURED])
     parser.add_argument("--tokens", type=Path, help="Folder of token ids.")
     parser.add_argument("--shape", default="minilm")
     parser.add_argument("--task", default="sst2")
@@ -224,7 +251,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--most", type=int, default=max(PACKED), help="Trials that share passes.")
     parser.add_argument("--way", default="solo", help="Whose profile.")
-    parser.add_argument("--no-graphs", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="What the machine has.")
     return parser.parse_args()
 
 
@@ -234,12 +261,16 @@ def main() -> int:
     if chosen.what == "machine":
         say("machine", **machine())
         return 0
+    if chosen.device is not None and (chosen.device == "cuda") != GPU:
+        print("this process sees no CUDA device, though the machine has one", file=sys.stderr)
+        return 1
     torch.set_num_threads(1)
     plm = PREFIX + chosen.shape
     if chosen.what == "throughput":
         group = f"{chosen.shape}, {chosen.task}, batch 16"
         given = (chosen.task, chosen.repeats, plm, chosen.tokens, min(4, chosen.most))
-        for rates in measure_processes(*given):
+        guard = functools.partial(left_out_if_it_fails, group)
+        for rates in measure_processes(*given, guard=guard):
             say("throughput", group=group, rates=rates)
         return 0
     if chosen.precision == "tf32":
@@ -254,8 +285,10 @@ def main() -> int:
         ):
             if chosen.what == "profile":
                 measure_profile(bench, group, chosen.way)
+            elif chosen.what == "graphs":
+                measure_steps(bench, f"{group}, graphs", beside_graphs(bench), chosen.repeats)
             else:
-                measure_steps(bench, group, chosen.most, chosen.repeats, not chosen.no_graphs)
+                measure_steps(bench, group, ways_of(bench, chosen.most), chosen.repeats)
     if chosen.what == "steps" and chosen.task == "sst2":
         group = f"{chosen.shape}, 8 adapters with 8 short rows each, {chosen.precision}"
         with (

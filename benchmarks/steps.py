@@ -333,29 +333,40 @@ def mixed(bench: Bench, adapters: int = 8, rows: int = 8) -> Iterator[dict[str, 
     model.detach()
 
 
+Guard = Callable[[str], AbstractContextManager[Any]]
+"""By a way's name: within its block an error may be dealt with, and is then no end of the rest."""
+
+
 def interleaved(
-    ways: Mapping[str, Way], steps: int, repeats: int, rng: np.random.Generator
+    ways: Mapping[str, Way],
+    steps: int,
+    repeats: int,
+    rng: np.random.Generator,
+    guard: Guard = lambda name: contextlib.nullcontext(),
 ) -> Iterator[dict[str, list[float]]]:
     """Measure each way once a repeat, in an order drawn anew; one repeat more does not count.
+
+    A way that fails, and whose error `guard` takes, is left out from then on.
 
     Yields:
         Seconds of a trial's step by way, as many as there were repeats so far.
     """
     found: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
-        for name in rng.permutation(list(ways)):
-            seconds = ways[name].seconds(steps)
-            if repeat:
-                found[name].append(seconds)
+        for name in rng.permutation(list(found)):
+            values = found.pop(name)
+            with guard(name):
+                seconds = ways[name].seconds(steps)
+                found[name] = [*values, seconds] if repeat else []
         if repeat:
-            yield found
+            yield {name: found[name] for name in ways if name in found}
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The first, the median and the third; of a single value all three are that one."""
     if len(values) == 1:
         return values[0], values[0], values[0]
-    first, middle, third = statistics.quantiles(values, n=4)
+    first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
     return first, middle, third
 
 

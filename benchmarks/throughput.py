@@ -35,7 +35,7 @@ import numpy as np
 import torch
 
 from benchmarks.shapes import ShapedWorkshop, read_tokens
-from benchmarks.steps import GPU, Bench, Way
+from benchmarks.steps import GPU, Bench, Guard, Way
 from orchestrator.provenance import commit
 from tinyattn.workshop import Workshop
 
@@ -43,6 +43,13 @@ BATCH, STEPS = 16, 32 if GPU else 8
 CORES = len(os.sched_getaffinity(0))
 Rates = dict[str, list[float]]
 """Trial-steps a second by way, one number a repeat."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a process says that could not do what it was told."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -86,14 +93,23 @@ def work(pipe: Connection, task: str, threads: int, plm: str, tokens: Path | Non
     bench = Bench(workshop, task, BATCH, plm, "bf16" if GPU else "fp32")
     pipe.send("ready")
     while (crowd := pipe.recv()) is not None:
-        with crowd.way(bench).prepared() as take_steps:
-            take_steps(1)
-            pipe.send("ready")
-            pipe.recv()
-            take_steps(STEPS)
-            if GPU:
-                torch.cuda.synchronize()
-        pipe.send(STEPS * max(1, crowd.trials))
+        try:
+            pipe.send(steps_of(crowd, bench, pipe))
+        except Exception as error:
+            pipe.send(Failed(f"{type(error).__name__}: {error}"))
+
+
+def steps_of(crowd: Crowd, bench: Bench, pipe: Connection) -> int:
+    """Take steps when all are ready; return how many it were, of all trials."""
+    with crowd.way(bench).prepared() as take_steps:
+        take_steps(1)
+        pipe.send("ready")
+        if pipe.recv() != "go":
+            return 0
+        take_steps(STEPS)
+        if GPU:
+            torch.cuda.synchronize()
+    return STEPS * max(1, crowd.trials)
 
 
 class Crew:
@@ -114,15 +130,25 @@ class Crew:
         return [pipe.recv() for pipe in self.pipes]
 
     def per_second(self, crowd: Crowd) -> float:
-        """Trial-steps a second of all together."""
+        """Trial-steps a second of all together.
+
+        Raises:
+            RuntimeError: one of them failed; all can go on with something else.
+        """
         for pipe in self.pipes:
             pipe.send(crowd)
-        self.wait()
+        said = self.wait()
+        failed = [one for one in said if isinstance(one, Failed)]
+        ready = [pipe for pipe, one in zip(self.pipes, said, strict=True) if one == "ready"]
         begin = time.perf_counter()
-        for pipe in self.pipes:
-            pipe.send("go")
-        steps = sum(self.wait())
-        return steps / (time.perf_counter() - begin)
+        for pipe in ready:
+            pipe.send("stop" if failed else "go")
+        steps = [pipe.recv() for pipe in ready]
+        seconds = time.perf_counter() - begin
+        failed += [one for one in steps if isinstance(one, Failed)]
+        if failed:
+            raise RuntimeError(failed[0].why)
+        return sum(steps) / seconds
 
     def end(self) -> None:
         """Let them go."""
@@ -132,7 +158,12 @@ class Crew:
 
 
 def measure(
-    task: str, repeats: int, plm: str, tokens: Path | None = None, packed: int = 4
+    task: str,
+    repeats: int,
+    plm: str,
+    tokens: Path | None = None,
+    packed: int = 4,
+    guard: Guard = lambda name: contextlib.nullcontext(),
 ) -> Iterator[Rates]:
     """Yield the rates of all repeats so far, after each; one more before them does not count.
 
@@ -142,6 +173,7 @@ def measure(
         plm: its name.
         tokens: folder of token ids, with which the PLM is a shape; None: a real PLM, and text.
         packed: see `crowds`.
+        guard: as `interleaved` takes it.
     """
     tried = crowds(packed)
     sizes = {(crowd.processes, crowd.threads) for crowd in tried.values()}
@@ -152,13 +184,13 @@ def measure(
         found: Rates = {name: [] for name in tried}
         rng = np.random.default_rng(0)
         for repeat in range(repeats + 1):
-            for name in rng.permutation(list(tried)):
-                crowd = tried[name]
-                rate = crews[crowd.processes, crowd.threads].per_second(crowd)
-                if repeat:
-                    found[name].append(rate)
+            for name in rng.permutation(list(found)):
+                crowd, rates = tried[name], found.pop(name)
+                with guard(name):
+                    rate = crews[crowd.processes, crowd.threads].per_second(crowd)
+                    found[name] = [*rates, rate] if repeat else []
             if repeat:
-                yield found
+                yield {name: found[name] for name in tried if name in found}
     finally:
         for crew in crews.values():
             crew.end()

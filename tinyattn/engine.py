@@ -85,6 +85,7 @@ def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
         "zero_optimization": {"stage": min(config.zero_stage, 2)},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
+        "timers": {"throughput": {"enabled": False}},  # it waits for the GPU twice a step
     }
 
 

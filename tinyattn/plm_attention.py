@@ -99,7 +99,7 @@ def _varlen(stream: Stream, q: Tensor, k: Tensor, v: Tensor, scale: float, causa
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    known = _words_of(varlen_attn)
+    known = _parameters_of(varlen_attn)
     options: dict[str, Any] = {}
     if causal:
         options |= {"is_causal": True} if "is_causal" in known else {"window_size": (-1, 0)}
@@ -114,7 +114,7 @@ def _varlen(stream: Stream, q: Tensor, k: Tensor, v: Tensor, scale: float, causa
 
 
 @functools.cache
-def _words_of(function: Callable[..., Any]) -> frozenset[str]:
+def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 

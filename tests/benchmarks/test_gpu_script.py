@@ -53,7 +53,8 @@ from test_gpu_script import stand_ins
 device, *names = sys.argv.pop().split()
 gpu.parts_of = stand_ins(device, *names)
 gpu.MACHINE = gpu.Part("machine", ("stand_in", "machine", device), 30)
-sys.exit(gpu.main())
+gpu.end_on_signals()
+sys.exit(gpu.main(sys.argv[1:]))
 """
 
 
@@ -71,7 +72,7 @@ def stand_ins(device: str, *names: str) -> Callable[..., Any]:
 def bundle(tmp_path: Path) -> Path:
     folder = tmp_path / "bundle"
     (folder / "tokens").mkdir(parents=True)
-    (folder / "bundle.json").write_text(json.dumps({"commit": "c0ffee"}))
+    (folder / "bundle.json").write_text(json.dumps({"commit": "c0ffee", "files": {}}))
     rows = {
         name: split.flat()
         for name, split in drawn_tokens({"train": 64, "select": 8, "heldout": 8}, 12).items()
@@ -94,9 +95,7 @@ def run(
         out = tmp_path / "out"
         monkeypatch.setattr(gpu, "parts_of", stand_ins(device, *names))
         monkeypatch.setattr(gpu, "MACHINE", Part("machine", ("stand_in", "machine", device), 30))
-        words = ["gpu", "--wheels", str(bundle), "--seconds", str(seconds), str(out)]
-        monkeypatch.setattr(sys, "argv", words)
-        code = gpu.main()
+        code = gpu.main(["--wheels", str(bundle), "--seconds", str(seconds), str(out)])
         return code, json.loads((out / "gpu.json").read_text()), (out / "table.txt").read_text()
 
     return run
@@ -105,7 +104,8 @@ def run(
 def test_all_done_is_0_on_a_gpu_and_3_without(run: Any) -> None:
     code, found, table = run("H200", "steps")
     assert code == 0
-    assert found["machine"] == {"commit": "c0ffee", "device": "H200", "gpu": True}
+    assert found["machine"].pop("commit")
+    assert found["machine"] == {"bundle": "c0ffee", "device": "H200", "gpu": True}
     assert found["groups"]["a shape"]["ways"]["solo"]["ms"] == 3.0  # the later line
     assert re.search(r"^  solo +3\.00 +1\.00-2\.00 +1\.25 ", table, re.MULTILINE)
     assert found["parts"]["steps"]["state"] == "done"
@@ -164,6 +164,10 @@ def test_libraries_that_are_too_old_or_missing(run: Any, monkeypatch: pytest.Mon
     assert "torch is 2.5.1+cu124, needed is 2.6 or newer" in table
     versions |= {"torch": "2.10.0a0+gitc0ffee", "transformers": "5.10.1"}
     assert gpu.too_old() == []
+    versions |= {"torch": "2.6.0"}
+    assert gpu.too_old() == [
+        "transformers 5.10 cannot be imported with torch 2.6; one must be newer"
+    ]
 
 
 def test_a_wheel_that_is_damaged_is_named(run: Any, bundle: Path) -> None:
@@ -172,6 +176,50 @@ def test_a_wheel_that_is_damaged_is_named(run: Any, bundle: Path) -> None:
     code, found, _ = run("CPU", "steps")
     assert code == 1
     assert [own["way"] for own in found["left out"]] == ["hjson-3.1.0-py3-none-any.whl"]
+
+
+def test_files_that_are_not_as_the_bundle_says_are_named(run: Any, bundle: Path) -> None:
+    wanted = {"bytes": 1, "sha256": "0" * 64}
+    names = ("wheels/einops-0.8.2-py3-none-any.whl", "tokens/sst2.npz")
+    about = {"commit": "c", "files": dict.fromkeys(names, wanted)}
+    (bundle / "bundle.json").write_text(json.dumps(about))
+    code, _, table = run("H200", "steps")
+    assert code == 1
+    assert "bundle: wheels/einops-0.8.2-py3-none-any.whl: is not there" in table
+    assert "bundle: tokens/sst2.npz: is damaged" in table
+
+
+@pytest.mark.parametrize("half", ["{}", "[]", "{", None])
+def test_half_a_bundle_is_refused(half: str | None, bundle: Path) -> None:
+    (bundle / "bundle.json").unlink()
+    if half is not None:
+        (bundle / "bundle.json").write_text(half)
+    with pytest.raises(gpu.WrongUseError, match="`make gpu-bundle` makes it"):
+        gpu.main(["--wheels", str(bundle), str(bundle / "out")])
+
+
+def test_an_earlier_run_is_not_taken_for_this_one(run: Any, bundle: Path, tmp_path: Path) -> None:
+    assert run("H200", "steps")[1]["groups"]
+    (bundle / "wheels").mkdir()
+    (bundle / "wheels" / "x-1-py3-none-any.whl").write_bytes(b"torn")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "install", lambda *_: sys.exit("killed here"))
+        with pytest.raises(SystemExit):
+            run("H200", "steps")
+    assert json.loads((tmp_path / "out" / "gpu.json").read_text())["groups"] == {}
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_what_is_always_done_comes_first_and_is_for_that_machine(on_gpu: bool) -> None:
+    parts = list(gpu.parts_of(on_gpu, Path("/tokens")))
+    wanted = [part.wanted for part in parts]
+    assert wanted == sorted(wanted, reverse=True)
+    assert len({part.name for part in parts}) == len(parts)
+    best = [part for part in parts if part.best_of]
+    assert len(best) == (1 if on_gpu else 0)
+    for part in parts[1:]:
+        assert part.arguments[0] == "benchmarks.measure"
+        assert part.arguments[-4:-2] == ("--device", "cuda" if on_gpu else "cpu")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -228,9 +276,22 @@ def test_wrong_use_is_2_and_says_what(words: list[str], said: str) -> None:
     assert done.returncode == 2
 
 
-def test_too_few_seconds_are_refused(bundle: Path) -> None:
-    words = ["--python", sys.executable, "--wheels", bundle, "--seconds", "5"]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--seconds", "5"], "--seconds 5: needed are 24 at least\n"),
+        (["bundle.txt"], "bundle.txt: cannot be written: File exists\n"),
+    ],
+)
+def test_bad_values_are_refused_whatever_the_folder(
+    words: list[str], said: str, bundle: Path, tmp_path: Path
+) -> None:
+    """Paths are those of the caller's folder, also where it has one that is named as ours."""
+    (tmp_path / "bundle.txt").touch()
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not this one')")
+    given = ["--python", sys.executable, "--wheels", bundle.name, *words]
     done = subprocess.run(
-        [ROOT / "benchmarks" / "gpu.sh", *map(str, words)], capture_output=True, text=True
+        [ROOT / "benchmarks" / "gpu.sh", *given], capture_output=True, text=True, cwd=tmp_path
     )
-    assert (done.returncode, done.stderr) == (2, "--seconds 5: needed are 24 at least\n")
+    assert (done.returncode, done.stderr) == (2, said)

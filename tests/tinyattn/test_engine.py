@@ -6,9 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-import torch
-from packaging.version import Version
 from tiny_plm import save_tiny_plm
 
 TRAINS_AND_ENDS = """
@@ -40,8 +37,6 @@ def test_threads_of_collectives_end_before_the_interpreter(tmp_path: Path) -> No
     plm = str(save_tiny_plm(tmp_path / "plm"))
     words = [sys.executable, "-c", TRAINS_AND_ENDS, plm]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    before, after = done.stdout.splitlines()
-    if Version(torch.__version__) < Version("2.7"):
-        pytest.skip("threads of gloo's have no names in this torch")
-    assert "pt_gloo_runloop" in before  # PyTorch's name of those that hold tensors
-    assert "gloo" not in after
+    before, after = (line.split() for line in done.stdout.splitlines())
+    assert len(before) - len(after) >= 2, "those that hold tensors are gone"
+    assert not [name for name in after if "gloo" in name]  # as newer versions of torch name them

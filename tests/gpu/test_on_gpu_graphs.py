@@ -30,7 +30,7 @@ def test_its_loss_is_that_of_the_weights_it_found(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On cores only padding and steps are shown; capture and replay need the GPU."""
-    monkeypatch.setattr(graphs, "BUCKET", 8)  # batches of several lengths
+    monkeypatch.setattr(graphs, "BUCKET", 2)  # batches of several lengths
     workshop = ShapedWorkshop(TOKENS, device)
     with contextlib.closing(Trainer(CONFIG, workshop)) as trainer:
         rows = trainer.train_rows
