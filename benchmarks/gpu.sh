@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All that is to be known of a GPU, in one call of under ten minutes, on a machine that may have
-# nothing but a Python (3.11 to 3.13) with torch >= 2.6 and transformers >= 5.10:
+# Tests and measures tinyattn on one GPU in one call of under ten minutes, on a machine that may have
+# nothing but a Python with torch >= 2.6 and transformers >= 5.10:
 #
 #     make gpu-bundle                                        # at home; build/gpu-bundle travels
 #     benchmarks/gpu.sh --python python3 --wheels build/gpu-bundle [--seconds 570] [OUT]
@@ -15,12 +15,16 @@ words=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --python)
-      if [ $# -lt 2 ]; then
+      if [ $# -lt 2 ] || [ "${2#-}" != "$2" ]; then
         echo "--python needs the name of a Python" >&2
         exit 2
       fi
       python=$2
       shift 2
+      ;;
+    --python=*)
+      python=${1#--python=}
+      shift
       ;;
     *)
       words+=("$1")
@@ -29,11 +33,12 @@ while [ $# -gt 0 ]; do
   esac
 done
 if ! command -v "$python" > /dev/null; then
-  echo "--python $python came, which is no program here" >&2
+  echo "--python $python: there is no such program" >&2
   exit 2
 fi
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-  echo "--python $python is older than Python 3.11" >&2
+if ! version=$("$python" -c 'import sys; print(sys.version_info >= (3, 11))') 2> /dev/null \
+  || [ "$version" != True ]; then
+  echo "--python $python: is no Python from 3.11 on" >&2
   exit 2
 fi
 # -P: a folder of the caller's that is named like one of ours is not meant.

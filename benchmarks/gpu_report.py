@@ -9,6 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+LEGEND = """\
+ms         of one trial's step: median of the repeats; CPU time on a CPU, wall time on a GPU
+÷ floor    median of the ratios in the same repeat, to the way `floor`
+launches   calls that have a GPU do something, of one trial's step
+MiB        of GPU memory that a step needs beside weights, of all trials of that way together
+floor      no padding; the frozen PLM with one trainable vector in the place of all adapters
+floor K    the same for K batches in shared passes: the least that `packed K` can take
+solo       a lone trial as a sweep runs it: no padding, DeepSpeed, adapters in all layers
+solo by groups  the same without torch's kernel for rows of varying lengths
+packed K   K trials that share passes
+dynamic    a lone trial, padded to the batch's longest row
+recipe     plain torch, padded to 128 tokens, attention written out: as the authors' code runs
+graphs     a lone trial whose whole step is one CUDA graph for each padded length
+one pass, a pass each  rows of eight adapters through the PLM together or apart, forward only
+... x N    N processes; of `processes` all is in bf16 on a GPU, else in fp32 but where it says bf16
+""".splitlines()
+
 
 @dataclass
 class Report:
@@ -20,11 +37,13 @@ class Report:
     """State of each part: begun, done, failed, cut, left out."""
     tests: dict[str, str] = field(default_factory=dict)
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Steps, processes and profiles by what they are of."""
+    """Measurements by title: PLM, task, batch, precision."""
     left_out: list[dict[str, str]] = field(default_factory=list)
+    is_over: bool = False
+    """Whether no part will run any more."""
 
     def take(self, part: str, line: dict[str, Any]) -> None:
-        """A line of a part."""
+        """Record one line that a part printed."""
         kind = line.pop("kind")
         if kind == "machine":
             self.machine |= line
@@ -79,7 +98,7 @@ class Report:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was wanted was done and nothing failed."""
+        """Whether all required parts ran to their end without a failure."""
         done = all(own["state"] == "done" or not own["wanted"] for own in self.parts.values())
         extra = {name for name, own in self.parts.items() if not own["wanted"]}
         bad = [outcome for outcome in self.tests.values() if outcome in ("FAILED", "ERROR")]
@@ -89,6 +108,7 @@ class Report:
 
     def table(self) -> Iterator[str]:
         """Lines of table.txt."""
+        yield self._verdict()
         yield ", ".join(f"{name} {value}" for name, value in self.machine.items())
         yield from self._parts()
         yield from self._tests()
@@ -98,13 +118,26 @@ class Report:
         if self.left_out:
             yield "\nleft out"
             for own in self.left_out:
-                yield f"  {own.get('group', '')}: {own.get('way', '')}: {own['why']}"
+                names = [own[key] for key in ("part", "group", "way") if own.get(key)]
+                yield f"  {': '.join(dict.fromkeys(names))}: {own['why']}"
+            yield "  details: log.txt"
+        yield from ["", *LEGEND]
+
+    def _verdict(self) -> str:
+        """The first line: whether this is all."""
+        done = sum(own["state"] == "done" for own in self.parts.values())
+        state = "COMPLETE" if self.is_whole else "INCOMPLETE"
+        state = state if self.is_over else "NOT OVER YET"
+        bad = sum(outcome in ("FAILED", "ERROR") for outcome in self.tests.values())
+        tests = f"{bad} of {len(self.tests)} tests failed" if self.tests else "no test ran"
+        return f"{state}: {done} of {len(self.parts)} parts done, {tests}"
 
     def _parts(self) -> Iterator[str]:
         yield "\nparts"
         for name, own in self.parts.items():
             why = f": {own['why']}" if own["why"] else ""
-            yield f"  {own['state']:9} {own['seconds']:6.0f} s  {name}{why}"
+            extra = "" if own["wanted"] else " (while time is left)"
+            yield f"  {own['state']:9} {own['seconds']:6.0f} s  {name}{extra}{why}"
 
     def _tests(self) -> Iterator[str]:
         if not self.tests:
@@ -119,7 +152,7 @@ class Report:
 
 def _steps_table(group: Mapping[str, Any]) -> Iterator[str]:
     if "varlen" in group:
-        how = "torch's kernel for rows of varying lengths" if group["varlen"] else "groups of rows"
+        how = "torch's kernel for varying lengths" if group["varlen"] else "rows of like lengths"
         yield f"  the PLM's attention without padding: {how}"
     yield (
         f"  {'':18}{'ms':>9}{'quartiles':>18}{'÷ floor':>9}{'launches':>10}{'MiB':>8}{'repeats':>9}"
@@ -146,7 +179,7 @@ def _rates_table(group: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _profile_table(group: Mapping[str, Any]) -> Iterator[str]:
-    whole = f"of {group['total_ms']:.1f} ms in {group['steps']} steps"
+    whole = f"of {group['total_ms']:.1f} ms, one step of {group['trials']} trials"
     yield f"  {'ms':>9}{'share':>8}{'calls':>7}  {whole}"
     for row in group["rows"]:
         yield f"  {row['ms']:9.2f}{row['share']:8.1%}{row['calls']:7}  {row['name'][:90]}"

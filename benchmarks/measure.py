@@ -21,6 +21,7 @@ import os
 import platform
 import statistics
 import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -56,7 +57,7 @@ def say(kind: str, **content: Any) -> None:
 
 
 def machine() -> Line:
-    """What is here."""
+    """Versions, cores and GPU of this machine."""
     found: Line = {
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
@@ -76,7 +77,7 @@ def machine() -> Line:
 
 
 def ways_of(bench: Bench, most: int) -> Iterator[tuple[str, Any]]:
-    """The ways of a step by name, each as what makes it."""
+    """Name and constructor of each way of running a step."""
     yield "floor", bench.floor
     yield "solo", functools.partial(bench.trials, 1)
     if GPU and bench.config.precision == "bf16":
@@ -123,7 +124,7 @@ def measure_steps(
 
 
 def tried(make: Any) -> tuple[Way, float | None]:
-    """A way that can take a step, and the MiB of a GPU that the step needs beside weights."""
+    """Build a way and take a step; return it with the MiB of a GPU that a second one needs."""
     way: Way = make()
     with way.prepared() as take_steps:
         take_steps(1)  # libraries take what they need once
@@ -139,7 +140,7 @@ def tried(make: Any) -> tuple[Way, float | None]:
 def figures(
     times: dict[str, list[float]], memory: dict[str, float], launches: dict[str, float]
 ) -> Line:
-    """What is known of each way."""
+    """Median, quartiles, ratio to floor, memory and launches of each way."""
     found = {}
     for name, values in times.items():
         first, middle, third = quartiles([1000 * value for value in values])
@@ -227,7 +228,7 @@ def measure_profile(bench: Bench, group: str, name: str) -> None:
 
 @contextlib.contextmanager
 def left_out_if_it_fails(group: str, way: str) -> Iterator[None]:
-    """Within the block an error is a line, and no end of this process."""
+    """Report an error of the block as a line `left out`, and go on."""
     try:
         yield
     except Exception as error:
@@ -235,12 +236,13 @@ def left_out_if_it_fails(group: str, way: str) -> Iterator[None]:
         text = str(error).strip().splitlines() or [""]
         why = "too little memory" if short else f"{type(error).__name__}: {text[0]}"
         say("left out", group=group, way=way, why=why)
+        traceback.print_exception(error, file=sys.stderr)
         if GPU:
             torch.cuda.empty_cache()
 
 
 def parsed() -> argparse.Namespace:
-    """What to measure."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["machine", *MEASURED])
     parser.add_argument("--tokens", type=Path, help="Folder of token ids.")

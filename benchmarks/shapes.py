@@ -59,7 +59,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"model_type": "gpt2"},
 }
-"""What differs from transformers' defaults, by name."""
+"""Config of each stand-in PLM by name, as far as it differs from transformers' defaults."""
 SPLITS = ("train", "select", "heldout")
 
 
@@ -72,7 +72,7 @@ class TokenRows:
     rows: FlatRows
     """Their token ids and labels."""
     truncated: int = 0
-    """Not known any more."""
+    """Always 0: it is not kept."""
 
     def __len__(self) -> int:
         return len(self.rows.labels)

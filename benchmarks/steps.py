@@ -1,7 +1,7 @@
 """The ways of running a training step that the benchmarks compare.
 
 Each takes the same uniformly random batches of real rows with their real lengths. `speed.py`,
-`throughput.py` and `gpu.py` choose among them and measure.
+`throughput.py` and `measure.py` choose among them and measure.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Bench:
         return Way(functools.partial(self._kept_trials, count), count)
 
     def trials_with(self, count: int, **changes: Any) -> Way:
-        """The same with another configuration."""
+        """`trials` with another configuration, made anew for each measurement."""
 
         @contextlib.contextmanager
         def prepared() -> Iterator[TakeSteps]:
@@ -158,14 +158,14 @@ class Bench:
         return self._with(self.kept(), trainer_module, "bottom_of", lambda *_: None)
 
     def kept(self) -> Way:
-        """The same, and what the lower half makes of the rows was computed before."""
+        """As `top_half`, where what the lower half makes of the rows was computed before."""
         return self.trials_with(
             1, **{"adapter.layers": f"top-{self.plm.config.num_hidden_layers // 2}"}
         )
 
     @staticmethod
     def _with(way: Way, owner: Any, name: str, value: Any) -> Way:
-        """A way of ours where an attribute is another."""
+        """A way with one attribute patched while it runs."""
 
         @contextlib.contextmanager
         def prepared() -> Iterator[TakeSteps]:
@@ -291,7 +291,7 @@ def written_out(
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within the block an attribute is another."""
+    """Patch an attribute for the length of the block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -334,7 +334,7 @@ def mixed(bench: Bench, adapters: int = 8, rows: int = 8) -> Iterator[dict[str, 
 
 
 Guard = Callable[[str], AbstractContextManager[Any]]
-"""By a way's name: within its block an error may be dealt with, and is then no end of the rest."""
+"""Context manager, by a way's name, that may swallow the way's error."""
 
 
 def interleaved(

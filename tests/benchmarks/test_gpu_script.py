@@ -105,6 +105,8 @@ def test_all_done_is_0_on_a_gpu_and_3_without(run: Any) -> None:
     code, found, table = run("H200", "steps")
     assert code == 0
     assert found["machine"].pop("commit")
+    assert found["machine"].pop("date")
+    assert table.startswith("COMPLETE: 2 of 2 parts done, no test ran\n")
     assert found["machine"] == {"bundle": "c0ffee", "device": "H200", "gpu": True}
     assert found["groups"]["a shape"]["ways"]["solo"]["ms"] == 3.0  # the later line
     assert re.search(r"^  solo +3\.00 +1\.00-2\.00 +1\.25 ", table, re.MULTILINE)
@@ -120,7 +122,8 @@ def test_what_fails_is_named_and_the_rest_goes_on(run: Any) -> None:
     assert found["left out"] == [
         {"part": "short", "group": "large", "way": "packed 32", "why": "too little memory"}
     ]
-    assert "large: packed 32: too little memory" in table
+    assert "short: large: packed 32: too little memory" in table
+    assert table.startswith("INCOMPLETE: 3 of 4 parts done")
     assert found["parts"]["steps"]["state"] == "done"
 
 
@@ -156,7 +159,7 @@ def test_libraries_that_are_too_old_or_missing(run: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr(gpu.metadata, "version", version)
     assert gpu.too_old() == [
         "torch is 2.5.1+cu124, needed is 2.6 or newer",
-        "transformers is not there, needed is 5.10 or newer",
+        f"{sys.executable} has no transformers, needed is 5.10 or newer",
     ]
     code, found, table = run("CPU", "steps")
     assert code == 1
@@ -166,7 +169,8 @@ def test_libraries_that_are_too_old_or_missing(run: Any, monkeypatch: pytest.Mon
     assert gpu.too_old() == []
     versions |= {"torch": "2.6.0"}
     assert gpu.too_old() == [
-        "transformers 5.10 cannot be imported with torch 2.6; one must be newer"
+        "transformers 5.10 cannot be imported with torch 2.6; take torch 2.7 or newer, or "
+        "transformers 5.11 or newer"
     ]
 
 
@@ -175,7 +179,9 @@ def test_a_wheel_that_is_damaged_is_named(run: Any, bundle: Path) -> None:
     (bundle / "wheels" / "hjson-3.1.0-py3-none-any.whl").write_bytes(b"torn")
     code, found, _ = run("CPU", "steps")
     assert code == 1
-    assert [own["way"] for own in found["left out"]] == ["hjson-3.1.0-py3-none-any.whl"]
+    (own,) = found["left out"]
+    assert own["way"] == "hjson-3.1.0-py3-none-any.whl"
+    assert "cannot be installed: ERROR: " in own["why"]
 
 
 def test_files_that_are_not_as_the_bundle_says_are_named(run: Any, bundle: Path) -> None:
@@ -187,6 +193,12 @@ def test_files_that_are_not_as_the_bundle_says_are_named(run: Any, bundle: Path)
     assert code == 1
     assert "bundle: wheels/einops-0.8.2-py3-none-any.whl: is not there" in table
     assert "bundle: tokens/sst2.npz: is damaged" in table
+
+
+def test_a_bundle_for_another_python_is_refused(bundle: Path) -> None:
+    (bundle / "bundle.json").write_text(json.dumps({"files": {}, "python": "3.9"}))
+    with pytest.raises(gpu.WrongUseError, match=r"is for Python 3\.9, this is 3\."):
+        gpu.main(["--wheels", str(bundle), str(bundle / "out")])
 
 
 @pytest.mark.parametrize("half", ["{}", "[]", "{", None])
@@ -252,6 +264,7 @@ def test_cut_off_half_way_it_leaves_what_was_found_and_no_process(
     assert found["groups"]["a shape"]["ways"]["solo"]["repeats"] == 2
     state = found["parts"]["waits"]["state"]
     assert state == ("begun" if number == signal.SIGKILL else "cut")
+    assert (out / "table.txt").read_text().startswith("NOT OVER YET: 2 of 3 parts done")
     assert re.search(r"solo +3\.00 ", (out / "table.txt").read_text())
 
 
@@ -259,18 +272,26 @@ def test_cut_off_half_way_it_leaves_what_was_found_and_no_process(
     ("words", "said"),
     [
         ([], "required: --wheels"),
-        (["--wheels", "nowhere"], "--wheels nowhere: no tokens/*.npz there; `make gpu-bundle`"),
+        (
+            ["--wheels", "nowhere"],
+            "--wheels nowhere: there is no such folder; `make gpu-bundle` makes it",
+        ),
         (["--wheels", "nowhere", "--seconds", "soon"], "--seconds: invalid float value: 'soon'"),
         (["--wheels", "nowhere", "--minutes", "3"], "unrecognized arguments: --minutes"),
-        (["--python", "nosuchpython"], "--python nosuchpython came, which is no program here"),
+        (["--python", "nosuchpython"], "--python nosuchpython: there is no such program"),
         (["--python"], "--python needs the name of a Python"),
+        (["--python", "--wheels", "x"], "--python needs the name of a Python"),
+        (["--python", "/bin/true"], "--python /bin/true: is no Python from 3.11 on"),
+        (["--python=/bin/true"], "--python /bin/true: is no Python from 3.11 on"),
     ],
 )
-def test_wrong_use_is_2_and_says_what(words: list[str], said: str) -> None:
-    python = [] if "--python" in words else ["--python", sys.executable]
+def test_wrong_use_is_2_and_says_what(words: list[str], said: str, tmp_path: Path) -> None:
+    python = [] if "--python" in "".join(words) else ["--python", sys.executable]
     done = subprocess.run(
-        [ROOT / "benchmarks" / "gpu.sh", *python, *words], capture_output=True, text=True
-    )
+        [ROOT / "benchmarks" / "gpu.sh", *python, *words],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert not list(tmp_path.iterdir())
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.returncode == 2
@@ -279,8 +300,9 @@ def test_wrong_use_is_2_and_says_what(words: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--seconds", "5"], "--seconds 5: needed are 24 at least\n"),
-        (["bundle.txt"], "bundle.txt: cannot be written: File exists\n"),
+        (["--seconds", "5"], "--seconds 5 came, needed is a number from 24\n"),
+        (["--seconds", "nan"], "--seconds nan came, needed is a number from 24\n"),
+        (["bundle.txt"], "OUT bundle.txt: is a file, needed is a folder\n"),
     ],
 )
 def test_bad_values_are_refused_whatever_the_folder(

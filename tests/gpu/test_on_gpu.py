@@ -214,7 +214,9 @@ def test_a_device_computes_what_a_cpu_does(device: str, shape: str) -> None:
         draws = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in adapter.parameters():
-                parameter += 0.05 * torch.randn(parameter.shape, generator=draws).to(parameter.device)
+                parameter += 0.05 * torch.randn(parameter.shape, generator=draws).to(
+                    parameter.device
+                )
     for by_stream in (True, False):
         found, wanted = (computed(model, rows, by_stream) for model in models)
         assert_close(found, wanted, CLOSE["fp32"])

@@ -1,4 +1,4 @@
-"""Texts become token ids: one row in, one row out, in order."""
+"""Turns rows of text into rows of token ids, one for one and in order."""
 
 from __future__ import annotations
 

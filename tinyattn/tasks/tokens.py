@@ -52,13 +52,13 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Tokenised rows, memory-mapped."""
+    """Tokenised rows of one split as a `datasets.Dataset`, memory-mapped where they have a file."""
 
     rows: datasets.Dataset
     """Columns `input_ids`, `token_type_ids` where the tokenizer has them, `length` (tokens),
     `truncated` (bool) and, where every row has one, `label` (class id or score)."""
     name: str
-    """Which rows they are, e.g. `train` or `validation_matched`."""
+    """Name of the split, e.g. `train` or `validation_matched`."""
     truncated: int
     """Rows whose text was cut."""
 
