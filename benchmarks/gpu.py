@@ -178,7 +178,8 @@ class Runner:
             return "cut", f"after {seconds:.0f} s"
         failed_tests = part.name == "tests" and process.returncode == 1  # which are told by name
         if process.returncode == 0 or failed_tests:
-            return "done", ""
+            missing = sum(own["part"] == part.name for own in self.report.left_out)
+            return "done", f"{missing} left out, see below" if missing else ""
         return "failed", f"exit code {process.returncode}: {self._last_words()}"
 
     def _listen(self, part: Part, process: Any, until: float, log: Any) -> bool:

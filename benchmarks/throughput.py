@@ -89,14 +89,22 @@ def crowds(packed: int = 4) -> dict[str, Crowd]:
 def work(pipe: Connection, task: str, threads: int, plm: str, tokens: Path | None) -> None:
     """A process that measures what it is told, until it is told nothing."""
     torch.set_num_threads(threads)
-    workshop = Workshop() if tokens is None else ShapedWorkshop(read_tokens(tokens))
-    bench = Bench(workshop, task, BATCH, plm, "bf16" if GPU else "fp32")
-    pipe.send("ready")
-    while (crowd := pipe.recv()) is not None:
-        try:
-            pipe.send(steps_of(crowd, bench, pipe))
-        except Exception as error:
-            pipe.send(Failed(f"{type(error).__name__}: {error}"))
+    with _told(pipe):
+        workshop = Workshop() if tokens is None else ShapedWorkshop(read_tokens(tokens))
+        bench = Bench(workshop, task, BATCH, plm, "bf16" if GPU else "fp32")
+        pipe.send("ready")
+        while (crowd := pipe.recv()) is not None:
+            with _told(pipe):
+                pipe.send(steps_of(crowd, bench, pipe))
+
+
+@contextlib.contextmanager
+def _told(pipe: Connection) -> Iterator[None]:
+    """Send an error of the block as Failed."""
+    try:
+        yield
+    except Exception as error:
+        pipe.send(Failed(f"{type(error).__name__}: {error}"))
 
 
 def steps_of(crowd: Crowd, bench: Bench, pipe: Connection) -> int:
@@ -128,6 +136,12 @@ class Crew:
     def wait(self) -> list[Any]:
         """What each says next."""
         return [pipe.recv() for pipe in self.pipes]
+
+    def begin(self) -> None:
+        """Wait until all have loaded what they need; RuntimeError where one could not."""
+        for said in self.wait():
+            if isinstance(said, Failed):
+                raise RuntimeError(said.why)
 
     def per_second(self, crowd: Crowd) -> float:
         """Trial-steps a second of all together.
@@ -180,7 +194,7 @@ def measure(
     crews = {(n, threads): Crew(n, task, threads, plm, tokens) for n, threads in sizes}
     try:
         for crew in crews.values():
-            crew.wait()
+            crew.begin()
         found: Rates = {name: [] for name in tried}
         rng = np.random.default_rng(0)
         for repeat in range(repeats + 1):

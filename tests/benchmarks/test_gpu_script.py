@@ -123,6 +123,7 @@ def test_what_fails_is_named_and_the_rest_goes_on(run: Any) -> None:
         {"part": "short", "group": "large", "way": "packed 32", "why": "too little memory"}
     ]
     assert "short: large: packed 32: too little memory" in table
+    assert found["parts"]["short"]["why"] == "1 left out, see below"
     assert table.startswith("INCOMPLETE: 3 of 4 parts done")
     assert found["parts"]["steps"]["state"] == "done"
 

@@ -150,6 +150,14 @@ def test_whole_processes_are_measured(
     assert all(rate > 0 for rates in found["rates"].values() for rate in rates)
 
 
+def test_a_process_that_cannot_begin_says_why(
+    tokens: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["throughput", "--tokens", str(tokens), "--task", "rte", "--repeats", "1"]
+    with pytest.raises(RuntimeError, match="TaskError: task 'rte' has no token ids here"):
+        lines(words, monkeypatch, capsys)
+
+
 def test_token_ids_are_as_they_were_and_cut_to_what_is_asked(tmp_path: Path) -> None:
     drawn = drawn_tokens({"train": 50, "select": 5, "heldout": 5}, 30)
     flat = {name: rows.flat() for name, rows in drawn.items()}
