@@ -26,7 +26,7 @@ from orchestrator.outcome import Outcome
 from orchestrator.search import importances
 from orchestrator.store import Store, SweepRecord, TrialRecord
 from orchestrator.tracking import Tracker
-from tinyattn.atomic import write_text
+from tinyattn.atomic import write_output, write_text
 from tinyattn.errors import StorageError, UsageError
 
 DPI = 130
@@ -82,7 +82,7 @@ def write_report(tracker: Tracker, name: str, folder: Path) -> Path:
         raise StorageError(f"the report cannot be written to {folder}: {error}") from None
     page = folder / "report.html"
     text = _page(sweep, trials, leaderboard(tracker, sweeps=[name]), config, images)
-    write_text(page, text)
+    write_output(page, text)
     tracker.log_folder(sweep.run_id, folder / "figures", "figures")
     with tempfile.TemporaryDirectory() as scratch:  # the folder may hold other files too
         write_text(Path(scratch) / page.name, text)

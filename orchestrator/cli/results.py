@@ -109,7 +109,7 @@ def rollback(task: str, plm: str | None, **places: Any) -> None:
 @click.argument("task")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--plm", help="PLM, where several have a champion; for folders: where their PLM is.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; else stdout.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; or -: stdout.")
 @place_options
 def predict(task: str, file: Path, plm: str | None, output: Path | None, **places: Any) -> None:
     """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities.
@@ -119,8 +119,11 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
     leaves it.
     """
     from orchestrator.promotion import predict_file, predict_mixed
-    from tinyattn.atomic import write_text
+    from tinyattn.atomic import refuse_folder, write_output
 
+    prints = output is None or str(output) == "-"
+    if output is not None and not prints:
+        refuse_folder(output)
     home, truncated = home_of(**places), 0
     if "," in task:
         answers = predict_mixed(home, [name.strip() for name in task.split(",")], plm, file)
@@ -131,10 +134,10 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
         click.echo(
             f"note: {truncated} rows were longer than the model reads and were cut", err=True
         )
-    if output is None:
+    if output is None or prints:
         click.echo(text, nl=False)
     else:
-        write_text(output, text)
+        write_output(output, text)
         click.echo(f"{len(answers)} predictions are in {output}", err=True)
 
 

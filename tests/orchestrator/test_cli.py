@@ -470,8 +470,12 @@ def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
     assert all(sum(answer["probabilities"].values()) == pytest.approx(1) for answer in answers)
     assert result.stderr == "note: 1 rows were longer than the model reads and were cut\n"
 
-    written = run("predict", "agreement", good, "-o", "deep/answers.jsonl")
+    assert run("predict", "agreement", good, "-o", "-").stdout == result.stdout
+    assert "is a folder" in refused(2, "predict", "agreement", good, "-o", here)
+    (here / "link").symlink_to("deep/answers.jsonl")
+    written = run("predict", "agreement", good, "-o", "link")
     assert written.exit_code == 0
+    assert (here / "link").is_symlink()
     assert written.stdout == ""
     lines = (here / "deep" / "answers.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == answers
