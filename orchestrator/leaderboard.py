@@ -23,9 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.outcome import Outcome
+from orchestrator.paper import paper_score
 from orchestrator.store import Store, TrialRecord
-from tinyattn.errors import UsageError
-from tinyattn.tasks import find_task
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""
@@ -64,7 +63,7 @@ class Row:
     heldout: float | None
     """Primary metric on the held-out split, if it was measured."""
     paper: float | None
-    """The paper's number, where task, PLM, heads and layers are the paper's."""
+    """The paper's number, where the trial is the paper's but for what the paper searched."""
     adapter_params: int | None
     classifier_params: int | None
     config: dict[str, Any]
@@ -225,33 +224,13 @@ def short_config(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key.rpartition('.')[2]}={_brief(v)}" for key, v in sorted(config.items()))
 
 
-def paper_score(trial: TrialRecord, heads: int) -> float | None:
-    """Return the paper's number for a trial that is the paper's, as a share.
-
-    Args:
-        trial: its heads have one dimension and stand at every layer in the paper.
-        heads: number of heads that it was trained with: 1 or 4 in the paper.
-    """
-    config = trial.config
-    if config.get("adapter.head_dim") != 1 or config.get("adapter.layers") != "all":
-        return None
-    try:
-        papers = find_task(trial.task).paper.get(trial.plm.rpartition("/")[2], {})
-    except UsageError:  # a task of one's own
-        return None
-    points = papers.get(f"{heads}H")
-    return None if points is None else points / 100
-
-
 def _ranked(trials: Sequence[TrialRecord]) -> list[Row]:
     """Return the rows of one task, protocol and PLM: ranked ones first, then the others."""
-    heads = {t.run_id: int(t.config.get("adapter.num_heads", 1)) for t in trials}
-    for trial in trials:
-        if trial.kind == "collapsed":  # one head now, trained with those of its expert
-            heads[trial.run_id] = heads.get(trial.tags.get("lineage", ""), 0)
+    by_run = {trial.run_id: trial for trial in trials}
     ordered = sorted(trials, key=_sort_key)
     return [
-        _row(t, i if _counts(t) else None, heads[t.run_id]) for i, t in enumerate(ordered, start=1)
+        _row(t, i if _counts(t) else None, paper_score(t, by_run.get(t.tags.get("lineage", ""))))
+        for i, t in enumerate(ordered, start=1)
     ]
 
 
@@ -268,7 +247,7 @@ def _counts(trial: TrialRecord) -> bool:
     return has_score and (trial.outcome is None or trial.outcome in RANKED)
 
 
-def _row(trial: TrialRecord, rank: int | None, heads: int) -> Row:
+def _row(trial: TrialRecord, rank: int | None, paper: float | None) -> Row:
     return Row(
         rank=rank,
         task=trial.task,
@@ -276,7 +255,7 @@ def _row(trial: TrialRecord, rank: int | None, heads: int) -> Row:
         protocol=trial.protocol,
         score=trial.best_score,
         heldout=trial.heldout_score,
-        paper=paper_score(trial, heads),
+        paper=paper,
         adapter_params=trial.adapter_params,
         classifier_params=trial.classifier_params,
         config=trial.params,

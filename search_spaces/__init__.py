@@ -1,8 +1,8 @@
 """Sweep files that ship with the package and are found by short name, as in `glue/rte`.
 
-`glue/TASK` is the paper's grid on roberta-large, `glue/TASK-wide` a wider continuous space,
-`-base` the same on roberta-base. Files in folders that begin with an underscore are parts that
-others extend.
+`glue/TASK` is the paper's grid on roberta-large, `glue/TASK-literal` the same with the adapter as
+the paper writes it, `glue/TASK-wide` a wider continuous space, `-base` the same on roberta-base.
+Files in folders that begin with an underscore are parts that others extend.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ GLUE = ("sst2", "cola", "mnli", "qqp", "rte", "mrpc", "qnli", "stsb")
 
 SUITES = {
     "glue": [f"glue/{task}" for task in GLUE],
+    "glue-literal": [f"glue/{task}-literal" for task in GLUE],
     "glue-base": [f"glue/{task}-base" for task in GLUE],
 }
 """Sweeps that make one leaderboard together, by the name of the suite."""

@@ -95,40 +95,60 @@ def test_plms_rank_apart_and_are_named_where_there_are_several(sweeps: Sweeps) -
         assert "/data" not in text
 
 
+# The adapter of the paper's equations 1-4; dropout as in the authors' code is the default.
+LITERAL = {"adapter.norm": "none", "adapter.bias": False}
+
+
 @pytest.mark.parametrize(
-    ("adapter", "kind", "plm", "expected"),
+    ("changes", "plm", "expected"),
     [
-        ({}, "trial", "roberta-large", 0.888),  # table 8, RTE, 1H
-        ({"num_heads": 4}, "expert", "roberta-large", 0.892),  # table 8, RTE, 4H
-        ({}, "trial", "FacebookAI/roberta-large", 0.888),
-        ({}, "trial", "minilm", None),
-        ({"num_heads": 2}, "trial", "roberta-large", None),
-        ({"num_heads": 8}, "expert", "roberta-large", None),
-        ({"head_dim": 16}, "trial", "roberta-large", None),
-        ({"layers": "top-6"}, "trial", "roberta-large", None),
-        ({"layers": "none"}, "finalist", "roberta-large", None),
+        ({}, "roberta-large", 0.888),  # table 8, RTE, 1H
+        ({}, "FacebookAI/roberta-large", 0.888),
+        ({"optimizer.weight_decay": 0.4, "optimizer.warmup": 0.1}, "roberta-large", 0.888),
+        ({}, "minilm", None),
+        ({"adapter.norm": "plain"}, "roberta-large", None),
+        ({"adapter.norm": "affine"}, "roberta-large", None),
+        ({"adapter.bias": True}, "roberta-large", None),
+        ({"adapter.placement": "parallel"}, "roberta-large", None),
+        ({"adapter.share_layers": True}, "roberta-large", None),
+        ({"adapter.num_heads": 2}, "roberta-large", None),
+        ({"adapter.num_heads": 4}, "roberta-large", None),  # table 8 averages its heads
+        ({"adapter.head_dim": 16}, "roberta-large", None),
+        ({"adapter.layers": "top-6"}, "roberta-large", None),
+        ({"adapter.layers": "none"}, "roberta-large", None),
+        ({"adapter.dropout": 0.0}, "roberta-large", None),
+        ({"max_train_rows": 100}, "roberta-large", None),
+        ({"epochs": 3}, "roberta-large", None),
     ],
 )
-def test_the_papers_number_stands_beside_only_where_it_applies(
-    sweeps: Sweeps, adapter: dict[str, object], kind: str, plm: str, expected: float | None
+def test_the_papers_number_stands_only_beside_what_is_the_papers(
+    sweeps: Sweeps, changes: dict[str, object], plm: str, expected: float | None
 ) -> None:
     sweeps.start(task="rte", plm=plm)
-    overrides = {f"adapter.{key}": value for key, value in adapter.items()}
-    sweeps.trial("t1", [0.8], kind=kind, overrides=overrides)
+    sweeps.trial("t1", [0.8], overrides=LITERAL | changes)
     (row,) = leaderboard(sweeps.tracker)
     assert row.paper == (None if expected is None else pytest.approx(expected))
 
 
-@pytest.mark.parametrize(("heads", "expected"), [(4, pytest.approx(0.892)), (8, None)])
-def test_a_collapsed_adapter_is_the_papers_by_its_experts_heads(
-    sweeps: Sweeps, heads: int, expected: object
+@pytest.mark.parametrize(
+    ("heads", "method", "norm", "expected"),
+    [
+        (4, "average", "none", pytest.approx(0.892)),  # table 8, RTE, 4H
+        (8, "average", "none", None),
+        (4, "products", "none", None),  # not equations 5-8
+        (4, "average", "plain", None),
+    ],
+)
+def test_four_heads_have_the_papers_number_when_they_are_averaged_into_one(
+    sweeps: Sweeps, heads: int, method: str, norm: str, expected: object
 ) -> None:
     sweeps.start(task="rte")
-    overrides = {"adapter.num_heads": heads}
+    adapter = LITERAL | {"adapter.norm": norm}
+    overrides = adapter | {"adapter.num_heads": heads}
     expert = sweeps.trial("e", [0.8], kind="expert", overrides=overrides)
-    single = sweeps.trial("c", [0.9], kind="collapsed")
-    sweeps.tracker.tag(single, {"lineage": expert})
-    assert [row.paper for row in leaderboard(sweeps.tracker)] == [expected, expected]
+    single = sweeps.trial("c", [0.9], kind="collapsed", overrides=adapter)
+    sweeps.tracker.tag(single, {"lineage": expert, "collapse_method": method})
+    assert [row.paper for row in leaderboard(sweeps.tracker)] == [expected, None]
 
 
 OWN_TASK = """
@@ -206,7 +226,7 @@ def test_json_and_csv_hold_every_row_and_null_for_nan(sweeps: Sweeps) -> None:
 def test_the_table_fits_its_terminal_and_cuts_no_value(sweeps: Sweeps, width: int) -> None:
     sweeps.start(task="rte")
     overrides = {"optimizer.weight_decay": 0.0572, "optimizer.schedule": "constant"}
-    run_id = sweeps.trial("t1", [0.7976], heldout=0.7376, overrides=overrides)
+    run_id = sweeps.trial("t1", [0.7976], heldout=0.7376, overrides=LITERAL | overrides)
     sweeps.trial("t2", [0.5], Outcome.OUT_OF_MEMORY)
     text = _text(render(leaderboard(sweeps.tracker)), width)
     assert max(len(line) for line in text.splitlines()) <= width

@@ -6,6 +6,7 @@ import pytest
 
 import search_spaces
 from orchestrator.config import load_sweep
+from orchestrator.paper import PRESUPPOSED
 from orchestrator.space import count
 from tinyattn.errors import ConfigError
 
@@ -48,9 +49,9 @@ def test_every_file_loads_and_its_extremes_are_valid(name):
     assert sweep.train.protocol == "heldout"
 
 
-def test_every_task_has_four_sweeps():
+def test_every_task_has_five_sweeps():
     tasks = [*search_spaces.GLUE, "wnli"]
-    kinds = ("", "-wide", "-base", "-base-wide")
+    kinds = ("", "-literal", "-wide", "-base", "-base-wide")
     glue = {f"glue/{task}{kind}" for task in tasks for kind in kinds}
     assert set(search_spaces.names()) == glue | {"agreement", "minilm"}
 
@@ -86,10 +87,24 @@ def test_the_wide_space_tries_the_papers_adapter_first(task):
             tables = (TABLE_6, TABLE_6_PARALLEL, TABLE_4)
             known = [table[task] for table in tables if task in table]
         assert [values(point) for point in points] == known
-        assert all(point["adapter.num_heads"] == 1 for point in points)
+        assert "adapter.num_heads" not in sweep.space  # the finalizer starts from one head
+        assert sweep.train.adapter.num_heads == 1
         assert all(point["adapter.layers"] == "all" for point in points)
         placements = [point["adapter.placement"] for point in points]
         assert placements.count("parallel") == ("base" in name and task in TABLE_6_PARALLEL)
+
+
+@pytest.mark.parametrize("task", [*search_spaces.GLUE, "wnli"])
+def test_the_literal_sweep_is_the_papers_grid_with_the_papers_adapter(task):
+    literal, grid = load_sweep(f"glue/{task}-literal", {}), load_sweep(f"glue/{task}", {})
+    # Equations 1-4 have neither norm nor bias; dropout is that of the authors' code.
+    adapter = {"norm": "none", "bias": False, "dropout": 0.1, "placement": "sequential"}
+    assert adapter.items() <= literal.train.adapter.model_dump().items()
+    assert literal.train.model_copy(update={"adapter": grid.train.adapter}) == grid.train
+    for section in ("space", "search", "asha", "finalize", "resources"):
+        assert getattr(literal, section) == getattr(grid, section)
+    # The leaderboard shows the paper's number beside its trials.
+    assert literal.train.with_overrides(PRESUPPOSED) == literal.train
 
 
 def test_small_sweeps_need_no_gpu():
