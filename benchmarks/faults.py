@@ -1,6 +1,7 @@
 """What faults cost: trials lost, things done twice, runs left open, state forgotten.
 
     python -m benchmarks.faults              # this project
+    python -m benchmarks.faults --packed     # in bf16, trials that share a process; one machine
     python -m benchmarks.faults --stock      # the same with Ray Tune's own classes
 
 Each fault hits a real sweep (six trials of a two-layer PLM, ASHA, MLflow) at random moments; then
@@ -26,6 +27,7 @@ from typing import Any
 
 from benchmarks.victims import (
     OnRack,
+    PackedSweep,
     RackSweep,
     StockRackSweep,
     StockSweep,
@@ -237,17 +239,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="Part of a fault's name.", default="")
     parser.add_argument("--stock", action="store_true", help="Ray Tune's own classes.")
+    parser.add_argument("--packed", action="store_true", help="Packed trials, PLM in bf16.")
     chosen = parser.parse_args()
     print("| fault | times | trials lost | done twice | left RUNNING | state lost |")
     print("|---|---|---|---|---|---|")
     with place() as folder:
         plm = save_tiny_plm(folder / "tiny")
-        here = StockSweep if chosen.stock else Sweep
+        here = StockSweep if chosen.stock else PackedSweep if chosen.packed else Sweep
         for name, (fault, sweeps) in HERE.items():
             if chosen.only in name:
                 show(name, (_here(fault, here, plm, seed) for seed in range(sweeps)))
         wanted = {name: chosen_ for name, chosen_ in RACK.items() if chosen.only in name}
-        if not wanted:
+        if not wanted or chosen.packed:
             return
         on_rack = StockRackSweep if chosen.stock else RackSweep
         (folder / "rack").mkdir()

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/machines"))
 
 from machines import Bench, Machine
-from sweep_truth import untruths
+from sweep_truth import histories, untruths
 
 from benchmarks import stock
 from cluster.services import ray_environment
@@ -201,6 +201,30 @@ def _kind(words: str) -> str:
     if "RUNNING" in words or "status" in words:
         return "running"
     return "state"
+
+
+class PackedSweep(Sweep):
+    """A sweep in bf16 whose trials share a process; its losses must be an undisturbed sweep's.
+
+    Trials are drawn by a random sampler and all run to their end, so that both sweeps have the
+    same trials whatever happens to one of them.
+    """
+
+    own_settings: dict[str, Any] = {
+        "epochs": 6, "asha": "null", "precision": "bf16", "resources.packed": 3,
+        "search.sampler": "random",
+    }  # fmt: skip
+
+    def toll(self, times: int) -> Toll:
+        quiet = Sweep(self.runs.parent / "undisturbed", self.settings["plm"], seed=0)
+        quiet.runs.parent.mkdir()
+        quiet.settings = self.settings
+        quiet.start()
+        quiet.finish()
+        ours, theirs = histories(self.runs, self.name, self.uri), histories(quiet.runs, quiet.name)
+        other = [f"losses differ: {trial}" for trial in theirs if ours.get(trial) != theirs[trial]]
+        found = super().toll(times)
+        return found + Toll(state=len(other), words=other)
 
 
 class StockSweep(Sweep):
