@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import safetensors
 import safetensors.torch
 import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
@@ -23,10 +21,20 @@ from torch import Tensor
 from tinyattn.atomic import replace_folder
 from tinyattn.config import AdapterConfig, StrictModel
 from tinyattn.errors import AdapterError, DamagedError, StorageError
+from tinyattn.outside import UnfitError, parse_json, read_bytes, read_text, reason
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 STATE_FILE = "trial_state.pt"
+MOST_CARD = 2**20
+"""Bytes of a card: a thousand times what one has."""
+MOST_WEIGHTS = 2**32
+"""Bytes of weights where the PLM that bounds them is not known."""
+_HEADER = 2**20
+"""Bytes that names and shapes may add to weights."""
+MOST_OUTPUTS = 10_000
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class PlmCard(StrictModel):
@@ -35,7 +43,7 @@ class PlmCard(StrictModel):
     name: str
     revision: str
     family: str
-    hidden_size: int
+    hidden_size: int = Field(ge=1, le=10**6)
     fingerprint: str
     precision: Literal["fp32", "bf16"] = "fp32"
     """Format of the PLM's weights in training: predictions repeat to the bit only with the same."""
@@ -45,12 +53,19 @@ class TaskCard(StrictModel):
     """Enough of a task to read new rows and to name what the classifier answers."""
 
     name: str
-    text_columns: tuple[str, ...]
-    labels: tuple[str, ...] | None
+    text_columns: tuple[Name, ...] = Field(min_length=1, max_length=2)
+    labels: tuple[Name, ...] | None = Field(min_length=1, max_length=MOST_OUTPUTS)
     score_range: tuple[float, float] | None
-    metrics: tuple[str, ...]
-    label_column: str = "label"
-    max_length: int
+    metrics: tuple[Name, ...] = Field(min_length=1, max_length=100)
+    label_column: Name = "label"
+    max_length: int = Field(ge=8, le=1_000_000)
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for names in (self.text_columns, self.labels or ()):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{names[0]!r} and others came, each is allowed once")
+        return self
 
 
 class AdapterCard(StrictModel):
@@ -62,7 +77,7 @@ class AdapterCard(StrictModel):
     peft_type: Literal["TINY_ATTENTION"] = "TINY_ATTENTION"
     adapter: AdapterConfig
     plm: PlmCard
-    num_outputs: int | None = Field(ge=1)
+    num_outputs: int | None = Field(ge=1, le=MOST_OUTPUTS)
     """Outputs of the classifier; None: no classifier (a decoder that generates)."""
     task: TaskCard | None = None
     scores: dict[str, float] = {}
@@ -106,20 +121,22 @@ def read_card(folder: Path) -> AdapterCard:
     """Read adapter_config.json; raise AdapterError where it is missing, damaged or not ours."""
     path = folder / CONFIG_FILE
     try:
-        card = AdapterCard.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        text = read_text(path, MOST_CARD)
     except FileNotFoundError:
         raise AdapterError(
             f"{folder} holds no adapter: {CONFIG_FILE} is missing; name the folder that "
             "`tinyattn train --output` or a run's artifacts hold"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise AdapterError(f"{path}: cannot be read: {error}") from None
-    except json.JSONDecodeError as error:
-        raise AdapterError(f"{path}: damaged, not valid JSON ({error}); restore a copy") from None
+    except (OSError, UnfitError) as error:
+        raise AdapterError(f"{path}: cannot be read: {reason(error)}") from None
+    try:
+        card = AdapterCard.model_validate(parse_json(text))
+    except UnfitError as error:
+        raise AdapterError(f"{path}: damaged, {error}; restore a copy") from None
     except ValidationError as error:
         fault = error.errors()[0]
-        key = ".".join(str(part) for part in fault["loc"])
-        raise AdapterError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
+        key = ".".join(str(part) for part in fault["loc"])[:200]
+        raise AdapterError(f"{path}: {key}: {fault['msg'][:500]}; restore a copy") from None
     if card.card_sha256 != card.sealed().card_sha256:
         raise AdapterError(f"{path}: changed since it was saved; restore a copy")
     return card
@@ -129,23 +146,44 @@ def read_adapter(folder: Path) -> tuple[AdapterCard, dict[str, Tensor]]:
     """Read an adapter folder and verify its weights.
 
     Raises:
-        AdapterError: a file is missing, truncated, or its SHA-256 is not the recorded one.
+        AdapterError: as `read_card` and `read_weights`.
     """
     card = read_card(folder)
+    return card, read_weights(folder, card)
+
+
+def read_weights(folder: Path, card: AdapterCard, numbers: int | None = None) -> dict[str, Tensor]:
+    """Read the weights that belong to a card; a file that is too large is not read at all.
+
+    Args:
+        folder: the adapter folder.
+        card: its card.
+        numbers: how many weights the card and its PLM make; None: the PLM is not known.
+
+    Raises:
+        AdapterError: the file is missing, truncated, too large, its SHA-256 is not the recorded
+            one, or a weight is not fp32 and finite.
+    """
     path = folder / WEIGHTS_FILE
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise AdapterError(f"{path}: cannot be read: {error.strerror}; restore a copy") from None
+        content = read_bytes(path, MOST_WEIGHTS if numbers is None else 4 * numbers + _HEADER)
+    except (OSError, UnfitError) as error:
+        raise AdapterError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
     if hashlib.sha256(content).hexdigest() != card.weights_sha256:
         raise AdapterError(
             f"{path}: truncated or changed since it was saved (its SHA-256 is not the one in "
             f"{CONFIG_FILE}); restore a copy"
         )
     try:
-        return card, safetensors.torch.load(content)
-    except (safetensors.SafetensorError, ValueError) as error:
+        weights = safetensors.torch.load(content)
+    except Exception as error:  # safetensors' own, and what torch makes of odd names and formats
         raise AdapterError(f"{path}: not a safetensors file: {error}; restore a copy") from None
+    for key, weight in weights.items():
+        if weight.dtype != torch.float32:
+            raise AdapterError(f"{path}: {key} is {weight.dtype}, allowed is float32")
+        if not weight.isfinite().all():
+            raise AdapterError(f"{path}: {key} holds NaN or infinity, allowed are finite numbers")
+    return weights
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:

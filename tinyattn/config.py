@@ -42,7 +42,7 @@ class StrictModel(BaseModel):
 def _parse_layers(value: Any) -> Any:
     """Accept 'all', 'none', 'top-6' or a list of layer indices."""
     if isinstance(value, str):
-        if value in ("all", "none") or re.fullmatch(r"top-[1-9]\d*", value):
+        if value in ("all", "none") or re.fullmatch(r"top-[1-9][0-9]{0,4}", value):
             return value
     elif (
         isinstance(value, list | tuple) and value and all(type(i) is int and i >= 0 for i in value)

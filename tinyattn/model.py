@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinyattn.attention import TinyAttention
-from tinyattn.checkpoint import AdapterCard, PlmCard, TaskCard, read_adapter, write_adapter
+from tinyattn.checkpoint import (
+    AdapterCard,
+    PlmCard,
+    TaskCard,
+    read_card,
+    read_weights,
+    write_adapter,
+)
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import (
     AdapterError,
@@ -32,6 +39,8 @@ from tinyattn.plm_attention import streaming
 from tinyattn.stream import Stream, filler_of, joined
 
 _CAN_STREAM: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+LEAST_WEIGHTS = 1_000_000
+"""What an adapter may always have; more only where its PLM has as many."""
 CLASSIFIER_INIT = 0.02  # standard deviation, as transformers initialises classifiers
 
 
@@ -392,21 +401,46 @@ class AdaptedModel(nn.Module):
             AdapterError: the files are damaged, or the adapter was made for another PLM.
             NameTakenError, UsageError: as `add_adapter`. In any case nothing has changed.
         """
-        card, weights = read_adapter(folder)
+        card = read_card(folder)
         check_plm(card, plm, folder)
         self._check_new(name, card.adapter)
-        try:
-            adapter = Adapter(self.plm, card.adapter, card.num_outputs)
-        except PlmError as error:  # layers that the PLM it was made for does not have
-            raise AdapterError(f"{folder}: {error}; restore a copy") from None
-        load_weights(adapter, weights, folder)
+        adapter = read_adapter_for(self.plm, folder, card)
         self._attach(name, adapter)
         self.switch(name)
         return card
 
 
+def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> Adapter:
+    """Build the adapter of a folder, once its files are known to hold all of its weights.
+
+    Raises:
+        AdapterError: the files are damaged, or the adapter does not fit the PLM.
+    """
+    try:
+        with torch.device("meta"):  # takes no memory
+            planned = Adapter(plm, card.adapter, card.num_outputs)
+    except PlmError as error:  # layers that the PLM it was made for does not have
+        raise AdapterError(f"{folder}: {error}; restore a copy") from None
+    numbers, most = _count(planned), max(_count(plm), LEAST_WEIGHTS)
+    if numbers > most:
+        raise AdapterError(
+            f"{folder}: an adapter of {numbers:,} weights came, allowed with this PLM are {most:,}"
+        )
+    weights = read_weights(folder, card, numbers)
+    refuse_other_weights(planned, weights, folder)
+    adapter = Adapter(plm, card.adapter, card.num_outputs)
+    adapter.load_state_dict(weights)
+    return adapter
+
+
 def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
     """Copy an adapter file's tensors into an adapter; AdapterError names what does not fit."""
+    refuse_other_weights(adapter, weights, source)
+    adapter.load_state_dict(dict(weights))
+
+
+def refuse_other_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
+    """Raise AdapterError where names or shapes of weights are not those of an adapter."""
     expected = adapter.state_dict()
     wrong = sorted(set(expected) ^ set(weights))
     wrong += [k for k in expected if k in weights and expected[k].shape != weights[k].shape]
@@ -415,7 +449,6 @@ def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -
             f"{source}: the weights do not fit adapter_config.json ({wrong[0]}"
             f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}); restore a copy"
         )
-    adapter.load_state_dict(dict(weights))
 
 
 def plm_card(plm: Plm) -> PlmCard:
@@ -437,6 +470,15 @@ def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
             f"{source}: made for the PLM {card.plm.name} (fingerprint {card.plm.fingerprint}), "
             f"loaded is {plm.name} (fingerprint {plm.fingerprint}); use the PLM it was made for"
         )
+    tokens = 0 if card.task is None else card.task.max_length
+    for what, came, most in (
+        ("hidden_size", card.plm.hidden_size, plm.hidden_size),
+        ("max_length", tokens, plm.max_positions),
+    ):
+        if came > most:
+            raise AdapterError(
+                f"{source}: {what} {came} came, the PLM {plm.name} has {most}; restore a copy"
+            )
 
 
 def _count(module: nn.Module) -> int:

@@ -100,7 +100,12 @@ class Predictor:
         return self.answers(self.outputs(split))
 
     def answers(self, outputs: np.ndarray) -> list[dict[str, Any]]:
-        """What logits [N, num_outputs] say, row by row."""
+        """What logits [N, num_outputs] say, row by row; AdapterError where one is not finite."""
+        if not np.isfinite(outputs).all():
+            at = int(np.isfinite(outputs).all(axis=1).argmin())
+            raise AdapterError(
+                f"row {at + 1}: the adapter's outputs are not finite numbers; train it anew"
+            )
         if self.task.labels is None:
             return [{"score": float(score)} for score in outputs[:, 0]]
         labels = self.task.labels

@@ -27,13 +27,13 @@ from torch import Tensor, nn
 
 from tinyattn.batches import Batches, batches_of, epoch_order
 from tinyattn.bottom import Bottom, bottom_of
-from tinyattn.checkpoint import TaskCard, read_adapter, read_state, write_state
+from tinyattn.checkpoint import TaskCard, read_card, read_state, write_state
 from tinyattn.config import TrainConfig
 from tinyattn.engine import build_engine, load_optimizer, save_optimizer
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
 from tinyattn.evaluation import Evaluation, evaluation_steps
 from tinyattn.experts import perturb
-from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights
+from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights, read_adapter_for
 from tinyattn.objects import fetched
 from tinyattn.passes import cut, inputs_of, logits_of, outputs_of
 from tinyattn.pool import Request
@@ -111,16 +111,15 @@ class Trainer:
             return adapter
         place = config.start.adapter
         with fetched(place) as there:
-            card, weights = read_adapter(there)
-        check_plm(card, self.plm, place)
-        wanted = config.adapter.model_dump(exclude={"num_heads", "dropout"})
-        if card.adapter.model_dump(exclude={"num_heads", "dropout"}) != wanted:
-            raise ConfigError(
-                f"start.adapter {place} has {card.adapter}, the trial has {config.adapter}; "
-                "only num_heads and dropout may differ"
-            )
-        one = Adapter(self.plm.model, card.adapter, card.num_outputs)
-        load_weights(one, weights, place)
+            card = read_card(there)
+            check_plm(card, self.plm, place)
+            wanted = config.adapter.model_dump(exclude={"num_heads", "dropout"})
+            if card.adapter.model_dump(exclude={"num_heads", "dropout"}) != wanted:
+                raise ConfigError(
+                    f"start.adapter {place} has {card.adapter}, the trial has {config.adapter}; "
+                    "only num_heads and dropout may differ"
+                )
+            one = read_adapter_for(self.plm.model, there, card)
         wide = perturb(
             one, self.plm.model, config.adapter.num_heads, config.start.noise, config.seed
         )

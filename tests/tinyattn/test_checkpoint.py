@@ -126,7 +126,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing config": (lambda f: (f / CONFIG_FILE).unlink(), "holds no adapter: .* is missing"),
     "no JSON": (overwrite(CONFIG_FILE, b"{adapter"), "damaged, not valid JSON"),
     "truncated JSON": (overwrite(CONFIG_FILE, b'{"format": "tinyattn-1",'), "not valid JSON"),
-    "no text": (overwrite(CONFIG_FILE, b"\xff\xfe\x00"), "cannot be read: 'utf-8'"),
+    "no text": (overwrite(CONFIG_FILE, b"\xff\xfe\x00"), "cannot be read: line 1 is not UTF-8"),
     "a list": (overwrite(CONFIG_FILE, b"[]"), "dictionary.*restore a copy"),
     "another PEFT method": (edit(peft_type="LORA"), "peft_type: Input should be 'TINY_ATTENTION'"),
     "a later format": (edit(format="tinyattn-2"), "format: Input should be 'tinyattn-1'"),

@@ -1,0 +1,169 @@
+"""Files from outside, read within bounds: ordinary files only, so many bytes, so deep, as UTF-8.
+
+Whoever wrote such a file may have meant to break its reader. It is opened without waiting (a pipe
+without a writer would hang), its size is known before its content is read, and its content is
+checked before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+DEPTH = 64
+"""Most levels of lists and mappings in each other."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class UnfitError(ValueError):
+    """A file or content that is not allowed; the message says what came and what is allowed."""
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open an ordinary file for reading its bytes.
+
+    Raises:
+        UnfitError: it is a folder, pipe, socket or device.
+        OSError: it is not there or may not be read.
+    """
+    _refuse_special(path.stat().st_mode)  # opening alone may move a tape
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        _refuse_special(os.fstat(file.fileno()).st_mode)  # another may have taken its place
+    except UnfitError:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_special(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise UnfitError(f"it is {kind}, needed is an ordinary file")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a file of `most` bytes or fewer.
+
+    Raises:
+        UnfitError: it is larger, or no ordinary file.
+        OSError: it is not there or cannot be read.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > most else file.read(most + 1)  # files of /proc say that they have 0
+    if max(size, len(content)) > most:
+        raise UnfitError(f"it has {max(size, len(content)):,} bytes, allowed are {most:,}")
+    return content
+
+
+def read_text(path: Path, most: int) -> str:
+    """Read a UTF-8 file of `most` bytes or fewer; a byte-order mark is left out.
+
+    Raises:
+        UnfitError, OSError: as `read_bytes`; UnfitError also where it is not UTF-8.
+    """
+    return decode(read_bytes(path, most))
+
+
+def decode(content: bytes, line: int = 1) -> str:
+    """Return UTF-8 bytes as text without a byte-order mark.
+
+    Args:
+        content: the bytes.
+        line: number of their first line, for the message.
+
+    Raises:
+        UnfitError: they are not UTF-8; it names the line.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line += content.count(b"\n", 0, error.start)
+        raise UnfitError(
+            f"line {line} is not UTF-8 text (byte 0x{content[error.start]:02x} came); "
+            "save the file as UTF-8"
+        ) from None
+
+
+def parse_json(text: str, *, nan: bool = False) -> Any:
+    """Parse JSON whose values can all be written, printed and counted with again.
+
+    Args:
+        text: one JSON value.
+        nan: whether NaN and Infinity, which Python writes and JSON does not know, are allowed.
+
+    Raises:
+        UnfitError: it is no JSON, repeats a key, is nested too deeply, or holds a number beyond 64
+            bits or a text that is not Unicode.
+    """
+    refuse = None if nan else _refuse_constant
+    try:
+        value = json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)
+    except RecursionError:
+        raise UnfitError(_too_deep()) from None
+    except UnfitError:
+        raise
+    except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
+        raise UnfitError(f"not valid JSON ({str(error).split(';')[0]})") from None
+    check_values(value)
+    return value
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise UnfitError(f"the key {max(keys, key=keys.count)!r:.80} is given twice")
+    return mapping
+
+
+def _refuse_constant(name: str) -> Any:
+    raise UnfitError(f"not valid JSON ({name} came, a number is needed)")
+
+
+def check_values(value: Any) -> None:
+    """Raise UnfitError where a parsed value is too deep, or holds what cannot be used safely."""
+    for item, depth in _items(value):
+        if depth > DEPTH and isinstance(item, dict | list):
+            raise UnfitError(_too_deep())
+        if isinstance(item, int) and not -(2**63) <= item < 2**63:
+            raise UnfitError(f"a whole number of {item.bit_length()} bits came, allowed are 64")
+        if isinstance(item, str) and ("\0" in item or not _is_unicode(item)):
+            raise UnfitError(f"the text {item[:40]!a} holds what is not Unicode text")
+
+
+def _items(value: Any) -> Iterator[tuple[Any, int]]:
+    """A value with all that is in it, each with its depth; by a list of its own, not recursion."""
+    waiting = [(value, 1)]
+    while waiting:
+        item, depth = waiting.pop()
+        yield item, depth
+        if isinstance(item, dict):
+            waiting += [(part, depth + 1) for pair in item.items() for part in pair]
+        elif isinstance(item, list):
+            waiting += [(part, depth + 1) for part in item]
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text can be encoded; half a surrogate pair, as JSON may spell one, cannot."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _too_deep() -> str:
+    return f"lists and mappings stand more than {DEPTH} deep in each other"
+
+
+def reason(error: Exception) -> str:
+    """Return what an error of this module or of the system says, without the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
