@@ -31,10 +31,9 @@ from orchestrator.nodes import concurrency
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
 from orchestrator.provenance import refuse_other_data
-from orchestrator.registry import primary_metric
 from orchestrator.runner import Ended, closed_in_any_case, run_batch
 from orchestrator.search import OptunaSearcher
-from orchestrator.significance import paired_test
+from orchestrator.significance import paired_test, primary_metric
 from orchestrator.store import SweepRecord, TrialRecord
 from orchestrator.sweep import run_tags
 from orchestrator.tracking import Tracker

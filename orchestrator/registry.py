@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from mlflow.entities.model_registry import ModelVersion
 from orchestrator.champions import holder, model_name, models, move_alias
 from orchestrator.outcome import Outcome
 from orchestrator.serving import save_model
-from orchestrator.significance import Metric, PairedTest, by_confusion, paired_test
+from orchestrator.significance import PairedTest, paired_test, primary_metric
 from orchestrator.store import TAG, Store, TrialRecord
 from orchestrator.tracking import Tracker
 from tinyattn.errors import UsageError
@@ -36,6 +36,8 @@ class HeldOut:
     """[N] class ids or scores."""
     outputs_of: Callable[[Path], np.ndarray]
     """Adapter folder → outputs [N, num_outputs] on the held-out rows."""
+    groups: np.ndarray | None = None
+    """[N] the same number for rows that belong together; None: none do."""
 
 
 @dataclass(frozen=True)
@@ -187,18 +189,8 @@ def _compare(
     (folder / "old").mkdir()
     old_adapter = tracker.download(previous.run_id or "", "adapter", folder / "old")
     new, old = heldout.outputs_of(adapter), heldout.outputs_of(old_adapter)
-    return paired_test(primary_metric(benchmark.task), new, old, heldout.labels)
-
-
-def primary_metric(task: Task) -> Metric:
-    """Return the task's primary metric alone: the others would be computed 20,000 times too."""
-    name = task.metrics[0]
-    alone = replace(task, metrics=(name,))
-
-    def metric(outputs: np.ndarray, labels: np.ndarray) -> float:
-        return compute_metrics(alone, outputs, labels)[name]
-
-    return metric if task.is_regression else by_confusion(metric)
+    metric = primary_metric(benchmark.task)
+    return paired_test(metric, new, old, heldout.labels, groups=heldout.groups)
 
 
 def _register(

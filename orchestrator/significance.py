@@ -1,16 +1,28 @@
-"""Is one model better than another on the same rows, or is it chance?"""
+"""Is one model better than another on the same rows, or is it chance? Tests by permutation.
+
+If two models were equally good, swapping their outputs on any row would change nothing but chance.
+So both tests swap rows at random, many times, and count how often the lead is as large as the one
+that was seen. Rows that belong together (the twins of a minimal pair, questions about one text)
+are not independent: they change sides together, as one group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-PERMUTATIONS = 10_000
+from tinyattn.tasks import Task, compute_metrics
 
-Metric = Callable[[np.ndarray, np.ndarray], float]
-"""(outputs [N, C], labels [N]) → the task's primary metric, higher is better."""
+PERMUTATIONS = 10_000
+_SAME = 1e-9
+"""Leads that differ by less are equal: sums in another order differ in their last digits."""
+_AT_ONCE = 2**22
+"""Rows times permutations that are swapped at once: 32 MiB."""
+
+Score = Callable[[np.ndarray, np.ndarray], float]
+"""(outputs [N, C], labels [N]) → a number, higher is better."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +35,131 @@ class PairedTest:
     """One-sided: small when the new model is better."""
 
 
+class Metric:
+    """A metric, and the leads that one model has over another when rows are swapped."""
+
+    def __init__(self, score: Score) -> None:
+        self.score = score
+
+    def __call__(self, outputs: np.ndarray, labels: np.ndarray) -> float:
+        """Return the score of outputs [N, C]."""
+        return self.score(outputs, labels)
+
+    def leads(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
+    ) -> np.ndarray:
+        """Return the lead [B] of `new` over `old` after each of B permutations.
+
+        Args:
+            new: outputs [N, C].
+            old: outputs [N, C].
+            labels: [N].
+            swaps: [B, N] of 0 and 1; at a 1 the two models have changed sides on that row.
+        """
+        new, old = self._comparable([new, old], labels)
+        masks = swaps.reshape(*swaps.shape, *[1] * (new.ndim - 1)).astype(bool)
+        sides = ((np.where(mask, old, new), np.where(mask, new, old)) for mask in masks)
+        return np.array([self(one, labels) - self(other, labels) for one, other in sides])
+
+    def _comparable(self, models: list[np.ndarray], labels: np.ndarray) -> list[np.ndarray]:
+        """Return the models' outputs on one scale, where the metric does not see their scale.
+
+        A correlation is the same for a model whose outputs are four times as large; mixed with
+        another model's, those outputs would decide it alone.
+        """
+        for scale in (_ranked, _standardised):
+            scaled = [scale(outputs) for outputs in models]
+            changes = [
+                abs(self(a, labels) - self(b, labels)) for a, b in zip(scaled, models, strict=True)
+            ]
+            if max(changes) < _SAME:
+                return scaled
+        return models
+
+
+class Confusion(Metric):
+    """A classification metric, which sees labels and predicted classes by their counts alone.
+
+    Counts after thousands of permutations are one matrix product, and few of them differ, so that
+    each is scored once.
+    """
+
+    def __init__(self, score: Score) -> None:
+        super().__init__(score)
+        self._known: dict[bytes, float] = {}
+
+    def leads(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
+    ) -> np.ndarray:
+        """As for any metric."""
+        classes = new.shape[1]
+        first, second = _cells(new, labels), _cells(old, labels)
+        moved = second - first
+        rows = np.flatnonzero(moved.any(axis=1))
+        counts = first.sum(axis=0) + swaps[:, rows] @ moved[rows]
+        others = (first + second).sum(axis=0) - counts
+        return self._scores(counts, classes) - self._scores(others, classes)
+
+    def _scores(self, counts: np.ndarray, classes: int) -> np.ndarray:
+        different, which = np.unique(counts.astype(np.int64), axis=0, return_inverse=True)
+        return np.array([self._score_of(cells, classes) for cells in different])[which.ravel()]
+
+    def _score_of(self, cells: np.ndarray, classes: int) -> float:
+        """Return the score of any rows that have these counts, [K · K] by label and prediction."""
+        key = cells.tobytes()
+        if key not in self._known:
+            rows = np.repeat(np.arange(len(cells)), cells)
+            self._known[key] = self(np.eye(classes)[rows % classes], rows // classes)
+        return self._known[key]
+
+
+class Correlation(Metric):
+    """Pearson's or Spearman's correlation, which does not see the scale of a model's outputs.
+
+    Outputs are standardised or ranked before they are swapped, so that the test does not see it
+    either. Spearman's lead after a swap is that of the models' own ranks.
+    """
+
+    def __init__(self, score: Score, ranks: bool) -> None:
+        super().__init__(score)
+        self._scale = _ranked if ranks else _standardised
+
+    def leads(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
+    ) -> np.ndarray:
+        """As for any metric."""
+        label = _standardised(self._scale(labels))
+        first, second = (_moments(self._scale(outputs)[:, 0], label) for outputs in (new, old))
+        sums = first.sum(axis=0) + swaps @ (second - first)
+        others = (first + second).sum(axis=0) - sums
+        return _correlation(sums, len(labels)) - _correlation(others, len(labels))
+
+
+def primary_metric(task: Task) -> Metric:
+    """Return a task's primary metric alone: the others would be computed 20,000 times too."""
+    name = task.metrics[0]
+    alone = replace(task, metrics=(name,))
+
+    def score(outputs: np.ndarray, labels: np.ndarray) -> float:
+        return compute_metrics(alone, outputs, labels)[name]
+
+    return Correlation(score, name == "spearman") if task.is_regression else Confusion(score)
+
+
 def paired_test(
-    metric: Metric, new: np.ndarray, old: np.ndarray, labels: np.ndarray, seed: int = 0
+    metric: Metric | Score,
+    new: np.ndarray,
+    old: np.ndarray,
+    labels: np.ndarray,
+    seed: int = 0,
+    *,
+    groups: np.ndarray | None = None,
+    permutations: int = PERMUTATIONS,
 ) -> PairedTest:
     """Test by permutation whether `new` is better than `old` on the same rows.
 
-    If the models were equally good, swapping their outputs on any row would change nothing but
-    chance. Each of 10,000 permutations swaps every row with probability ½; p is the share of them,
-    the observed one included, whose lead is at least the observed one (Phipson & Smyth 2010).
+    Each permutation swaps every group with probability ½; p is the share of permutations, the
+    observed one included, whose lead is at least the observed one (Phipson & Smyth 2010).
 
     Args:
         metric: maps outputs [N, C] and labels [N] to a number, higher is better.
@@ -38,39 +167,120 @@ def paired_test(
         old: outputs [N, C] of the champion.
         labels: [N].
         seed: of the permutations.
+        groups: [N] a number for each row, the same for rows that belong together; None: no row
+            belongs to another.
+        permutations: how many; p is never below 1 / (permutations + 1).
     """
+    metric = metric if isinstance(metric, Metric) else Metric(metric)
     new_score, old_score = metric(new, labels), metric(old, labels)
     lead = new_score - old_score
-    rows = np.flatnonzero((new != old).reshape(len(labels), -1).any(axis=1))
-    if not len(rows) or not np.isfinite(lead):
+    if not np.isfinite(lead) or np.array_equal(new, old):
         return PairedTest(new_score, old_score, 1.0)
-    generator = np.random.default_rng(seed)
     as_large = 1
-    first, second = new.copy(), old.copy()
-    for _ in range(PERMUTATIONS):
-        swap = generator.random(len(rows)) < 0.5
-        mask = swap.reshape(-1, *[1] * (new.ndim - 1))
-        first[rows] = np.where(mask, old[rows], new[rows])
-        second[rows] = np.where(mask, new[rows], old[rows])
+    for swaps in _swaps([new], old, groups, seed, permutations):
         # A permutation whose metric is undefined counts against the newcomer.
-        smaller = metric(first, labels) - metric(second, labels) < lead - 1e-12
-        as_large += not smaller
-    return PairedTest(new_score, old_score, as_large / (PERMUTATIONS + 1))
+        as_large += int((~(metric.leads(new, old, labels, swaps) < lead - _SAME)).sum())
+    return PairedTest(new_score, old_score, as_large / (permutations + 1))
 
 
-def by_confusion(metric: Metric) -> Metric:
-    """Return a faster form of a classification metric, for thousands of permutations.
+def max_t_test(
+    metric: Metric,
+    candidates: Sequence[np.ndarray],
+    old: np.ndarray,
+    labels: np.ndarray,
+    seed: int = 0,
+    *,
+    groups: np.ndarray | None = None,
+    permutations: int = PERMUTATIONS,
+) -> np.ndarray:
+    """Test several candidates against one model, where the best of many is lucky by being many.
 
-    It must depend on labels and predicted classes through their confusion matrix alone. Few
-    different matrices occur among the permutations, so that each is scored once.
+    A candidate's p is the share of permutations in which *any* candidate leads as clearly as it
+    does (single-step max-T, Westfall & Young 1993, section 2.6): if none is better than `old`, one
+    has p ≤ α with probability α, however many there are. Leads are divided by their spread over the
+    permutations: a candidate that differs in half of the rows has a large lead by chance, and must
+    not hide one that differs in ten rows and is right in all. All candidates swap the same rows at
+    a time, which keeps how alike they are.
+
+    Args:
+        metric: as `primary_metric` returns it.
+        candidates: outputs [N, C] of each.
+        old: outputs [N, C] of the model that they would replace.
+        labels: [N].
+        seed: of the permutations.
+        groups: as in `paired_test`.
+        permutations: how many.
+
+    Returns:
+        p of each candidate, one-sided.
     """
-    known: dict[bytes, float] = {}
+    lead = np.array([metric(new, labels) - metric(old, labels) for new in candidates])
+    permuted = [
+        np.stack([metric.leads(new, old, labels, swaps) for new in candidates], axis=1)
+        for swaps in _swaps(candidates, old, groups, seed, permutations)
+    ]
+    leads = np.concatenate([lead[None], *permuted])  # the observed one is a permutation too
+    spread = np.sqrt((leads**2).mean(axis=0))
+    leads /= np.where(spread > 0, spread, 1)
+    most = leads.max(axis=1)
+    return np.array([(most >= seen - _SAME).mean() for seen in leads[0]])
 
-    def remembered(outputs: np.ndarray, labels: np.ndarray) -> float:
-        cells = labels * outputs.shape[1] + outputs.argmax(axis=1)
-        key = np.bincount(cells, minlength=outputs.shape[1] ** 2).tobytes()
-        if key not in known:
-            known[key] = metric(outputs, labels)
-        return known[key]
 
-    return remembered
+def _swaps(
+    candidates: Sequence[np.ndarray],
+    old: np.ndarray,
+    groups: np.ndarray | None,
+    seed: int,
+    permutations: int,
+) -> Iterator[np.ndarray]:
+    """Yield the rows that change sides, [B, N] of 0 and 1, a few permutations at a time.
+
+    Coins are tossed only for groups in which some candidate differs from `old`.
+    """
+    differs = np.any([(new != old).reshape(len(old), -1).any(axis=1) for new in candidates], axis=0)
+    rows = np.flatnonzero(differs)
+    own = rows if groups is None else groups[rows]
+    different, group = np.unique(own, return_inverse=True)
+    generator = np.random.default_rng(seed)
+    at_once = max(1, _AT_ONCE // len(old))
+    for begin in range(0, permutations, at_once):
+        count = min(at_once, permutations - begin)
+        coins = generator.integers(0, 2, (count, len(different)), dtype=np.int8)
+        swaps = np.zeros((count, len(old)))
+        swaps[:, rows] = coins[:, group]
+        yield swaps
+
+
+def _cells(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Each row's cell of the confusion matrix, by label and prediction, [N, K · K]."""
+    classes = outputs.shape[1]
+    return np.eye(classes**2)[labels.astype(np.int64) * classes + outputs.argmax(axis=1)]
+
+
+def _moments(outputs: np.ndarray, label: np.ndarray) -> np.ndarray:
+    """What each row adds to the sums that a correlation is made of, [N, 3]."""
+    return np.stack([outputs, outputs**2, outputs * label], axis=1)
+
+
+def _correlation(sums: np.ndarray, rows: int) -> np.ndarray:
+    """Correlations [B] with standardised labels from sums [B, 3]; 0 where outputs are constant."""
+    total, squares, products = sums.T
+    variance = squares / rows - (total / rows) ** 2
+    constant = variance < _SAME
+    return np.where(constant, 0.0, products / rows / np.sqrt(np.where(constant, 1.0, variance)))
+
+
+def _standardised(values: np.ndarray) -> np.ndarray:
+    """The same values with mean 0 and variance 1; zeros where all are equal."""
+    values = np.asarray(values, np.float64)
+    if np.ptp(values) == 0:  # their mean may be off by a last digit
+        return np.zeros_like(values)
+    centered = values - values.mean()
+    return centered / centered.std()
+
+
+def _ranked(values: np.ndarray) -> np.ndarray:
+    """The values' ranks, standardised; equal values share theirs."""
+    from scipy.stats import rankdata  # a second, which commands that test nothing would wait for
+
+    return _standardised(rankdata(values).reshape(np.shape(values)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +14,12 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.models import validate_serving_input
 from mlflow_sweeps import Sweeps
-from scipy import stats
-from sklearn.metrics import matthews_corrcoef
 
 from orchestrator import serving
 from orchestrator.champions import champion, rollback
 from orchestrator.outcome import Outcome
 from orchestrator.promotion import _benchmark_of
 from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
-from orchestrator.significance import by_confusion, paired_test
 from orchestrator.store import TrialRecord
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
@@ -341,81 +337,6 @@ def test_nothing_in_the_registered_model_is_a_pickle(sweeps: Sweeps, tmp_path: P
     suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
     assert suffixes <= {".json", ".yaml", ".txt", ""}
     assert "loader_module: orchestrator.serving" in (folder / "MLmodel").read_text()
-
-
-def _accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    return float((outputs.argmax(1) == labels).mean())
-
-
-@pytest.mark.parametrize(("gained", "lost"), [(5, 1), (12, 6), (9, 9), (3, 8)])
-def test_for_accuracy_the_test_is_the_sign_test(gained: int, lost: int) -> None:
-    """Swapping rows that only one model gets right is flipping coins: scipy's binomtest."""
-    old = _outputs(0.5)
-    new = old.copy()
-    new[100 : 100 + gained] = new[100 : 100 + gained, ::-1]  # now right
-    new[:lost] = new[:lost, ::-1]  # now wrong
-    expected = stats.binomtest(gained, gained + lost, alternative="greater").pvalue
-    found = paired_test(_accuracy, new, old, LABELS)
-    assert found.p_value == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(10_000))
-    assert found.new_score - found.old_score == pytest.approx((gained - lost) / ROWS)
-
-
-def test_for_pearson_scipy_permutes_to_the_same_p_value() -> None:
-    generator = np.random.default_rng(1)
-    labels = generator.normal(size=60)
-    old = labels + 1.2 * generator.normal(size=60)
-    new = labels + 1.0 * generator.normal(size=60)
-
-    def pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
-        return float(np.corrcoef(outputs[:, 0], labels)[0, 1])
-
-    reference = stats.permutation_test(
-        (new, old),
-        lambda x, y: np.corrcoef(x, labels)[0, 1] - np.corrcoef(y, labels)[0, 1],
-        permutation_type="samples", n_resamples=4000, alternative="greater", rng=2,
-    )  # fmt: skip
-    found = paired_test(pearson, new[:, None], old[:, None], labels)
-    assert 0.01 < reference.pvalue < 0.5
-    assert found.p_value == pytest.approx(reference.pvalue, abs=0.03)
-
-
-def test_equal_models_have_no_lead_and_the_same_seed_the_same_answer() -> None:
-    same = paired_test(_accuracy, _outputs(0.7), _outputs(0.7), LABELS)
-    assert (same.p_value, same.new_score) == (1.0, pytest.approx(0.7))
-    new, old = _outputs(0.73), _outputs(0.7)
-    assert paired_test(_accuracy, new, old, LABELS) == paired_test(_accuracy, new, old, LABELS)
-
-
-def test_an_undefined_metric_counts_against_the_newcomer() -> None:
-    undefined = paired_test(lambda o, y: float("nan"), _outputs(0.9), _outputs(0.5), LABELS)
-    assert undefined.p_value == 1.0
-
-
-def test_remembered_confusions_change_no_result_and_ask_the_metric_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generator = np.random.default_rng(3)
-    labels = generator.integers(0, 3, 300)
-    old, new = generator.normal(size=(2, 300, 3)) + 1.5 * np.eye(3)[labels]
-    calls = 0
-
-    def matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
-        nonlocal calls
-        calls += 1
-        return float(matthews_corrcoef(labels, outputs.argmax(1)))
-
-    monkeypatch.setattr("orchestrator.significance.PERMUTATIONS", 500)
-    expected = paired_test(matthews, new, old, labels)
-    assert (calls, 0.001 < expected.p_value < 1) == (1002, True)
-    assert paired_test(by_confusion(matthews), new, old, labels) == expected
-    assert calls < 2004
-
-
-def test_a_thousand_rows_take_seconds_not_minutes() -> None:
-    new, old = np.tile(_outputs(0.75), (5, 1)), np.tile(_outputs(0.7), (5, 1))
-    began = time.process_time()
-    paired_test(_accuracy, new, old, np.tile(LABELS, 5))
-    assert time.process_time() - began < 10
 
 
 def test_an_unfinished_finalizer_is_no_reason_to_promote_the_search(sweeps: Sweeps) -> None:

@@ -1,0 +1,272 @@
+"""The tests behind every "is better", against scipy's and against simulations of equal models."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import matthews_corrcoef
+
+from orchestrator.significance import Metric, max_t_test, paired_test, primary_metric
+from tinyattn.tasks import compute_metrics, find_task
+
+ROWS = 200
+LABELS = np.arange(ROWS) % 2
+
+
+def _outputs(accuracy: float) -> np.ndarray:
+    """Logits [N, 2] of a model that is right on the first rows and wrong on the others."""
+    right = np.arange(ROWS) < accuracy * ROWS
+    predicted = np.where(right, LABELS, 1 - LABELS)
+    return np.eye(2)[predicted] + np.arange(ROWS)[:, None] * 1e-6
+
+
+def _logits(right: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Logits [N, 2] of a model that is right where `right` is true."""
+    return np.eye(2)[np.where(right, labels, 1 - labels)]
+
+
+def _accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
+    return float((outputs.argmax(1) == labels).mean())
+
+
+def _pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
+    return float(stats.pearsonr(outputs[:, 0], labels).statistic)
+
+
+def _spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
+    return float(stats.spearmanr(outputs[:, 0], labels).statistic)
+
+
+STSB = find_task("stsb")
+REGRESSIONS = {
+    "pearson": primary_metric(STSB),
+    "spearman": primary_metric(replace(STSB, metrics=("spearman",))),
+    "any, as pearson": Metric(_pearson),
+    "any, as spearman": Metric(_spearman),
+}
+
+
+# ---- classification ----
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(5, 1), (12, 6), (9, 9), (3, 8)])
+def test_for_accuracy_the_test_is_the_sign_test(gained: int, lost: int) -> None:
+    """Swapping rows that only one model gets right is flipping coins: scipy's binomtest."""
+    old = _outputs(0.5)
+    new = old.copy()
+    new[100 : 100 + gained] = new[100 : 100 + gained, ::-1]  # now right
+    new[:lost] = new[:lost, ::-1]  # now wrong
+    expected = stats.binomtest(gained, gained + lost, alternative="greater").pvalue
+    for metric in (_accuracy, primary_metric(find_task("sst2"))):
+        found = paired_test(metric, new, old, LABELS)
+        assert found.p_value == pytest.approx(expected, abs=4 * 0.5 / np.sqrt(10_000))
+        assert found.new_score - found.old_score == pytest.approx((gained - lost) / ROWS)
+
+
+@pytest.mark.parametrize(
+    ("task", "metric_name"),
+    [("sst2", "accuracy"), ("mnli", "accuracy"), ("mrpc", "f1"), ("cola", "matthews"),
+     ("mnli", "f1_macro")],
+)  # fmt: skip
+def test_counted_confusions_are_the_metric_itself(task: str, metric_name: str) -> None:
+    """Leads from counts are those of the metric called on rows that were really swapped."""
+    known = replace(find_task(task), metrics=(metric_name,))
+    classes, generator = known.num_outputs, np.random.default_rng(3)
+    labels = generator.integers(0, classes, 60)
+    new, old = generator.normal(size=(2, 60, classes)) + np.eye(classes)[labels]
+    swaps = generator.integers(0, 2, (40, 60)).astype(float)
+    metric = primary_metric(known)
+    plain = Metric(lambda o, y: compute_metrics(known, o, y)[metric_name])
+    expected = plain.leads(new, old, labels, swaps)
+    assert len(set(expected)) > 5
+    assert metric.leads(new, old, labels, swaps) == pytest.approx(expected, abs=1e-12)
+
+
+def test_counts_ask_the_metric_only_once_for_each_confusion(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 2, 300)
+    old, new = generator.normal(size=(2, 300, 2)) + 1.5 * np.eye(2)[labels]
+    calls = 0
+
+    def matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
+        nonlocal calls
+        calls += 1
+        return float(matthews_corrcoef(labels, predictions))
+
+    monkeypatch.setitem(compute_metrics.__globals__["_METRICS"], "matthews", matthews)
+    paired_test(primary_metric(find_task("cola")), new, old, labels)
+    assert 10 < calls < 2_000  # of 20,000 scores
+
+
+# ---- regression ----
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+@pytest.mark.parametrize(("scale", "shift"), [(4, 0), (0.25, 0), (1e4, -7), (1e-6, 3)])
+def test_the_scale_of_a_models_outputs_changes_no_p_value(
+    name: str, scale: float, shift: float
+) -> None:
+    metric, generator = REGRESSIONS[name], np.random.default_rng(1)
+    labels = generator.normal(size=60)
+    old = labels + 1.6 * generator.normal(size=60)
+    new = labels + 1.0 * generator.normal(size=60)
+
+    def p_value(new: np.ndarray, old: np.ndarray) -> float:
+        return paired_test(metric, new[:, None], old[:, None], labels, permutations=100).p_value
+
+    expected = p_value(new, old)
+    assert 0.009 < expected < 0.6
+    assert p_value(new, scale * old + shift) == pytest.approx(expected)
+    assert p_value(scale * new + shift, old) == pytest.approx(expected)
+    # Four times as large, a model that is worse stays worse.
+    assert p_value(scale * old + shift, new) > 0.5
+
+
+@pytest.mark.parametrize("name", ["spearman", "any, as spearman"])
+def test_any_growing_scale_is_the_same_for_ranks(name: str) -> None:
+    metric, generator = REGRESSIONS[name], np.random.default_rng(2)
+    labels, noise = generator.normal(size=50), generator.normal(size=(2, 50))
+    new, old = (labels + noise)[..., None]
+    found = paired_test(metric, new, old, labels, permutations=100)
+    assert 0 < found.p_value < 1
+    assert paired_test(metric, new, np.exp(old), labels, permutations=100) == found
+
+
+@pytest.mark.parametrize("name", ["pearson", "any, as pearson"])
+def test_for_pearson_scipy_permutes_to_the_same_p_value(name: str) -> None:
+    generator = np.random.default_rng(1)
+    labels = generator.normal(size=60)
+    old = labels + 1.2 * generator.normal(size=60)
+    new = labels + 1.0 * generator.normal(size=60)
+    reference = stats.permutation_test(
+        (stats.zscore(new), stats.zscore(old)),
+        lambda x, y: np.corrcoef(x, labels)[0, 1] - np.corrcoef(y, labels)[0, 1],
+        permutation_type="samples", n_resamples=2000, alternative="greater", rng=2,
+    )  # fmt: skip
+    many = 1000 if name.startswith("any") else 10_000
+    columns = new[:, None], 3 * old[:, None]
+    found = paired_test(REGRESSIONS[name], *columns, labels, permutations=many)
+    assert 0.01 < reference.pvalue < 0.5
+    assert found.p_value == pytest.approx(reference.pvalue, abs=0.05)
+
+
+@pytest.mark.parametrize("scale", [1, 4])
+def test_equal_regressions_of_other_scales_are_told_apart_as_rarely_as_promised(
+    scale: float,
+) -> None:
+    """400 pairs of equal models: 5 % come below .05; five standard errors are 5.4 points."""
+    generator, metric = np.random.default_rng(0), REGRESSIONS["pearson"]
+    small = 0
+    for _ in range(400):
+        labels = generator.normal(size=80)
+        new, old = labels + generator.normal(size=(2, 80))
+        columns = new[:, None], scale * old[:, None]
+        small += paired_test(metric, *columns, labels, permutations=199).p_value <= 0.05
+    assert 0.01 < small / 400 < 0.105
+
+
+def test_constant_and_tied_outputs_are_compared_too() -> None:
+    generator, metric = np.random.default_rng(0), REGRESSIONS["pearson"]
+    labels = generator.normal(size=40)
+    constant, good = np.full((40, 1), 0.1), labels[:, None].round()
+    better = paired_test(metric, good, constant, labels, permutations=199)
+    assert (better.old_score, better.p_value) == (0.0, 1 / 200)
+    assert paired_test(metric, constant, good, labels, permutations=199).p_value == 1.0
+    assert paired_test(metric, constant, 2 * constant, labels).p_value == 1.0
+
+
+# ---- groups ----
+
+
+def test_rows_of_one_group_change_sides_together() -> None:
+    """Ten rows of which each five are one text's: two coins, so a quarter of all swaps."""
+    labels, groups = np.zeros(30, int), np.repeat([7, 3, 5], [5, 5, 20])
+    old = _logits(np.arange(30) >= 10, labels)
+    new = _logits(np.ones(30, bool), labels)
+    rows = paired_test(_accuracy, new, old, labels)
+    assert rows.p_value == pytest.approx(2**-10, abs=2e-3)
+    assert paired_test(_accuracy, new, old, labels, groups=groups).p_value == pytest.approx(
+        0.25, abs=0.02
+    )
+
+
+def test_twins_of_minimal_pairs_are_one_observation() -> None:
+    """Equal models that get both twins of a pair right or none: rows as units cry wolf."""
+    metric, generator = primary_metric(find_task("agreement")), np.random.default_rng(0)
+    labels, pairs = np.arange(160) % 2, np.arange(160) // 2
+    below = {"rows": 0, "pairs": 0}
+    for _ in range(300):
+        new, old = (_logits(right[pairs], labels) for right in generator.random((2, 80)) < 0.8)
+        for name, groups in (("rows", None), ("pairs", pairs)):
+            test = paired_test(metric, new, old, labels, groups=groups, permutations=199)
+            below[name] += test.p_value <= 0.05
+    assert below["rows"] / 300 > 0.08  # the coins of 160 rows where there are 80 chances
+    assert 0.005 < below["pairs"] / 300 < 0.08
+
+
+# ---- many candidates ----
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_the_best_of_many_equal_candidates_passes_as_rarely_as_one(count: int) -> None:
+    """200 times: p ≤ .10 for 10 % at most; four standard errors are 8.5 points."""
+    generator, metric = np.random.default_rng(0), primary_metric(find_task("sst2"))
+    labels, passed, naive = np.arange(150) % 2, 0, 0
+    for _ in range(200):
+        right = generator.random((count + 1, 150)) < 0.85
+        old, *new = (_logits(each, labels) for each in right)
+        passed += min(max_t_test(metric, new, old, labels, permutations=199)) <= 0.10
+        naive += max(_accuracy(each, labels) for each in new) > _accuracy(old, labels)
+    assert 0.015 < passed / 200 < 0.185
+    assert naive / 200 > (0.4 if count == 1 else 0.8)
+
+
+def test_one_candidate_is_the_paired_test() -> None:
+    metric, new, old = primary_metric(find_task("sst2")), _outputs(0.74), _outputs(0.7)
+    alone = paired_test(metric, new, old, LABELS).p_value
+    assert max_t_test(metric, [new], old, LABELS) == pytest.approx([alone])
+    # A copy adds nothing, for all candidates swap the same rows.
+    assert max_t_test(metric, [new, new], old, LABELS) == pytest.approx([alone, alone])
+
+
+def test_a_failed_candidate_hides_no_good_one() -> None:
+    """Right on nine rows more and wrong on none, beside one that guesses: 2^-9 and little more."""
+    metric, guesses = primary_metric(find_task("sst2")), np.random.default_rng(0).random(ROWS)
+    old, new = _outputs(0.7), _outputs(0.745)
+    p_values = max_t_test(metric, [new, _logits(guesses < 0.5, LABELS)], old, LABELS)
+    assert p_values[0] < 0.02
+    assert p_values[1] > 0.9
+
+
+def test_candidates_that_differ_nowhere_are_not_better() -> None:
+    metric, old = primary_metric(find_task("sst2")), _outputs(0.7)
+    assert max_t_test(metric, [old, old.copy()], old, LABELS).tolist() == [1.0, 1.0]
+
+
+# ---- whatever the metric ----
+
+
+def test_equal_models_have_no_lead_and_the_same_seed_the_same_answer() -> None:
+    same = paired_test(_accuracy, _outputs(0.7), _outputs(0.7), LABELS)
+    assert (same.p_value, same.new_score) == (1.0, pytest.approx(0.7))
+    new, old = _outputs(0.73), _outputs(0.7)
+    assert paired_test(_accuracy, new, old, LABELS) == paired_test(_accuracy, new, old, LABELS)
+
+
+def test_an_undefined_metric_counts_against_the_newcomer() -> None:
+    undefined = paired_test(lambda o, y: float("nan"), _outputs(0.9), _outputs(0.5), LABELS)
+    assert undefined.p_value == 1.0
+
+
+def test_a_thousand_rows_take_seconds_not_minutes() -> None:
+    metric, labels = primary_metric(find_task("sst2")), np.tile(LABELS, 5)
+    new, old = np.tile(_outputs(0.75), (5, 1)), np.tile(_outputs(0.7), (5, 1))
+    began = time.process_time()
+    paired_test(metric, new, old, labels, permutations=100_000)
+    assert time.process_time() - began < 10
