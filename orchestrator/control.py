@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestrator.definition import Definition
 from orchestrator.home import REQUESTS, STOP_ALL, Home
 from orchestrator.journal import Past, read_journal
+from orchestrator.ranking import best_of, no_candidate, passed_over, standing_of
 from orchestrator.store import SweepRecord, TrialRecord
 from orchestrator.view import brief, clock, short
 from tinyattn.errors import TinyAttnError, UsageError
@@ -38,6 +39,8 @@ class Status:
                 f"trials   {self._counts(self._searched)}",
                 *([f"finalize {self._counts(self._finalizing)}"] if self._finalizing else []),
                 f"best     {self._best()}",
+                *(f"note     {line}" for line in self._ahead()),
+                *(f"winner   {line}" for line in self._winner()),
                 *(f"{self._open:9}{_line(one)}" for one in self.trials if one.outcome is None),
             ]
         )
@@ -79,11 +82,23 @@ class Status:
         return max(0.0, time.time() - last)
 
     def _best(self) -> str:
-        scored = [trial for trial in self._searched if trial.best_score is not None]
-        if not scored:
+        best = best_of(self._searched, standing_of)
+        if best is None:
             return "no score yet"
-        best = max(scored, key=lambda trial: trial.best_score or 0.0)
         return f"{100 * (best.best_score or 0):.2f} ({brief(best.params)}), run {best.run_id[:8]}"
+
+    def _ahead(self) -> list[str]:
+        """What leads and is no candidate."""
+        ahead = passed_over(self._searched, standing_of)
+        return [] if ahead is None else [no_candidate(short(ahead.trial_id), ahead.best_score)]
+
+    def _winner(self) -> list[str]:
+        """What the finalizer chose."""
+        chosen = [t for t in self.trials if t.run_id == self.sweep.tags.get("winner")]
+        return [
+            f"{100 * (t.best_score or 0):.2f} ({t.kind}, {brief(t.params)}), run {t.run_id[:8]}"
+            for t in chosen
+        ]
 
 
 def _line(trial: TrialRecord) -> str:

@@ -18,7 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from orchestrator import ranking
 from orchestrator.outcome import Outcome
+from orchestrator.ranking import Standing
 from orchestrator.store import Point
 
 COLOURS = {
@@ -47,6 +49,8 @@ class Curve:
     best_score: float | None
     end_time: float = math.inf
     """When the trial ended, for the order in which compute was spent."""
+    standing: Standing | None = None
+    """What decides its place; None: score and outcome alone."""
 
 
 def learning_curves(curves: Sequence[Curve], metric: str) -> Figure:
@@ -65,7 +69,7 @@ def learning_curves(curves: Sequence[Curve], metric: str) -> Figure:
 
 def rungs(curves: Sequence[Curve]) -> Figure:
     """Draw how far each trial came, best first, and how many ASHA stopped at each rung."""
-    ordered = sorted(curves, key=_rank_key, reverse=True)
+    ordered = sorted(curves, key=lambda curve: _standing(curve).order)
     figure, axes = _figure(8.0, min(9.5, 1.5 + 0.24 * max(len(ordered), 4)))
     reached = [len(c.points) for c in ordered]
     places = np.arange(len(ordered))
@@ -146,10 +150,12 @@ def best_so_far(curves: Sequence[Curve], metric: str) -> Figure:
 
 
 def best_of(curves: Sequence[Curve]) -> Curve | None:
-    """Return the curve with the best finite score among trials with a verdict."""
-    ranked = [c for c in curves if c.outcome in (Outcome.COMPLETED, Outcome.STOPPED)]
-    ranked = [c for c in ranked if c.best_score is not None and math.isfinite(c.best_score)]
-    return max(ranked, key=_rank_key, default=None)
+    """Return the best trial's curve, as everywhere."""
+    return ranking.best_of(curves, _standing)
+
+
+def _standing(curve: Curve) -> Standing:
+    return curve.standing or Standing(curve.best_score, curve.outcome)
 
 
 def _one_parameter(axes: Axes, key: str, curves: Sequence[Curve], log: bool) -> None:
@@ -226,12 +232,6 @@ def _handles(curves: Sequence[Curve], best: Curve | str | None) -> list[Line2D]:
 
 def _name(outcome: Outcome | None) -> str:
     return "running" if outcome is None else outcome.value.replace("_", " ")
-
-
-def _rank_key(curve: Curve) -> tuple[float, int]:
-    score = curve.best_score
-    finite = score is not None and math.isfinite(score)
-    return (score if finite and score is not None else -math.inf, len(curve.points))
 
 
 def _with_score(curve: Curve) -> str:

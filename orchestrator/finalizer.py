@@ -31,6 +31,7 @@ from orchestrator.nodes import concurrency
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
 from orchestrator.provenance import refuse_other_data
+from orchestrator.ranking import candidates, no_candidate, passed_over, standing_of
 from orchestrator.runner import Ended, closed_in_any_case, run_batch
 from orchestrator.search import OptunaSearcher
 from orchestrator.significance import paired_test, primary_metric
@@ -38,6 +39,7 @@ from orchestrator.store import SweepRecord, TrialRecord
 from orchestrator.sweep import run_tags
 from orchestrator.tracking import Tracker
 from orchestrator.verdict import Candidate, Collapsed, Verdict
+from orchestrator.view import short
 from tinyattn.batches import labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError, UsageError
@@ -71,6 +73,9 @@ def finalize(sweep: Sweep, home: Home, say: Callable[[str], None] = lambda line:
     with home.lock(sweep.name):  # what is read here, no other process is about to change
         record = tracker.find_sweep(sweep.name)
         best = best_one_head(tracker, record, sweep.finalize.finalists)
+        searched = [trial for trial in tracker.trials_of(record) if trial.kind == "trial"]
+        if (ahead := passed_over(searched, standing_of)) is not None:
+            say(f"note: {no_candidate(short(ahead.trial_id), ahead.best_score)}")
         facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
         refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
         # A sweep that nobody holds and that has no outcome was left by a process that died.
@@ -88,18 +93,17 @@ def finalize(sweep: Sweep, home: Home, say: Callable[[str], None] = lambda line:
 
 
 def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[TrialRecord]:
-    """The best trials of the search with one head, completed ones first.
+    """The best trials of the search with one head.
 
     Raises:
         UsageError: there is none with a score.
     """
     trials = [
         trial
-        for trial in tracker.trials_of(sweep)
+        for trial in candidates(tracker.trials_of(sweep))
         if trial.kind == "trial"
         and trial.config.get("adapter.num_heads") == 1
-        and trial.outcome in (Outcome.COMPLETED, Outcome.STOPPED)
-        and trial.best_score is not None
+        and trial.outcome is not None
     ]
     if not trials:
         whole = sweep.outcome is Outcome.COMPLETED
@@ -108,7 +112,6 @@ def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[Tria
             "to finalize"
             + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
         )
-    trials.sort(key=lambda t: (t.outcome is not Outcome.COMPLETED, -(t.best_score or 0)))
     return trials[:count]
 
 

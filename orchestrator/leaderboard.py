@@ -22,15 +22,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.outcome import Outcome
 from orchestrator.paper import paper_score
+from orchestrator.ranking import standing_of
 from orchestrator.store import Store, TrialRecord
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""
-RANKED = (Outcome.COMPLETED, Outcome.STOPPED)
-"""Outcomes with a verdict; a running trial is ranked too."""
-
 NUMBERS = ("rank", "score", "held-out", "paper", "params", "time")
 """Columns that line up on the right."""
 _NAMES = "rank task plm score protocol held-out paper params outcome time run config"
@@ -54,7 +51,8 @@ class Row:
     """One trial on the leaderboard. Scores are shares (0.84), not points (84)."""
 
     rank: int | None
-    """Place within its task, protocol and PLM; None: it diverged, failed or was interrupted."""
+    """Place within its task, protocol and PLM; None: it is no candidate, as it broke down or was
+    stopped by the user."""
     task: str
     plm: str
     protocol: str
@@ -76,6 +74,8 @@ class Row:
     sweep: str
     trial: str
     run_id: str
+    by_user: bool = False
+    """Whether the user stopped it: it is no candidate, whatever its score."""
 
     @property
     def parameters(self) -> int:
@@ -227,29 +227,17 @@ def short_config(config: Mapping[str, Any]) -> str:
 def _ranked(trials: Sequence[TrialRecord]) -> list[Row]:
     """Return the rows of one task, protocol and PLM: ranked ones first, then the others."""
     by_run = {trial.run_id: trial for trial in trials}
-    ordered = sorted(trials, key=_sort_key)
+    ordered = sorted(trials, key=lambda trial: standing_of(trial).order)
     return [
-        _row(t, i if _counts(t) else None, paper_score(t, by_run.get(t.tags.get("lineage", ""))))
+        _row(t, i, paper_score(t, by_run.get(t.tags.get("lineage", ""))))
         for i, t in enumerate(ordered, start=1)
     ]
 
 
-def _sort_key(trial: TrialRecord) -> tuple[bool, float, int, int]:
-    """Best score first; ties by fewer parameters, then by the earlier start."""
-    score = trial.best_score if _counts(trial) and trial.best_score is not None else -math.inf
-    parameters = (trial.adapter_params or 0) + (trial.classifier_params or 0)
-    return (not _counts(trial), -score, parameters, trial.start_time)
-
-
-def _counts(trial: TrialRecord) -> bool:
-    """Return whether a trial is ranked: it has a finite score and did not break down."""
-    has_score = trial.best_score is not None and math.isfinite(trial.best_score)
-    return has_score and (trial.outcome is None or trial.outcome in RANKED)
-
-
-def _row(trial: TrialRecord, rank: int | None, paper: float | None) -> Row:
+def _row(trial: TrialRecord, place: int, paper: float | None) -> Row:
+    standing = standing_of(trial)
     return Row(
-        rank=rank,
+        rank=place if standing.is_candidate else None,
         task=trial.task,
         plm=trial.plm,
         protocol=trial.protocol,
@@ -265,6 +253,7 @@ def _row(trial: TrialRecord, rank: int | None, paper: float | None) -> Row:
         sweep=trial.sweep,
         trial=trial.trial_id,
         run_id=trial.run_id,
+        by_user=standing.by_user,
     )
 
 
@@ -287,7 +276,7 @@ def _cells(row: Row) -> dict[str, str]:
         "held-out": _share(row.heldout),
         "paper": _share(row.paper, 1),
         "params": f"{row.parameters:,}",
-        "outcome": row.outcome,
+        "outcome": "stopped by user" if row.by_user else row.outcome,
         "time": str(timedelta(seconds=round(row.seconds))),
         "run": row.run_id[:8],
         "config": escape(kind + short_config(row.config)),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+BY_USER = "stopped by the user"
+"""What a trial with the outcome `stopped` says as its error where `sweep stop --trial` ended it."""
+
 
 class Outcome(StrEnum):
     """The end of a trial. Every finished MLflow run carries one as the tag `tinyattn.outcome`."""

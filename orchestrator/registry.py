@@ -13,6 +13,7 @@ from mlflow.entities.model_registry import ModelVersion
 
 from orchestrator.champions import holder, model_name, models, move_alias
 from orchestrator.outcome import Outcome
+from orchestrator.ranking import best_of, standing_of
 from orchestrator.serving import save_model
 from orchestrator.significance import PairedTest, paired_test, primary_metric
 from orchestrator.store import TAG, Store, TrialRecord
@@ -138,10 +139,10 @@ def candidate(store: Store, name: str, force: bool = False) -> TrialRecord:
             "where it was, --force promotes the search's best trial"
         )
     completed = [t for t in trials if t.outcome is Outcome.COMPLETED and t.kind == "trial"]
-    scored = [t for t in completed if t.best_score is not None]
-    if not scored:
+    best = best_of(completed, standing_of)
+    if best is None:
         raise UsageError(f"sweep '{name}' has no completed trial yet: there is nothing to promote")
-    return max(scored, key=lambda t: (t.best_score, -t.start_time))
+    return best
 
 
 def _refuse_without_adapter(store: Store, trial: TrialRecord) -> None:

@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from orchestrator import figures
 from orchestrator.figures import COLOURS, Curve
 from orchestrator.leaderboard import Row, leaderboard, short_config
-from orchestrator.outcome import Outcome
+from orchestrator.outcome import BY_USER, Outcome
+from orchestrator.ranking import standing_of
 from orchestrator.search import importances
 from orchestrator.store import Store, SweepRecord, TrialRecord
 from orchestrator.tracking import Tracker
@@ -128,6 +129,7 @@ def _curves(store: Store, trials: Sequence[TrialRecord]) -> list[Curve]:
             params=trial.params,
             best_score=trial.best_score,
             end_time=trial.end_time if trial.end_time is not None else math.inf,
+            standing=standing_of(trial),
         )
         for trial in searched
     ]
@@ -159,7 +161,8 @@ def _page(
         title=escape(f"Sweep {sweep.name}"),
         subtitle=escape(" · ".join(about)),
         facts="".join(
-            f"<div class='fact'><b>{v}</b><span>{k}</span></div>" for k, v in _facts(rows, trials)
+            f"<div class='fact'><b>{v}</b><span>{k}</span></div>"
+            for k, v in _facts(rows, trials, sweep.tags.get("winner"))
         ),
         figures="\n".join(_section(name, path) for name, path in images.items()),
         ranking=_ranking_note(sweep.protocol),
@@ -168,19 +171,24 @@ def _page(
     )
 
 
-def _facts(rows: Sequence[Row], trials: Sequence[TrialRecord]) -> list[tuple[str, str]]:
-    """Return the numbers at the top of the page: (what, value)."""
+def _facts(
+    rows: Sequence[Row], trials: Sequence[TrialRecord], winner: str | None
+) -> list[tuple[str, str]]:
+    """Return the numbers at the top of the page: (what, value); `winner` is a run id."""
     counts = Counter(row.outcome for row in rows)
     ended = ", ".join(f"{n} {escape(word.replace('_', ' '))}" for word, n in counts.most_common())
     searched = [trial for trial in trials if trial.kind == "trial"]
     run = sum(trial.evaluations for trial in searched)
     planned = sum(int(trial.metrics.get("total", 0)) for trial in searched)
-    best = next((row for row in rows if row.rank == 1), None)
+    best = next((row for row in rows if row.kind == "trial" and row.rank is not None), None)
+    chosen = next((row for row in rows if row.run_id == winner), None)
     spent = timedelta(seconds=round(sum(trial.seconds for trial in trials)))
     return [
         (f"trials: {ended}", str(len(rows))),
         ("best selection score", _percent(best.score if best else None)),
         ("its held-out score", _percent(best.heldout if best else None)),
+        *([("winner's selection score", _percent(chosen.score))] if chosen else []),
+        *([("its held-out score", _percent(chosen.heldout))] if chosen else []),
         (f"of {planned} planned evaluations run", str(run)),
         ("compute spent on trials", str(spent)),
     ]
@@ -222,7 +230,8 @@ def _table_row(row: Row) -> str:
     outcome = None if row.outcome == "running" else Outcome(row.outcome)
     dot = f"<span class='dot' style='background:{COLOURS[outcome]}'></span>"
     cells = [f"<td class='number'>{number}</td>" for number in numbers]
-    cells.append(f"<td>{dot}{escape(row.outcome.replace('_', ' '))}</td>")
+    words = BY_USER if row.by_user else row.outcome.replace("_", " ")
+    cells.append(f"<td>{dot}{escape(words)}</td>")
     cells.append(f"<td class='wide'><code>{escape(short_config(row.config))}</code></td>")
     cells.append(f"<td>{escape(row.kind)}</td><td>{timedelta(seconds=round(row.seconds))}</td>")
     cells.append(f"<td><code>{row.run_id[:8]}</code></td>")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TextIO
 
@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.journal import Past
-from orchestrator.outcome import Outcome
+from orchestrator.outcome import BY_USER, Outcome
+from orchestrator.ranking import Standing, best_of, no_candidate, passed_over
 
 COLOURS = {
     Outcome.COMPLETED: "green",
@@ -47,8 +48,8 @@ class Progress:
     running: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     """Last result of each running trial, by trial id; empty before its first."""
     params: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    best: tuple[float, str] | None = None
-    """(score, trial id)"""
+    standings: dict[str, Standing] = field(default_factory=dict)
+    """What decides the place of each trial that was evaluated, by trial id."""
     spent: list[float] = field(default_factory=list)
     """Wall-clock seconds in a worker of each ended trial."""
     lengths: list[int] = field(default_factory=list)
@@ -78,32 +79,45 @@ class Progress:
         self.params[past.name] = past.params
         for result in past.results:
             self._came[past.name] = result["evaluation"]
-            if math.isfinite(result["score"]):
-                self._note_best(past.name, result)
+            self._note_standing(past.name, result)
         seconds = max((result.get("seconds", 0.0) for result in past.results), default=0.0)
         if past.outcome is None:
             self._before[past.name] = seconds
         else:
-            self._count_end(past.name, past.outcome, seconds)
+            self._count_end(past.name, past.outcome, seconds, past.error == BY_USER)
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial reported an evaluation."""
         self.running[trial_id] = result
         self._came[trial_id] = result["evaluation"]
-        self._note_best(trial_id, result)
+        self._note_standing(trial_id, result)
 
-    def _note_best(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        if self.best is None or result["best_score"] > self.best[0]:
-            self.best = (result["best_score"], trial_id)
+    def _note_standing(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        if math.isfinite(result["score"]):  # else the result is an end without an evaluation
+            parameters = result.get("adapter_params", 0) + result.get("classifier_params", 0)
+            before = self.standings.get(trial_id)
+            start = len(self.standings) if before is None else before.start
+            self.standings[trial_id] = Standing(
+                result["best_score"], parameters=parameters, start=start
+            )
 
-    def finished(self, trial_id: str, outcome: Outcome) -> None:
+    @property
+    def best(self) -> tuple[float, str] | None:
+        """(score, trial id) of the best candidate; None: there is none yet."""
+        name = best_of(self.standings, self.standings.__getitem__)
+        return None if name is None else (self.standings[name].score or 0.0, name)
+
+    def finished(self, trial_id: str, outcome: Outcome, by_user: bool = False) -> None:
         """A trial ended."""
         self.running.pop(trial_id, None)
         stint = self.now() - self._started.pop(trial_id, self.now())
-        self._count_end(trial_id, outcome, stint + self._waiting.pop(trial_id, 0.0))
+        self._count_end(trial_id, outcome, stint + self._waiting.pop(trial_id, 0.0), by_user)
 
-    def _count_end(self, trial_id: str, outcome: Outcome, seconds: float) -> None:
+    def _count_end(self, trial_id: str, outcome: Outcome, seconds: float, by_user: bool) -> None:
         self.ended[outcome] += 1
+        if trial_id in self.standings:
+            known = self.standings[trial_id]
+            self.standings[trial_id] = replace(known, outcome=outcome, by_user=by_user)
         self.spent.append(seconds)
         self.lengths.append(self._came.get(trial_id, 0))
 
@@ -144,9 +158,12 @@ class Progress:
     def summary(self) -> str:
         """One line: outcomes, best, speed, time left."""
         parts = [self.outcome_words()]
-        if self.best is not None:
-            score, trial = self.best
+        if (best := self.best) is not None:
+            score, trial = best
             parts.append(f"best {100 * score:.2f} ({brief(self.params.get(trial, {}))})")
+        ahead = passed_over(self.standings, self.standings.__getitem__)
+        if ahead is not None:
+            parts.append(no_candidate(short(ahead), self.standings[ahead].score))
         if self.rows_per_second:
             parts.append(f"{self.rows_per_second:,.0f} rows/s")
         left = self.seconds_left
@@ -191,7 +208,7 @@ class LineView:
 
     def finished(self, trial_id: str, outcome: Outcome, note: str = "") -> None:
         """Say how a trial ended, and where the sweep stands."""
-        self.progress.finished(trial_id, outcome)
+        self.progress.finished(trial_id, outcome, by_user=note == BY_USER)
         tail = f": {note}" if note else ""
         self._say(f"{short(trial_id)} {outcome.value}{tail} | {self.progress.summary()}")
 
@@ -240,7 +257,7 @@ class LiveView:
 
     def finished(self, trial_id: str, outcome: Outcome, note: str = "") -> None:
         """Count an ended trial, and keep a line of it above the panel."""
-        self.progress.finished(trial_id, outcome)
+        self.progress.finished(trial_id, outcome, by_user=note == BY_USER)
         line = Text(f"{short(trial_id)} ", style="dim")
         line.append(outcome.value, style=COLOURS[outcome])
         line.append(f" {brief(self.progress.params.get(trial_id, {}))} {note}", style="dim")

@@ -17,7 +17,7 @@ from orchestrator.depot import Depot
 from orchestrator.home import REQUESTS, STOP_ALL
 from orchestrator.journal import Journal, Past
 from orchestrator.nodes import Nodes, TooSmallError, address_in
-from orchestrator.outcome import Outcome
+from orchestrator.outcome import BY_USER, Outcome
 from orchestrator.scheduler import NAME, POINT, Asha, replay
 from orchestrator.tracking import Tracker
 from orchestrator.view import short
@@ -148,7 +148,7 @@ class Watcher(tune.Callback):
             return
         # A trial names its own end; one that ends without a word was stopped.
         by_user = name in self.scheduler.unwanted
-        self._end(name, Outcome.STOPPED, "stopped by the user" if by_user else None)
+        self._end(name, Outcome.STOPPED, BY_USER if by_user else None)
 
     @_guarded
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

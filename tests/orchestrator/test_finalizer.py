@@ -11,7 +11,7 @@ from mlflow_sweeps import Sweeps
 from orchestrator import finalizer
 from orchestrator.config import Sweep
 from orchestrator.home import Home
-from orchestrator.outcome import Outcome
+from orchestrator.outcome import BY_USER, Outcome
 from tinyattn.config import TrainConfig
 from tinyattn.errors import UsageError
 
@@ -55,6 +55,18 @@ def test_a_search_that_was_interrupted_is_named(
             "the trials that had"
         ]
     )
+
+
+def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps.start("first")
+    sweeps.trial("search_00001", [0.9], None)
+    sweeps.tracker.end_trial("search_00001", Outcome.STOPPED, error=BY_USER)
+    sweeps.trial("search_00002", [0.7])
+    sweeps.tracker.close_all(Outcome.COMPLETED)
+    said = begin(Home(tmp_path / "runs"), monkeypatch)
+    assert said == ["note: #1 has 90.00, but the user stopped it: no candidate"]
 
 
 def test_nothing_that_ended_leads_to_resuming(

@@ -162,10 +162,8 @@ def test_lines(progress: Progress, now: Clock) -> None:
         "[0:00:00] #3 starts: lr=0.000679 schedule=linear",
         "[0:01:05] #3 evaluation 1/4: score 51.23, loss 0.5000",
         "[0:01:05] #3 starts again: lr=0.000679 schedule=linear",
-        "[0:01:05] #3 failed: no space | 1 failed, 5 to come | best 51.23 "
-        "(lr=0.000679 schedule=linear) | about 0:02:42 left",
-        "[0:01:05] demo: 1 failed, 5 to come | best 51.23 (lr=0.000679 schedule=linear) | "
-        "about 0:02:42 left",
+        "[0:01:05] #3 failed: no space | 1 failed, 5 to come | about 0:02:42 left",
+        "[0:01:05] demo: 1 failed, 5 to come | about 0:02:42 left",
     ]
 
 

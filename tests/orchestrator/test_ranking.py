@@ -1,0 +1,133 @@
+"""The best trial is the same one wherever it is named; who that is follows from the test's rows."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import pytest
+from mlflow_sweeps import Sweeps
+from rich.console import Console
+
+from orchestrator.control import status
+from orchestrator.figures import Curve, best_of
+from orchestrator.finalizer import best_one_head
+from orchestrator.home import Home
+from orchestrator.journal import Past
+from orchestrator.leaderboard import leaderboard, render
+from orchestrator.outcome import BY_USER, Outcome
+from orchestrator.ranking import standing_of
+from orchestrator.registry import candidate
+from orchestrator.report import _facts
+from orchestrator.store import TrialRecord
+from orchestrator.view import Progress
+
+
+def stopped_by_user(sweeps: Sweeps, trial_id: str, scores: list[float]) -> str:
+    """Run a trial that `sweep stop --trial` ends."""
+    run_id = sweeps.trial(trial_id, scores, None)
+    sweeps.tracker.end_trial(trial_id, Outcome.STOPPED, error=BY_USER)
+    sweeps.tracker.settle(30)
+    return run_id
+
+
+def view_of(trials: list[TrialRecord]) -> Progress:
+    """The numbers of a driver that saw these trials from their journal."""
+    progress = Progress("t", 9, 4, lambda: 1)
+    for trial in trials:
+        results = [
+            {"evaluation": 1, "score": trial.score, "best_score": trial.best_score,
+             "adapter_params": trial.adapter_params, "classifier_params": trial.classifier_params},
+        ]  # fmt: skip
+        past = Past(trial.trial_id, trial.params, results, trial.outcome, trial.tags.get("error"))
+        progress.replay(past)
+    return progress
+
+
+def named(sweeps: Sweeps, home: Home) -> dict[str, str | None]:
+    """Who each place names as the best trial of the sweep."""
+    store = sweeps.tracker
+    record = store.find_sweep("first")
+    trials = store.trials_of(record)
+    by_run = {trial.run_id[:8]: trial.trial_id for trial in trials}
+    rows = leaderboard(store)
+    curves = [
+        Curve(t.trial_id, t.outcome, [], t.params, t.best_score, standing=standing_of(t))
+        for t in trials
+    ]
+    best_line = next(line for line in str(status(home, "first")).splitlines() if "best" in line)
+    heldout = dict(_facts(rows, trials, None))["its held-out score"]
+    figure, view = best_of(curves), view_of(trials).best
+    return {
+        "status": by_run[best_line[-8:]],
+        "leaderboard": next(row.trial for row in rows if row.rank == 1),
+        "report": next(r.trial for r in rows if f"{100 * (r.heldout or 0):.2f}" == heldout),
+        "figure": figure.name if figure else None,
+        "view": view[1] if view else None,
+        "finalizer": best_one_head(store, record, 1)[0].trial_id,
+        "promote": candidate(store, "first").trial_id,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ([("fell", [1.0, 0.33], Outcome.DIVERGED)], "it broke down"),
+        ([("fell", [1.0, 0.33], Outcome.STOPPED)], "of equals the completed one"),
+        ([("fell", [1.0, 0.33], Outcome.INTERRUPTED)], "nobody knows how it would have ended"),
+        ([("fell", [math.nan], Outcome.FAILED)], "it has no score"),
+        ([("fell", [0.99], Outcome.STOPPED)], "its score is lower"),
+    ],
+)
+def test_every_place_names_the_same_best(
+    sweeps: Sweeps, tmp_path: Path, others: list[tuple[str, list[float], Outcome]], why: str
+) -> None:
+    sweeps.start("first")
+    for trial_id, scores, outcome in others:
+        sweeps.trial(trial_id, scores, outcome)
+    sweeps.trial("large", [1.0], params=(500, 10), heldout=0.6)
+    sweeps.trial("whole", [0.9, 1.0], params=(100, 10), heldout=0.5)
+    sweeps.trial("later", [1.0], params=(100, 10), heldout=0.7)
+    found = named(sweeps, Home(tmp_path / "runs"))
+    assert set(found.values()) == {"whole"}, (found, why)
+
+
+def test_a_leader_that_the_user_stopped_is_named_as_no_candidate(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "runs")
+    sweeps.start("first")
+    stopped_by_user(sweeps, "search_00001", [0.9, 1.0])
+    sweeps.trial("search_00002", [0.8], heldout=0.7)
+    found = named(sweeps, home)
+    assert set(found.values()) == {"search_00002"}, found
+    words = "#1 has 100.00, but the user stopped it: no candidate"
+    assert words in str(status(home, "first"))
+    trials = sweeps.tracker.trials_of(sweeps.tracker.find_sweep("first"))
+    assert words in view_of(trials).summary()
+    rows = leaderboard(sweeps.tracker)
+    assert [(row.trial, row.rank) for row in rows] == [("search_00002", 1), ("search_00001", None)]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(render(rows))
+    assert "stopped by user" in console.export_text()
+
+
+def test_one_that_does_not_lead_is_not_worth_a_word(sweeps: Sweeps, tmp_path: Path) -> None:
+    sweeps.start("first")
+    stopped_by_user(sweeps, "search_00001", [0.8])
+    sweeps.trial("search_00002", [0.8])
+    assert "no candidate" not in str(status(Home(tmp_path / "runs"), "first"))
+
+
+def test_status_names_the_winner_of_the_finalizer(sweeps: Sweeps, tmp_path: Path) -> None:
+    parent = sweeps.start("first")
+    sweeps.trial("search_00001", [0.9])
+    winner = sweeps.trial("c_1_collapsed", [0.8], kind="collapsed")
+    sweeps.tracker.tag(parent, {"winner": winner})
+    lines = str(status(Home(tmp_path / "runs"), "first")).splitlines()
+    assert [line[:15] for line in lines if line.startswith(("best", "winner"))] == [
+        "best     90.00 ",
+        "winner   80.00 ",
+    ]
+    assert any(line.endswith(f"run {winner[:8]}") for line in lines)
