@@ -19,9 +19,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tinyattn.config import StrictModel, build, read_yaml
+from tinyattn.config import StrictModel, build
 from tinyattn.errors import UsageError
 from tinyattn.objects import check_url, is_url
+from tinyattn.yaml_files import read_yaml
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?"

@@ -40,8 +40,9 @@ from orchestrator.space import (
     point_faults,
     same,
 )
-from tinyattn.config import StrictModel, TrainConfig, build, read_yaml, set_dotted
+from tinyattn.config import StrictModel, TrainConfig, build, set_dotted
 from tinyattn.errors import ConfigError, UsageError, did_you_mean
+from tinyattn.yaml_files import read_yaml
 
 SECTIONS = ("name", "train", "space", "search", "asha", "finalize", "resources")
 """First parts of a dotted override that address the sweep; any other addresses `train`."""
@@ -75,6 +76,10 @@ class AshaConfig(StrictModel):
     stop: they are judged when they arrive, and stopped or never again."""
 
 
+MOST_PAIRS = 50_000
+"""Choices of two searched keys whose trials are checked before a sweep: some seconds."""
+
+
 def rungs(grace: int, reduction: int, total: int) -> list[int]:
     """Return the evaluations grace · reduction^k below `total` at which trials may be stopped."""
     levels = []
@@ -88,9 +93,9 @@ def rungs(grace: int, reduction: int, total: int) -> list[int]:
 class FinalizeConfig(StrictModel):
     """What comes after the search: fresh seeds for the best, then more heads and back to one."""
 
-    finalists: int = Field(3, ge=1)
+    finalists: int = Field(3, ge=1, le=1000)
     """How many of the best one-head trials are run again."""
-    seeds: int = Field(3, ge=1)
+    seeds: int = Field(3, ge=1, le=1000)
     """Fresh seeds for each finalist."""
     heads: int = Field(4, ge=2, le=256)
     """M: heads that the winner's single head is perturbed into."""
@@ -108,7 +113,7 @@ AUTO = "auto"
 class Resources(StrictModel):
     """What one trial occupies."""
 
-    cpus: float = Field(1, gt=0)
+    cpus: float = Field(1, ge=0.001)
     """CPU cores of a process."""
     gpus: float = Field(0, ge=0)
     """GPUs of a process: a fraction up to 1; trials share a GPU where it is less."""
@@ -133,8 +138,10 @@ class Resources(StrictModel):
     @field_validator("gpus")
     @classmethod
     def _one_at_most(cls, gpus: float) -> float:
-        if gpus > 1:
-            raise ValueError("allowed is a fraction up to 1; several GPUs a trial are ranks")
+        if gpus > 1 or 0 < gpus < 0.001:
+            raise ValueError(
+                "allowed is 0, or a fraction up to 1 from 0.001 on; several GPUs a trial are ranks"
+            )
         return gpus
 
     def trials_at_once(self, machines: Iterable[tuple[float, float]]) -> int:
@@ -430,6 +437,13 @@ def check_extremes(sweep: Sweep, source: str = "sweep") -> None:
 
 def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
     singles = [_with_parents(space, k, v) for k, d in space.items() for v in d.extremes()]
+    sizes = [len(domain.extremes()) for domain in space.values()]
+    pairs = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+    if pairs > MOST_PAIRS:
+        return [
+            f"{source}: {pairs:,} pairs of choices came, checked can be {MOST_PAIRS:,}; take fewer "
+            "values, or type int, uniform or log_uniform for numbers"
+        ]
     return _build_faults(train, singles, source) or _build_faults(train, _pairs(singles), source)
 
 

@@ -18,6 +18,7 @@ from tinyattn.errors import did_you_mean
 Point = Mapping[str, Any]
 """Values for keys of a space, as in `{"optimizer.lr": 6.8e-4}`."""
 
+_MOST_FAULTS = 20  # of one message
 FIXED_KEYS = ("task", "plm", "protocol")
 """Keys that hold for a whole sweep: scores of different tasks or protocols do not compare."""
 
@@ -45,7 +46,7 @@ class Choice(_Domain):
     """One of a list of values, without an order between them."""
 
     type: Literal["choice"]
-    values: list[Any] = Field(min_length=1)
+    values: list[Any] = Field(min_length=1, max_length=1000)
     """What to choose from: numbers, words, true, false, null, or lists of numbers."""
 
     @model_validator(mode="after")
@@ -202,6 +203,8 @@ def _check_shape(data: Any) -> Any:
             faults.append(
                 f"{key}: {came} came, allowed is a mapping with type {', '.join(DOMAINS)}{hint}"
             )
+        if len(faults) == _MOST_FAULTS:
+            break
     if faults:
         raise ValueError("; ".join(f"space.{fault}" for fault in faults))
     return data
@@ -257,9 +260,24 @@ def count(space: Mapping[str, Domain], point: Point | None = None) -> int:
             continue
         if key in parents:  # the rest depends on this value: add up instead of multiplying
             rest = dict(list(space.items())[i + 1 :])
-            return total * sum(count(rest, {**point, key: value}) for value in domain.members())
-        total *= len(domain.members())
+            named = _named(space, key)
+            other = (domain.size or 0) - len(named)  # all of these switch the same keys off
+            total *= sum(count(rest, {**point, key: value}) for value in named) + (
+                other * count(rest, {**point, key: object()}) if other else 0
+            )
+            return total
+        total *= domain.size or 0
     return total
+
+
+def _named(space: Mapping[str, Domain], key: str) -> list[Any]:
+    """The values of a key that some `when` names, each once."""
+    named: list[Any] = []
+    for domain in space.values():
+        for value in domain.when.get(key, []):
+            if not any(same(value, other) for other in named):
+                named.append(value)
+    return named
 
 
 def enumerate_points(space: Mapping[str, Domain]) -> Iterator[dict[str, Any]]:

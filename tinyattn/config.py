@@ -11,13 +11,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tinyattn.errors import ConfigError, did_you_mean
+from tinyattn.yaml_files import parse_yaml
 
 
 class StrictModel(BaseModel):
@@ -164,6 +163,8 @@ class TrainConfig(StrictModel):
         return hashlib.sha256(f"{content}\n{data_fingerprint}\n{commit}".encode()).hexdigest()[:16]
 
 
+MOST_FAULTS = 20
+"""Lines of one message."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -176,17 +177,20 @@ def build(model: type[Model], data: Any, source: str) -> Model:
         source: file name or other origin, the first part of each message.
     """
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{source}: a mapping of keys is needed, what came is {data!r}")
+        raise ConfigError(f"{source}: a mapping of keys is needed, what came is {shown(data)}")
     try:
         return model.model_validate(dict(data))
     except ValidationError as error:
-        lines = [_fault(model, fault, source) for fault in error.errors()]
+        faults = error.errors()
+        lines = [_fault(model, fault, source) for fault in faults[:MOST_FAULTS]]
+        if len(faults) > MOST_FAULTS:
+            lines.append(f"{source}: and {len(faults) - MOST_FAULTS} more")
         raise ConfigError("\n".join(lines)) from None
 
 
 def _fault(model: type[BaseModel], fault: Any, source: str) -> str:
     """One pydantic fault as `source: key: what came, what is allowed, did you mean`."""
-    key = ".".join(str(part) for part in fault["loc"])
+    key = ".".join(str(part) for part in fault["loc"])[:200]
     if fault["type"] == "extra_forbidden":
         allowed = _siblings(model, fault["loc"])
         word = str(fault["loc"][-1])
@@ -204,7 +208,13 @@ def _fault(model: type[BaseModel], fault: Any, source: str) -> str:
     hint = ""
     if fault["type"] == "literal_error" and isinstance(came, str):
         hint = did_you_mean(came, re.findall(r"'([^']+)'", message))
-    return f"{source}: {key}: {came!r} came, {message}{hint}"
+    return f"{source}: {key}: {shown(came)} came, {message}{hint}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: as Python writes it, its middle left out if long."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:140]} ... {text[-40:]}"
 
 
 def _siblings(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
@@ -219,48 +229,7 @@ def _siblings(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
     return list(getattr(current, "model_fields", {}))
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader that reads 1e-5 as a number (YAML 1.1 wants a dot) and refuses repeated keys."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if str(key.value) in seen:
-                problem = f"the key {key.value!r} is given twice"
-                raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
-            seen.add(str(key.value))
-        return node
-
-
-_Loader.yaml_implicit_resolvers = {
-    key: list(value) for key, value in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:\d[\d_]*)(?:\.[\d_]*)?[eE][-+]?\d+$"),
-    list("-+0123456789"),
-)
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """Parse one YAML document; raise ConfigError with line and column where it is broken."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-45
-        mark = getattr(error, "problem_mark", None)
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise ConfigError(f"{source}{place}: not valid YAML: {problem}") from None
-
-
-def read_yaml(path: Path) -> Any:
-    """Read one YAML file; raise ConfigError where it cannot be read or parsed."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    return parse_yaml(text, str(path))
+_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+){0,9}")
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
@@ -268,8 +237,10 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
     overrides: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_][\w.\-]*", key):
-            raise ConfigError(f"'{word}' came, an override is key=value, as in optimizer.lr=3e-4")
+        if not equals or not _KEY.fullmatch(key):
+            raise ConfigError(
+                f"{shown(word)} came, an override is key=value, as in optimizer.lr=3e-4"
+            )
         overrides[key] = parse_yaml(value, f"override {key}")
     return overrides
 

@@ -8,6 +8,7 @@ checked before anything is made of it.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -116,7 +117,7 @@ def parse_json(text: str, *, nan: bool = False) -> Any:
         raise
     except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
         raise UnfitError(f"not valid JSON ({str(error).split(';')[0]})") from None
-    check_values(value)
+    check_values(value, nan=nan)
     return value
 
 
@@ -132,11 +133,13 @@ def _refuse_constant(name: str) -> Any:
     raise UnfitError(f"not valid JSON ({name} came, a number is needed)")
 
 
-def check_values(value: Any) -> None:
+def check_values(value: Any, *, nan: bool = False) -> None:
     """Raise UnfitError where a parsed value is too deep, or holds what cannot be used safely."""
     for item, depth in _items(value):
         if depth > DEPTH and isinstance(item, dict | list):
             raise UnfitError(_too_deep())
+        if isinstance(item, float) and not (nan or math.isfinite(item)):
+            raise UnfitError(f"the number {item} came, allowed are finite ones")
         if isinstance(item, int) and not -(2**63) <= item < 2**63:
             raise UnfitError(f"a whole number of {item.bit_length()} bits came, allowed are 64")
         if isinstance(item, str) and ("\0" in item or not _is_unicode(item)):

@@ -252,7 +252,7 @@ def test_point_faults(tmp_path, point, said):
 
 
 def build_point(text: str) -> dict:
-    from tinyattn.config import parse_yaml
+    from tinyattn.yaml_files import parse_yaml
 
     return parse_yaml(text, "point")
 
@@ -339,3 +339,26 @@ def test_points_of_a_conditional_space_against_a_plain_product(tmp_path):
     points = [tuple(point.get(key) for key in keys) for point in enumerate_points(found)]
     assert set(points) == expected
     assert len(points) == len(expected) == count(found)
+
+
+# ---- spaces that would never be checked, or never be counted ----
+
+
+def test_choices_that_are_too_many_are_told_and_how_many_may_be(tmp_path):
+    many = with_space(f"batch_size: {{type: choice, values: {list(range(1, 1002))}}}")
+    assert "at most 1000 items" in fault(tmp_path, many)
+    values = list(range(1, 501))
+    two = ", ".join(f"{k}: {{type: choice, values: {values}}}" for k in ("epochs", "batch_size"))
+    # (500 + 500)² / 2 pairs, without those of one key.
+    assert "250,000 pairs of choices came, checked can be 50,000" in fault(
+        tmp_path, with_space(two)
+    )
+
+
+def test_a_condition_on_one_of_a_billion_numbers_is_counted_at_once(tmp_path):
+    """As many points as by hand: 4·10⁹ seeds, of which two have a thousand points each."""
+    text = with_space(
+        "epochs: {type: int, low: 1, high: 1000, when: {seed: [3, 7]}}, "
+        "seed: {type: int, low: 0, high: 4000000000}"
+    )
+    assert count(load_sweep(write(tmp_path, text), {}).space) == 4 * 10**9 + 1 - 2 + 2 * 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -63,10 +64,8 @@ def reseal(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     content["weights_sha256"] = hashlib.sha256((folder / WEIGHTS_FILE).read_bytes()).hexdigest()
     change(content)
     content["card_sha256"] = ""
-    try:
+    with contextlib.suppress(ValueError):  # such a card is refused before its hash is looked at
         content = AdapterCard.model_validate(content).sealed().model_dump()
-    except ValueError:  # a card that is not allowed is refused before its hash is looked at
-        pass
     (folder / CONFIG_FILE).write_text(json.dumps(content))
 
 
@@ -132,6 +131,7 @@ def test_text_that_is_not_utf_8_is_named_by_its_line() -> None:
         ("[-9223372036854775809]", "a whole number of 64 bits"),
         ("NaN", "NaN came"),
         ("[-Infinity]", "-Infinity came"),
+        ("1e999", "the number inf came"),
         ('{"a": 1, "b": 2, "a": 3}', "the key 'a' is given twice"),
         (r'{"a": ["\ud800"]}', "not Unicode text"),
         (r'{"\udfff": 1}', "not Unicode text"),
@@ -160,7 +160,7 @@ def test_a_card_of_giant_heads_takes_no_memory(folder: Path, plm: Plm) -> None:
     """256 heads of 1024 dimensions at H = 4096 would be 17 GB a layer."""
     reseal(folder, lambda card: card["adapter"].update(num_heads=256, head_dim=1024))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(AdapterError, match="67,[0-9,]* weights came, allowed with this PLM are"):
+    with pytest.raises(AdapterError, match=r"67,[0-9,]* weights came, allowed with this PLM are"):
         load(folder, plm)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KB
 
@@ -168,7 +168,7 @@ def test_a_card_of_giant_heads_takes_no_memory(folder: Path, plm: Plm) -> None:
 def test_weights_larger_than_the_card_says_are_not_read(folder: Path, plm: Plm) -> None:
     with (folder / WEIGHTS_FILE).open("ab") as file:
         file.truncate(2**33)
-    with pytest.raises(AdapterError, match="8,589,934,592 bytes, allowed are 1,[0-9,]*; restore"):
+    with pytest.raises(AdapterError, match=r"8,589,934,592 bytes, allowed are 1,[0-9,]*; restore"):
         load(folder, plm)
 
 

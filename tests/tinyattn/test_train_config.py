@@ -13,10 +13,9 @@ from tinyattn.config import (
     TrainConfig,
     build,
     parse_overrides,
-    parse_yaml,
-    read_yaml,
 )
 from tinyattn.errors import ConfigError
+from tinyattn.yaml_files import parse_yaml, read_yaml
 
 CONFIG = TrainConfig(task="rte", plm="minilm")
 
@@ -175,7 +174,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere.yaml: cannot be read: .*No such file"):
         read_yaml(tmp_path / "nowhere.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"task: caf\xe9")
-    with pytest.raises(ConfigError, match=r"latin.yaml: cannot be read: .*utf-8"):
+    with pytest.raises(ConfigError, match=r"latin.yaml: cannot be read: line 1 is not UTF-8"):
         read_yaml(tmp_path / "latin.yaml")
     (tmp_path / "good.yaml").write_text("task: café", encoding="utf-8")
     assert read_yaml(tmp_path / "good.yaml") == {"task": "café"}

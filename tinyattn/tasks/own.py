@@ -21,9 +21,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tinyattn.config import StrictModel, build, read_yaml
+from tinyattn.config import StrictModel, build
 from tinyattn.errors import TaskError
 from tinyattn.tasks.base import Splits, Task, check_metrics, find_split
+from tinyattn.yaml_files import read_yaml
 
 
 def _as_list(value: Any) -> Any:
