@@ -100,7 +100,9 @@ class TokenRows:
             for name, values in rows.columns.items()
             if types or name != "token_type_ids"
         }
-        return TokenRows(self.name, FlatRows(columns, offsets, rows.labels[:count]))
+        return TokenRows(
+            self.name, FlatRows(columns, offsets, rows.labels[:count], rows.groups[:count])
+        )
 
 
 Tokens = Mapping[str, Mapping[str, TokenRows]]
@@ -113,6 +115,7 @@ def write_tokens(file: Path, splits: Mapping[str, FlatRows]) -> None:
     for name, rows in splits.items():
         arrays |= {f"{name}.{key}": values for key, values in rows.columns.items()}
         arrays |= {f"{name}.offsets": rows.offsets, f"{name}.labels": rows.labels}
+        arrays[f"{name}.groups"] = rows.groups
     np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
@@ -136,7 +139,8 @@ def _read_split(name: str, arrays: Mapping[str, np.ndarray]) -> TokenRows:
         key.removeprefix(f"{name}."): arrays[key] for key in arrays if key.startswith(f"{name}.")
     }
     offsets, labels = own.pop("offsets"), own.pop("labels")
-    return TokenRows(name, FlatRows(own, offsets, labels))
+    groups = own.pop("groups", np.arange(len(labels)))  # bundles made earlier hold none
+    return TokenRows(name, FlatRows(own, offsets, labels, groups))
 
 
 def drawn_tokens(
@@ -154,7 +158,9 @@ def drawn_tokens(
         ids = draws.integers(10, vocabulary, offsets[-1]).astype(np.int32)
         labels = draws.permutation(np.arange(count) % 2)
         ids[offsets[:-1] + 1] = np.where(labels == 1, 5, ids[offsets[:-1] + 1])
-        found[name] = TokenRows(name, FlatRows({"input_ids": ids}, offsets, labels))
+        found[name] = TokenRows(
+            name, FlatRows({"input_ids": ids}, offsets, labels, np.arange(count))
+        )
     return found
 
 

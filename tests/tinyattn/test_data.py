@@ -753,3 +753,25 @@ def test_a_named_data_folder_that_is_not_there_is_not_passed_over(
     monkeypatch.setenv("TINYATTN_DATA", str(tmp_path))
     with pytest.raises(TaskError, match=r"nowhere is not there; correct --data"):
         load("rte", tmp_path / "nowhere")
+
+
+def test_every_split_names_the_group_of_each_row(tmp_path: Path) -> None:
+    rows = [{"premise": f"premise {i // 3}", "hypothesis": f"w{i}", "label": i % 3}
+            for i in range(300)]  # fmt: skip
+    for split in ("train", "validation_matched", "validation_mismatched"):
+        write(tmp_path / "glue" / "mnli" / f"{split}.jsonl", rows)
+    data = load("mnli", tmp_path)
+    assert data.heldout is not None
+    for part in (data.heldout, data.extra["mismatched"]):
+        groups = part.flat().groups
+        assert groups.dtype == np.int64
+        assert groups.tolist() == np.repeat(groups[::3], 3).tolist()
+        assert len(set(groups)) == 100
+    for part in (data.train, data.select):
+        assert len(part.flat().groups) == len(part)
+
+
+def test_rows_to_predict_are_each_a_group_of_their_own(tmp_path: Path) -> None:
+    task = find_task("sst2")
+    checked = read_rows(write(tmp_path / "x.csv", [{"sentence": "a cat"}] * 3), task)
+    assert tokenise(checked, task, bert_like(), 16, name="x").flat().groups.tolist() == [0, 1, 2]

@@ -23,13 +23,14 @@ from transformers import PreTrainedTokenizerBase
 from tinyattn.errors import StorageError
 from tinyattn.kept import CACHE_VARIABLE, cache_folder
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.carve import carve
-from tinyattn.tasks.rows import GROUP, LABEL, check_rows
+from tinyattn.tasks.carve import carve, carve_size
+from tinyattn.tasks.groups import Groups, group_rows
+from tinyattn.tasks.rows import GROUP, LABEL, check_rows, with_groups
 from tinyattn.tasks.sources import Source, digest_file
 from tinyattn.tasks.tokenise import as_split, tokenise, tokenizer_fingerprint
 from tinyattn.tasks.tokens import Split
 
-_FORMAT = 1  # part of the key: raise it when the same data must be tokenised or carved anew
+_FORMAT = 2  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
 
@@ -115,8 +116,10 @@ def _build(
         for split, place in source.places.items()
     }
     files = {split: f"{number}.arrow" for number, split in enumerate(checked)}
+    groups = {split: _groups(task, rows) for split, rows in checked.items()}
     for split, rows in checked.items():
-        tokenise(rows, task, tokenizer, max_length, name=split, file=folder / files[split])
+        grouped = with_groups(rows, groups[split].numbers)
+        tokenise(grouped, task, tokenizer, max_length, name=split, file=folder / files[split])
     meta = {
         "fingerprint": _fingerprint(task, checked),
         "carved": _carve(task, checked[task.splits.train]),
@@ -124,6 +127,14 @@ def _build(
     }
     shutil.rmtree(scratch, ignore_errors=True)
     (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+
+
+def _groups(task: Task, rows: datasets.Dataset) -> Groups:
+    """The groups that the task names, else those of the rows' texts."""
+    if GROUP in rows.column_names:
+        _, numbers = np.unique(np.array(rows[GROUP][:]), return_inverse=True)
+        return Groups(numbers, np.zeros(len(rows), bool))
+    return group_rows([rows[column][:] for column in task.text_columns], carve_size(len(rows)))
 
 
 def _carve(task: Task, train: datasets.Dataset) -> dict[str, list[int]]:

@@ -17,6 +17,8 @@ LABEL = "label"
 """Name of the label column of checked rows."""
 GROUP = "group"
 """Name of the group column of checked rows, where the task has one."""
+GROUPS = "groups"
+"""Name of the column with each row's group as a number, of every task's splits."""
 
 _MISSING = ("", "-1", "-1.0")  # an unlabelled row: an empty CSV cell, or GLUE's -1
 
@@ -56,6 +58,11 @@ def check_rows(
     if task.group_column in rows.column_names:
         columns[GROUP] = rows.data.table.column(task.group_column)
     return datasets.Dataset(pa.table(columns))
+
+
+def with_groups(rows: datasets.Dataset, numbers: np.ndarray) -> datasets.Dataset:
+    """Return checked rows with the column `groups`."""
+    return datasets.Dataset(rows.data.table.append_column(GROUPS, pa.array(numbers, pa.int64())))
 
 
 def _texts(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedArray:

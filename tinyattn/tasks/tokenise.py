@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.files import quiet_datasets
-from tinyattn.tasks.rows import LABEL
+from tinyattn.tasks.rows import GROUPS, LABEL
 from tinyattn.tasks.tokens import Split, pad_id
 
 
@@ -44,13 +44,13 @@ def tokenise(
     }
     if "token_type_ids" in tokenizer.model_input_names:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
-    if LABEL in rows.column_names:
-        features[LABEL] = rows.features[LABEL]
+    kept = [column for column in (LABEL, GROUPS) if column in rows.column_names]
+    features |= {column: rows.features[column] for column in kept}
     with quiet_datasets():
         encoded = rows.map(
             lambda batch: _encode(batch, task.text_columns, tokenizer, max_length),
             batched=True,
-            remove_columns=[column for column in rows.column_names if column != LABEL],
+            remove_columns=[column for column in rows.column_names if column not in kept],
             features=datasets.Features(features),
             cache_file_name=str(file) if file else None,
             keep_in_memory=file is None,

@@ -29,6 +29,9 @@ class FlatRows:
     """[N + 1]: where each row's tokens begin in `columns`, and where the last row's end."""
     labels: np.ndarray
     """[N] class ids (int64) or scores (float32); empty where rows have none."""
+    groups: np.ndarray
+    """[N] int64: rows with the same number belong together (`tasks/groups.py`), as those of one
+    premise or a minimal pair; each row has its own number where that was not looked for."""
 
 
 class Rows(Protocol):
@@ -56,7 +59,8 @@ class Split:
 
     rows: datasets.Dataset
     """Columns `input_ids`, `token_type_ids` where the tokenizer has them, `length` (tokens),
-    `truncated` (bool) and, where every row has one, `label` (class id or score)."""
+    `truncated` (bool), where every row has one `label` (class id or score), and `groups` in the
+    splits of a task."""
     name: str
     """Name of the split, e.g. `train` or `validation_matched`."""
     truncated: int
@@ -74,6 +78,11 @@ class Split:
             columns={name: values.values.to_numpy() for name, values in lists.items()},
             offsets=lists["input_ids"].offsets.to_numpy(),
             labels=table["label"].to_numpy() if "label" in table.column_names else np.empty(0),
+            groups=(
+                table["groups"].to_numpy()
+                if "groups" in table.column_names
+                else np.arange(len(self))
+            ),
         )
 
 

@@ -1,0 +1,245 @@
+"""Which rows belong together: those with the same or nearly the same text.
+
+Rows of one group stand together on one side of a carve, and swap together in a paired test. Two
+texts are alike, whatever their case and punctuation, where
+
+    one stands within the other, word for word, and has 3 words at least (5 in tasks over pairs),
+    both have the same 8 words in a row,
+    both have the same words in any order, or
+    both have 6 words or more and differ in one: replaced, moved, left out or put in.
+
+Rows belong together where a text of one is like a text of the other, and so do their like in turn.
+Where that links more rows than any carve takes, closer likeness decides: see `group_rows`.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+PHRASE, PHRASE_OF_PAIR = 3, 5
+"""Words of the shortest text that is looked for within others. Without a least length all rows of
+SST-2 are one group; in pairs, short answers (*I don't know.*) would link premises."""
+RUN = 8
+"""Words in a row that two texts share by descent, not by chance."""
+_LEAST_BUT_ONE = 6
+_MOST_WORDS = 512
+"""Of a text are compared: about what the longest PLMs read."""
+# Scripts that put no space between words: each sign counts as one.
+_SIGN = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_SIGN}]|[^\W{_SIGN}]+")
+_BASE = np.uint64(0x9E3779B97F4A7C15)  # any odd number
+
+Links = tuple[np.ndarray, np.ndarray]
+"""Numbers of texts that are alike, one by one."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of one split's rows."""
+
+    numbers: np.ndarray
+    """[N] int64: rows with the same number form a group."""
+    loose: np.ndarray
+    """[N] bool: rows that have their like outside of their group."""
+
+
+def group_rows(columns: Sequence[Sequence[str]], largest: int) -> Groups:
+    """Group the rows of one split by their texts.
+
+    Groups of more than `largest` rows are taken apart: into rows that share the same words in the
+    column that repeats itself least (of premises and stock hypotheses, the premises), then into
+    identical rows, then into single ones. What was taken apart is loose, and so is a text too
+    short to be looked for, where it stands within another one.
+
+    Args:
+        columns: one sequence of N texts, or two for pairs.
+        largest: rows of the largest group.
+    """
+    number: dict[str, int] = {}
+    rows = np.array(
+        [[number.setdefault(text, len(number)) for text in texts] for texts in columns], np.int64
+    )
+    texts = _Texts(list(number))
+    phrase = PHRASE if len(columns) == 1 else PHRASE_OF_PAIR
+    standing, short = _verbatim(texts, phrase)
+    same = _first_of(texts.bags)
+    alike = _components(len(number), standing, (np.arange(len(same)), same), _but_one(texts))
+    worded = texts.lengths > 0
+    identical = np.unique(rows, axis=1, return_inverse=True)[1].ravel()
+    levels = [
+        _linked([np.where(worded, alike, -1)[column] for column in rows], identical),
+        _linked([_steadiest(np.where(worded, same, -1), rows)], identical),
+        identical,
+        np.arange(len(identical)),
+    ]
+    numbers, loose = _no_larger(levels, largest)
+    if len(columns) == 1:
+        loose |= short[rows[0]]
+    return Groups(numbers, loose)
+
+
+class _Texts:
+    """Texts as numbers of words, one text after the other, each followed by a 0.
+
+    Attributes:
+        words: [T] number of each word, from 1 on; 0 ends a text.
+        starts: [texts] place of each text's first word in `words`.
+        lengths: [texts] words.
+        owner: [T] the text that each word is of.
+        hashes: [T] a random number a word, 0 for the ends.
+        bags: [texts] equal for texts with the same words in any order.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        vocabulary: dict[str, int] = {}
+        words: list[int] = []
+        ends = []
+        for text in texts:
+            words += [vocabulary.setdefault(word, len(vocabulary) + 1) for word in words_of(text)]
+            ends.append(len(words))
+            words.append(0)
+        self.words = np.array(words, np.int64)
+        self.ends = np.array(ends, np.int64)
+        self.starts = np.concatenate([[0], self.ends[:-1] + 1])
+        self.lengths = self.ends - self.starts
+        self.owner = np.repeat(np.arange(len(texts)), self.lengths + 1)
+        draws = np.random.RandomState(0).randint(
+            0, 2**64, size=len(vocabulary) + 1, dtype=np.uint64
+        )
+        draws[0] = 0
+        self.hashes = draws[self.words]
+        self.bags = np.add.reduceat(self.hashes, self.starts)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, without case and punctuation; of one without words, its signs."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return _WORD.findall(plain)[:_MOST_WORDS] or plain.split()[:_MOST_WORDS]
+
+
+def _verbatim(texts: _Texts, phrase: int) -> tuple[Links, np.ndarray]:
+    """Texts that stand within others or share a run of words, from a sorted list of all endings.
+
+    In the order of a suffix array (Manber and Myers 1993), endings that begin with the same words
+    are neighbours.
+
+    Returns:
+        The links, and [texts] bool: texts shorter than `phrase` that stand within another.
+    """
+    whole = np.zeros(len(texts.words), bool)
+    whole[texts.starts] = texts.lengths > 0
+    order = np.lexsort((~whole, _ranks(texts)))  # of equal endings, whole texts come first
+    shared = _shared(texts, order)
+    whole, lengths = whole[order], (texts.ends[texts.owner] - np.arange(len(order)))[order]
+    linked = shared >= RUN
+    looked_for = 0  # words of the shortest whole text that the endings here begin with
+    for i, (common, is_whole, length) in enumerate(
+        zip([0, *shared.tolist()], whole.tolist(), lengths.tolist(), strict=True)
+    ):
+        if common < looked_for:
+            looked_for = 0
+        if looked_for:
+            linked[i - 1] = True
+        elif is_whole and length >= phrase:
+            looked_for = length
+    owner = texts.owner[order]
+    at = np.flatnonzero(linked)
+    stands = whole[:-1] & (lengths[:-1] < phrase) & (shared >= lengths[:-1])
+    short = np.zeros(len(texts.starts), bool)
+    short[owner[:-1][stands]] = True
+    same = _first_of(texts.bags)  # "Good." and "good!" are two texts, and stand within as one
+    return (owner[at], owner[at + 1]), short | np.isin(same, same[short])
+
+
+def _ranks(texts: _Texts) -> np.ndarray:
+    """[T] rank of each ending of a text among all, up to the longest text, by doubling."""
+    ranks, width = texts.words, 1
+    left = texts.ends[texts.owner] - np.arange(len(ranks))
+    while width < texts.lengths.max(initial=0):
+        later = np.zeros_like(ranks)
+        inside = np.flatnonzero(left > width)
+        later[inside] = ranks[inside + width]
+        ranks = np.unique(ranks * (ranks.max() + 1) + later, return_inverse=True)[1]
+        width *= 2
+    return ranks
+
+
+def _shared(texts: _Texts, order: np.ndarray) -> np.ndarray:
+    """[T - 1] words that each ending begins with as its successor does."""
+    found = np.zeros(len(order) - 1, np.int64)
+    equal, depth = np.arange(len(found)), 0
+    while len(equal):
+        first = texts.words[order[equal] + depth]
+        equal = equal[(first > 0) & (first == texts.words[order[equal + 1] + depth])]
+        depth += 1
+        found[equal] = depth
+    return found
+
+
+def _but_one(texts: _Texts) -> Links:
+    """Texts that are the same without one word each, or where one lacks one word."""
+    place = np.arange(len(texts.words)) - texts.starts[texts.owner]
+    powers = np.cumprod(np.full(place.max(initial=0) + 1, _BASE))
+    here = np.cumsum(texts.hashes * powers[place])
+    moved = np.cumsum(texts.hashes * powers[np.maximum(place - 1, 0)])
+    start, end = texts.starts[texts.owner], texts.ends[texts.owner]
+    before = np.where(place > 0, here[np.maximum(np.arange(len(here)) - 1, 0)], 0)
+    before = before - np.where((place > 0) & (start > 0), here[np.maximum(start - 1, 0)], 0)
+    without = before + moved[end] - moved  # at the 0 that ends a text: the whole text
+    kept = np.flatnonzero(
+        (texts.lengths[texts.owner] >= _LEAST_BUT_ONE)
+        | ((place == texts.lengths[texts.owner]) & (place == _LEAST_BUT_ONE - 1))
+    )
+    owner = texts.owner[kept]
+    return owner, owner[_first_of(without[kept])]
+
+
+def _first_of(keys: np.ndarray) -> np.ndarray:
+    """[N] where each key stands first."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+def _components(size: int, *links: Links) -> np.ndarray:
+    ends = [np.concatenate(side) for side in zip(*links, strict=True)]
+    graph = coo_array((np.ones(len(ends[0]), np.int8), tuple(ends)), shape=(size, size))
+    return connected_components(graph, directed=False)[1].astype(np.int64)
+
+
+def _linked(columns: Sequence[np.ndarray], identical: np.ndarray) -> np.ndarray:
+    """Rows that hold the same number in any column (-1: none), or are identical."""
+    size = len(identical)
+    links = [(np.arange(size), size + identical)]
+    for column in columns:
+        rows = np.flatnonzero(column >= 0)
+        links.append((rows, 2 * size + column[rows]))
+    largest = max(int(column.max(initial=0)) for column in columns)
+    return _components(2 * size + largest + 1, *links)[:size]
+
+
+def _steadiest(numbers: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The column, as `numbers` of its texts, whose commonest text is the rarest."""
+    columns = [numbers[column] for column in rows]
+    return min(columns, key=lambda column: np.bincount(column[column >= 0], minlength=1).max())
+
+
+def _no_larger(levels: Sequence[np.ndarray], largest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of the first level, or, where they are too large, of the next."""
+    numbers, *finer = levels
+    loose = np.zeros(len(numbers), bool)
+    for level in finer:
+        large = np.bincount(numbers)[numbers] > largest
+        loose |= large
+        numbers = np.where(large, numbers.max(initial=0) + 1 + level, numbers)
+        numbers = np.unique(numbers, return_inverse=True)[1]
+    return numbers, loose
