@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.victims import (
+    PATIENCE,
     OnRack,
     PackedSweep,
     RackSweep,
@@ -91,6 +92,24 @@ def worker_killed(sweep: Sweep, luck: random.Random) -> int:
         if workers:
             luck.choice(workers).kill()
             times += 1
+    return times
+
+
+def ray_killed(sweep: Sweep, luck: random.Random) -> int:
+    """kill -9 of Ray's agent on this machine, then of its control store."""
+    sweep.start()
+    times = 0
+    for name in ("raylet", "gcs_server"):
+        sweep.wait_for_progress(luck.randrange(1, 6))
+        time.sleep(luck.random())
+        for process in sweep.processes():
+            if process.name() == name:
+                process.kill()
+                times += 1
+        if times and sweep.alive():
+            assert sweep.driver is not None
+            sweep.driver.wait(timeout=PATIENCE)
+            sweep.resume()
     return times
 
 
@@ -199,6 +218,7 @@ HERE: dict[str, tuple[Callable[[Sweep, random.Random], int], int]] = {
     "driver kill -9, at work": (driver_killed, 7),
     "driver kill -9, in its first seconds": (driver_killed_early, 2),
     "worker kill -9": (worker_killed, 2),
+    "Ray's raylet or control store kill -9": (ray_killed, 2),
     "Ctrl-C twice": (ctrl_c_twice, 2),
     "newest checkpoint damaged": (checkpoint_corrupted, 2),
     "disk full": (disk_full, 2),

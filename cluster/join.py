@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from cluster.config import Cluster, Kubernetes, address_of
 from cluster.kubernetes import exec_words
-from cluster.local import ray, ray_speaks  # with its settings
+from cluster.local import first_line, ray_speaks
 from cluster.services import ray_environment, token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 from tinyattn.objects import Objects, is_url, scratch
@@ -126,11 +128,6 @@ def _answers(url: str) -> bool:
 def alive() -> set[str]:
     """Addresses of the nodes that are up."""
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def refuse_unusable(cluster: Cluster) -> None:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
 import os
 import secrets
 import signal
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
-
-from cluster.services import QUIET
-
-os.environ.update({**QUIET, **os.environ})  # what the user has set stays
 
 import psutil
 import ray
+from ray._private import ray_constants
+
+from cluster.own import session_folder
+from cluster.settings import LOOPBACK, QUIET
+from tinyattn.errors import TinyAttnError, UsageError
 
 
 @contextlib.contextmanager
@@ -26,24 +29,52 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
     Args:
         num_cpus: cores to use; None: all.
         num_gpus: GPUs to use; None: all.
+
+    Raises:
+        UsageError: this process uses another Ray.
+        TinyAttnError: Ray did not start.
+        StorageError: there is no place for Ray's sockets that is this account's alone.
     """
+    if ray.is_initialized():
+        raise UsageError(
+            "this process is connected to a Ray already, which may listen beyond this machine; "
+            "call ray.shutdown() first, then one starts on loopback"
+        )
     # Other accounts of this machine reach its loopback too.
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    with ray_speaks(token):
+    with session_folder() as folder, ray_speaks({**token, **LOOPBACK}):
         try:
-            with _deaf_to_signals():
-                ray.init(
-                    address="local",
-                    num_cpus=num_cpus,
-                    num_gpus=num_gpus,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _node_ip_address="127.0.0.1",
-                )
+            _start(folder, num_cpus, num_gpus)
             yield
         finally:
             _end()
+
+
+def _start(folder: Path, num_cpus: int | None, num_gpus: int | None) -> None:
+    """Start Ray and connect to it; TinyAttnError: it did not come up, or not on loopback."""
+    try:
+        with _deaf_to_signals():
+            ray.init(
+                address="local",
+                num_cpus=num_cpus,
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=str(folder),
+            )
+    except Exception as error:  # Ray has no class for it
+        raise TinyAttnError(
+            f"Ray did not start on this machine ({first_line(error)}); perhaps it was killed "
+            f"because memory ran out: free some and try again; its logs are in {folder}"
+        ) from None
+    address = ray.util.get_node_ip_address()
+    if not ipaddress.ip_address(address).is_loopback:
+        raise TinyAttnError(
+            f"Ray {ray.__version__} listens on {address}, which others reach; install the version "
+            "of constraints.txt"
+        )
 
 
 @contextlib.contextmanager
@@ -86,10 +117,13 @@ def _end() -> None:
 
 @contextlib.contextmanager
 def ray_speaks(environment: Mapping[str, str]) -> Iterator[None]:
-    """Within the block this process, and those of Ray that it starts, use these settings.
+    """Within the block this process, and those of Ray that it starts, use these settings, and are
+    quiet, unless the user has set otherwise.
 
     Ray has read its settings when it was imported, so it is told to read them again.
     """
+    unset = {key: value for key, value in QUIET.items() if key not in os.environ}
+    environment = {**unset, **environment}
     before = {key: os.environ.get(key) for key in environment}
     os.environ.update(environment)
     _read_settings_again()
@@ -98,12 +132,19 @@ def ray_speaks(environment: Mapping[str, str]) -> Iterator[None]:
     finally:
         for key, value in before.items():
             if value is None:
-                del os.environ[key]
+                os.environ.pop(key, None)
             else:
                 os.environ[key] = value
         _read_settings_again()
 
 
 def _read_settings_again() -> None:
+    name, elsewhere = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.IS_WINDOWS_OR_OSX
+    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(name, not elsewhere)
     ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
     ray._raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -37,6 +37,7 @@ from typing import Any
 import psutil
 
 from cluster.install import public
+from cluster.own import session_folder
 from cluster.services import (
     Service,
     prepare,
@@ -170,18 +171,9 @@ def down(request: Mapping[str, Any]) -> dict[str, Any]:
     _, alive = psutil.wait_procs([keeper], timeout=3 * END_SECONDS)  # of a service each
     for process in alive:
         process.kill()  # its Ray goes with it
-    _forget_address(_read(folder)["request"])
     for file in (_STATE, _FAILING, "token"):
         (folder / file).unlink(missing_ok=True)
     return {"ended": True}
-
-
-def _forget_address(request: Mapping[str, Any]) -> None:
-    """Take away Ray's note of where this machine's cluster is: others would try to join it."""
-    note = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
-    with contextlib.suppress(OSError):
-        if note.read_text().strip() == f"{request['head']}:{request['port']}":
-            note.unlink()
 
 
 def join(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,18 +203,19 @@ def keep(request: Mapping[str, Any]) -> dict[str, Any]:
     """Run this node's services until told to end; start again whichever ends by itself."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
-    kept = [Kept(service) for service in services_of(request)]
     known: list[str] | None = None
-    while not told:
-        for service in kept:
-            service.look_after()
-        failing = [service.service.name for service in kept if service.is_failing]
-        if failing != known:
-            known = failing
-            write_private(state_folder(request["name"]) / _FAILING, json.dumps(failing))
-        time.sleep(0.2)
-    for service in reversed(kept):
-        service.end()
+    with session_folder() as sessions:
+        kept = [Kept(service) for service in services_of(request, sessions)]
+        while not told:
+            for service in kept:
+                service.look_after()
+            failing = [service.service.name for service in kept if service.is_failing]
+            if failing != known:
+                known = failing
+                write_private(state_folder(request["name"]) / _FAILING, json.dumps(failing))
+            time.sleep(0.2)
+        for service in reversed(kept):
+            service.end()
     return {}
 
 

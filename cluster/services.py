@@ -6,17 +6,14 @@ never as words of a command.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,31 +21,9 @@ from typing import Any
 
 import psutil
 
-QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_prestart_worker_first_driver": "0",  # a process a core that no trial uses
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a GPU must not see one
-    "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # a page on every worker that died: the view tells of it
-}
-"""Ray, Hugging Face and MLflow would otherwise report home, ask hubs that may not be there, write
-between our lines and start what nobody uses. Ray reads some of it when it is imported; its
-processes inherit it."""
-HEALTH = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "5",
-}
-"""A node that is cut off is noticed after about 10 s; by default after a minute."""
+from cluster.own import make_own, temporary_folder
+from cluster.settings import HEALTH, QUIET
+
 USER = "tinyattn"
 GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
 """Labels of a node for Ray: workers look there whether another machine has more memory."""
@@ -96,12 +71,17 @@ def credentials_file(name: str) -> Path:
     return database_folder(name) / "mlflow.json"
 
 
-def services_of(request: Mapping[str, Any]) -> list[Service]:
-    """The services of the node that a request is for, in the order of their start."""
+def services_of(request: Mapping[str, Any], sessions: Path) -> list[Service]:
+    """The services of the node that a request is for, in the order of their start.
+
+    Args:
+        request: what the agent was told.
+        sessions: folder for Ray's sessions.
+    """
     found = []
     if request.get("mlflow") and is_head(request):
         found += [postgres_service(request["name"]), mlflow_service(request)]
-    return [*found, ray_service(request)]
+    return [*found, ray_service(request, sessions)]
 
 
 def is_head(request: Mapping[str, Any]) -> bool:
@@ -129,10 +109,11 @@ def prepare(request: Mapping[str, Any]) -> str:
 # ---- Ray ----
 
 
-def ray_service(request: Mapping[str, Any]) -> Service:
+def ray_service(request: Mapping[str, Any], sessions: Path) -> Service:
     """Ray's processes of this node, as head or as worker."""
     words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     words += ["--disable-usage-stats", f"--node-ip-address={request['host']}"]
+    words += [f"--temp-dir={sessions}"]
     if is_head(request):
         words += ["--head", f"--port={request['port']}", "--include-dashboard=false"]
     else:
@@ -159,26 +140,11 @@ def own_caches(name: str) -> dict[str, str]:
     Nodes with other GPUs would use each other's, and a build that is killed leaves a lock on which
     the builds of all others would wait.
     """
-    folder = Path(tempfile.gettempdir()) / f"tinyattn-{os.geteuid()}"
-    if not _make_own(folder):
+    folder = temporary_folder()
+    if not make_own(folder):
         folder = state_folder(name) / "caches"  # in the home, but under this node's name
     kinds = {"TORCH_EXTENSIONS_DIR": "torch_extensions", "TRITON_CACHE_DIR": "triton"}
     return {key: str(folder / kind) for key, kind in kinds.items()}
-
-
-def _make_own(folder: Path) -> bool:
-    """Make a folder in a place where all may write; False: it may be another account's.
-
-    What is compiled is executed, so nobody else may have put anything there.
-    """
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700)
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    return is_own and not found.st_mode & 0o022
 
 
 def _gpu_memory() -> int:

@@ -8,9 +8,11 @@ trials, where another has more memory.
 from __future__ import annotations
 
 import re
+import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
@@ -35,6 +37,48 @@ _aside: dict[str, float] = {}
 what it is given."""
 _too_small: dict[str, set[str]] = {}
 """For which running trials which addresses have too little memory; avoided as well."""
+_ports: list[tuple[str, int]] = []
+"""Where those processes of Ray listen that the driver cannot do without: the control store, and on
+its own machine the raylet."""
+_DIED = "Ray has died on this machine, perhaps killed because memory ran out; free some"
+
+
+class RayDied(KeyboardInterrupt):
+    """Ray has died on the driver's machine: what asks it waits for a minute, and then Ray's library
+    ends the process, with a word of its own."""
+
+
+@contextmanager
+def watched_ray() -> Iterator[None]:
+    """Raise NoMachineError where the block ends because Ray has died; Ray must be running."""
+    context = ray.get_runtime_context()
+    host, _, port = context.gcs_address.rpartition(":")
+    try:
+        _ports[:] = [(host.strip("[]"), int(port))]
+        own = next(node for node in nodes_of_ray() if node["NodeID"] == context.get_node_id())
+        _ports.append((own["NodeManagerAddress"], own["NodeManagerPort"]))
+        yield
+    except RayDied:
+        raise NoMachineError(_DIED) from None
+    finally:
+        _ports.clear()
+
+
+def refuse_dead_ray() -> None:
+    """Raise RayDied where nobody listens any more on a port of the Ray that is watched."""
+    for address in _ports:
+        try:
+            socket.create_connection(address, timeout=1).close()
+        except ConnectionRefusedError:
+            raise RayDied from None
+        except OSError:
+            pass  # too busy to answer
+
+
+def nodes_of_ray() -> list[dict[str, Any]]:
+    """All nodes that Ray knows; RayDied: it is dead."""
+    refuse_dead_ray()
+    return ray.nodes()
 
 
 class Nodes:
@@ -43,7 +87,7 @@ class Nodes:
     def __init__(
         self,
         resources: Resources,
-        listed: Callable[[], list[dict[str, Any]]] = ray.nodes,
+        listed: Callable[[], list[dict[str, Any]]] = nodes_of_ray,
         now: Callable[[], float] = time.monotonic,
         own: str | None = None,
     ) -> None:
@@ -144,9 +188,7 @@ class Nodes:
         """
         listed = self._listed()
         if self._own in {node["NodeID"] for node in listed if not node["Alive"]}:
-            raise NoMachineError(
-                "Ray has died on this machine, perhaps killed because memory ran out; free some"
-            )
+            raise NoMachineError(_DIED)
         if is_running or not self._fitting(alive(lambda: listed)):
             self._still_since = None
             return
@@ -201,7 +243,7 @@ class Placement(tune.PlacementGroupFactory):
 
     def to_placement_group(self) -> PlacementGroup:
         """Reserve it."""
-        away = _avoided(alive(ray.nodes), time.monotonic())
+        away = _avoided(alive(nodes_of_ray), time.monotonic())
         names = ",".join(node["NodeID"] for node in away)
         bundles = self.bundles
         selectors = [{"ray.io/node-id": f"!in({names})"}] * len(bundles) if away else None
@@ -218,7 +260,7 @@ def placement_of(resources: Resources) -> Placement:
 
 
 def concurrency(
-    resources: Resources, listed: Callable[[], list[dict[str, Any]]] = ray.nodes
+    resources: Resources, listed: Callable[[], list[dict[str, Any]]] = nodes_of_ray
 ) -> int:
     """Trials that this cluster runs at once; UsageError where not even one fits."""
     return resources.trials_at_once(map(size_of, alive(listed)))

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.batch import Bench
 from orchestrator.config import Resources
-from orchestrator.nodes import MachineError, alive, size_of
+from orchestrator.nodes import MachineError, alive, nodes_of_ray, size_of
 from orchestrator.scheduler import NAME
 from tinyattn.errors import TinyAttnError
 
@@ -47,7 +47,7 @@ class Packs:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _POLL_SECONDS
-        for node in alive(ray.nodes):
+        for node in alive(nodes_of_ray):
             for number in range(self._resources.processes_on(*size_of(node))):
                 name = f"{_prefix(node['NodeID'])}{number}"
                 if name not in self._packs or _is_dead(self._packs[name]._actor_id.hex()):

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.batch import Batch, Bench, Stop
 from orchestrator.config import AUTO, Resources
-from orchestrator.nodes import alive, concurrency, kind_of, size_of
+from orchestrator.nodes import alive, concurrency, kind_of, nodes_of_ray, refuse_dead_ray, size_of
 from orchestrator.watcher import stop_requested
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
@@ -98,7 +98,7 @@ def _known_or_measured(
     bench: Bench, one: Resources, stop: Stop, say: Callable[[str], None]
 ) -> dict[int, float]:
     """Seconds of a trial's step, by trials that share a process, on all machines together."""
-    machines = [node for node in alive(ray.nodes) if one.processes_on(*size_of(node))]
+    machines = [node for node in alive(nodes_of_ray) if one.processes_on(*size_of(node))]
     path = bench.depot.notes / FILE
     keys = {node["NodeID"]: _key(bench, one, kind_of(node)) for node in machines}
     known = {key: _known(path, key) for key in keys.values()}
@@ -151,6 +151,7 @@ def _measure(
     }
     until, found, errors = time.monotonic() + PATIENCE_SECONDS, {}, []
     while tasks and time.monotonic() < until:
+        refuse_dead_ray()
         for task in ray.wait([*tasks], timeout=0.5)[0]:
             node = tasks.pop(task)
             try:

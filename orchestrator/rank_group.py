@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import secrets
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import ray
+import torch.distributed as dist
+from ray.experimental import internal_kv
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.batch import UNWRITABLE, Bench
@@ -18,6 +22,8 @@ from tinyattn.ranks import Ranks
 
 PATIENCE_SECONDS = 10.0
 """How long the others may take to say what one has said: a trial's end comes to all."""
+_NAMESPACE = b"tinyattn-ranks"
+_POLL_SECONDS = 0.01
 
 
 class RankGroup:
@@ -31,6 +37,8 @@ class RankGroup:
         self._bench, self._resources = bench, resources
         self._workers: list[Any] = []
         self._config: dict[str, Any] = {}
+        self._meeting = ""
+        """Where the workers find each other."""
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Go over to a trial."""
@@ -58,10 +66,9 @@ class RankGroup:
         """Start the workers and have them find each other."""
         count = self._resources.ranks
         self._workers = [self._actor(rank) for rank in range(count)]
-        address, port = ray.get(self._workers[0].place.remote())
-        cores = int(self._resources.cpus)
+        cores, self._meeting = int(self._resources.cpus), secrets.token_hex(8)
         waiting = [
-            worker.start.remote(self._bench, cores, Ranks(rank, count, address, port))
+            worker.start.remote(self._bench, cores, rank, count, self._meeting)
             for rank, worker in enumerate(self._workers)
         ]
         ray.get(waiting)
@@ -111,6 +118,9 @@ class RankGroup:
         for worker in self._workers:
             with contextlib.suppress(Exception):
                 ray.kill(worker)
+        if self._workers:
+            with contextlib.suppress(Exception):
+                RayStore(self._meeting).clear()
         self._workers = []
 
 
@@ -118,16 +128,57 @@ class RankGroup:
 class _RankActor:
     """The process of one rank."""
 
-    def place(self) -> tuple[str, int]:
-        """Address of this node, and a port that is free there now."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
-
-    def start(self, bench: Bench, cores: int, ranks: Ranks) -> None:
-        """Load nothing yet; know the others."""
-        self.worker = Worker(bench, cores, ranks)
+    def start(self, bench: Bench, cores: int, rank: int, count: int, meeting: str) -> None:
+        """Load nothing yet; know where the others are."""
+        self.worker = Worker(bench, cores, Ranks(rank, count, RayStore(meeting)))
 
     def call(self, method: str, *words: Any) -> Any:
         """What the worker is asked."""
         return getattr(self.worker, method)(*words)
+
+
+class RayStore(dist.Store):
+    """A store for torch.distributed within Ray's own, where ranks tell each other their addresses.
+
+    Ray's store asks for its token. torch's TCPStore asks for nothing and listens on all interfaces.
+    Whoever makes a process group with it must keep a reference to it: torch keeps its C++ half.
+    """
+
+    def __init__(self, meeting: str) -> None:
+        """Open it.
+
+        Args:
+            meeting: begins the names of all keys; other groups have another.
+        """
+        super().__init__()
+        self._meeting = meeting
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Put a value in the place of any other."""
+        internal_kv._internal_kv_put(self._name(key), value, namespace=_NAMESPACE)
+
+    def get(self, key: str) -> bytes:
+        """The value of a key, once it is there."""
+        self.wait([key])
+        return bytes(internal_kv._internal_kv_get(self._name(key), namespace=_NAMESPACE))
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all keys are there."""
+        names = map(self._name, keys)
+        return all(internal_kv._internal_kv_exists(n, namespace=_NAMESPACE) for n in names)
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(minutes=10)) -> None:
+        """Wait until all keys are there; TimeoutError: some did not come."""
+        until = time.monotonic() + timeout.total_seconds()
+        while not self.check(keys):
+            if time.monotonic() > until:
+                raise TimeoutError(f"{', '.join(keys)}: no rank has set it within {timeout}")
+            time.sleep(_POLL_SECONDS)
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        prefix = self._name("")
+        internal_kv._internal_kv_del(prefix, del_by_prefix=True, namespace=_NAMESPACE)
+
+    def _name(self, key: str) -> bytes:
+        return f"{self._meeting}/{key}".encode()

@@ -32,7 +32,13 @@ from orchestrator.asker import Asker, Source
 from orchestrator.batch import Batch, Bench, Lives, Stop
 from orchestrator.depot import Depot
 from orchestrator.journal import Journal, Past
-from orchestrator.nodes import Nodes, NoMachineError, placement_of
+from orchestrator.nodes import (
+    Nodes,
+    NoMachineError,
+    placement_of,
+    refuse_dead_ray,
+    watched_ray,
+)
 from orchestrator.outcome import Outcome
 from orchestrator.pack import packs_of
 from orchestrator.packing import settled
@@ -108,7 +114,7 @@ def run_batch(
     seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
     bench = Bench(batch.base, depot, data_dir, seen)
     left = batch.trials - sum(past.outcome is not None for past in journal.trials.values())
-    with signals_noted() as stop:
+    with signals_noted() as stop, watched_ray():
         batch, found = settled(batch, bench, len(journal.trials), left, stop, say)
         _run_trials(batch, bench, source, journal, tracker, stop, found)
     tracker.settle()
@@ -191,6 +197,7 @@ def _fit(tuner: tune.Tuner, folder: Path, stop: Stop) -> None:
     except (TuneError, RayError, OSError) as error:
         if stop.at_once:  # as a scratch file of Tune's that is gone where it was interrupted
             raise KeyboardInterrupt from None
+        refuse_dead_ray()
         cause = error.__cause__ or error
         if isinstance(cause, TinyAttnError):
             raise cause from None

@@ -16,7 +16,7 @@ from orchestrator.batch import UNWRITABLE, Batch, Lives, Stop
 from orchestrator.depot import Depot
 from orchestrator.home import REQUESTS, STOP_ALL
 from orchestrator.journal import Journal, Past
-from orchestrator.nodes import Nodes, TooSmallError, address_in
+from orchestrator.nodes import Nodes, TooSmallError, address_in, refuse_dead_ray
 from orchestrator.outcome import BY_USER, Outcome
 from orchestrator.scheduler import NAME, POINT, Asha, replay
 from orchestrator.tracking import Tracker
@@ -103,6 +103,7 @@ class Watcher(tune.Callback):
         """End here, between two steps of Tune, when somebody asked for it."""
         # Not once an end was asked for: a cluster's Ray may end as well, and asking it hangs then.
         if time.monotonic() >= self._next_poll and not self.stop.asked:
+            refuse_dead_ray()
             self._next_poll = time.monotonic() + _POLL_SECONDS
             self._read_requests()
             self.tracker.heartbeat()

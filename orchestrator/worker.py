@@ -6,7 +6,6 @@ all that belongs to a trial, does not.
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Mapping
@@ -14,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-import psutil
 import ray
 import torch
 
@@ -38,7 +36,7 @@ from tinyattn.errors import (
     is_thread_spoilt,
 )
 from tinyattn.evaluation import Evaluation
-from tinyattn.ranks import ONE, Ranks
+from tinyattn.ranks import ONE, Ranks, use_interface_of
 from tinyattn.trainer import Trainer, out_of_memory_is_an_error
 from tinyattn.workshop import Workshop, give_back_memory
 
@@ -62,7 +60,7 @@ class Worker:
         """
         torch.set_num_threads(max(1, cores))
         if ranks.size > 1:
-            _use_interface_of_ray()
+            use_interface_of(ray.util.get_node_ip_address())
         self.bench, self.ranks = bench, ranks
         self.memory = bench.depot.notes / FILE
         self.workshop = workshop or Workshop(bench.data_dir, ranks=ranks)
@@ -249,11 +247,3 @@ def _new_thread() -> ThreadPoolExecutor:
     thread = ThreadPoolExecutor(1)
     thread.submit(int).result()
     return thread
-
-
-def _use_interface_of_ray() -> None:
-    """Have gloo and NCCL use this node's interface that Ray uses; they may choose loopback."""
-    own = ray.util.get_node_ip_address()
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(found.address == own for found in addresses):
-            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import get_scheduler
 
 from tinyattn.config import OptimizerConfig, TrainConfig
 from tinyattn.errors import DamagedError
-from tinyattn.ranks import ONE, Ranks
+from tinyattn.ranks import ONE, Ranks, use_interface_of
 
 _TAG = "state"
 
@@ -158,13 +159,10 @@ def _read_without_executing(path: str, map_location: Any = None) -> Any:
 @functools.cache
 def _deepspeed(ranks: Ranks) -> Any:
     """Import DeepSpeed and prepare this process for it, once."""
-    # Without all five it looks for an MPI; port 0 lets every trial on a machine find a free one.
     for key, value in {
         "RANK": str(ranks.rank),
         "WORLD_SIZE": str(ranks.size),
         "LOCAL_RANK": "0",  # a process sees its own GPU only
-        "MASTER_ADDR": ranks.address,
-        "MASTER_PORT": str(ranks.port),
     }.items():
         os.environ[key] = value  # a shell or pod may have others
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
@@ -180,10 +178,31 @@ def _deepspeed(ranks: Ranks) -> Any:
         # a kill in mid-build leaves a lock on which later trials hang; gloo serves as well.
         deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(
-        dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False
+        dist_backend="nccl" if torch.cuda.is_available() else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        init_method=_meeting_place(ranks),
+        rank=ranks.rank,
+        world_size=ranks.size,
     )
     atexit.register(_end_groups, deepspeed)
     return deepspeed
+
+
+def _meeting_place(ranks: Ranks) -> str:
+    """A URL by which torch finds the store of a trial's processes.
+
+    With torch's own `env://` a single process too would open a TCPStore, on all interfaces, which
+    serves whoever connects.
+    """
+    if ranks.size == 1:
+        use_interface_of("127.0.0.1")  # gloo listens, though nobody is to come
+    store = ranks.store or dist.HashStore()
+    scheme = f"store{id(store)}"
+    dist.register_rendezvous_handler(
+        scheme, lambda url, **options: iter([(store, ranks.rank, ranks.size)])
+    )
+    return f"{scheme}://"
 
 
 def _end_groups(deepspeed: Any) -> None:
@@ -192,6 +211,6 @@ def _end_groups(deepspeed: Any) -> None:
     One of gloo's that lets go of a tensor later aborts the process (PyTorch #179291). DeepSpeed
     keeps what it made for a PLM in shares, and its threads, for ever: Ray kills such processes.
     """
-    if torch.distributed.is_initialized():
+    if dist.is_initialized():
         deepspeed.comm.destroy_process_group()
     gc.collect()  # engines and parameters hold groups too

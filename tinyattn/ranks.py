@@ -5,6 +5,7 @@ One process is the usual case, and then nothing here does anything.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -26,10 +28,9 @@ class Ranks:
     rank: int = 0
     """0 writes files."""
     size: int = 1
-    address: str = "127.0.0.1"
-    """Of rank 0."""
-    port: int = 0
-    """Of rank 0; 0 with one process, where any free one will do."""
+    store: dist.Store | None = None
+    """Where the processes find each other, as a FileStore in a folder that only they can read;
+    None: there is one alone. A TCPStore would serve whoever reaches its port, on all interfaces."""
 
     @property
     def writes(self) -> bool:
@@ -82,3 +83,14 @@ class Ranks:
 
 ONE = Ranks()
 """A process by itself."""
+
+
+def use_interface_of(address: str) -> None:
+    """Have gloo and NCCL listen on this machine's interface with that address, and on no other.
+
+    Left to themselves they may choose loopback where the other processes are elsewhere, and an
+    interface that others reach where all are here.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from cluster.settings import set_before_ray
 from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import placed
 from orchestrator.cli.results import VERBS
@@ -32,6 +33,7 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         end_by_exception()
+        set_before_ray()
         warnings.formatwarning = lambda message, *_, **__: placed(f"warning: {message}\n")
         try:
             return super().invoke(ctx)

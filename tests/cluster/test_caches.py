@@ -13,6 +13,7 @@ REQUEST = {
     "name": "r", "host": "10.0.0.2", "head": "10.0.0.1", "is_head": False, "port": 6379,
     "cpus": 1, "gpus": 0, "variables": {},
 }  # fmt: skip
+SESSIONS = Path("/tmp/own/ray")
 CACHES = ("TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
 
 
@@ -27,7 +28,7 @@ def test_what_is_compiled_lies_on_the_nodes_own_disk(
         monkeypatch.delenv(name, raising=False)
 
     def places() -> list[str]:
-        environment = services.ray_service(REQUEST).environment
+        environment = services.ray_service(REQUEST, SESSIONS).environment
         return [environment[name] for name in CACHES]
 
     assert all(Path(place).is_relative_to(disk) for place in places())
@@ -45,9 +46,10 @@ def test_what_the_node_or_the_cluster_file_says_of_caches_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", "/node")
-    assert "TRITON_CACHE_DIR" not in services.ray_service(REQUEST).environment  # it is inherited
+    environment = services.ray_service(REQUEST, SESSIONS).environment
+    assert "TRITON_CACHE_DIR" not in environment  # it is inherited
     variables = {"TORCH_EXTENSIONS_DIR": "/file"}
-    settings = services.ray_service(REQUEST | {"variables": variables}).environment
+    settings = services.ray_service(REQUEST | {"variables": variables}, SESSIONS).environment
     assert settings["TORCH_EXTENSIONS_DIR"] == "/file"
 
 

@@ -195,7 +195,9 @@ def test_secrets_are_private_and_no_words_of_commands(
     known = json.loads((tmp_path / "db" / "mlflow.json").read_text())
     assert services.prepare(request) == ""  # again: the passwords stay what they were
     assert json.loads((tmp_path / "db" / "mlflow.json").read_text()) == known
-    commands = [word for service in services.services_of(request) for word in service.words]
+    commands = [
+        word for service in services.services_of(request, tmp_path) for word in service.words
+    ]
     for secret in (*known.values(), request["token"]):
         assert not any(secret in word for word in commands)
     for file in (*tmp_path.rglob("pgpass"), *tmp_path.rglob("mlflow.*")):
@@ -288,7 +290,7 @@ def test_a_machine_whose_gpus_are_not_for_trials_has_no_label_of_them(
     }  # fmt: skip
 
     def labels(gpus: int | None) -> str:
-        words = services.ray_service(request | {"gpus": gpus}).words
+        words = services.ray_service(request | {"gpus": gpus}, Path("/tmp/own/ray")).words
         return next(word for word in words if word.startswith("--labels="))
 
     for gpus in (None, 1):

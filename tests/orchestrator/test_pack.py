@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from listening import assert_loopback_only, family, listening
 from ray.exceptions import WorkerCrashedError
 from ray_processes import SHARED, TRIAL, ray_processes
 from tiny_plm import fingerprints_of, save_tiny_plm
@@ -51,9 +52,12 @@ class Killer(LineView):
     """
 
     killed: tuple[int, ...] = ()
+    open_ports: dict[str, str] = {}
+    """Where Ray, the shared process and the trials listen."""
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         super().evaluated(trial_id, result)
+        Killer.open_ports |= listening(family())
         if result["evaluation"] == 2 and not self.killed:
             self._kill(ray_processes(SHARED))
         elif result["evaluation"] == 3 and len(self.killed) == 1:
@@ -99,6 +103,7 @@ def test_sharing_a_process_changes_no_result_also_after_it_was_killed(tmp_path: 
         patch.setattr(runner, "view_of", lambda progress: Killer(progress, lines))
         shared = run(tmp_path / "four", base, 4)
     assert Killer.killed == (1, 1), "one process for all, and one actor"
+    assert_loopback_only(Killer.open_ports)
     assert lines.getvalue().count("lost its worker") > 1
     done, failed = Outcome.COMPLETED, Outcome.FAILED
     wanted = [done, done, done, done, done, failed, done]

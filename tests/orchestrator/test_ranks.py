@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from listening import assert_loopback_only, family, listening
 from ray_processes import RANK, ray_processes
 from tiny_plm import fingerprints_of, save_tiny_plm
 
@@ -44,9 +45,12 @@ class Killer(LineView):
     """Kills one rank of the first trial after its second evaluation."""
 
     killed = False
+    open_ports: dict[str, str] = {}
+    """Where Ray and the ranks listen."""
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         super().evaluated(trial_id, result)
+        Killer.open_ports |= listening(family())
         ranks = ray_processes(RANK)
         if result["evaluation"] == 2 and len(ranks) == 2 and not self.killed:
             self.killed = True
@@ -81,6 +85,7 @@ def test_two_ranks_train_as_one_does_also_after_one_was_killed(tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patch:
         one = run(tmp_path / "one", plm, 1, patch)
         two = run(tmp_path / "two", plm, 2, patch)
+    assert_loopback_only(Killer.open_ports)
     outcomes = [Outcome.COMPLETED] * len(LEARNING)
     assert [one[n].outcome for n in LEARNING] == [two[n].outcome for n in LEARNING] == outcomes
     for number in LEARNING:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.multiprocessing as mp
+from listening import assert_loopback_only, listening
 from tiny_plm import save_tiny_plm
+from torch.distributed import FileStore
 
 from tinyattn.config import TrainConfig
 from tinyattn.evaluation import Evaluation
-from tinyattn.ranks import Ranks
+from tinyattn.ranks import Ranks, use_interface_of
 from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
 
@@ -39,14 +40,16 @@ def losses_after_a_break(config: TrainConfig, workshop: Workshop, folder: Path) 
         return first + numbers(trainer)
 
 
-def one_of_two(rank: int, port: int, config: TrainConfig, folder: Path) -> None:
+def one_of_two(rank: int, config: TrainConfig, folder: Path) -> None:
     """What each process does: a trial on a PLM split in two, and again with a break."""
-    workshop = Workshop(ranks=Ranks(rank, 2, "127.0.0.1", port))
+    use_interface_of("127.0.0.1")
+    workshop = Workshop(ranks=Ranks(rank, 2, FileStore(str(folder / "store"), 2)))
     plm = workshop.plm_of(config)
     shares = [parameter.ds_tensor.numel() for parameter in plm.model.parameters()]  # type: ignore[attr-defined]
     left = [parameter.numel() for parameter in plm.model.parameters()]
     state = folder / "state"
     found = [losses(config, workshop), losses_after_a_break(config, workshop, state)]
+    assert_loopback_only(listening([os.getpid()]))
     again = workshop.plm_of(config)
     torch.save((sum(shares), sum(left), plm is again, found), folder / f"{rank}.pt")
     os._exit(0)  # as Ray ends workers: gloo's threads may abort an interpreter that ends by itself
@@ -65,10 +68,7 @@ def test_each_holds_half_and_both_compute_the_same(
         max_train_rows=69, max_length=32, batch_size=16, micro_batch_size=4,
         adapter={"dropout": 0.0},
     ).with_overrides(changes)  # fmt: skip
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    mp.spawn(one_of_two, (port, config, tmp_path), nprocs=2)
+    mp.spawn(one_of_two, (config, tmp_path), nprocs=2)
 
     whole = Workshop()
     weights = sum(parameter.numel() for parameter in whole.plm_of(config).model.parameters())
