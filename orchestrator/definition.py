@@ -7,16 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import ValidationError
+
 import search_spaces
 from orchestrator.config import Sweep, apply_overrides, check, load_sweep
 from tinyattn.atomic import write_text
 from tinyattn.config import StrictModel, build
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
+from tinyattn.outside import UnfitError, parse_json, read_text, reason
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds, and a mistake in a file shows sooner
     from orchestrator.preflight import Facts
 
 FILE = "sweep.json"
+_MOST_BYTES = 2**24
 _FINGERPRINTS = {"data_fingerprint": "the task's data", "plm_fingerprint": "the PLM"}
 
 
@@ -69,15 +73,22 @@ class Definition(StrictModel):
         """
         path = folder / FILE
         try:
-            return cls.model_validate_json(path.read_text("utf-8"))
+            found = cls.model_validate(parse_json(read_text(path, _MOST_BYTES)))
         except FileNotFoundError:
             there = sorted(found.parent.name for found in folder.parent.glob(f"*/{FILE}"))
             raise UsageError(
                 f"no sweep '{name}' was started in {folder.parent} (there are: "
                 f"{', '.join(there) or 'none'}); name the place where it was with --runs"
             ) from None
-        except (OSError, ValueError) as error:
-            raise StorageError(f"{path}: cannot be read: {error}; restore a copy") from None
+        except ValidationError as error:
+            fault = error.errors()[0]
+            key = ".".join(str(part) for part in fault["loc"])[:200]
+            raise StorageError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
+        except (OSError, UnfitError) as error:
+            raise StorageError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
+        if found.resolved.get("name") != name:
+            raise StorageError(f"{path}: is not the definition of sweep '{name}'; restore a copy")
+        return found
 
     def write(self, folder: Path) -> None:
         """Write the file as a whole or not at all."""

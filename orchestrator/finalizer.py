@@ -27,6 +27,7 @@ from orchestrator.batch import Batch
 from orchestrator.collapsing import Collapse, Loaded, collapse_in_place
 from orchestrator.config import Sweep
 from orchestrator.home import Home
+from orchestrator.journal import refuse_damaged
 from orchestrator.nodes import concurrency
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
@@ -85,6 +86,7 @@ def finalize(sweep: Sweep, home: Home, say: Callable[[str], None] = lambda line:
                 f"note: the search has not come to its end ({outcome}); finalists are the best of "
                 "the trials that had"
             )
+        refuse_damaged(home.path_of(sweep.name), tracker.names_of_trials(sweep.name))
         with closed_in_any_case(tracker, f"finalize {sweep.name}", outcome):
             tracker.resume_sweep(sweep.name, search_goes_on=False)
             verdict = _Finalizing(sweep, home, tracker, facts, say).run(best)

@@ -17,13 +17,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.events import parse_event
 from orchestrator.outcome import Outcome
 from tinyattn.errors import StorageError
+from tinyattn.outside import UnfitError, read_bytes, reason
+
+MOST_BYTES = 2**30
+"""Of a journal: a hundred times what ten thousand trials write."""
 
 
 @dataclass
@@ -84,8 +89,10 @@ class Journal:
             cut_torn_end(path)
         except OSError as error:
             raise self._unusable(error) from None
-        for event in _events(path):
-            self._take_in(event)
+        except UnfitError as error:
+            raise StorageError(f"{path}: cannot be read: {error}") from None
+        for event in _events(path, self.trials):
+            self.events.append(event)
 
     def start(self, trial: str, params: Mapping[str, Any]) -> None:
         """Note that a trial begins, or goes on after a pause or a crash."""
@@ -150,8 +157,8 @@ def read_journal(path: Path) -> dict[str, Past]:
         StorageError: it is not there, or a line is broken.
     """
     trials: dict[str, Past] = {}
-    for event in _events(path):
-        _take_in(trials, event)
+    for _ in _events(path, trials):
+        pass
     return trials
 
 
@@ -164,29 +171,75 @@ def _take_in(trials: dict[str, Past], event: Mapping[str, Any]) -> None:
     if event["event"] == "result":
         end = event["result"]
         past.results.append(event["result"])
-    if "outcome" in end:
+    if end.get("outcome") is not None:
         past.outcome, past.error = Outcome(end["outcome"]), end.get("error")
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a journal without a torn last line."""
+def _events(path: Path, trials: dict[str, Past]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a journal that say something new, each taken into `trials`.
+
+    A last line without its end was torn by a crash, and is left out.
+    """
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from None
+        content = read_bytes(path, MOST_BYTES)
+    except (OSError, UnfitError) as error:
+        raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
     whole = content[: content.rfind(b"\n") + 1]
-    for number, line in enumerate(whole.splitlines(), 1):
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
         try:
-            yield json.loads(line)
-        except ValueError:
+            event = parse_event(line)
+            is_new = _is_new(event, trials)
+        except UnfitError as error:
             raise StorageError(
-                f"{path}:{number}: not a line of a journal; restore the file from a copy"
+                f"{path}:{number}: not a line of a journal: {error}; restore the file from a copy"
             ) from None
+        if is_new:
+            _take_in(trials, event)
+            yield event
+
+
+def _is_new(event: Mapping[str, Any], trials: Mapping[str, Past]) -> bool:
+    """Whether an event is not one that came before, as where a line stands twice."""
+    name = event["trial"]
+    if event["event"] == "start":
+        return True
+    if name not in trials:
+        raise UnfitError(f"trial {name!r} has not started before")
+    if event["event"] == "result":
+        return not trials[name].knows(event["result"])
+    return trials[name].outcome is None
+
+
+def refuse_damaged(folder: Path, known: Iterable[str], needed: str | None = None) -> None:
+    """Check all journals of a sweep, before anything is opened that damage would leave half done.
+
+    Args:
+        folder: the sweep's.
+        known: names of the trials that MLflow has, whose journals cannot be without them: an
+            event is in its journal before MLflow hears of it.
+        needed: the batch whose journal must be there; others may have been cleared away.
+
+    Raises:
+        StorageError: a line is no event, or a journal was emptied, cut or, if needed, removed.
+    """
+    found = {path.stem: read_journal(path) for path in sorted(folder.glob("*.jsonl"))}
+    for name in known:
+        batch = name.rpartition("_")[0]
+        trials = found.get(batch, {} if batch == needed else None)
+        if trials is not None and name not in trials:
+            raise StorageError(
+                f"{folder / batch}.jsonl: trial {name}, which MLflow has, is not in it: it was "
+                "emptied, cut or removed; restore it from a copy, or begin a sweep of another name"
+            )
 
 
 def cut_torn_end(path: Path) -> None:
-    """Cut off a last line without its end, which a crash may have torn."""
-    content = path.read_bytes()
+    """Cut off a last line without its end, which a crash may have torn.
+
+    Raises:
+        OSError, UnfitError: it cannot be read, or is no ordinary file.
+    """
+    content = read_bytes(path, MOST_BYTES)
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         with path.open("r+b") as file:

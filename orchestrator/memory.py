@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from tinyattn.config import TrainConfig
+from tinyattn.outside import read_notes
 
 FILE = "memory.jsonl"
 """In the depot's notes: one line a micro-batch that did not fit."""
@@ -77,15 +78,9 @@ def _key(config: TrainConfig, device: str | None) -> str:
 
 
 def _known(path: Path) -> list[tuple[str, int]]:
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except OSError:
-        return []
     found = []
-    for line in lines:
-        try:
-            key, rows = json.loads(line)
-        except ValueError:  # torn by a crash
-            continue
-        found.append((key, rows))
+    for line in read_notes(path):
+        match line:
+            case [str(key), int(rows)]:
+                found.append((key, rows))
     return found

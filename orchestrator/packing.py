@@ -26,6 +26,7 @@ from orchestrator.nodes import alive, concurrency, kind_of, nodes_of_ray, refuse
 from orchestrator.watcher import stop_requested
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
+from tinyattn.outside import read_notes
 
 FILE = "packing.jsonl"
 MOST = 16
@@ -197,10 +198,9 @@ def _note(path: Path, measured: Mapping[str, Mapping[int, float]]) -> None:
 
 
 def _known(path: Path, key: str) -> dict[int, float]:
-    with contextlib.suppress(OSError):
-        for line in path.read_text("utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # torn by a crash
-                known, seconds = json.loads(line)
-                if known == key:
-                    return {int(count): float(value) for count, value in seconds}
+    for line in read_notes(path):
+        match line:
+            case [str(known), list(seconds)] if known == key:
+                pairs = [pair for pair in seconds if isinstance(pair, list) and len(pair) == 2]
+                return {c: s for c, s in pairs if isinstance(c, int) and isinstance(s, float)}
     return {}

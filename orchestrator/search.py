@@ -15,8 +15,9 @@ leaves trials with NaN running for ever. Here every end of a trial is told as wh
 | (none yet)    | RUNNING      | as if stopped, from its first rung on; before, keep away       |
 
 The study is a journal file and the only state: a searcher made anew on the same file goes on as
-if it had never stopped. Every trial carries `outcome` and, unless it is a duplicate,
-`trial` as user attributes.
+if it had never stopped. A file that is damaged or gone is made again from the sweep's own journal;
+what that does not have, suggestions that never started, is suggested anew. Every trial carries
+`outcome` and, unless it is a duplicate, `trial` as user attributes.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import random
 import warnings
 from collections import deque
@@ -45,6 +47,7 @@ from orchestrator.journal import Past, append, cut_torn_end
 from orchestrator.outcome import Outcome
 from orchestrator.space import Choice, Domain, Integer, LogUniform, Point, count, enumerate_points
 from tinyattn.errors import StorageError
+from tinyattn.outside import open_file
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -214,12 +217,21 @@ class OptunaSearcher:
                 trial = optuna.Trial(self._study, frozen._trial_id)
                 self._end(trial, TrialState.FAIL, Outcome.INTERRUPTED)
         for past in trials:
+            if self._latest(past.name) is None:
+                self._make_again(past)
             if past.outcome is None:
                 self._revive(past.name)  # it may have been told an end that the journal never had
             for result in past.results:
                 self.on_trial_result(past.name, result)
             if past.outcome is not None:
                 self.on_trial_complete(past.name, {**past.last, "outcome": past.outcome.value})
+
+    def _make_again(self, past: Past) -> None:
+        """Begin a trial in the study that lost it, with the values that it has."""
+        trial = self._ask(past.params)
+        trial.set_user_attr("trial", past.name)
+        self._ids[past.name] = trial._trial_id
+        self._seen = None
 
     def _trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
@@ -367,20 +379,45 @@ class _DurableFile(JournalFileBackend):
 
 
 def _open_study(path: Path, name: str) -> optuna.Study:
-    """Open or begin a study in a journal file whose last line a crash may have torn."""
+    """Open or begin a study in a journal file; one that is damaged is put aside.
+
+    Raises:
+        StorageError: the file cannot be read or written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return optuna.create_study(
-            study_name=name,
-            storage=JournalStorage(_DurableFile(path)),
-            direction="maximize",
-            load_if_exists=True,
-        )
-    except (OSError, ValueError, KeyError) as error:
+        try:
+            return _study_in(path, name)
+        except OSError:
+            raise
+        except Exception as error:  # Optuna takes lines as they come: there is no end of kinds
+            aside = path.with_name(f"{path.name}.damaged")
+            os.replace(path, aside)
+            warnings.warn(
+                f"{path}: the search's journal is damaged ({type(error).__name__}: {error}); it is "
+                f"made again from the sweep's journal, and the damaged one is kept as {aside.name}",
+                stacklevel=2,
+            )
+            return _study_in(path, name)
+    except OSError as error:
         raise StorageError(
             f"{path}: the search's journal cannot be used: {error}; check space and permissions, "
             "or give the sweep another name"
         ) from None
+
+
+def _study_in(path: Path, name: str) -> optuna.Study:
+    """Open or begin a study; a last line that a crash may have torn is cut off."""
+    if path.exists():
+        open_file(path).close()  # UnfitError where a pipe would have us wait
+    study = optuna.create_study(
+        study_name=name,
+        storage=JournalStorage(_DurableFile(path)),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    study.get_trials()  # copies all that lines may have made of trials
+    return study
 
 
 def _counts(trial: FrozenTrial) -> bool:

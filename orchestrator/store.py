@@ -220,6 +220,12 @@ class Store:
         runs = self._runs(f"tags.\"{PARENT_TAG}\" = '{sweep.run_id}'", [sweep.experiment_id])
         return sorted((_trial_record(run) for run in runs), key=lambda trial: trial.start_time)
 
+    def names_of_trials(self, sweep: str) -> list[str]:
+        """Return the names of the trials that a sweep's driver ran; empty: there is no sweep."""
+        found = next((record for record in self.sweeps() if record.name == sweep), None)
+        trials = self.trials_of(found) if found else []
+        return [trial.trial_id for trial in trials if trial.kind != "collapsed"]
+
     def trial(self, run_id: str) -> TrialRecord:
         """Return the trial whose run id is, or alone starts with, `run_id` (6 digits or more).
 

@@ -15,6 +15,7 @@ from orchestrator.batch import Batch
 from orchestrator.config import Sweep, apply_overrides, check
 from orchestrator.definition import Definition, Origin
 from orchestrator.home import Home
+from orchestrator.journal import refuse_damaged
 from orchestrator.nodes import concurrency
 from orchestrator.outcome import Outcome
 from orchestrator.preflight import Facts, inspect
@@ -123,6 +124,8 @@ def resume_sweep(definition: Definition, home: Home) -> list[Ended]:
 def _go_on(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
     """Bring a sweep to its end from wherever it is; a new one is at its beginning."""
     tracker = home.tracker(create=True)
+    names = tracker.names_of_trials(sweep.name)
+    refuse_damaged(home.path_of(sweep.name), names, needed="search")
     with closed_in_any_case(tracker, f"sweep resume {sweep.name}"):
         tracker.open_sweep(
             name=sweep.name,

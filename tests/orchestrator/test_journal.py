@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from mlflow_sweeps import Sweeps
 from ray.tune.search import Searcher
 
 from orchestrator.asker import Asker, Points
 from orchestrator.batch import Lives, Stop
 from orchestrator.config import Sweep
 from orchestrator.curves import Synthetic
+from orchestrator.home import Home
 from orchestrator.journal import Journal, Past, read_journal
 from orchestrator.outcome import Outcome
 from orchestrator.scheduler import Asha, make_scheduler, replay
 from orchestrator.simulate import VirtualCluster, _Simulation
+from orchestrator.store import TAG
+from orchestrator.sweep import _go_on
+from orchestrator.tracking import Tracker
 from tinyattn.config import build
 from tinyattn.errors import StorageError
 
@@ -178,13 +185,102 @@ def test_cut_at_any_event_the_scheduler_is_what_it_was(
         assert state(again) == seen[length - 1], f"after {events[length - 1]}"
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+START = '{"event": "start", "trial": "z", "params": {}}'
+RESULT = (
+    '{"event": "result", "trial": "a", "result": {"evaluation": 3, "score": 1, "best_score": 1}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{oops", "not valid JSON"),
+        ("{}", "Unable to extract tag"),
+        ("[]", "valid dictionary"),
+        ("null", "valid dictionary"),
+        ("", "not valid JSON"),
+        ("\0" * 50, "not valid JSON"),
+        ("[" * 100_000, "more than 64 deep"),
+        (START.replace("start", "begin"), "does not match any of the expected tags"),
+        (START.replace('"z"', '"../../z"'), "trial: String should match pattern"),
+        (START.replace('"z"', '""'), "trial: String should match pattern"),
+        (START.replace('"z"', "3"), "trial: Input should be a valid string"),
+        (START.replace("{}", "[]"), "params: Input should be a valid dictionary"),
+        (RESULT.replace('"a"', '"nobody"'), "trial 'nobody' has not started before"),
+        (RESULT.replace("3", '"3"'), "result.evaluation: Input should be a valid integer"),
+        (RESULT.replace("3", "-3"), "result.evaluation: Input should be greater"),
+        (RESULT.replace("3", "9" * 5000), "not valid JSON"),
+        (RESULT.replace("3", "true"), "result.evaluation: Input should be a valid integer"),
+        (RESULT.replace('"score"', '"scora"'), "result.score: Field required"),
+        (RESULT.replace("1}", '1, "outcome": "won"}'), "result.outcome: Value error, 'won'"),
+        (RESULT.replace("1}", '1, "heldout": {"f1": "x"}}'), "result.heldout.f1: Input should be"),
+        (RESULT.replace("1}", '1, "best_index": -1}'), "result.best_index"),
+        ('{"event": "end", "trial": "d", "outcome": null}', "outcome: Input should be"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "j.jsonl"
     written(path)
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([lines[0], b"{oops\n", *lines[1:]]))
-    with pytest.raises(StorageError, match=r"j\.jsonl:2: not a line of a journal"):
-        Journal(path)
+    content = b"".join([*lines[:7], line.encode() + b"\n", *lines[7:]])
+    path.write_bytes(content)
+    for read in (Journal, read_journal):
+        with pytest.raises(StorageError, match=r"j\.jsonl:8: not a line of a journal: ") as caught:
+            read(path)
+        assert re.search(message, str(caught.value)), caught.value
+        assert len(str(caught.value)) < 600
+    assert path.read_bytes() == content
+
+
+def test_a_line_that_stands_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    first = written(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line + line for line in lines))
+    again = Journal(path)
+    assert facts(again.trials) == facts(first.trials) == facts(read_journal(path))
+    assert repr([past.results for past in again.trials.values()]) == repr(
+        [past.results for past in first.trials.values()]
+    )
+    starts = [event for event in again.events if event["event"] == "start"]
+    assert len(again.events) - len(starts) == len(first.events) - 4
+
+
+def test_no_journal_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "j.jsonl")
+    for read in (Journal, read_journal):
+        with pytest.raises(StorageError, match="cannot be read: it is a pipe"):
+            read(tmp_path / "j.jsonl")
+
+
+@pytest.mark.parametrize("damage", ["{}\n", "", None, "a start of another trial"])
+def test_a_damaged_journal_changes_nothing_of_a_finished_sweep(
+    sweeps: Sweeps, tmp_path: Path, damage: str | None
+) -> None:
+    """What MLflow says of the sweep and its trials is the same before and after."""
+    sweeps.start("s", task="rte")
+    sweeps.trial("search_00001", [0.5, 0.6])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    home = Home(tmp_path / "runs")
+    journal = Journal(home.path_of("s") / "search.jsonl")
+    journal.start("search_00001" if damage != "a start of another trial" else "search_00002", LR)
+    if damage is None:
+        journal.path.unlink()
+    elif damage in ("{}\n", ""):
+        journal.path.write_text(damage)
+    before = told(tmp_path)
+    data = {"name": "s", "train": {"task": "rte", "plm": "p"}, "space": {}}
+    with pytest.raises(StorageError, match=r"search\.jsonl") as caught:
+        _go_on(build(Sweep, data, "test"), cast("Any", None), home)
+    assert "restore" in str(caught.value)
+    assert told(tmp_path) == before
+
+
+def told(folder: Path) -> list[Any]:
+    """All runs of a store, read by another connection."""
+    store = Tracker.open(folder / "runs")
+    runs = store._runs(f"tags.\"{TAG}sweep\" = 's'")
+    return sorted(repr((run.info.status, run.data.tags, run.data.metrics)) for run in runs)
 
 
 def test_trials_that_go_on_come_first_under_their_names(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import warnings
 from pathlib import Path
 
 import optuna
@@ -241,10 +243,69 @@ def test_unusable_places_are_named(tmp_path):
     (tmp_path / "runs").write_text("a file")
     with pytest.raises(StorageError, match="journal cannot be used"):
         make(tmp_path, {})
-    (tmp_path / "x" / "runs").mkdir(parents=True)
-    (tmp_path / "x" / "runs" / "search.log").write_text("no journal\nat all\n")
-    with pytest.raises(StorageError, match="give the sweep another name"):
-        make(tmp_path / "x", {})
+
+
+def _cut(content: bytes) -> bytes:
+    return b"".join(content.splitlines(keepends=True)[:9])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"no journal\nat all\n",
+        lambda content: b"",
+        lambda content: b"\0" * 4096,
+        lambda content: content[:200] + b"\xff" * 50 + content[250:],
+        lambda content: b"{}\n",
+        lambda content: b"[]\n3\nnull\n",
+        lambda content: b"[" * 100_000 + b"\n",
+        lambda content: content.replace(b'"trial_id":1', b'"trial_id":77'),
+        lambda content: content.replace(b'"op_code":4', b'"op_code":"x"'),
+        lambda content: content + content,
+        _cut,
+        None,
+    ],
+)
+def test_a_study_that_is_damaged_or_gone_is_made_again_from_the_sweeps_journal(tmp_path, damage):
+    """It holds what the whole one held, and suggests on without a repetition."""
+    space = {
+        "optimizer.lr": LR,
+        "adapter.head_dim": {"type": "int", "low": 1, "high": 9},
+        "adapter.norm": {"type": "choice", "values": ["none", "plain"]},
+        "adapter.layers": {"type": "choice", "values": ["all", [0, 1]], "when": {
+            "adapter.norm": ["plain"]}},
+    }  # fmt: skip
+    searcher = make(tmp_path, space)
+    names = [f"t{i}" for i in range(4)]
+    params = {name: json.loads(json.dumps(searcher.suggest(name))) for name in names}
+    pasts = [
+        Past("t0", params["t0"], [at(1, 0.3), at(2, 0.5, outcome="completed")], Outcome.COMPLETED),
+        Past("t1", params["t1"], [at(1, 0.2)], Outcome.STOPPED),
+        Past("t2", params["t2"], [at(0, math.nan, outcome="diverged")], Outcome.DIVERGED),
+        Past("t3", params["t3"], [at(1, 0.1)]),
+    ]
+    searcher.catch_up(pasts)
+    whole = {n: (t.state, t.params, t.values) for n, t in by_id(tmp_path).items()}
+    log = tmp_path / "runs" / "search.log"
+    content = log.read_bytes()
+    log.unlink()
+    if damage is not None:
+        log.write_bytes(damage(content))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        again = make(tmp_path, space)
+        again.catch_up(pasts)
+    assert {n: (t.state, t.params, t.values) for n, t in by_id(tmp_path).items()} == whole
+    told = any("journal is damaged" in str(warning.message) for warning in said)
+    assert (log.parent / "search.log.damaged").exists() == told
+    assert again.suggest("t4") not in params.values()
+
+
+def test_a_pipe_in_a_studys_place_does_not_hang(tmp_path):
+    (tmp_path / "runs").mkdir()
+    os.mkfifo(tmp_path / "runs" / "search.log")
+    with pytest.warns(UserWarning, match="it is a pipe"):
+        make(tmp_path, {"optimizer.lr": LR}).suggest("a")
 
 
 def test_what_a_crash_kept_from_the_study_is_told_from_the_journal(tmp_path):
