@@ -364,7 +364,7 @@ def test_scores_outside_the_range(tmp_path: Path, label: Any) -> None:
         (".csv", b"sentence,label\n", "no rows came"),
         (".csv", b"", "[Ee]mpty"),
         (".csv", b"sentence,label\na,1,2,3\n", "Expected 2 columns, got 4"),
-        (".csv", b"sentence,label\n\xe9,1\n", "UTF8"),
+        (".csv", b"sentence,label\n\xe9,1\n", "line 2 is not UTF-8 text"),
         (".jsonl", b'{"sentence": "a", "label": 1}\n\n{"sent', "says: line 3: Unterminated string"),
         (".jsonl.gz", b"not gzip", "[Gg]zip"),
         (".jsonl.gz", gzip.compress(b"", mtime=0)[:10] + b"\xff" * 20, "damaged"),

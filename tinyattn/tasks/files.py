@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
-import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +11,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from tinyattn.errors import StorageError, TaskError
+from tinyattn.outside import UnfitError
 from tinyattn.tasks.base import ENDINGS
+from tinyattn.tasks.bounds import look_through
 
 
 def read_file(path: Path, scratch: Path) -> datasets.Dataset:
@@ -33,50 +32,47 @@ def read_file(path: Path, scratch: Path) -> datasets.Dataset:
     """
     if not path.name.endswith(ENDINGS):
         raise TaskError(f"{path}: this ending came, allowed are {', '.join(ENDINGS)}")
-    if not path.is_file():
+    if not path.exists():
         raise TaskError(f"{path}: there is no such file; paths start at {Path.cwd()}")
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error}") from None
+    _look_through(path)
     try:
         with quiet_datasets():
             return _parse(path, scratch)
-    except StopIteration:  # what datasets raises for a file without any bytes
-        raise TaskError(f"{path}: the file is empty, needed are rows") from None
     except Exception as error:
         cause = error.__cause__ or error
         if isinstance(cause, OSError) and cause.errno is not None:  # no space for scratch files
             raise cause from None
-        reason = _bad_line(path) or (str(cause) or type(cause).__name__).splitlines()[0]
-        raise TaskError(f"{path}: damaged or not what its ending says: {reason}") from None
+        raise _damaged(path, cause) from None
 
 
-def _bad_line(path: Path) -> str | None:
-    """The first line of a JSONL file that is no JSON, counted as editors do; None: all are."""
-    if ".jsonl" not in path.suffixes:
-        return None
-    opened = gzip.open if path.suffix == ".gz" else open
-    with (
-        # Not JSON's fault: a file that is cut, is not gzip or UTF-8; numbers of 5,000 digits.
-        contextlib.suppress(OSError, EOFError, zlib.error, ValueError, RecursionError),
-        opened(path, "rt", encoding="utf-8-sig") as file,
-    ):
-        for number, line in enumerate(file, start=1):
-            try:
-                json.loads(line.strip() or "null")
-            except json.JSONDecodeError as error:
-                return f"line {number}: {error.msg}"
-    return None
+def _look_through(path: Path) -> None:
+    """Raise TaskError or StorageError for what `bounds` finds in a file."""
+    try:
+        if not path.stat().st_size and path.is_file():
+            raise TaskError(f"{path}: the file is empty, needed are rows")
+        look_through(path)
+    except (UnfitError, pa.ArrowException) as error:
+        raise _damaged(path, error) from None
+    except OSError as error:
+        if error.errno is None:  # pyarrow's, of a file that is no parquet
+            raise _damaged(path, error) from None
+        raise StorageError(f"{path}: cannot be read: {error}") from None
+
+
+def _damaged(path: Path, error: BaseException) -> TaskError:
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    if "straddling" in reason:  # pyarrow's word for it
+        reason = "a row has more than a million bytes, or a quote has no end"
+    return TaskError(f"{path}: damaged or not what its ending says: {reason:.500}")
 
 
 def _parse(path: Path, scratch: Path) -> datasets.Dataset:
     if ".csv" in path.suffixes:
         return datasets.Dataset(_read_csv(path))
-    read = (
-        datasets.Dataset.from_parquet if path.suffix == ".parquet" else datasets.Dataset.from_json
-    )
-    return read(str(path), cache_dir=str(scratch))
+    if path.suffix == ".parquet":
+        options = {"cache_dir": str(scratch), "batch_size": 1000}
+        return datasets.Dataset.from_parquet(str(path), **options)
+    return datasets.Dataset.from_json(str(path), cache_dir=str(scratch))
 
 
 def _read_csv(path: Path) -> pa.Table:

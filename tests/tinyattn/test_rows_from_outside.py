@@ -1,0 +1,112 @@
+"""Files of rows that end a parser, fill the memory, or are in another encoding."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import resource
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tinyattn.errors import TaskError
+from tinyattn.tasks.files import read_file
+
+ROW = b'{"text": "a", "label": 0}\n'
+HEADER = b"text,label\n"
+
+
+def in_moments(path: Path, scratch: Path) -> str:
+    """Read a file that must be refused in a second and without much memory; the message."""
+    before, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    with pytest.raises(TaskError) as caught:
+        read_file(path, scratch)
+    assert time.process_time() - begin < 60  # a machine may be busy; it was minutes, or a crash
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # KB
+    assert len(str(caught.value)) < 1000
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("deep.jsonl", ROW + b'{"text": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", "line 2: lists"),
+        ("deep.jsonl", b'{"a":' * 20_000 + b"1" + b"}" * 20_000, "more than 64 deep"),
+        ("null.jsonl", ROW + b"null\n", "line 2: 'null' came, needed is a row"),
+        ("null.jsonl", b'{"text": "a"} null\n', "line 1: Extra data"),
+        ("list.jsonl", b"[1, 2]\n", "needed is a row: {column: value, ...}"),
+        ("latin.jsonl", ROW + 'café"}\n'.encode("latin-1"), "line 2 is not UTF-8 text"),
+        ("latin.csv", HEADER + b"a,0\n" + "café,0\n".encode("latin-1"), "line 3 is not UTF-8"),
+        ("latin.csv.gz", gzip.compress(HEADER + b"caf\xe9,0\n"), "line 2 is not UTF-8"),
+        ("wide.jsonl", "{}".join(['"é"'] * 2).encode("utf-16"), "line 1 is not UTF-8"),
+        ("wide.csv", "text,label\na,0\n".encode("utf-16"), "line 1 is not UTF-8"),
+        ("zeros.jsonl", b"\0" * 1000, "line 1: Expecting value"),
+        ("large.jsonl", b'{"text": "' + b"a" * 2**25 + b'"}\n', "line 1 has more than the 16,777,"),
+        ("large.csv", HEADER + b"a" * 2**25, "line 2 has more than the 16,777,216 bytes"),
+        ("open.csv", HEADER + b'"' + b"a\n" * 2**20, "a quote has no end"),
+        ("digits.jsonl", b'{"text": ' + b"9" * 5000 + b"}\n", "line 1: Exceeds the limit"),
+        ("half.jsonl", ROW * 3 + ROW[:9], "line 4: "),
+        ("blank.jsonl", b"\n \n", "no row with a column came"),
+        ("keys.jsonl", b"{}\n{}\n", "no row with a column came"),
+        ("spaces.jsonl.gz", gzip.compress(b" " * 2**27, 1), "line 1 has more than the 16,777,216"),
+        ("lines.jsonl.gz", gzip.compress(b"\n" * 2**25, 1), "allowed are 30 times as many"),
+        ("lines.csv.gz", gzip.compress(HEADER + b"a,0\n" * 2**24, 1), "30 times as many"),
+        ("cut.jsonl.gz", gzip.compress(ROW * 100)[:-9], "ended before the end-of-stream"),
+        ("plain.jsonl.gz", ROW, "Not a gzipped file"),
+        ("cols.csv", b",".join(b"c%d" % i for i in range(2000)), "more than 1,000 columns"),
+        ("cols.jsonl", b"".join(b'{"k%d": 1}\n' % i for i in range(2000)), "more than 1,000 col"),
+        ("in.jsonl", b"".join(b'{"a": [{"k%d": 1}]}\n' % i for i in range(2000)), "more than 1,0"),
+        ("a.parquet", b"PAR1" + b"x" * 99 + b"\xff\xff\xff\x7fPAR1", "damaged"),
+        ("empty.parquet", b"", "the file is empty"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert message in in_moments(tmp_path / name, tmp_path / "scratch")
+
+
+def test_a_small_parquet_file_of_gigabytes(tmp_path: Path) -> None:
+    """Five million rows that are one text: 10 GB, of which the file holds next to nothing."""
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 5_000_000, pa.int32()), ["x" * 2000])
+    pq.write_table(pa.table({"text": text}), tmp_path / "bomb.parquet")
+    assert (tmp_path / "bomb.parquet").stat().st_size < 2 * 10**6
+    assert "30 times as many" in in_moments(tmp_path / "bomb.parquet", tmp_path)
+
+
+def test_a_parquet_file_whose_texts_are_no_utf_8(tmp_path: Path) -> None:
+    table = pa.table({"text": pa.array([b"caf\xe9"]).view(pa.string())})
+    pq.write_table(table, tmp_path / "latin.parquet")
+    assert "UTF8" in in_moments(tmp_path / "latin.parquet", tmp_path)
+
+
+def test_what_is_no_ordinary_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    (tmp_path / "zero.csv").symlink_to("/dev/zero")
+    (tmp_path / "folder.parquet").mkdir()
+    for name, kind in (
+        ("pipe.jsonl", "pipe"),
+        ("zero.csv", "device"),
+        ("folder.parquet", "folder"),
+    ):
+        assert f"it is a {kind}, needed is an ordinary file" in in_moments(
+            tmp_path / name, tmp_path
+        )
+
+
+def test_what_is_allowed(tmp_path: Path) -> None:
+    """A byte-order mark, texts full of brackets, blank lines, several types in a column."""
+    brackets = b'{"text": "' + b"[{" * 5000 + b'", "x": [{"y": null}]}\n'
+    (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf" + ROW + b"\n\n" + brackets + ROW.strip())
+    assert read_file(tmp_path / "a.jsonl", tmp_path / "1")["text"][:] == ["a", "[{" * 5000, "a"]
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + HEADER + b'"a\nb",0\r\n'))
+    assert read_file(tmp_path / "a.csv.gz", tmp_path / "2").to_list() == [
+        {"text": "a\nb", "label": "0"}
+    ]
+    pq.write_table(pa.table({"text": ["π"], "n": [[[1]]], "i": [b"\xff"]}), tmp_path / "a.parquet")
+    assert read_file(tmp_path / "a.parquet", tmp_path / "3").to_list() == [
+        {"text": "π", "n": [[1]], "i": b"\xff"}
+    ]
