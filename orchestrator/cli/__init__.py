@@ -20,7 +20,7 @@ import click
 
 from cluster.settings import set_before_ray
 from orchestrator.cli.clusters import cluster
-from orchestrator.cli.common import placed
+from orchestrator.cli.common import cluster_of, placed
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
 from orchestrator.signals import end_by_exception
@@ -67,11 +67,16 @@ def main() -> None:
 
 @main.command()
 @click.option("--data", type=click.Path(path_type=Path), help="Folder with task files.")
-def doctor(data: Path | None) -> None:
+@click.option("--on", type=click.Path(path_type=Path), help="Cluster file, for its firewall rule.")
+def doctor(data: Path | None, on: Path | None) -> None:
     """Say what this machine has, what it lacks, and how to get it."""
-    from orchestrator.doctor import examine
+    from cluster.firewall import network_of
 
-    findings = examine(data)
+    network = network_of(cluster_of(on))
+
+    from orchestrator.doctor import Finding, examine
+
+    findings = [*examine(data), Finding("network", network)]
     for finding in findings:
         click.echo(str(finding))
     if any(finding.is_missing for finding in findings):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from machines import Bench, Machine, until, words
@@ -179,6 +183,39 @@ def test_nobody_joins_without_the_token(bench: Bench, rack: Path) -> None:
     assert not any(token in line for line in processes(bench))
     modes = head.run("stat", "-c", "%a", place).stdout
     assert modes == "600\n"
+
+
+def test_ray_alone_listens_everywhere_and_a_firewall_keeps_strangers_away(
+    bench: Bench, rack: Path
+) -> None:
+    """The stranger is the machine that runs this test: the bench's bridge is its own interface."""
+    head, other = bench.machines[:2]
+    for machine in bench.machines:
+        for line in machine.run("ss", "-Hltnp").stdout.splitlines():
+            place = line.split()[3].rpartition(":")[0].strip("[]")
+            is_ray = re.search(r'"(raylet|gcs_server|ray::)', line)
+            assert is_ray or place in (machine.address, "127.0.0.1", "::1"), line
+        shut = machine.run("sh", "-c", f"stat -c %a {Path('/tmp')}/tinyattn-{os.geteuid()}").stdout
+        assert shut == "700\n"
+
+    def reaches(run: Callable[..., Any]) -> bool:
+        code = f"import socket; socket.create_connection(('{head.address}', 6379), 2)"
+        return bool(run([sys.executable, "-c", code]).returncode == 0)
+
+    def from_here(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(command, check=False, capture_output=True)
+
+    assert reaches(from_here)
+    said = head.run(*words("doctor", "--on", rack), check=False).stdout
+    rule = said[said.index("nft '") :].splitlines()[0]
+    if shutil.which("nft") is None:
+        pytest.skip("needs nftables")
+    for _ in range(2):  # the second time changes nothing
+        head.run("sh", "-c", rule)
+    assert head.run("nft", "list", "ruleset").stdout.count(" drop") == 2
+    assert not reaches(from_here)
+    assert reaches(lambda command: other.run(*command, check=False))
+    assert head.run(*words("cluster", "status", rack)).stdout.count(": up") == 3
 
 
 def mlflow_login(head: Machine) -> dict[str, str]:

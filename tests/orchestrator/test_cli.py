@@ -586,6 +586,7 @@ def test_doctor_names_what_is_here(here: Path, monkeypatch: pytest.MonkeyPatch) 
     assert result.exit_code == 0, result.output
     assert "agreement" in result.stdout
     assert "rte" in result.stdout
+    assert "network   sweeps here listen on loopback alone" in result.stdout
     result = run("doctor", "--data", here / "nowhere")
     assert result.exit_code == 1
     assert f"missing tasks     {here / 'nowhere'} is not there" in result.stdout

@@ -1,0 +1,73 @@
+"""The firewall rule that keeps strangers from what Ray opens on the machines of a cluster.
+
+Ray listens on all interfaces there. Whoever connects without the cluster's token is refused, but by
+Ray's own code; and the collectives of trials with several ranks have no secret at all.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+
+import psutil
+
+from cluster.config import Cluster, Kubernetes, Slurm, address_of
+
+_OF_WORKERS = "10002-19999"
+"""Ports that `ray start` gives to workers and drivers; all others but the head's are the system's
+choice."""
+
+
+def network_of(cluster: Cluster | None) -> str:
+    """What listens where, and how others are kept away: for this machine, or for a cluster's."""
+    if cluster is None:
+        return (
+            "sweeps here listen on loopback alone; on a cluster Ray listens on all interfaces and "
+            "demands its token: add --on FILE for the firewall rule that keeps others away"
+        )
+    says = f"Ray of {cluster.name} listens on all interfaces and demands its token; "
+    if isinstance(cluster.launch, Kubernetes):
+        return says + "a NetworkPolicy of its namespace keeps others away"
+    return says + f"as root on each machine, this keeps others away: {rule_of(cluster)}"
+
+
+def rule_of(cluster: Cluster) -> str:
+    """The command that has a machine drop connections to Ray's ports from outside a cluster."""
+    known = {4: list[str](), 6: list[str]()}
+    for source in _sources(cluster):
+        known[ipaddress.ip_network(source).version].append(source)
+    ports = f"{{ {cluster.port}, {_OF_WORKERS}, {_of_system()} }}"
+    parts = [
+        "add table inet tinyattn",
+        "add chain inet tinyattn input { type filter hook input priority 0; }",
+        "flush chain inet tinyattn input",  # of an earlier call
+    ]
+    for version, header in ((4, "ip"), (6, "ip6")):
+        inside = ", ".join(known[version])
+        others = f"{header} saddr != {{ {inside} }}" if inside else f"meta nfproto ipv{version}"
+        parts.append(
+            f'add rule inet tinyattn input iif != "lo" ct state new {others} tcp dport {ports} drop'
+        )
+    return f"nft '{'; '.join(parts)}'"
+
+
+def _sources(cluster: Cluster) -> list[str]:
+    """Addresses of a cluster's machines; with Slurm, whose nodes come and go, the network of its
+    head."""
+    head = address_of(cluster.head.host)
+    if not isinstance(cluster.launch, Slurm):
+        return [address_of(machine.host) for machine in cluster.machines]
+    for interface in psutil.net_if_addrs().values():
+        for found in interface:
+            if found.address == head and found.netmask and "." in head:
+                return [str(ipaddress.ip_interface(f"{head}/{found.netmask}").network)]
+    return [head]
+
+
+def _of_system() -> str:
+    """The ports from which this system chooses where a program names none."""
+    try:
+        first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    except (OSError, ValueError):
+        return "32768-60999"
+    return f"{first}-{last}"
