@@ -13,7 +13,7 @@ from orchestrator.definition import Definition
 from orchestrator.home import REQUESTS, STOP_ALL, Home
 from orchestrator.journal import Past, read_journal
 from orchestrator.ranking import best_of, no_candidate, passed_over, standing_of
-from orchestrator.store import SweepRecord, TrialRecord
+from orchestrator.store import SweepRecord, TrialRecord, protocol_words
 from orchestrator.view import brief, clock, short
 from tinyattn.errors import TinyAttnError, UsageError
 
@@ -34,7 +34,8 @@ class Status:
         sweep = self.sweep
         return "\n".join(
             [
-                f"sweep    {sweep.name}: {sweep.task} on {sweep.plm}, protocol {sweep.protocol}",
+                f"sweep    {sweep.name}: {sweep.task} on {sweep.plm}, protocol "
+                f"{protocol_words(sweep.protocol, sweep.carve)}",
                 f"state    {self._state()}",
                 f"trials   {self._counts(self._searched)}",
                 *([f"finalize {self._counts(self._finalizing)}"] if self._finalizing else []),

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 import search_spaces
 from orchestrator.config import Sweep, apply_overrides, check, load_sweep
 from tinyattn.atomic import write_text
-from tinyattn.config import StrictModel, build
+from tinyattn.config import FIRST_VERSIONS, StrictModel, build, stored_config
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 from tinyattn.outside import UnfitError, parse_json, read_text, reason
 
@@ -86,9 +86,11 @@ class Definition(StrictModel):
             raise StorageError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
         except (OSError, UnfitError) as error:
             raise StorageError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
-        if found.resolved.get("name") != name:
+        train = found.resolved.get("train")
+        if found.resolved.get("name") != name or not isinstance(train, dict):
             raise StorageError(f"{path}: is not the definition of sweep '{name}'; restore a copy")
-        return found
+        resolved = {**found.resolved, "train": stored_config(train)}
+        return found.model_copy(update={"resolved": resolved})
 
     def write(self, folder: Path) -> None:
         """Write the file as a whole or not at all."""
@@ -113,6 +115,8 @@ class Definition(StrictModel):
         if self.origin is None:
             return
         overrides = {**self.origin.overrides, "name": self.resolved["name"]}
+        # A file that names no version means the newest; the sweep goes on with its own.
+        overrides |= {key: self.resolved["train"][key] for key in FIRST_VERSIONS}
         try:
             now = load_sweep(self.origin.file, overrides).model_dump(mode="json")
         except TinyAttnError as error:

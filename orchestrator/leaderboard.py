@@ -1,7 +1,8 @@
 """Reads MLflow and ranks: trials of a task, tasks of the GLUE suite.
 
 Scores rank only among trials of one task, protocol and PLM: the protocol `paper` selects on the
-official dev set, `heldout` on a split carved from train, and the two do not compare.
+official dev set, `heldout` on a split carved from train, and the two do not compare; nor do splits
+that different versions of the carve made.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rich.text import Text
 
 from orchestrator.paper import paper_score
 from orchestrator.ranking import standing_of
-from orchestrator.store import Store, TrialRecord
+from orchestrator.store import Store, TrialRecord, protocol_words
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""
@@ -76,6 +77,8 @@ class Row:
     run_id: str
     by_user: bool = False
     """Whether the user stopped it: it is no candidate, whatever its score."""
+    carve: int | None = None
+    """Version of the carve that made the rows to select on or dev; None: none were carved."""
 
     @property
     def parameters(self) -> int:
@@ -111,23 +114,23 @@ def leaderboard(store: Store, task: str | None = None, sweeps: Sequence[str] = (
         UsageError: there is no such sweep.
     """
     chosen = [store.find_sweep(name) for name in sweeps] or store.sweeps(task)
-    groups: dict[tuple[str, str, str], list[TrialRecord]] = defaultdict(list)
+    groups: dict[tuple[str, str, int, str], list[TrialRecord]] = defaultdict(list)
     for trial in (t for s in chosen for t in store.trials_of(s)):
         if task is None or trial.task == task:
-            groups[trial.task, trial.protocol, trial.plm].append(trial)
+            groups[trial.task, trial.protocol, -(trial.carve or 0), trial.plm].append(trial)
     return [row for key in sorted(groups) for row in _ranked(groups[key])]
 
 
 def suites(rows: Iterable[Row]) -> list[Suite]:
     """Return a suite for each PLM and protocol that has a ranked trial of a GLUE task."""
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
     for row in rows:
         if row.task in GLUE and row.rank is not None:
-            groups[row.plm, row.protocol].append(row)
-    return [_suite(*key, groups[key]) for key in sorted(groups)]
+            groups[row.plm, row.protocol, -(row.carve or 0)].append(row)
+    return [_suite(groups[key]) for key in sorted(groups)]
 
 
-def _suite(plm: str, protocol: str, rows: Iterable[Row]) -> Suite:
+def _suite(rows: Sequence[Row]) -> Suite:
     """Return the best row of each task, chosen by selection score, and the mean over tasks."""
     best: dict[str, Row] = {}
     for row in rows:
@@ -137,8 +140,8 @@ def _suite(plm: str, protocol: str, rows: Iterable[Row]) -> Suite:
     scored = [row for row in found if row.dev is not None]
     known = [row.paper for row in scored if row.paper is not None]
     return Suite(
-        plm=plm,
-        protocol=protocol,
+        plm=rows[0].plm,
+        protocol=protocol_words(rows[0].protocol, rows[0].carve),
         rows=found,
         missing=[task for task in GLUE if task not in {row.task for row in scored}],
         average=_points(row.dev for row in scored if row.dev is not None),
@@ -241,6 +244,7 @@ def _row(trial: TrialRecord, place: int, paper: float | None) -> Row:
         task=trial.task,
         plm=trial.plm,
         protocol=trial.protocol,
+        carve=trial.carve,
         score=trial.best_score,
         heldout=trial.heldout_score,
         paper=paper,
@@ -289,7 +293,7 @@ def _short_plm(plm: str) -> str:
 
 
 def _protocol(row: Row) -> str:
-    return "paper (dev)" if row.protocol == "paper" else row.protocol
+    return protocol_words("paper (dev)" if row.protocol == "paper" else row.protocol, row.carve)
 
 
 def _points(shares: Iterable[float]) -> float | None:

@@ -27,6 +27,7 @@ from orchestrator.preflight import (
 from orchestrator.space import count
 from tinyattn.errors import ConfigError, StorageError, TinyAttnError, UsageError
 from tinyattn.tasks import find_task
+from tinyattn.tasks.tokens import parted_words
 from tinyattn.workshop import Workshop
 
 TABLE_3 = {
@@ -118,6 +119,8 @@ class Plan:
                 f"{facts.heldout_rows:,}; {facts.mean_length:.0f} tokens a row, "
                 f"{facts.truncated_rows:,} rows cut to {sweep.train.max_length}",
             )
+            if facts.parted_rows:
+                lines.insert(2, f"beware      {parted_words(facts.parted_rows)}")
         else:
             lines.append("assumed     rows and lengths, since they could not be counted here")
         if self.missing:

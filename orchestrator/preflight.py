@@ -21,6 +21,7 @@ from tinyattn.evaluation import evaluation_steps
 from tinyattn.model import AdaptedModel, Counts
 from tinyattn.placement import select_layers
 from tinyattn.plm import empty_plm
+from tinyattn.tasks import Task
 from tinyattn.workshop import Workshop
 
 LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")
@@ -47,6 +48,10 @@ class Facts:
     primary_metric: str
     plm_fingerprint: str
     data_fingerprint: str
+    carve: int | None
+    """Version of the carve that makes the rows to select on or dev; None: none are carved."""
+    parted_rows: int
+    """Carved rows that have their like in training."""
     train_rows: int
     select_rows: int
     heldout_rows: int
@@ -85,6 +90,8 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
         primary_metric=data.task.metrics[0],
         plm_fingerprint=plm.fingerprint,
         data_fingerprint=data.fingerprint,
+        carve=sweep.train.carve_version if _is_carved(sweep, data.task) else None,
+        parted_rows=data.parted,
         train_rows=len(data.train),
         select_rows=len(data.select),
         heldout_rows=0 if data.heldout is None else len(data.heldout),
@@ -92,6 +99,10 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
         mean_length=float(np.diff(data.train.flat().offsets).mean()),
         evaluations=max_evaluations(sweep, len(data.train)),
     )
+
+
+def _is_carved(sweep: Sweep, task: Task) -> bool:
+    return sweep.train.protocol == "heldout" or task.splits.validation is None
 
 
 def max_evaluations(sweep: Sweep, train_rows: int) -> int:

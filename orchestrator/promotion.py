@@ -16,7 +16,7 @@ from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
 from orchestrator.store import TrialRecord
 from tinyattn.batches import labels_of
 from tinyattn.checkpoint import CONFIG_FILE
-from tinyattn.config import TrainConfig, build, set_dotted
+from tinyattn.config import TrainConfig, build, set_dotted, stored_config
 from tinyattn.data import read_rows
 from tinyattn.errors import UsageError
 from tinyattn.predict import MixedPredictor, Predictor
@@ -56,7 +56,7 @@ def config_of(trial: TrialRecord) -> TrainConfig:
     raw: dict[str, Any] = {}
     for key, value in trial.config.items():
         set_dotted(raw, key, value)
-    return build(TrainConfig, raw, f"run {trial.run_id}")
+    return build(TrainConfig, stored_config(raw), f"run {trial.run_id}")
 
 
 def predict_mixed(

@@ -25,7 +25,7 @@ from orchestrator.leaderboard import Row, leaderboard, short_config
 from orchestrator.outcome import BY_USER, Outcome
 from orchestrator.ranking import standing_of
 from orchestrator.search import importances
-from orchestrator.store import Store, SweepRecord, TrialRecord
+from orchestrator.store import Store, SweepRecord, TrialRecord, protocol_words
 from orchestrator.tracking import Tracker
 from tinyattn.atomic import write_output, write_text
 from tinyattn.errors import StorageError, UsageError
@@ -155,7 +155,8 @@ def _page(
 ) -> str:
     template = Template(Path(__file__).with_name("report.html").read_text("utf-8"))
     outcome = sweep.outcome.value if sweep.outcome else "running"
-    about = [sweep.task, sweep.plm, f"protocol {sweep.protocol}", outcome]
+    protocol = f"protocol {protocol_words(sweep.protocol, sweep.carve)}"
+    about = [sweep.task, sweep.plm, protocol, outcome]
     about.append(f"commit {sweep.tags.get('commit', 'unknown')[:12]}")
     return template.substitute(
         title=escape(f"Sweep {sweep.name}"),

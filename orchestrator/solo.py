@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tinyattn.atomic import replace_folder
-from tinyattn.config import TrainConfig
+from tinyattn.checkpoint import read_state
+from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 from tinyattn.evaluation import Evaluation
+from tinyattn.tasks.tokens import parted_words
 from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
 
@@ -31,6 +34,8 @@ def train_alone(
         UsageError: `resume` without an output, or the request does not fit.
     """
     state = _state_folder(output, resume)
+    if resume and state is not None:
+        config = _with_versions_of(state, config)
     workshop = Workshop(data_dir)
     with contextlib.closing(Trainer(config, workshop)) as trainer:
         counts = trainer.counts()
@@ -39,6 +44,8 @@ def train_alone(
             f"{counts.classifier:,} classifier parameters, the PLM's {counts.plm:,} are frozen; "
             f"{len(trainer.data.train):,} rows, {trainer.total_steps:,} steps"
         )
+        if trainer.data.parted:
+            say(f"beware: {parted_words(trainer.data.parted)}")
         if resume and state is not None:
             trainer.restore(state)
         elif output is not None:
@@ -69,6 +76,12 @@ def _state_folder(output: Path | None, resume: bool) -> Path | None:
     if not resume and output.exists() and any(_entries(output)):
         raise NameTakenError(f"{output} is not empty; choose another --output, or add --resume")
     return state
+
+
+def _with_versions_of(state: Path, config: TrainConfig) -> TrainConfig:
+    """The configuration with the versions of carve and tokens that the training began with."""
+    begun = stored_config(json.loads(read_state(state)["config"]))
+    return config.with_overrides({key: begun[key] for key in FIRST_VERSIONS})
 
 
 def _entries(folder: Path) -> Iterator[Path]:

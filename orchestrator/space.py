@@ -19,7 +19,7 @@ Point = Mapping[str, Any]
 """Values for keys of a space, as in `{"optimizer.lr": 6.8e-4}`."""
 
 _MOST_FAULTS = 20  # of one message
-FIXED_KEYS = ("task", "plm", "protocol")
+FIXED_KEYS = ("task", "plm", "protocol", "carve_version", "token_version")
 """Keys that hold for a whole sweep: scores of different tasks or protocols do not compare."""
 
 

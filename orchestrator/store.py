@@ -35,6 +35,7 @@ from mlflow.exceptions import MlflowException
 from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator.outcome import Outcome
+from tinyattn.config import TrainConfig, stored_config
 from tinyattn.errors import StorageError, UsageError, did_you_mean
 from tinyattn.tasks import find_task
 
@@ -74,6 +75,11 @@ class SweepRecord:
     tags: dict[str, str]
     """Tags of the project, without their prefix."""
 
+    @property
+    def carve(self) -> int | None:
+        """Version of the carve that made its rows; None: no rows were carved."""
+        return carve_of(self.protocol, self.tags)
+
 
 @dataclass(frozen=True)
 class TrialRecord:
@@ -101,6 +107,11 @@ class TrialRecord:
     """Tags of the project, without their prefix."""
     end_time: int | None = None
     """Milliseconds since 1970; None while it runs."""
+
+    @property
+    def carve(self) -> int | None:
+        """Version of the carve that made its rows; None: no rows were carved."""
+        return carve_of(self.protocol, self.tags)
 
     @property
     def score(self) -> float | None:
@@ -257,8 +268,9 @@ class Store:
         ]
 
     def sweep_config(self, sweep: SweepRecord) -> dict[str, Any]:
-        """Return the resolved sweep file."""
-        return self._read_json(sweep.run_id, "sweep.json")
+        """Return the resolved sweep file, with the versions that it ran with."""
+        found = self._read_json(sweep.run_id, "sweep.json")
+        return {**found, "train": stored_config(found.get("train", {}))}
 
     def download(self, run_id: str, path: str, destination: Path) -> Path:
         """Copy a run's artifact, file or folder, under `destination`; return the copy's path."""
@@ -384,6 +396,18 @@ def _trial_record(run: Run) -> TrialRecord:
         tags=tags,
         end_time=run.info.end_time,
     )
+
+
+def carve_of(protocol: str, tags: Mapping[str, str]) -> int | None:
+    """Return the version that tags name, or the first one, of runs made before it was named."""
+    first = "1" if protocol == "heldout" else None
+    return None if (version := tags.get("carve", first)) is None else int(version)
+
+
+def protocol_words(protocol: str, carve: int | None) -> str:
+    """Name a protocol, and the version of its carve where that is not the newest."""
+    newest = TrainConfig.model_fields["carve_version"].default
+    return protocol if carve in (None, newest) else f"{protocol} v{carve}"
 
 
 def _outcome(tags: Mapping[str, str]) -> Outcome | None:

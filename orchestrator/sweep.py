@@ -178,7 +178,9 @@ def sweep_as_it_ran(tracker: Tracker, name: str, overrides: Mapping[str, Any]) -
 
 def run_tags(facts: Facts) -> dict[str, str]:
     """What every run of the sweep records of its origin."""
+    carve = {} if facts.carve is None else {"carve": str(facts.carve)}
     return {
+        **carve,
         "data_fingerprint": facts.data_fingerprint,
         "plm_fingerprint": facts.plm_fingerprint,
         "train_rows": str(facts.train_rows),

@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from tinyattn.atomic import replace_folder
-from tinyattn.config import AdapterConfig, StrictModel
+from tinyattn.config import AdapterConfig, StrictModel, unnamed
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.outside import UnfitError, parse_json, read_bytes, read_text, reason
 
@@ -59,6 +59,10 @@ class TaskCard(StrictModel):
     metrics: tuple[Name, ...] = Field(min_length=1, max_length=100)
     label_column: Name = "label"
     max_length: int = Field(ge=8, le=1_000_000)
+    carve_version: Literal[1, 2] = 1
+    """Of the rows that it was trained on; cards written before there were versions name none."""
+    token_version: Literal[1, 2] = 1
+    """Of tokenising: it is used on tokens as it was trained on."""
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -97,7 +101,9 @@ class AdapterCard(StrictModel):
 
     def sealed(self) -> Self:
         """Return a copy with the right `card_sha256`."""
-        blank = self.model_copy(update={"card_sha256": ""}).model_dump_json()
+        # Cards written before there were versions were sealed without them.
+        hidden = {"task": set() if self.task is None else unnamed(self.task)}
+        blank = self.model_copy(update={"card_sha256": ""}).model_dump_json(exclude=hidden)
         digest = hashlib.sha256(blank.encode()).hexdigest()
         return self.model_copy(update={"card_sha256": digest})
 

@@ -120,6 +120,12 @@ class TrainConfig(StrictModel):
     protocol: Literal["paper", "heldout"] = "heldout"
     """paper: select on the official dev set, as the paper does; heldout: select on a split carved
     from train and keep dev for the report."""
+    carve_version: Literal[1, 2] = 2
+    """Version of carving: 2 keeps rows with like texts together; 1, of sweeps begun before there
+    were versions, rows with identical texts."""
+    token_version: Literal[1, 2] = 2
+    """Version of tokenising: 2 has segments and separators for all PLMs, and leaves special tokens
+    that stand in a text as text; 1, of sweeps begun before there were versions, does not."""
     adapter: AdapterConfig = AdapterConfig()
     """The adapters."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -159,12 +165,27 @@ class TrainConfig(StrictModel):
 
     def identity(self, data_fingerprint: str, commit: str) -> str:
         """Return 16 hex digits that name this trial: config, data and code, never a file name."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        content = json.dumps(self.model_dump(mode="json", exclude=unnamed(self)), sort_keys=True)
         return hashlib.sha256(f"{content}\n{data_fingerprint}\n{commit}".encode()).hexdigest()[:16]
 
 
 MOST_FAULTS = 20
 """Lines of one message."""
+
+FIRST_VERSIONS = {"carve_version": 1, "token_version": 1}
+"""Versions of a stored configuration that names none."""
+
+
+def unnamed(model: BaseModel) -> set[str]:
+    """Return the versions of a model that files written before there were versions do not name."""
+    return {key for key, first in FIRST_VERSIONS.items() if getattr(model, key) == first}
+
+
+def stored_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a TrainConfig's data from a file or run, with the versions that it was made with."""
+    return {**FIRST_VERSIONS, **data}
+
+
 Model = TypeVar("Model", bound=BaseModel)
 
 

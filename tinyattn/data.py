@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from tinyattn.errors import ConfigError, StorageError, TaskError
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.cache import Stored, stored_splits
+from tinyattn.tasks.carve import Carved
 from tinyattn.tasks.files import read_file
 from tinyattn.tasks.rows import check_rows
 from tinyattn.tasks.sources import find_source
@@ -31,6 +33,8 @@ def load_data(
     protocol: Literal["paper", "heldout"],
     max_length: int,
     max_train_rows: int | None,
+    carve_version: int = 2,
+    token_version: int = 2,
     data_dir: Path | None = None,
 ) -> TaskData:
     """Find, check, tokenise and split a task's rows.
@@ -42,6 +46,8 @@ def load_data(
             and keeps dev for the report. Carved rows do not depend on any trial.
         max_length: tokens per row; of longer texts the longer one of a pair is cut first.
         max_train_rows: fixed random subset of the training rows, taken after carving; None: all.
+        carve_version: see `tinyattn.tasks.carve`.
+        token_version: see `tinyattn.tasks.tokenise`.
         data_dir: folder with `glue/<task>/<split>.jsonl` and so on, before TINYATTN_DATA.
 
     Raises:
@@ -52,7 +58,8 @@ def load_data(
     if protocol not in ("paper", "heldout"):
         raise ConfigError(f"protocol '{protocol}' came, allowed are paper, heldout")
     stored = stored_splits(task, tokenizer, max_length, find_source(task, data_dir))
-    left, select, dev = _divide(task, stored, protocol)
+    carved = stored.carved[str(carve_version)]
+    left, select, dev = _divide(task, stored, protocol, carved)
     rows = stored.splits[task.splits.train].rows
     train = as_split(rows, "train", _subset(left, max_train_rows))
     extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
@@ -66,22 +73,25 @@ def load_data(
         extra=extra,
         fingerprint=stored.fingerprint,
         truncated=sum(split.truncated for split in used),
+        parted=sum(carved[split.name].parted for split in used if split.name in carved),
     )
 
 
-def _divide(task: Task, stored: Stored, protocol: str) -> tuple[np.ndarray, Split, Split]:
+def _divide(
+    task: Task, stored: Stored, protocol: str, carved: Mapping[str, Carved]
+) -> tuple[np.ndarray, Split, Split]:
     """Numbers of the training rows, the rows to select on, and dev or what is carved for it."""
     rows = stored.splits[task.splits.train].rows
     left = np.arange(len(rows))
-    if task.splits.validation is None:
-        dev = as_split(rows, "validation", stored.carved["validation"])
-        left = np.setdiff1d(left, stored.carved["validation"])
-    else:
-        dev = stored.splits[task.splits.validation]
-    select = dev
-    if protocol == "heldout":
-        select = as_split(rows, "select", stored.carved["select"])
-        left = np.setdiff1d(left, stored.carved["select"])
+
+    def take(name: str) -> Split:
+        nonlocal left
+        left = np.setdiff1d(left, np.concatenate([carved[name].rows, carved[name].unused]))
+        return as_split(rows, name, carved[name].rows)
+
+    validation = task.splits.validation
+    dev = take("validation") if validation is None else stored.splits[validation]
+    select = take("select") if protocol == "heldout" else dev
     if not (len(left) and len(select) and len(dev)):
         raise TaskError(
             f"task '{task.name}': {len(rows)} training rows came, too few to carve others from"

@@ -49,7 +49,9 @@ class Predictor:
         self.card: AdapterCard = read_card(folder)
         if self.card.task is None or self.card.num_outputs is None:
             raise AdapterError(f"{folder}: this adapter has no classifier, so it predicts nothing")
-        self.task = Task(**self.card.task.model_dump(exclude={"max_length"}))
+        self.task = Task(
+            **self.card.task.model_dump(exclude={"max_length", "carve_version", "token_version"})
+        )
         workshop = workshop or Workshop()
         self.plm = workshop.plm(plm or self.card.plm.name, self.card.plm.precision)
         self.device = workshop.device

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from tinyattn.batches import Batches, batches_of, epoch_order
 from tinyattn.bottom import Bottom, bottom_of
 from tinyattn.checkpoint import TaskCard, read_card, read_state, write_state
-from tinyattn.config import TrainConfig
+from tinyattn.config import TrainConfig, unnamed
 from tinyattn.engine import build_engine, load_optimizer, save_optimizer
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
 from tinyattn.evaluation import Evaluation, evaluation_steps
@@ -376,7 +376,7 @@ class Trainer:
                 folder,
                 self.plm,
                 name=self.name,
-                task=task_card(self.task, self.config.max_length),
+                task=task_card(self.task, self.config),
                 scores=scores,
                 lineage={"config": config, **(lineage or {})},
             )
@@ -417,7 +417,7 @@ class _Own(nn.Module):
 
 def _mathematics(config: TrainConfig) -> str:
     """What a state may not differ in: all but how batches are cut into passes."""
-    return config.model_dump_json(exclude={"micro_batch_size"})
+    return config.model_dump_json(exclude={"micro_batch_size", *unnamed(config)})
 
 
 def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -427,7 +427,7 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
-def task_card(task: Task, max_length: int) -> TaskCard:
+def task_card(task: Task, config: TrainConfig) -> TaskCard:
     """What an adapter folder records of its task."""
     return TaskCard(
         name=task.name,
@@ -436,7 +436,9 @@ def task_card(task: Task, max_length: int) -> TaskCard:
         score_range=task.score_range,
         metrics=task.metrics,
         label_column=task.label_column,
-        max_length=max_length,
+        max_length=config.max_length,
+        carve_version=config.carve_version,
+        token_version=config.token_version,
     )
 
 

@@ -96,7 +96,10 @@ class Workshop:
                 f"max_length is {config.max_length}, but {config.plm} takes at most "
                 f"{plm.max_positions} tokens; set max_length={plm.max_positions} or less"
             )
-        key = (config.task, config.plm, config.protocol, config.max_length, config.max_train_rows)
+        key = (
+            *(config.task, config.plm, config.protocol, config.carve_version, config.token_version),
+            *(config.max_length, config.max_train_rows),
+        )
 
         def load() -> TaskData:
             return self._load_data(config, plm)
@@ -116,6 +119,8 @@ class Workshop:
             protocol=config.protocol,
             max_length=config.max_length,
             max_train_rows=config.max_train_rows,
+            carve_version=config.carve_version,
+            token_version=config.token_version,
             data_dir=self.data_dir,
         )
 

@@ -35,13 +35,13 @@ class Sweeps:
         params: tuple[int, int] = (98_304, 2_050),
         adapter: bool = False,
         overrides: dict[str, object] | None = None,
+        carve: str | None = None,
     ) -> str:
         """Run a trial through its evaluations; outcome None leaves it running."""
         searched = {"optimizer.lr": lr, **(overrides or {})}
         config = TrainConfig(**self.settings).with_overrides(searched)
-        self.tracker.start_trial(
-            trial_id, config=config, params=searched, tags={"identity": f"id-{trial_id}"}, kind=kind
-        )
+        tags = {"identity": f"id-{trial_id}"} | ({} if carve is None else {"carve": carve})
+        self.tracker.start_trial(trial_id, config=config, params=searched, tags=tags, kind=kind)
         for index in range(1, len(scores) + 1):
             self.tracker.log_evaluation(
                 trial_id,

@@ -300,3 +300,18 @@ def test_an_empty_store_gives_an_empty_table(sweeps: Sweeps) -> None:
     assert suites([]) == []
     assert json.loads(to_json([])) == []
     _text(render([]))
+
+
+def test_carves_of_different_versions_rank_apart_and_say_which(sweeps: Sweeps) -> None:
+    sweeps.start("before", task="rte")  # no tag: begun before there were versions
+    sweeps.trial("b1", [0.9], heldout=0.7)
+    sweeps.start("now", task="rte")
+    sweeps.trial("n1", [0.8], heldout=0.8, carve="2")
+    rows = leaderboard(sweeps.tracker)
+    assert [(row.trial, row.carve, row.rank) for row in rows] == [("n1", 2, 1), ("b1", 1, 1)]
+    text = _text(render(rows))
+    assert text.count("heldout v1") == 1
+    assert [found.protocol for found in suites(rows)] == ["heldout", "heldout v1"]
+    sweeps.start("published", task="rte", protocol="paper")
+    sweeps.trial("p1", [0.9])
+    assert [row.carve for row in leaderboard(sweeps.tracker)] == [2, 1, None]

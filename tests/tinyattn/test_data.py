@@ -130,13 +130,6 @@ def test_heldout_protocol_carves_from_train_and_keeps_dev(tmp_path: Path) -> Non
     assert Counter(data.select.rows["label"]) == {0: 60, 1: 140}  # 30 % of class 0, as in all
 
 
-@pytest.mark.parametrize(("rows", "carved"), [(30_000, 2_000), (2_490, 249), (635, 100), (32, 8)])
-def test_size_of_the_carved_split(rows: int, carved: int) -> None:
-    from tinyattn.tasks.carve import carve
-
-    assert len(carve([0] * rows, list(range(rows)), seed=1)) == carved
-
-
 def test_carved_rows_never_have_their_like_in_train(tmp_path: Path) -> None:
     twice = sentences(300) + sentences(300)
     data = load("sst2", sst2(tmp_path, twice))

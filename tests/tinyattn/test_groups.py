@@ -47,7 +47,7 @@ def test_groups_are_those_of_a_comparison_of_all_pairs() -> None:
         for text in texts[:6]:
             words = text.split() or ["a"]
             first, at = draw.randrange(len(words)), draw.randrange(len(words))
-            changed = draw.choice([words[first:], words[:at] + ["z"] + words[at + 1 :]])
+            changed = draw.choice([words[first:], [*words[:at], "z", *words[at + 1 :]]])
             texts.append(" ".join(changed + draw.choices(letters, k=draw.randint(0, 2))))
         group = list(range(len(texts)))
         for i, j in itertools.combinations(range(len(texts)), 2):

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from tinyattn.config import (
+    FIRST_VERSIONS,
     AdapterConfig,
     OptimizerConfig,
     TrainConfig,
     build,
     parse_overrides,
+    stored_config,
 )
 from tinyattn.errors import ConfigError
 from tinyattn.yaml_files import parse_yaml, read_yaml
@@ -228,8 +230,19 @@ def test_identity_changes_with_every_key_the_data_and_the_commit() -> None:
     start = keys.pop("start")
     assert start is None
     for key, value in keys.items():
-        names.add(CONFIG.with_overrides({key: different(value)}).identity("data", "commit"))
+        other = 1 if key in FIRST_VERSIONS else different(value)
+        names.add(CONFIG.with_overrides({key: other}).identity("data", "commit"))
     for start_from in ("a", "b"):
         changed = CONFIG.with_overrides({"start.adapter": start_from})
         names.add(changed.identity("data", "commit"))
     assert len(names) == 3 + len(keys) + 2
+
+
+def test_a_configuration_stored_before_there_were_versions_keeps_its_name() -> None:
+    before = CONFIG.model_dump(mode="json", exclude={*FIRST_VERSIONS})
+    config = build(TrainConfig, stored_config(before), "run")
+    assert (config.carve_version, config.token_version) == (1, 1)
+    # Printed by commit 7513eb3, which knew no versions, for the same configuration.
+    assert config.identity("data", "commit") == "a7a3cb1cfd2c84ab"
+    assert CONFIG.carve_version == 2  # what nobody stored is new
+    assert build(TrainConfig, stored_config(CONFIG.model_dump()), "run") == CONFIG

@@ -23,14 +23,14 @@ from transformers import PreTrainedTokenizerBase
 from tinyattn.errors import StorageError
 from tinyattn.kept import CACHE_VARIABLE, cache_folder
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.carve import carve, carve_size
+from tinyattn.tasks.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.tasks.groups import Groups, group_rows
 from tinyattn.tasks.rows import GROUP, LABEL, check_rows, with_groups
 from tinyattn.tasks.sources import Source, digest_file
 from tinyattn.tasks.tokenise import as_split, tokenise, tokenizer_fingerprint
 from tinyattn.tasks.tokens import Split
 
-_FORMAT = 2  # part of the key: raise it when the same data must be tokenised or carved anew
+_FORMAT = 3  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
 
@@ -41,8 +41,9 @@ class Stored:
 
     splits: Mapping[str, Split]
     """All labelled splits by name."""
-    carved: Mapping[str, np.ndarray]
-    """Numbers of training rows that serve as `validation` (none if there is a file) or `select`."""
+    carved: Mapping[str, Mapping[str, Carved]]
+    """Version of carving -> training rows that serve as `validation` (if there is no file of it)
+    and as `select`."""
     fingerprint: str
     """16 hex digits of the rows' texts and labels."""
 
@@ -116,20 +117,25 @@ def _build(
         for split, place in source.places.items()
     }
     files = {split: f"{number}.arrow" for number, split in enumerate(checked)}
-    groups = {split: _groups(task, rows) for split, rows in checked.items()}
+    groups = {split: groups_of(task, rows) for split, rows in checked.items()}
     for split, rows in checked.items():
         grouped = with_groups(rows, groups[split].numbers)
         tokenise(grouped, task, tokenizer, max_length, name=split, file=folder / files[split])
     meta = {
         "fingerprint": _fingerprint(task, checked),
-        "carved": _carve(task, checked[task.splits.train]),
+        "carved": {
+            version: {name: _listed(carved) for name, carved in splits.items()}
+            for version, splits in carve_both(
+                task, checked[task.splits.train], groups[task.splits.train]
+            ).items()
+        },
         "files": {split: [name, digest_file(folder / name)] for split, name in files.items()},
     }
     shutil.rmtree(scratch, ignore_errors=True)
     (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
 
 
-def _groups(task: Task, rows: datasets.Dataset) -> Groups:
+def groups_of(task: Task, rows: datasets.Dataset) -> Groups:
     """The groups that the task names, else those of the rows' texts."""
     if GROUP in rows.column_names:
         _, numbers = np.unique(np.array(rows[GROUP][:]), return_inverse=True)
@@ -137,19 +143,38 @@ def _groups(task: Task, rows: datasets.Dataset) -> Groups:
     return group_rows([rows[column][:] for column in task.text_columns], carve_size(len(rows)))
 
 
-def _carve(task: Task, train: datasets.Dataset) -> dict[str, list[int]]:
-    """Numbers of the training rows that stand in for a missing dev file, and that select."""
-    texts = zip(*[train[column][:] for column in task.text_columns], strict=True)
-    groups = train[GROUP][:] if GROUP in train.column_names else list(texts)
-    classes = [0] * len(train) if task.is_regression else train[LABEL][:]
-    left = np.arange(len(train))
-    carved = {"validation": left[:0]}
+def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str, dict[str, Carved]]:
+    """Training rows that stand in for a missing dev file, and that select, of each version."""
+    texts = list(zip(*[train[column][:] for column in task.text_columns], strict=True))
+    named = train[GROUP][:] if GROUP in train.column_names else texts
+    classes = np.zeros(len(train), np.int64) if task.is_regression else np.array(train[LABEL][:])
+
+    def version_1(left: np.ndarray, seed: int) -> Carved:
+        return carve_texts(classes[left], [named[row] for row in left], seed)
+
+    def version_2(left: np.ndarray, seed: int) -> Carved:
+        return carve(classes[left], Groups(groups.numbers[left], groups.loose[left]), seed)
+
+    seeds = {"select": _SELECT_SEED}
     if task.splits.validation is None:
-        carved["validation"] = carve(classes, groups, _VALIDATION_SEED)
-        left = np.setdiff1d(left, carved["validation"])
-    chosen = carve([classes[i] for i in left], [groups[i] for i in left], _SELECT_SEED)
-    carved["select"] = left[chosen]
-    return {name: numbers.tolist() for name, numbers in carved.items()}
+        seeds = {"validation": _VALIDATION_SEED, **seeds}
+    found: dict[str, dict[str, Carved]] = {}
+    for version, carve_left in (("1", version_1), ("2", version_2)):
+        left, found[version] = np.arange(len(train)), {}
+        for name, seed in seeds.items():
+            carved = carve_left(left, seed)
+            own = Carved(left[carved.rows], left[carved.unused], carved.parted)
+            found[version][name] = own
+            left = np.setdiff1d(left, np.concatenate([own.rows, own.unused]))
+    return found
+
+
+def _listed(carved: Carved) -> list[Any]:
+    return [carved.rows.tolist(), carved.unused.tolist(), carved.parted]
+
+
+def _carved(rows: list[int], unused: list[int], parted: int) -> Carved:
+    return Carved(np.array(rows, np.int64), np.array(unused, np.int64), parted)
 
 
 def _fingerprint(task: Task, checked: Mapping[str, datasets.Dataset]) -> str:
@@ -171,7 +196,10 @@ def _open(folder: Path) -> Stored | None:
             if digest_file(folder / name) != digest:
                 return None
             splits[split] = as_split(datasets.Dataset.from_file(str(folder / name)), split)
-        carved = {name: np.array(rows, np.int64) for name, rows in meta["carved"].items()}
+        carved = {
+            version: {name: _carved(*listed) for name, listed in splits.items()}
+            for version, splits in meta["carved"].items()
+        }
         return Stored(splits, carved, meta["fingerprint"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

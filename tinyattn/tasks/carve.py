@@ -1,13 +1,36 @@
-"""Carve a selection split from training rows: the same rows for every trial."""
+"""Carve a selection split from training rows: the same rows for every trial.
+
+Version 2 keeps groups together (`groups.py`); version 1, of sweeps begun earlier, rows with
+identical texts. Scores on rows of different versions do not compare.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from tinyattn.tasks.groups import Groups
+
 _LARGEST = 2_000
+_MOST_OF_IT = 20
+"""A group is at most so small a part of a carved split, as long as there are others."""
+_UNUSED = 10
+"""Rows left out of all splits are at most so small a part of those carved."""
+
+
+@dataclass(frozen=True)
+class Carved:
+    """Rows taken from training."""
+
+    rows: np.ndarray
+    """Their numbers, sorted."""
+    unused: np.ndarray
+    """Numbers of rows to leave out of training too, for their like was carved."""
+    parted: int = 0
+    """How many of `rows` have their like in training all the same: there were no others."""
 
 
 def carve_size(num_rows: int) -> int:
@@ -15,33 +38,102 @@ def carve_size(num_rows: int) -> int:
     return min(max(num_rows // 10, min(100, num_rows // 4)), _LARGEST)
 
 
-def carve(classes: Sequence[int], groups: Sequence[Hashable], seed: int) -> np.ndarray:
-    """Return the sorted numbers of the carved rows, with the classes in their own proportion.
+def carve(classes: Sequence[int], groups: Groups, seed: int) -> Carved:
+    """Carve rows with the classes in their own proportion, and nothing like them left in training.
 
-    Rows of one group (the same text, the twins of a minimal pair) are taken together or not at
-    all, so that no carved row has its like in what remains.
+    Groups are taken as a whole, in random order, where their classes are still wanted; large ones
+    last. What is then missing comes from parts of groups, whose other rows are left unused as long
+    as they are few, then from rows whose like is in several groups: `parted` counts those.
 
     Args:
         classes: [N] class id of each row; all 0 where there are none.
-        groups: [N] what must not be parted.
+        groups: of the same rows.
         seed: which rows; never the seed of a trial.
     """
-    wanted = _quota(np.asarray(classes))
+    taking = _Taking(classes)
+    members = _members(groups.numbers.tolist())
+    # RandomState, because its streams never change with the version of numpy.
+    order = np.random.RandomState(seed).permutation(len(members))
+    shuffled = [members[index] for index in order]
+    whole = [rows for rows in shuffled if not groups.loose[rows].any()]
+    most = max(carve_size(len(classes)) // _MOST_OF_IT, 2)
+    whole.sort(key=lambda rows: max(len(rows), most))
+    taking.whole(whole)
+    unused = taking.parts(sorted(whole, key=len), carve_size(len(classes)) // _UNUSED)
+    clean = len(taking.rows)
+    taking.whole(rows for rows in shuffled if groups.loose[rows].any())
+    taking.parts(shuffled, len(classes))
+    return Carved(
+        rows=np.sort(np.array(taking.rows, dtype=np.int64)),
+        unused=np.sort(np.array(unused, dtype=np.int64)),
+        parted=len(taking.rows) - clean,
+    )
+
+
+def carve_texts(classes: Sequence[int], texts: Sequence[Hashable], seed: int) -> Carved:
+    """Carve as version 1 did: rows of equal `texts` are taken together or not at all."""
+    taking, members = _Taking(classes), _members(texts)
+    order = np.random.RandomState(seed).permutation(len(members))
+    taking.whole(members[index] for index in order)
+    return Carved(np.sort(np.array(taking.rows, dtype=np.int64)), np.empty(0, np.int64))
+
+
+class _Taking:
+    """Rows taken so far, and how many of each class are still wanted.
+
+    Attributes:
+        rows: their numbers.
+    """
+
+    def __init__(self, classes: Sequence[int]) -> None:
+        self.rows: list[int] = []
+        self._classes = classes
+        self._wanted = _quota(np.asarray(classes))
+        self._touched: set[int] = set()
+
+    def whole(self, groups: Iterable[list[int]]) -> None:
+        """Take groups all of whose rows are wanted."""
+        for rows in groups:
+            if not self._wanted.any():
+                break
+            if rows[0] in self._touched:
+                continue
+            theirs = np.bincount([self._classes[row] for row in rows], minlength=len(self._wanted))
+            if (theirs <= self._wanted).all():
+                self._take(rows, rows)
+
+    def parts(self, groups: Iterable[list[int]], most: int) -> list[int]:
+        """Take the rows of groups that are wanted; return the others, `most` at most."""
+        others: list[int] = []
+        for rows in groups:
+            if not self._wanted.any():
+                break
+            if rows[0] in self._touched:
+                continue
+            wanted = self._wanted.copy()
+            taken = []
+            for row in rows:
+                if wanted[self._classes[row]]:
+                    wanted[self._classes[row]] -= 1
+                    taken.append(row)
+            if taken and len(others) + len(rows) - len(taken) <= most:
+                self._take(rows, taken)
+                others += sorted({*rows} - {*taken})
+        return others
+
+    def _take(self, group: list[int], rows: list[int]) -> None:
+        self._touched.add(group[0])
+        self.rows += rows
+        for row in rows:
+            self._wanted[self._classes[row]] -= 1
+
+
+def _members(groups: Iterable[Hashable]) -> list[list[int]]:
+    """Numbers of the rows of each group, in the order in which the groups first come."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for row, group in enumerate(groups):
         members[group].append(row)
-    candidates = list(members.values())
-    taken: list[int] = []
-    # RandomState, because its streams never change with the version of numpy.
-    for index in np.random.RandomState(seed).permutation(len(candidates)):
-        rows = candidates[index]
-        theirs = np.bincount([classes[row] for row in rows], minlength=len(wanted))
-        if (theirs <= wanted).all():
-            wanted -= theirs
-            taken += rows
-        if not wanted.any():
-            break
-    return np.sort(np.array(taken, dtype=np.int64))
+    return list(members.values())
 
 
 def _quota(classes: np.ndarray) -> np.ndarray:

@@ -104,6 +104,16 @@ class TaskData:
     """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""
     truncated: int
     """Rows in these splits whose text was cut to max_length."""
+    parted: int = 0
+    """Carved rows that have their like among the training rows: too few rows have none."""
+
+
+def parted_words(rows: int) -> str:
+    """Say that carved rows have their like in training."""
+    return (
+        f"{rows:,} carved rows are like rows to train on, so their scores reward memory: too few "
+        "rows are unlike all others"
+    )
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

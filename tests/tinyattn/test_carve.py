@@ -1,0 +1,121 @@
+"""What a carve promises: size, class shares, and nothing in training that is like a carved row."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tinyattn.tasks.agreement import generate_splits
+from tinyattn.tasks.carve import Carved, carve, carve_size, carve_texts
+from tinyattn.tasks.groups import Groups, group_rows
+
+FIRST, AGREEMENT = ([0, 3, 6, 18], "b2155150a0d066a8"), "0fa39bdbe3d10719"
+
+
+def alone(count: int) -> Groups:
+    return Groups(np.arange(count), np.zeros(count, bool))
+
+
+def digest(carved: Carved) -> str:
+    return hashlib.sha256(str(carved.rows.tolist()).encode()).hexdigest()[:16]
+
+
+def carve_rows(columns: list[list[str]], classes: list[int]) -> tuple[Carved, np.ndarray]:
+    """A carve of texts, and the numbers of the rows left for training."""
+    groups = group_rows(columns, carve_size(len(classes)))
+    carved = carve(classes, groups, 525)
+    left = np.setdiff1d(np.arange(len(classes)), np.concatenate([carved.rows, carved.unused]))
+    assert len(carved.rows) == carve_size(len(classes))
+    assert not set(carved.rows) & set(carved.unused)
+    return carved, left
+
+
+@pytest.mark.parametrize(("rows", "size"), [(30_000, 2_000), (2_490, 249), (635, 100), (32, 8)])
+def test_size(rows: int, size: int) -> None:
+    assert len(carve([0] * rows, alone(rows), seed=1).rows) == size
+    assert len(carve_texts([0] * rows, range(rows), seed=1).rows) == size
+
+
+def test_the_first_version_carves_the_rows_it_always_did() -> None:
+    # Digest and rows were printed by the only version there was, at commit 7513eb3.
+    classes = [int(i % 10 >= 3) for i in range(2_000)]
+    carved = carve_texts(classes, [i % 1_900 for i in range(2_000)], 525)
+    assert (carved.rows[:4].tolist(), digest(carved)) == FIRST
+
+
+def test_named_groups_are_carved_alike_by_both_versions() -> None:
+    train = generate_splits()["train"]
+    labels, pairs = [int(label) for label in train["label"]], np.array(train["pair"], np.int64)
+    second = carve(labels, Groups(pairs, np.zeros(len(pairs), bool)), 525)
+    assert digest(carve_texts(labels, train["pair"], 525)) == digest(second) == AGREEMENT
+    assert (len(second.rows), len(second.unused), second.parted) == (300, 0, 0)
+
+
+def test_triples_of_a_premise_stay_together_at_the_full_size() -> None:
+    # Three hypotheses a premise, one of each class: 200 rows are no whole number of triples.
+    premises = [f"premise number {i // 3}" for i in range(2_001)]
+    hypotheses = [f"hypothesis {i} of them" for i in range(2_001)]
+    classes = [i % 3 for i in range(2_001)]
+    carved, left = carve_rows([premises, hypotheses], classes)
+    assert not {premises[i] for i in carved.rows} & {premises[i] for i in left}
+    assert sorted(Counter(classes[i] for i in carved.rows).values()) == [66, 67, 67]
+    assert carved.parted == 0
+    assert 0 < len(carved.unused) <= 4
+
+
+def test_large_groups_stay_in_training_while_there_are_others() -> None:
+    texts = [f"stock phrase of all these {i}" for i in range(500)]
+    texts += [f"{i} {i + 1} {i + 2}" for i in range(1_000, 6_000, 10)]
+    carved, _ = carve_rows([texts], [0] * 1_000)
+    assert carved.rows.min() >= 500
+    assert carved.parted == 0
+
+
+def test_class_shares_where_one_class_is_all_alike() -> None:
+    texts = [f"Dear Sir or Madam, I am writing to you about {i}" for i in range(300)]
+    texts += [f"{i} {i + 1} {i + 2}" for i in range(1_000, 8_000, 10)]
+    classes = [1] * 300 + [0] * 700
+    carved, _ = carve_rows([texts], classes)
+    assert Counter(classes[i] for i in carved.rows) == {0: 70, 1: 30}
+    assert carved.parted == 30  # and it is said
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [["the same text again"] * 400],
+        [[""] * 400],
+        [[f"yes no {i}" for i in range(400)], ["was it good?"] * 400],
+        [
+            [f"passage of words {i // 4}" for i in range(400)],
+            [f"aspect {i % 7}" for i in range(400)],
+        ],
+        [["yes", "no", "", "?", "maybe so"] * 80],
+        [["这部电影非常好看"] * 200 + ["不好"] * 200],
+        [["a b c d e f g"[: i % 14] for i in range(400)]],
+        [["x"] * 399 + [""]],
+    ],
+)
+@pytest.mark.parametrize("count", [4, 9, 40, 400])
+def test_no_texts_prevent_a_carve(columns: list[list[str]], count: int) -> None:
+    classes = [i % 3 for i in range(count)]
+    texts = [column[:count] for column in columns]
+    carved = carve(classes, group_rows(texts, carve_size(count)), 526)
+    left = set(range(count)) - {*carved.rows} - {*carved.unused}
+    assert carve_size(count) <= len(carved.rows) <= carve_size(count) + 3
+    assert len(left) >= count // 2
+    counts = Counter(classes[i] for i in carved.rows)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    rows = list(zip(*texts, strict=True))
+    if not {rows[i] for i in carved.rows} & {rows[i] for i in left}:
+        return
+    assert carved.parted > 0  # never in silence
+
+
+def test_a_carve_is_the_same_every_time_and_another_by_its_seed() -> None:
+    groups = alone(1_000)
+    first, again, other = (carve([0] * 1_000, groups, seed).rows for seed in (1, 1, 2))
+    assert first.tolist() == again.tolist() != other.tolist()
