@@ -13,6 +13,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from orchestrator.provenance import slug
+from orchestrator.reign import VACANT, renew
 from orchestrator.store import TAG, Store
 from tinyattn.errors import UsageError, did_you_mean
 
@@ -80,8 +81,8 @@ def rollback(store: Store, model: str) -> Champion:
             f"{model} version {current.version} is the first champion: there is none before it to "
             "return to"
         )
-    _write_history(store, model, history)
     store.client.set_registered_model_alias(model, ALIAS, str(history[-1]))
+    _begin_reign(store, model, history)
     return champion_of(store, model)
 
 
@@ -89,21 +90,40 @@ def move_alias(store: Store, model: str, version: int) -> None:
     """Give the alias to a version, and remember who had it."""
     before = holder(store, model)
     history = _history(store, model, int(before.version)) if before is not None else []
-    _write_history(store, model, [*history, version])
     store.client.set_registered_model_alias(model, ALIAS, str(version))
+    _begin_reign(store, model, [*history, version])
+
+
+def reigning(store: Store, model: str) -> ModelVersion | None:
+    """Return the version that holds the alias; note a move that the history lacks.
+
+    The alias itself is the truth: it may have been moved by hand in MLflow's page, or by somebody
+    who died before the history was written.
+    """
+    current = holder(store, model)
+    if current is not None and _noted(store, model)[-1:] != [int(current.version)]:
+        _begin_reign(store, model, _history(store, model, int(current.version)))
+    return current
+
+
+def _begin_reign(store: Store, model: str, history: list[int]) -> None:
+    """Give the last of the history, who holds the alias now, a budget that is whole."""
+    for version in (VACANT, history[-1]):
+        renew(store, model, version)
+    _write_history(store, model, history)
 
 
 def _history(store: Store, model: str, current: int) -> list[int]:
-    """Return the versions that held the alias up to the current one.
-
-    The alias itself is the truth: it may have been moved by hand in MLflow's page, or a crash may
-    have come between the two writes of `move_alias`.
-    """
-    tags = store.client.get_registered_model(model).tags
-    history: list[int] = json.loads(tags.get(_HISTORY, "[]"))
+    """Return the versions that held the alias up to the current one, the alias's holder."""
+    history = _noted(store, model)
     if current in history:
         return history[: len(history) - history[::-1].index(current)]
     return [*history, current]
+
+
+def _noted(store: Store, model: str) -> list[int]:
+    noted: list[int] = json.loads(store.client.get_registered_model(model).tags.get(_HISTORY, "[]"))
+    return noted
 
 
 def _write_history(store: Store, model: str, history: list[int]) -> None:

@@ -13,7 +13,7 @@ from orchestrator.definition import Definition
 from orchestrator.home import REQUESTS, STOP_ALL, Home
 from orchestrator.journal import Past, read_journal
 from orchestrator.ranking import best_of, no_candidate, passed_over, standing_of
-from orchestrator.store import SweepRecord, TrialRecord, protocol_words
+from orchestrator.store import FINAL_KINDS, SweepRecord, TrialRecord, protocol_words
 from orchestrator.view import brief, clock, short
 from tinyattn.errors import TinyAttnError, UsageError
 
@@ -52,7 +52,7 @@ class Status:
 
     @property
     def _finalizing(self) -> list[TrialRecord]:
-        return [trial for trial in self.trials if trial.kind != "trial"]
+        return [trial for trial in self.trials if trial.kind in FINAL_KINDS]
 
     @property
     def _open(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.baseline import train_alone
 from orchestrator.champions import champion
 from orchestrator.home import Home
 from orchestrator.provenance import refuse_other_data
@@ -21,16 +24,35 @@ from tinyattn.data import read_rows
 from tinyattn.errors import UsageError
 from tinyattn.predict import MixedPredictor, Predictor
 from tinyattn.tasks.files import read_file
+from tinyattn.tasks.tokens import Rows
 from tinyattn.workshop import Workshop
 
-
-def promote_adapter(home: Home, name: str, force: bool) -> Promotion:
-    """Register a run's adapter (a sweep's winner, or a run by id) and move the alias if better."""
-    workshop = Workshop(home.data_dir)
-    return promote(home.tracker(), name, _benchmark_of(workshop), force=force)
+_HEAD = 4
+"""Tokens of a row that no max_length cuts off: the shortest is 8, for two texts."""
 
 
-def _benchmark_of(workshop: Workshop) -> Callable[[TrialRecord], Benchmark]:
+def promote_adapter(
+    home: Home, name: str, force: bool, say: Callable[[str], None] = lambda line: None
+) -> Promotion:
+    """Register a run's adapter (a sweep's winner, or a run by id) and move the alias if better.
+
+    Args:
+        home: where sweeps are kept.
+        name: the sweep, or the run's id.
+        force: move the alias whatever the test says.
+        say: told how the classifier alone is trained, where one is needed.
+    """
+    workshop, tracker = Workshop(home.data_dir), home.tracker()
+
+    def train(trial: TrialRecord, config: TrainConfig) -> None:
+        train_alone(home, tracker, trial, config, workshop, say)
+
+    return promote(tracker, name, _benchmark_of(workshop, train), force=force)
+
+
+def _benchmark_of(
+    workshop: Workshop, train: Callable[[TrialRecord, TrainConfig], None]
+) -> Callable[[TrialRecord], Benchmark]:
     def benchmark_of(trial: TrialRecord) -> Benchmark:
         config = config_of(trial)
         data = workshop.data(config)
@@ -46,9 +68,23 @@ def _benchmark_of(workshop: Workshop) -> Callable[[TrialRecord], Benchmark]:
             finally:
                 predictor.close()
 
-        return Benchmark(data.task, HeldOut(labels_of(split), outputs_of))
+        held = HeldOut(labels_of(split), outputs_of, split.flat().groups, fingerprint_of(split))
+        return Benchmark(data.task, held, lambda: train(trial, config))
 
     return benchmark_of
+
+
+def fingerprint_of(rows: Rows) -> str:
+    """Name rows by their labels and first words: 16 hex digits, whatever their order and cut.
+
+    It is the same for any `max_length`: a budget that a reign has spent on these rows stays spent.
+    """
+    flat = rows.flat()
+    tokens = flat.columns["input_ids"]
+    begins = zip(flat.offsets, flat.offsets[1:], strict=False)
+    heads = [tokens[a : min(a + _HEAD, b)].tolist() for a, b in begins]
+    content = sorted(zip(flat.labels.tolist(), heads, strict=True))
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
 def config_of(trial: TrialRecord) -> TrainConfig:

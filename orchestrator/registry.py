@@ -11,21 +11,20 @@ from pathlib import Path
 import numpy as np
 from mlflow.entities.model_registry import ModelVersion
 
-from orchestrator.champions import holder, model_name, models, move_alias
+from orchestrator.baseline import find_alone
+from orchestrator.champions import holder, model_name, models, move_alias, reigning
 from orchestrator.outcome import Outcome
 from orchestrator.ranking import best_of, standing_of
+from orchestrator.reign import FIRST, VACANT, Challenge, enter, record
 from orchestrator.serving import save_model
-from orchestrator.significance import PairedTest, paired_test, primary_metric
-from orchestrator.store import TAG, Store, TrialRecord
+from orchestrator.significance import PairedTest, paired_test, permutations_for, primary_metric
+from orchestrator.store import FINAL_KINDS, TAG, Store, TrialRecord
 from orchestrator.tracking import Tracker
 from tinyattn.errors import UsageError
 from tinyattn.tasks import Task, compute_metrics
 
 SIGNIFICANCE = 0.05
 
-
-FINAL_KINDS = ("finalist", "expert", "collapsed")
-"""Kinds of the finalizer's runs."""
 _IDLE = "; beware: always giving the commonest answer scores as much on the held-out rows"
 
 
@@ -39,6 +38,12 @@ class HeldOut:
     """Adapter folder → outputs [N, num_outputs] on the held-out rows."""
     groups: np.ndarray | None = None
     """[N] the same number for rows that belong together; None: none do."""
+    fingerprint: str = ""
+    """Names these rows: others have a budget of their own."""
+
+
+def _trains_nothing() -> None:
+    raise UsageError("there is no classifier alone to compare with, and no way to train one here")
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class Benchmark:
     task: Task
     heldout: HeldOut | None
     """None: the protocol `paper` chooses by all labelled rows that are not for training."""
+    train_alone: Callable[[], None] = _trains_nothing
+    """Has the run's sweep train the classifier alone, which a first champion must beat."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,8 @@ class Promotion:
     """Whether `force` moved the alias against the rule."""
     reason: str
     """One sentence for the user."""
+    challenge: Challenge | None = None
+    """What the test counted as; None: no test was counted."""
 
 
 def promote(
@@ -77,11 +86,15 @@ def promote(
 ) -> Promotion:
     """Register a run's adapter and make it champion where the evidence supports it.
 
+    It must be better than the champion on the held-out rows, or than its sweep's classifier alone
+    where there is no champion, at the level that the reign's budget leaves.
+
     Args:
         tracker: the store.
         name: a trial's run id, or a sweep's name: its winner.
         benchmark_of: gives the run's task and its held-out rows.
-        force: move the alias whatever the test says, also without a held-out score.
+        force: move the alias whatever a test says, also without a held-out score. It counts as no
+            challenge: the reign that it begins has its whole budget.
 
     Raises:
         UsageError: no such run, no adapter, or no held-out score and no `force`. Nothing changed.
@@ -91,25 +104,92 @@ def promote(
     _refuse_unmeasured(trial, force)
     benchmark = benchmark_of(trial)
     model = model_name(trial.task, trial.plm)
+    previous = reigning(tracker, model) if model in models(tracker) else None
+    rival = _rival(tracker, benchmark, trial, previous, force)
     with tempfile.TemporaryDirectory() as folder:
         adapter = tracker.download(trial.run_id, "adapter", Path(folder))
-        previous = holder(tracker, model)
-        test = _compare(tracker, benchmark, adapter, previous, trial, Path(folder))
         version = _register(tracker, model, trial, adapter, benchmark.task, Path(folder))
-    number = int(version.version)
-    if previous is not None and int(previous.version) == number:
-        return Promotion(model, number, False, number, None, False, "it is the champion already")
-    supported = previous is None or (test is not None and test.p_value < SIGNIFICANCE)
-    measured = trial.heldout_score is not None
-    idle = _is_idle(benchmark, trial)
-    forced = force and not (supported and measured)
+        number = int(version.version)
+        if previous is not None and int(previous.version) == number:
+            why = "it is the champion already"
+            return Promotion(model, number, False, number, None, False, why)
+        challenge = None if force else _enter(tracker, model, rival, benchmark, trial)
+        test = challenge.test if challenge is not None else None
+        if test is None and rival is not None:
+            test = _compare(tracker, benchmark, adapter, rival, challenge, Path(folder))
+        if challenge is not None and test is not None:
+            record(tracker, model, challenge, test)
+    level = FIRST if challenge is None else challenge.level
+    supported = test is not None and test.p_value <= level
+    forced = force and not supported
     moved = forced or supported
     old = int(previous.version) if previous is not None else None
     _tag_version(tracker, model, number, _evidence(trial, test, old if moved else None))
     if moved:
+        if not force:
+            _refuse_moved(tracker, model, previous)
         move_alias(tracker, model, number)
-    reason = _reason(test, old, forced, measured) + (_IDLE if idle else "")
-    return Promotion(model, number, moved, old, test, forced, reason)
+    reason = _reason(test, rival, trial, forced, level)
+    reason += _IDLE if _is_idle(benchmark, trial) else ""
+    return Promotion(model, number, moved, old, test, forced, reason, challenge)
+
+
+@dataclass(frozen=True)
+class _Rival:
+    """What a newcomer is compared with."""
+
+    version: int
+    """VACANT: the classifier alone."""
+    run_id: str
+    name: str
+
+
+def _rival(
+    tracker: Tracker,
+    benchmark: Benchmark,
+    trial: TrialRecord,
+    previous: ModelVersion | None,
+    force: bool,
+) -> _Rival | None:
+    """Return the champion, else the sweep's classifier alone; None: there is nothing to test.
+
+    Raises:
+        UsageError: the run is a classifier alone itself, or none could be trained.
+    """
+    if benchmark.heldout is None or trial.heldout_score is None:
+        return None
+    if previous is not None:
+        return _Rival(int(previous.version), previous.run_id or "", f"version {previous.version}")
+    found = find_alone(tracker, trial)
+    if found is None and not force:
+        benchmark.train_alone()
+        found = find_alone(tracker, trial)
+    if found is None or (force and found.run_id == trial.run_id):
+        return None
+    if found.run_id == trial.run_id:
+        raise UsageError(
+            f"run {trial.run_id} is its sweep's classifier alone, which a first champion must be "
+            "better than; --force promotes it anyway"
+        )
+    return _Rival(VACANT, found.run_id, "the classifier alone")
+
+
+def _enter(
+    tracker: Tracker, model: str, rival: _Rival | None, benchmark: Benchmark, trial: TrialRecord
+) -> Challenge | None:
+    """Count the challenge before its outcome is known; None: there is none."""
+    if rival is None or benchmark.heldout is None:
+        return None
+    return enter(tracker, model, rival.version, benchmark.heldout.fingerprint, trial.run_id)
+
+
+def _refuse_moved(tracker: Tracker, model: str, previous: ModelVersion | None) -> None:
+    """Raise UsageError where the alias is not where it was when the test began."""
+    now = holder(tracker, model)
+    if (now and now.version) != (previous and previous.version):
+        raise UsageError(
+            f"{model} got another champion while this run was compared; promote it again"
+        )
 
 
 def is_finalized(store: Store, name: str) -> bool:
@@ -177,21 +257,24 @@ def _compare(
     tracker: Tracker,
     benchmark: Benchmark,
     adapter: Path,
-    previous: ModelVersion | None,
-    trial: TrialRecord,
+    rival: _Rival,
+    challenge: Challenge | None,
     folder: Path,
-) -> PairedTest | None:
-    """Test the newcomer against the champion, where there is another one."""
+) -> PairedTest:
+    """Test the newcomer against its rival, finely enough for the challenge's level."""
     heldout = benchmark.heldout
-    if previous is None or previous.run_id == trial.run_id:
-        return None
-    if heldout is None or trial.heldout_score is None:
-        return None
+    assert heldout is not None
     (folder / "old").mkdir()
-    old_adapter = tracker.download(previous.run_id or "", "adapter", folder / "old")
+    old_adapter = tracker.download(rival.run_id, "adapter", folder / "old")
     new, old = heldout.outputs_of(adapter), heldout.outputs_of(old_adapter)
-    metric = primary_metric(benchmark.task)
-    return paired_test(metric, new, old, heldout.labels, groups=heldout.groups)
+    return paired_test(
+        primary_metric(benchmark.task),
+        new,
+        old,
+        heldout.labels,
+        groups=heldout.groups,
+        permutations=permutations_for(FIRST if challenge is None else challenge.level),
+    )
 
 
 def _register(
@@ -242,18 +325,23 @@ def _is_idle(benchmark: Benchmark, trial: TrialRecord) -> bool:
     return trial.heldout_score <= compute_metrics(task, always, labels)[task.metrics[0]] + 1e-9
 
 
-def _reason(test: PairedTest | None, old: int | None, forced: bool, measured: bool) -> str:
-    if test is None:
-        why = "there was no champion yet" if measured else "it has no held-out score"
-    else:
-        why = (
-            f"{test.new_score:.4f} against {test.old_score:.4f} of version {old} on the held-out "
-            f"rows, p = {test.p_value:.4f}"
-        )
+def _reason(
+    test: PairedTest | None, rival: _Rival | None, trial: TrialRecord, forced: bool, level: float
+) -> str:
+    if test is None or rival is None:
+        scored = trial.heldout_score is not None
+        why = "it was compared with nothing" if scored else "it has no held-out score"
+        return f"forced, though {why}"
+    p = f"{test.p_value:.4f}" if test.p_value >= 0.001 else f"{test.p_value:.1e}"
+    why = (
+        f"{test.new_score:.4f} against {test.old_score:.4f} of {rival.name} on the held-out rows, "
+        f"p = {p}"
+    )
     if forced:
         return f"forced, though {why}"
-    if test is not None and test.p_value >= SIGNIFICANCE:
-        return f"{why}: not below {SIGNIFICANCE}, the champion stays"
+    if test.p_value > level:
+        stays = "there is no champion yet" if rival.version == VACANT else "the champion stays"
+        return f"{why}: not within {level:.2g}, {stays}"
     return why
 
 

@@ -8,6 +8,7 @@ are not independent: they change sides together, as one group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,13 @@ import numpy as np
 from tinyattn.tasks import Task, compute_metrics
 
 PERMUTATIONS = 10_000
+_A_LEVEL = 20
+"""Permutations times level at least: so many as large as the observed one are then expected."""
+_MOST = 20_000_000
+"""Permutations at most: minutes."""
+_ENOUGH = 1_000
+"""Leads as large as the observed one after which p is known to 3 %, and far above any level for
+which so many permutations were asked."""
 _SAME = 1e-9
 """Leads that differ by less are equal: sums in another order differ in their last digits."""
 _AT_ONCE = 2**22
@@ -76,6 +84,12 @@ class Metric:
                 return scaled
         return models
 
+    def exact(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, groups: np.ndarray
+    ) -> float | None:
+        """Return p over all swaps of groups [N]; None: only permutations can tell."""
+        return None
+
 
 class Confusion(Metric):
     """A classification metric, which sees labels and predicted classes by their counts alone.
@@ -113,6 +127,26 @@ class Confusion(Metric):
         return self._known[key]
 
 
+class Accuracy(Confusion):
+    """The share of rows that are right, whose test is exact: a sign test where no rows belong
+    together, else the sum of the groups' differences with random signs."""
+
+    def exact(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, groups: np.ndarray
+    ) -> float | None:
+        """As for any metric; the distribution of the sum is built group by group."""
+        gain = (new.argmax(axis=1) == labels).astype(int) - (old.argmax(axis=1) == labels)
+        _, group = np.unique(groups, return_inverse=True)
+        gains = np.bincount(group, weights=gain).round().astype(int)
+        share = np.ones(1)  # of each sum from -reach to reach
+        for step in np.abs(gains[gains != 0]):
+            wide = np.zeros(len(share) + 2 * step)
+            wide[: len(share)] += share / 2
+            wide[2 * step :] += share / 2
+            share = wide
+        return float(share[len(share) // 2 + gains.sum() :].sum())
+
+
 class Correlation(Metric):
     """Pearson's or Spearman's correlation, which does not see the scale of a model's outputs.
 
@@ -143,7 +177,14 @@ def primary_metric(task: Task) -> Metric:
     def score(outputs: np.ndarray, labels: np.ndarray) -> float:
         return compute_metrics(alone, outputs, labels)[name]
 
-    return Correlation(score, name == "spearman") if task.is_regression else Confusion(score)
+    if task.is_regression:
+        return Correlation(score, name == "spearman")
+    return Accuracy(score) if name == "accuracy" else Confusion(score)
+
+
+def permutations_for(level: float) -> int:
+    """Return how many permutations tell whether p is within a level: 20 / level, 10,000 or more."""
+    return min(_MOST, max(PERMUTATIONS, math.ceil(_A_LEVEL / level)))
 
 
 def paired_test(
@@ -159,7 +200,9 @@ def paired_test(
     """Test by permutation whether `new` is better than `old` on the same rows.
 
     Each permutation swaps every group with probability ½; p is the share of permutations, the
-    observed one included, whose lead is at least the observed one (Phipson & Smyth 2010).
+    observed one included, whose lead is at least the observed one (Phipson & Smyth 2010). It is
+    exact for accuracy and where few groups differ. Else as many permutations are drawn as were
+    asked, or fewer where p is large: after 1,000 leads as large as the observed one it is known.
 
     Args:
         metric: maps outputs [N, C] and labels [N] to a number, higher is better.
@@ -176,11 +219,19 @@ def paired_test(
     lead = new_score - old_score
     if not np.isfinite(lead) or np.array_equal(new, old):
         return PairedTest(new_score, old_score, 1.0)
-    as_large = 1
-    for swaps in _swaps([new], old, groups, seed, permutations):
+    own = np.arange(len(labels)) if groups is None else groups
+    if (exact := metric.exact(new, old, labels, own)) is not None:
+        return PairedTest(new_score, old_score, exact)
+    every = 2 ** _moving([new], old, groups)[2] <= permutations
+    as_large, drawn = 0, 0
+    for swaps in _swaps([new], old, groups, seed, permutations, every=every):
         # A permutation whose metric is undefined counts against the newcomer.
         as_large += int((~(metric.leads(new, old, labels, swaps) < lead - _SAME)).sum())
-    return PairedTest(new_score, old_score, as_large / (permutations + 1))
+        drawn += len(swaps)
+        if as_large >= _ENOUGH and drawn >= PERMUTATIONS:
+            break
+    observed = 0 if every else 1  # it is one of all swaps, and not among random ones
+    return PairedTest(new_score, old_score, (as_large + observed) / (drawn + observed))
 
 
 def max_t_test(
@@ -232,23 +283,37 @@ def _swaps(
     groups: np.ndarray | None,
     seed: int,
     permutations: int,
+    every: bool = False,
 ) -> Iterator[np.ndarray]:
     """Yield the rows that change sides, [B, N] of 0 and 1, a few permutations at a time.
 
-    Coins are tossed only for groups in which some candidate differs from `old`.
+    Coins are tossed only for groups in which some candidate differs from `old`; with `every` each
+    of their swaps comes once instead.
     """
+    rows, group, count = _moving(candidates, old, groups)
+    permutations = 2**count if every else permutations
+    generator = np.random.default_rng(seed)
+    at_once = max(1, _AT_ONCE // len(old))
+    for begin in range(0, permutations, at_once):
+        size = min(at_once, permutations - begin)
+        if every:
+            coins = np.arange(begin, begin + size)[:, None] >> np.arange(count) & 1
+        else:
+            coins = generator.integers(0, 2, (size, count), dtype=np.int8)
+        swaps = np.zeros((size, len(old)))
+        swaps[:, rows] = coins[:, group]
+        yield swaps
+
+
+def _moving(
+    candidates: Sequence[np.ndarray], old: np.ndarray, groups: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the rows where some candidate differs from `old`, the group of each, their number."""
     differs = np.any([(new != old).reshape(len(old), -1).any(axis=1) for new in candidates], axis=0)
     rows = np.flatnonzero(differs)
     own = rows if groups is None else groups[rows]
     different, group = np.unique(own, return_inverse=True)
-    generator = np.random.default_rng(seed)
-    at_once = max(1, _AT_ONCE // len(old))
-    for begin in range(0, permutations, at_once):
-        count = min(at_once, permutations - begin)
-        coins = generator.integers(0, 2, (count, len(different)), dtype=np.int8)
-        swaps = np.zeros((count, len(old)))
-        swaps[:, rows] = coins[:, group]
-        yield swaps
+    return rows, group, len(different)
 
 
 def _cells(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:

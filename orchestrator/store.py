@@ -46,6 +46,8 @@ for _noisy in ("alembic", "mlflow.store.db.utils"):
 TAG = "tinyattn."
 """Prefix of every tag that the project writes."""
 PARENT_TAG = "mlflow.parentRunId"
+FINAL_KINDS = ("finalist", "expert", "collapsed")
+"""Kinds of the finalizer's runs."""
 CONNECT_SECONDS = 5.0
 UNOPENED = (
     MlflowException,
@@ -92,7 +94,8 @@ class TrialRecord:
     plm: str
     protocol: str
     kind: str
-    """trial, finalist, expert (several heads) or collapsed."""
+    """trial, finalist, expert (several heads), collapsed, or baseline (a classifier alone that was
+    trained for a promotion)."""
     outcome: Outcome | None
     """None while it runs."""
     start_time: int

@@ -113,7 +113,7 @@ class Worker:
         except TinyAttnError as error:  # it would come again; other errors cost the worker
             return self._ended(Outcome.FAILED, error)
         assert self.trainer is not None
-        result = self._result(self.trainer, evaluation)
+        result = result_of(self.trainer, evaluation)
         if torch.cuda.is_available() and not self._shares:
             result["peak_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
         return result
@@ -215,20 +215,6 @@ class Worker:
         with depot.fresh_state(self.name, index, self.ranks) as folder:
             trainer.save(folder)
 
-    @staticmethod
-    def _result(trainer: Trainer, evaluation: Evaluation) -> dict[str, Any]:
-        counts = trainer.counts()
-        result = asdict(evaluation)
-        result["evaluation"] = result.pop("index")
-        result |= {
-            "adapter_params": counts.adapter,
-            "classifier_params": counts.classifier,
-            "micro_batch_size": trainer.micro_batch_size,
-        }
-        if evaluation.is_last:
-            result |= {"done": True, "outcome": Outcome.COMPLETED.value}
-        return result
-
     def _ended(self, outcome: Outcome, error: Exception) -> dict[str, Any]:
         """The result of a trial that ends without an evaluation."""
         last = self.trainer.last if self.trainer is not None else None
@@ -240,6 +226,21 @@ class Worker:
             "score": float("nan"),
             "best_score": float("nan") if last is None else last.best_score,
         }
+
+
+def result_of(trainer: Trainer, evaluation: Evaluation) -> dict[str, Any]:
+    """Return what is reported of an evaluation: its numbers and the trial's counts."""
+    counts = trainer.counts()
+    result = asdict(evaluation)
+    result["evaluation"] = result.pop("index")
+    result |= {
+        "adapter_params": counts.adapter,
+        "classifier_params": counts.classifier,
+        "micro_batch_size": trainer.micro_batch_size,
+    }
+    if evaluation.is_last:
+        result |= {"done": True, "outcome": Outcome.COMPLETED.value}
+    return result
 
 
 def _new_thread() -> ThreadPoolExecutor:

@@ -79,11 +79,14 @@ def promote(name: str, force: bool, **places: Any) -> None:
     """Register the winner of a sweep (or a run, by id) and make it champion if it is better."""
     from orchestrator.promotion import promote_adapter
     from orchestrator.registry import is_finalized
+    from orchestrator.reign import budget_words
 
     home = home_of(**places)
-    promotion = promote_adapter(home, name, force)
+    promotion = promote_adapter(home, name, force, echo)
     state = "is the champion" if promotion.moved else "is registered; the alias did not move"
     click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
+    if promotion.challenge is not None:
+        click.echo(budget_words(promotion.challenge, promotion.moved))
     if not is_finalized(home.tracker(), name):
         click.echo(
             "note: the best of many trials is partly luck, and no fresh seeds have tried this one: "

@@ -96,10 +96,10 @@ def job(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
         "run": program("sweep", "run", "agreement", f"plm={tiny}", "name=job", *SETTINGS, *place),
         "finalize": program("finalize", "job", *place),
     }
-    for words in (["promote", "job"], ["report", "job"]):
-        result = command(*words, *place)
+    for name, words in {"promote": [], "force": ["--force"], "report": []}.items():
+        result = command("report" if name == "report" else "promote", "job", *words, *place)
         assert result.exit_code == 0, result.output
-        printed[words[0]] = result.stdout
+        printed[name] = result.stdout
     return Job(runs, tiny, printed)
 
 
@@ -244,8 +244,13 @@ def test_the_collapsed_score_is_that_of_the_saved_adapter(job: Job, tmp_path: Pa
 
 def test_the_winner_is_promoted_and_predicts(job: Job, tmp_path: Path) -> None:
     winner = job.tracker.trial(job.sweep.tags["winner"])
-    assert "version 1 is the champion" in job.printed["promote"]
-    assert "fresh seeds" not in job.printed["promote"]
+    # The tiny PLM has learned nothing, so that its first champion needs force.
+    first = job.printed["promote"]
+    assert "version 1 is registered; the alias did not move: 0." in first
+    assert "of the classifier alone on the held-out rows, p = " in first
+    assert "challenge 1 of this reign; its level was 0.05, 0.05 of the budget of 0.10" in first
+    assert "version 1 is the champion: forced, though 0." in job.printed["force"]
+    assert "fresh seeds" not in first
     file = tmp_path / "rows.jsonl"
     texts = ["the dogs near the cat run .", "the dogs near the cat runs .", "a"]
     file.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in texts))

@@ -58,28 +58,39 @@ def _promote(sweeps: Sweeps, trial_id: str, force: bool = False) -> Promotion:
     return promote(sweeps.tracker, run_id, Gate(), force=force)
 
 
+def _start(sweeps: Sweeps, name: str = "first", **fields: Any) -> str:
+    """Begin a sweep that has a classifier alone; it is right on 30 % of the rows."""
+    run_id = sweeps.start(name, **fields)
+    sweeps.trial(
+        f"alone-30-{name}", [0.3], heldout=0.3, adapter=True, kind="baseline",
+        overrides={"adapter.layers": "none"},
+    )  # fmt: skip
+    return run_id
+
+
 def _alias(sweeps: Sweeps) -> int:
     found = MlflowClient(sweeps.tracker.uri).get_model_version_by_alias(MODEL, "champion")
     return int(found.version)
 
 
 def test_the_first_is_champion_and_chance_does_not_dethrone_it(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     first = _promote(sweeps, "a-70")
-    assert (first.version, first.moved, first.previous, first.test) == (1, True, None, None)
+    assert (first.version, first.moved, first.previous) == (1, True, None)
+    assert "0.7000 against 0.3000 of the classifier alone" in first.reason
     lucky = _promote(sweeps, "b-71")  # 2 rows of 200: p = 1/4
     assert (lucky.version, lucky.moved, lucky.previous) == (2, False, 1)
     assert "the champion stays" in lucky.reason
     assert _alias(sweeps) == 1
-    better = _promote(sweeps, "c-80")  # 20 rows of 200: p = 2 ** -20, at the floor of 10,001
+    better = _promote(sweeps, "c-80")  # 20 rows of 200, all gained: p = 2 ** -20
     assert (better.moved, better.forced) == (True, False)
     assert better.test is not None
-    assert better.test.p_value == pytest.approx(1 / 10_001)
+    assert better.test.p_value == pytest.approx(2.0**-20)
     assert _alias(sweeps) == 3
 
 
 def test_force_moves_the_alias_and_says_so(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     _promote(sweeps, "a-70")
     worse = _promote(sweeps, "b-60", force=True)
     assert (worse.moved, worse.forced) == (True, True)
@@ -89,18 +100,18 @@ def test_force_moves_the_alias_and_says_so(sweeps: Sweeps) -> None:
 
 
 def test_one_run_is_one_version_however_often_it_is_promoted(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     run_id = sweeps.trial("a-70", [0.7], heldout=0.7, adapter=True)
     gate = Gate()
     promote(sweeps.tracker, run_id, gate)
     again = promote(sweeps.tracker, run_id, gate)
     assert (again.version, again.moved, again.reason) == (1, False, "it is the champion already")
     assert len(MlflowClient(sweeps.tracker.uri).search_model_versions(f"name='{MODEL}'")) == 1
-    assert gate.asked == []
+    assert gate.asked == ["a-70", "alone-30-first"]  # by the first call alone
 
 
 def test_version_tags_hold_the_evidence(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     _promote(sweeps, "a-70")
     _promote(sweeps, "b-90")
     tags = MlflowClient(sweeps.tracker.uri).get_model_version(MODEL, "2").tags
@@ -120,7 +131,7 @@ def test_version_tags_hold_the_evidence(sweeps: Sweeps) -> None:
 def test_a_run_without_held_out_score_needs_force(
     sweeps: Sweeps, protocol: str, outcome: Outcome, why: str
 ) -> None:
-    sweeps.start(protocol=protocol)
+    _start(sweeps, protocol=protocol)
     run_id = sweeps.trial("a-90", [0.9], outcome, adapter=True)
     with pytest.raises(UsageError, match=why):
         promote(sweeps.tracker, run_id, Gate())
@@ -141,13 +152,17 @@ def test_a_run_without_held_out_score_needs_force(
 def test_other_numbers_at_the_end_are_no_held_out_score(
     sweeps: Sweeps, protocol: str, metric: str, why: str
 ) -> None:
-    sweeps.start(protocol=protocol)
+    _start(sweeps, protocol=protocol)
     run_id = sweeps.trial("a-90", [0.9], adapter=True)
     sweeps.tracker.client.log_metric(run_id, f"heldout/{metric}", 0.95)
     with pytest.raises(UsageError, match=why):
         promote(sweeps.tracker, run_id, Gate())
     forced = promote(sweeps.tracker, run_id, Gate(), force=True)
     assert (forced.test, forced.reason) == (None, "forced, though it has no held-out score")
+
+
+def _no_training(trial: TrialRecord, config: object) -> None:
+    raise AssertionError("nothing is to be trained here")
 
 
 def _one_data(**fields: object) -> Any:
@@ -157,29 +172,29 @@ def _one_data(**fields: object) -> Any:
 
 
 def test_other_data_are_refused_before_anything_changes(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     run_id = sweeps.trial("a-70", [0.7], heldout=0.7, adapter=True)
     sweeps.tracker.tag(run_id, {"data_fingerprint": "aaaa1111"})
     found = _one_data(fingerprint="bbbb2222", heldout=None)
     with pytest.raises(UsageError, match=r"aaaa1111.*bbbb2222.*--data"):
-        promote(sweeps.tracker, run_id, _benchmark_of(found))
+        promote(sweeps.tracker, run_id, _benchmark_of(found, _no_training))
     assert MlflowClient(sweeps.tracker.uri).search_registered_models() == []
 
 
 def test_a_forced_run_of_the_paper_protocol_is_compared_with_nothing(sweeps: Sweeps) -> None:
-    sweeps.start("honest")
+    _start(sweeps, "honest")
     _promote(sweeps, "a-70")
-    sweeps.start("literal", protocol="paper")
+    _start(sweeps, "literal", protocol="paper")
     run_id = sweeps.trial("b-90", [0.9], adapter=True)
     sweeps.tracker.tag(run_id, {"data_fingerprint": "aaaa1111"})
     found = _one_data(fingerprint="aaaa1111", heldout=None)  # no `select`: it may not be asked
-    forced = promote(sweeps.tracker, run_id, _benchmark_of(found), force=True)
+    forced = promote(sweeps.tracker, run_id, _benchmark_of(found, _no_training), force=True)
     assert (forced.moved, forced.previous, forced.test) == (True, 1, None)
     assert forced.reason == "forced, though it has no held-out score"
 
 
 def test_rollback_walks_back_and_ends_with_a_message(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     for trial_id in ("a-50", "b-70", "c-90"):
         assert _promote(sweeps, trial_id).moved
     assert [rollback(sweeps.tracker, MODEL).version for _ in range(2)] == [2, 1]
@@ -189,7 +204,7 @@ def test_rollback_walks_back_and_ends_with_a_message(sweeps: Sweeps) -> None:
 
 
 def test_a_version_promoted_again_after_a_rollback_does_not_make_a_circle(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     _promote(sweeps, "a-50")
     second = sweeps.trial("b-70", [0.7], heldout=0.7, adapter=True)
     assert promote(sweeps.tracker, second, Gate()).moved
@@ -201,7 +216,7 @@ def test_a_version_promoted_again_after_a_rollback_does_not_make_a_circle(sweeps
 
 
 def test_rollback_skips_deleted_versions_and_trusts_an_alias_moved_by_hand(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     for trial_id in ("a-50", "b-70", "c-90"):
         _promote(sweeps, trial_id)
     client = MlflowClient(sweeps.tracker.uri)
@@ -215,7 +230,7 @@ def test_rollback_skips_deleted_versions_and_trusts_an_alias_moved_by_hand(sweep
 def test_a_store_that_fails_in_a_rollback_is_no_deleted_version(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweeps.start()
+    _start(sweeps)
     for trial_id in ("a-50", "b-70", "c-90"):
         _promote(sweeps, trial_id)
     client = sweeps.tracker.client
@@ -233,7 +248,7 @@ def test_a_store_that_fails_in_a_rollback_is_no_deleted_version(
 
 
 def test_a_sweeps_candidate_is_chosen_without_looking_at_held_out_scores(sweeps: Sweeps) -> None:
-    sweeps.start("first")
+    _start(sweeps, "first")
     sweeps.trial("a-70", [0.70], heldout=0.99, adapter=True)
     sweeps.trial("b-80", [0.80], heldout=0.60, adapter=True)
     sweeps.trial("c-90", [0.90], Outcome.STOPPED)
@@ -242,7 +257,7 @@ def test_a_sweeps_candidate_is_chosen_without_looking_at_held_out_scores(sweeps:
 
 
 def test_the_finalizers_winner_goes_before_the_best_selection_score(sweeps: Sweeps) -> None:
-    parent = sweeps.start("first")
+    parent = _start(sweeps, "first")
     winner = sweeps.trial("a-70", [0.70], heldout=0.7, adapter=True)
     sweeps.trial("b-80", [0.80], heldout=0.6, adapter=True)
     sweeps.tracker.tag(parent, {"winner": winner})
@@ -251,7 +266,7 @@ def test_the_finalizers_winner_goes_before_the_best_selection_score(sweeps: Swee
 
 
 def test_unknown_names_are_answered_with_what_exists(sweeps: Sweeps) -> None:
-    sweeps.start("first")
+    _start(sweeps, "first")
     with pytest.raises(UsageError, match="no task has a champion yet"):
         champion(sweeps.tracker, "sst2")
     with pytest.raises(UsageError, match="no completed trial yet"):
@@ -266,9 +281,9 @@ def test_unknown_names_are_answered_with_what_exists(sweeps: Sweeps) -> None:
 
 
 def test_champions_on_several_plms_ask_which_one(sweeps: Sweeps) -> None:
-    sweeps.start("large")
+    _start(sweeps, "large")
     _promote(sweeps, "a-70")
-    sweeps.start("small", plm="minilm")
+    _start(sweeps, "small", plm="minilm")
     _promote(sweeps, "b-60")
     with pytest.raises(UsageError, match="several PLMs: minilm, roberta-large; add --plm NAME"):
         champion(sweeps.tracker, "sst2")
@@ -276,7 +291,7 @@ def test_champions_on_several_plms_ask_which_one(sweeps: Sweeps) -> None:
 
 
 def test_a_trial_without_adapter_is_refused_and_nothing_is_registered(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     run_id = sweeps.trial("a-70", [0.7], heldout=0.7)
     with pytest.raises(UsageError, match="kept no adapter"):
         promote(sweeps.tracker, run_id, Gate())
@@ -305,7 +320,7 @@ def served(
 ) -> Callable[[], mlflow.pyfunc.PyFuncModel]:
     """Loads the champion by its alias, with the predictor replaced by the stand-in."""
     monkeypatch.setattr(serving, "load_predictor", lambda folder: StandInPredictor())
-    sweeps.start()
+    _start(sweeps)
     _promote(sweeps, "a-70")
     mlflow.set_tracking_uri(sweeps.tracker.uri)
     yield lambda: mlflow.pyfunc.load_model(f"models:/{MODEL}@champion")
@@ -330,7 +345,7 @@ def test_the_champion_loads_by_alias_with_signature_and_example(
 
 
 def test_nothing_in_the_registered_model_is_a_pickle(sweeps: Sweeps, tmp_path: Path) -> None:
-    sweeps.start()
+    _start(sweeps)
     run_id = sweeps.trial("a-70", [0.7], heldout=0.7, adapter=True)
     promote(sweeps.tracker, run_id, Gate())
     folder = sweeps.tracker.download(run_id, "model", tmp_path / "copy")
@@ -340,7 +355,7 @@ def test_nothing_in_the_registered_model_is_a_pickle(sweeps: Sweeps, tmp_path: P
 
 
 def test_an_unfinished_finalizer_is_no_reason_to_promote_the_search(sweeps: Sweeps) -> None:
-    sweeps.start()
+    _start(sweeps)
     sweeps.trial("a-80", [0.8], heldout=0.8, adapter=True)
     sweeps.trial("b-70", [0.7], heldout=0.7, adapter=True, kind="finalist")
     with pytest.raises(UsageError, match="not finalized to the end; `tinyattn finalize first`"):
@@ -355,7 +370,7 @@ def test_a_champion_that_has_learned_nothing_is_called_so(
     sweeps: Sweeps, accuracy: int, warned: bool
 ) -> None:
     """Half of the stand-in's labels are 0: who always answers 0 is right on half of the rows."""
-    sweeps.start()
+    _start(sweeps)
     found = _promote(sweeps, f"a-{accuracy}")
     assert found.moved
     assert ("commonest answer scores as much" in found.reason) is warned

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
-from sklearn.metrics import matthews_corrcoef
+from sklearn.metrics import accuracy_score, matthews_corrcoef
 
-from orchestrator.significance import Metric, max_t_test, paired_test, primary_metric
+from orchestrator.significance import (
+    Metric,
+    max_t_test,
+    paired_test,
+    permutations_for,
+    primary_metric,
+)
 from tinyattn.tasks import compute_metrics, find_task
 
 ROWS = 200
@@ -230,9 +237,10 @@ def test_the_best_of_many_equal_candidates_passes_as_rarely_as_one(count: int) -
 def test_one_candidate_is_the_paired_test() -> None:
     metric, new, old = primary_metric(find_task("sst2")), _outputs(0.74), _outputs(0.7)
     alone = paired_test(metric, new, old, LABELS).p_value
-    assert max_t_test(metric, [new], old, LABELS) == pytest.approx([alone])
+    drawn = max_t_test(metric, [new], old, LABELS)
+    assert drawn == pytest.approx([alone], abs=0.002)  # by 10,000 permutations, not exactly
     # A copy adds nothing, for all candidates swap the same rows.
-    assert max_t_test(metric, [new, new], old, LABELS) == pytest.approx([alone, alone])
+    assert max_t_test(metric, [new, new], old, LABELS) == pytest.approx([*drawn, *drawn])
 
 
 def test_a_failed_candidate_hides_no_good_one() -> None:
@@ -270,3 +278,71 @@ def test_a_thousand_rows_take_seconds_not_minutes() -> None:
     began = time.process_time()
     paired_test(metric, new, old, labels, permutations=100_000)
     assert time.process_time() - began < 10
+
+
+# ---- exact p-values ----
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(5, 1), (40, 12), (80, 0), (9, 9), (3, 8)])
+def test_accuracy_has_the_exact_p_of_the_sign_test(gained: int, lost: int) -> None:
+    """Also far below what 10,000 permutations can show: scipy's binomtest."""
+    old = _outputs(0.5)
+    new = old.copy()
+    new[100 : 100 + gained] = new[100 : 100 + gained, ::-1]  # now right
+    new[:lost] = new[:lost, ::-1]  # now wrong
+    expected = stats.binomtest(gained, gained + lost, alternative="greater").pvalue
+    found = paired_test(primary_metric(find_task("sst2")), new, old, LABELS)
+    assert found.p_value == pytest.approx(expected, rel=1e-9)
+
+
+def _by_enumeration(name: str, new: np.ndarray, old: np.ndarray, groups: np.ndarray) -> float:
+    """p over all swaps of groups, by itertools and scikit-learn alone."""
+    score = {"accuracy": accuracy_score, "matthews": matthews_corrcoef}[name]
+
+    def lead(swapped: tuple[int, ...]) -> float:
+        side = np.isin(groups, swapped)[:, None]
+        first, second = np.where(side, old, new), np.where(side, new, old)
+        return score(LABELS[:60], first.argmax(1)) - score(LABELS[:60], second.argmax(1))
+
+    names = np.unique(groups[(new != old).any(axis=1)]).tolist()
+    swaps = itertools.chain.from_iterable(
+        itertools.combinations(names, size) for size in range(len(names) + 1)
+    )
+    leads = [lead(swap) for swap in swaps]
+    return float(np.mean([one >= leads[0] - 1e-9 for one in leads]))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "matthews"])
+def test_few_groups_that_differ_are_swapped_in_all_ways(name: str) -> None:
+    generator = np.random.default_rng(5)
+    task = find_task("sst2" if name == "accuracy" else "cola")
+    groups = np.arange(60) // 5
+    for _ in range(3):
+        right, other = generator.random((2, 60)) < [[0.75], [0.65]]
+        other[40:] = right[40:]  # eight groups differ
+        new, old = _logits(right, LABELS[:60]), _logits(other, LABELS[:60])
+        found = paired_test(primary_metric(task), new, old, LABELS[:60], groups=groups)
+        assert found.p_value == pytest.approx(_by_enumeration(name, new, old, groups))
+
+
+def test_so_many_permutations_that_p_can_be_far_below_the_level() -> None:
+    assert [permutations_for(level) for level in (0.05, 0.001, 0.05 / 380)] == [
+        10_000, 20_000, 152_000,
+    ]  # fmt: skip
+    generator = np.random.default_rng(6)
+    labels = generator.normal(size=200)
+    old = labels[:, None] + 2 * generator.normal(size=(200, 1))
+    new = labels[:, None] + 0.5 * generator.normal(size=(200, 1))
+    found = paired_test(primary_metric(STSB), new, old, labels, permutations=152_000)
+    assert found.p_value == pytest.approx(1 / 152_001)  # the least that so many can show
+
+
+def test_a_large_p_needs_no_more_permutations_than_tell_it() -> None:
+    generator = np.random.default_rng(7)
+    labels = generator.normal(size=200)
+    new, old = labels[:, None] + generator.normal(size=(2, 200, 1))
+    few = paired_test(primary_metric(STSB), new, old, labels)
+    began = time.process_time()
+    many = paired_test(primary_metric(STSB), new, old, labels, permutations=20_000_000)
+    assert time.process_time() - began < 5  # all of them would take minutes
+    assert many.p_value == pytest.approx(few.p_value, abs=0.02)

@@ -1,0 +1,74 @@
+"""The classifier alone that `promote` trains where a sweep has none; nothing here is a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from mlflow_sweeps import Sweeps
+from tiny_plm import save_tiny_plm
+
+from orchestrator.baseline import KIND, find_alone
+from orchestrator.control import status
+from orchestrator.home import Home
+from orchestrator.outcome import Outcome
+from orchestrator.promotion import promote_adapter
+from orchestrator.store import TrialRecord
+from orchestrator.worker import result_of
+from tinyattn.config import TrainConfig
+from tinyattn.errors import UsageError
+from tinyattn.trainer import Trainer
+from tinyattn.workshop import Workshop
+
+
+@pytest.fixture
+def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRecord:
+    """A trial that was trained for a moment, in a sweep without a classifier alone."""
+    plm = str(save_tiny_plm(tmp_path / "tiny"))
+    config = TrainConfig(
+        task="agreement", plm=plm, max_train_rows=64, max_length=32, epochs=1, batch_size=32
+    )
+    sweeps.start("first", task="agreement", plm=plm)
+    workshop, tracker = Workshop(), sweeps.tracker
+    tags = {"data_fingerprint": workshop.data(config).fingerprint}
+    tracker.start_trial("search_00001", config=config, params={}, tags=tags)
+    with contextlib.closing(Trainer(config, workshop)) as trainer:
+        for evaluation in trainer:
+            tracker.log_evaluation("search_00001", result_of(trainer, evaluation))
+        trainer.save_adapter(tmp_path / "adapter")
+    tracker.end_trial("search_00001", Outcome.COMPLETED, adapter=tmp_path / "adapter")
+    tracker.close_all(Outcome.COMPLETED)
+    return tracker.trial(tracker.run_of("search_00001"))
+
+
+def test_promote_trains_it_once_and_tests_against_it(
+    sweeps: Sweeps, one_head: TrialRecord, tmp_path: Path
+) -> None:
+    home, said = Home(tmp_path / "runs"), list[str]()
+    assert find_alone(sweeps.tracker, one_head) is None
+    with home.lock("first"), pytest.raises(UsageError, match="another process is working"):
+        promote_adapter(home, one_head.run_id, False)
+
+    found = promote_adapter(home, one_head.run_id, False, said.append)
+    assert [line[:32] for line in said] == [
+        "classifier alone, evaluation 1/2",
+        "classifier alone, evaluation 2/2",
+    ]
+    alone = find_alone(sweeps.tracker, one_head)
+    assert alone is not None
+    assert (alone.kind, alone.outcome, alone.adapter_params) == (KIND, Outcome.COMPLETED, 0)
+    kept = {key: value for key, value in one_head.config.items() if key != "adapter.layers"}
+    assert kept.items() <= alone.config.items()
+    assert found.test is not None
+    assert found.test.new_score == pytest.approx(one_head.heldout_score)
+    assert found.test.old_score == pytest.approx(alone.heldout_score)
+    assert found.moved == (found.test.p_value <= 0.05)
+
+    again = promote_adapter(home, one_head.run_id, False, said.append)
+    assert len(said) == 2
+    assert again.moved or found.test == again.test
+    text = str(status(home, "first"))
+    assert "trials   1 completed" in text
+    assert "finalize" not in text
+    assert sweeps.tracker.find_sweep("first").outcome is Outcome.COMPLETED
