@@ -7,19 +7,19 @@ and params, what it *measured* in its metrics, by evaluation.
 
 from __future__ import annotations
 
-import json
 import logging
+import math
 import os
 import re
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
 # Read when mlflow is imported: no telemetry, no addresses and progress bars between our lines.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -37,6 +37,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from orchestrator.outcome import Outcome
 from tinyattn.config import TrainConfig, stored_config
 from tinyattn.errors import StorageError, UsageError, did_you_mean
+from tinyattn.outside import UnfitError, open_file, parse_json, read_text, reason
 from tinyattn.tasks import find_task
 
 logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # "Validating input example"
@@ -49,6 +50,10 @@ PARENT_TAG = "mlflow.parentRunId"
 FINAL_KINDS = ("finalist", "expert", "collapsed")
 """Kinds of the finalizer's runs."""
 CONNECT_SECONDS = 5.0
+MOST_ARTIFACT = 2**24
+"""Bytes of a file that describes a run."""
+_TABLES = {"alembic_version", "experiments", "runs", "tags", "params", "metrics", "latest_metrics"}
+_COUNTS = ("evaluation", "adapter_params", "classifier_params")
 UNOPENED = (
     MlflowException,
     OSError,
@@ -209,7 +214,8 @@ class Store:
 
     def sweeps(self, task: str | None = None) -> list[SweepRecord]:
         """Return all sweeps, oldest first."""
-        found = [_sweep_record(run) for run in self._runs(f"tags.\"{TAG}kind\" = 'sweep'")]
+        runs = self._runs(f"tags.\"{TAG}kind\" = 'sweep'")
+        found = [_record(run, _sweep_record) for run in runs]
         return sorted(
             (sweep for sweep in found if task is None or sweep.task == task),
             key=lambda sweep: sweep.start_time,
@@ -232,7 +238,8 @@ class Store:
     def trials_of(self, sweep: SweepRecord) -> list[TrialRecord]:
         """Return the trials of a sweep, finalists and experts included, oldest first."""
         runs = self._runs(f"tags.\"{PARENT_TAG}\" = '{sweep.run_id}'", [sweep.experiment_id])
-        return sorted((_trial_record(run) for run in runs), key=lambda trial: trial.start_time)
+        found = [_record(run, _trial_record) for run in runs]
+        return sorted(found, key=lambda trial: trial.start_time)
 
     def names_of_trials(self, sweep: str) -> list[str]:
         """Return the names of the trials that a sweep's driver ran; empty: there is no sweep."""
@@ -252,7 +259,7 @@ class Store:
             many = ", ".join(run.info.run_id for run in found)
             fault = f"fits several trials: {many}" if found else "is no trial's run id"
             raise UsageError(f"'{run_id}' {fault}; `tinyattn leaderboard` lists them")
-        return _trial_record(found[0])
+        return _record(found[0], _trial_record)
 
     def history(self, trial: TrialRecord) -> list[Point]:
         """Return the evaluations of a trial in order (three requests to the store)."""
@@ -268,6 +275,7 @@ class Store:
                 columns["seconds"].get(index, float("nan")),
             )
             for index, score in sorted(columns["score"].items())
+            if index in columns["best_score"]
         ]
 
     def sweep_config(self, sweep: SweepRecord) -> dict[str, Any]:
@@ -279,10 +287,24 @@ class Store:
         """Copy a run's artifact, file or folder, under `destination`; return the copy's path."""
         if not self.has_artifact(run_id, path):
             raise StorageError(f"run {run_id} has no artifact '{path}'")
+        self._refuse_special_files(run_id, path)
         try:
             return Path(self.client.download_artifacts(run_id, path, str(destination)))
         except (MlflowException, OSError) as error:
             raise StorageError(f"artifact '{path}' of run {run_id}: {error}") from None
+
+    def _refuse_special_files(self, run_id: str, path: str) -> None:
+        """Raise StorageError where a copy would wait for a pipe, or follow a link out of there."""
+        uri = urlsplit(self.client.get_run(run_id).info.artifact_uri or "")
+        if uri.scheme not in ("", "file"):
+            return
+        top = Path(unquote(uri.path), path)
+        for entry in (top, *(top.rglob("*") if top.is_dir() else ())):
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                raise StorageError(
+                    f"artifact '{path}' of run {run_id}: {entry} is neither a file nor a folder; "
+                    "restore a copy"
+                )
 
     def has_artifact(self, run_id: str, path: str) -> bool:
         """Return whether a run has an artifact at this top-level path."""
@@ -293,7 +315,16 @@ class Store:
 
     def _read_json(self, run_id: str, path: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
-            return json.loads(self.download(run_id, path, Path(folder)).read_text("utf-8"))
+            file = self.download(run_id, path, Path(folder))
+            try:
+                content: dict[str, Any] = parse_json(read_text(file, MOST_ARTIFACT))
+            except (OSError, UnfitError) as error:
+                raise StorageError(
+                    f"artifact '{path}' of run {run_id}: {reason(error)}; restore a copy"
+                ) from None
+            if not isinstance(content, dict):
+                raise StorageError(f"artifact '{path}' of run {run_id} is damaged; restore a copy")
+            return content
 
     def _runs(self, query: str, experiments: list[str] | None = None) -> list[Run]:
         """Return every active run that the query matches, page by page."""
@@ -332,9 +363,16 @@ def _knock(uri: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _make_database(path)
+        open_file(path).close()  # UnfitError where a pipe would have us wait
         with sqlite3.connect(path, timeout=CONNECT_SECONDS) as connection:
-            connection.execute("PRAGMA schema_version")
+            found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            missing = _TABLES - {name for (name,) in found}
         connection.close()
+        if missing:  # MLflow would make them, in whatever file, and show an empty store
+            raise sqlite3.DatabaseError(
+                f"it has no table {min(missing)}, so it is empty, damaged or another program's; "
+                "restore a copy, or move it away to begin a new store"
+            )
         if not os.access(path, os.W_OK):
             raise PermissionError(f"{path} may not be written")
         return
@@ -366,8 +404,25 @@ def _make_database(path: Path) -> None:
             os.rename(fresh, path)
 
 
+_Record = TypeVar("_Record", SweepRecord, TrialRecord)
+
+
+def _record(run: Run, make: Callable[[Run], _Record]) -> _Record:
+    """What a run says, or StorageError where its tags and metrics cannot be what we wrote."""
+    try:
+        return make(run)
+    except (KeyError, ValueError) as error:
+        fault = f"it has no tag {TAG}{error.args[0]}" if isinstance(error, KeyError) else error
+        raise StorageError(
+            f"run {run.info.run_id} of the MLflow store is damaged: {fault}; restore a copy of the "
+            "store, or delete the run"
+        ) from None
+
+
 def _sweep_record(run: Run) -> SweepRecord:
     tags = _group(run.data.tags, TAG)
+    if not math.isfinite(float(tags.get("heartbeat", 0))):
+        raise ValueError("its tag heartbeat is no time")
     return SweepRecord(
         run_id=run.info.run_id,
         experiment_id=run.info.experiment_id,
@@ -383,6 +438,11 @@ def _sweep_record(run: Run) -> SweepRecord:
 
 def _trial_record(run: Run) -> TrialRecord:
     tags = _group(run.data.tags, TAG)
+    searched = parse_json(tags["searched"], nan=True)
+    if not isinstance(searched, dict):
+        raise ValueError("its tag searched holds no values by key")
+    if not all(math.isfinite(run.data.metrics.get(key, 0)) for key in _COUNTS):
+        raise ValueError(f"one of its metrics {', '.join(_COUNTS)} is no number")
     return TrialRecord(
         run_id=run.info.run_id,
         trial_id=tags["trial"],
@@ -393,7 +453,7 @@ def _trial_record(run: Run) -> TrialRecord:
         kind=tags["kind"],
         outcome=_outcome(tags),
         start_time=run.info.start_time,
-        params=json.loads(tags["searched"]),
+        params=searched,
         config={key: _value(text) for key, text in run.data.params.items()},
         metrics=dict(run.data.metrics),
         tags=tags,
@@ -425,8 +485,8 @@ def _group(items: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 def _value(text: str) -> Any:
     """Read a param back: numbers, booleans, null and lists were written as JSON."""
     try:
-        return json.loads(text)
-    except ValueError:
+        return parse_json(text)
+    except UnfitError:
         return text
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
 from mlflow_sweeps import Sweeps
 
 from orchestrator.cli import main
+from orchestrator.outcome import Outcome
 from orchestrator.store import Store
 from tinyattn.errors import StorageError
 
@@ -88,7 +94,77 @@ def test_a_store_that_breaks_after_opening_is_one_message(
     sweeps.start()
     uri = sweeps.tracker.uri
     with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
-        database.execute("drop table tags")
+        database.execute("ALTER TABLE tags RENAME COLUMN value TO other")
     message = _refused(1, "leaderboard", "--tracking-uri", uri)
     assert message.startswith("error: the MLflow store failed: ")
     assert message.count("\n") == 1
+
+
+# ---- a database that is damaged, or somebody else's ----
+
+
+def _sql(statement: str) -> Callable[[Path], object]:
+    def damage(path: Path) -> None:
+        with sqlite3.connect(path) as connection:
+            connection.execute(statement)
+        connection.close()
+
+    return damage
+
+
+def _set(key: str, value: str) -> Callable[[Path], object]:
+    return _sql(f"UPDATE tags SET value = '{value}' WHERE key = 'tinyattn.{key}'")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(b""), "it has no table alembic_version, so it is empty"),
+        (lambda path: path.write_bytes(b"no database" * 99), "file is not a database"),
+        (lambda path: path.write_bytes(path.read_bytes()[:99_999]), "is malformed"),
+        (_pipe, "it is a pipe, needed is an ordinary file"),
+        (_sql("DROP TABLE tags"), "it has no table tags, so it is empty, damaged or"),
+        (_sql("DROP TABLE latest_metrics"), "it has no table latest_metrics"),
+        (_sql("UPDATE alembic_version SET version_num = 'f'"), "found version f, but expected"),
+        (_set("searched", "{oops"), "is damaged: not valid JSON"),
+        (_set("searched", "[" * 4000), "is damaged: lists and mappings stand more than 64 deep"),
+        (_set("searched", "[1]"), "is damaged: its tag searched holds no values by key"),
+        (_set("outcome", "won"), "is damaged: 'won' is not a valid Outcome"),
+        (_sql("DELETE FROM tags WHERE key = 'tinyattn.plm'"), "it has no tag tinyattn.plm"),
+        (_sql("UPDATE latest_metrics SET is_nan = 1"), "evaluation, .* is no number"),
+    ],
+)
+def test_a_damaged_database_is_one_message_and_stays_as_it_is(
+    sweeps: Sweeps, tmp_path: Path, damage: Callable[[Path], object], message: str
+) -> None:
+    sweeps.start()
+    sweeps.trial("search_00001", [0.5, 0.6])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    copy = tmp_path / "copy" / "mlflow.db"  # MLflow keeps what it has opened by its name
+    copy.parent.mkdir()
+    shutil.copy(tmp_path / "runs" / "mlflow.db", copy)
+    damage(copy)
+    before = copy.read_bytes() if copy.is_file() else b""
+    for words in (["leaderboard"], ["sweep", "status", "first"]):
+        assert re.search(message, _refused(1, *words, "--runs", copy.parent))
+    assert (copy.read_bytes() if copy.is_file() else b"") == before
+
+
+@pytest.mark.parametrize("content", ["{oops", "[1]", "[" * 9999, None])
+def test_a_damaged_artifact_is_one_message(sweeps: Sweeps, content: str | None) -> None:
+    tracker, run_id = sweeps.tracker, sweeps.start()
+    tracker.settle(30)
+    place = urlsplit(tracker.client.get_run(run_id).info.artifact_uri or "").path
+    file = Path(place) / "sweep.json"
+    file.unlink()
+    if content is None:
+        file.symlink_to("/dev/zero")
+    else:
+        file.write_text(content)
+    with pytest.raises(StorageError, match=r"artifact 'sweep.json' of run .* (restore a copy)"):
+        tracker.sweep_config(tracker.find_sweep("first"))
