@@ -36,6 +36,7 @@ from tinyattn.errors import (
 from tinyattn.placement import Part, Sites, layer_calls, select_layers
 from tinyattn.plm import Plm
 from tinyattn.plm_attention import streaming
+from tinyattn.products import apart
 from tinyattn.stream import Stream, filler_of, joined
 
 _CAN_STREAM: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
@@ -280,15 +281,15 @@ class AdaptedModel(nn.Module):
 
     def _run_stream(self, parts: Sequence[Part]) -> list[Tensor]:
         """The embeddings [B, H] in fp32 that stand for each part's rows."""
-        last, tokens = parts[-1], sum(part.stream.tokens for part in parts)
-        last = last._replace(stream=last.stream.filled(filler_of(tokens, self.plm)))
-        parts = [*parts[:-1], last]
-        whole = joined([part.stream for part in parts])
+        streams = [own.filled(filler_of(own.tokens, self.plm)) for _, own in parts]
+        parts = [part._replace(stream=own) for part, own in zip(parts, streams, strict=True)]
+        whole = joined(streams)
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
         with (
             self.sites.streams(parts),
             self.sites.starting_at(whole.start, whole.hidden),
             streaming(self.plm),
+            apart(self.plm, [own.tokens for own in streams]),
         ):
             hidden = self.plm.base_model(
                 **whole.inputs,

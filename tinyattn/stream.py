@@ -33,6 +33,9 @@ TINY_GROUP_COST = {"cpu": 256.0, "cuda": 8192.0}
 TOKEN_STEP, SHORT, SHORT_STEP = 8, 128, 4
 """What the tokens of a stream are a multiple of where there is filler, and of a short one, of which
 it would be too large a part."""
+LEAST_TOKENS = 16
+"""A CPU multiplies fewer rows by other kernels, which round otherwise than those that the same rows
+meet among a neighbour's (fp32, MKL)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows one after the other, and perhaps filler behind them.
+    """Rows one after the other, and perhaps filler behind those of each lot.
 
     Attributes:
         inputs: what the PLM takes by token, each [1, N]: input_ids, perhaps token_type_ids.
@@ -65,6 +68,7 @@ class Stream:
             in other groups they would be rounded otherwise than alone.
         start: layer calls of the PLM that are left out, since `hidden` is what they would give.
         hidden: [1, N, H]; None: nothing is left out.
+        filler: tokens behind each lot that are nobody's; each is a copy of the token before it.
     """
 
     inputs: dict[str, Tensor]
@@ -72,6 +76,7 @@ class Stream:
     lots: tuple[np.ndarray, ...]
     start: int = 0
     hidden: Tensor | None = None
+    filler: tuple[int, ...] = (0,)
 
     @property
     def tokens(self) -> int:
@@ -95,21 +100,23 @@ class Stream:
 
     def _grouped(self, cost: Mapping[str, float]) -> Groups:
         device = self.positions.device
-        return group_rows(self.lots, self.tokens, cost[device.type], device)
+        return group_rows(self.lots, self.filler, cost[device.type], device)
 
     @functools.cached_property
     def bounds(self) -> Tensor:
-        """Where each row begins, and where the last one ends, int32 [B + 1]."""
+        """Where each row begins, and where the last one ends, int32 [B + 1]; without filler."""
+        assert not any(self.filler), "only streams on a CPU have filler"
         bounds = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
         return torch.from_numpy(bounds).to(self.positions.device, non_blocking=True)
 
     def edges(self, last: bool) -> Tensor:
         """Position in the stream of each row's first (or last) token, [B]."""
-        ends = np.cumsum(self.lengths)
+        before = np.cumsum([0, *self.filler[:-1]])
+        ends = np.cumsum(self.lengths) + np.repeat(before, [len(lot) for lot in self.lots])
         return torch.from_numpy(ends - 1 if last else ends - self.lengths)
 
     def filled(self, filler: int) -> Stream:
-        """The same rows with so many tokens behind them, which are nobody's: copies of the last."""
+        """The same rows of one lot with so many tokens behind them, which are nobody's."""
         if filler == 0:
             return self
         there = torch.arange(self.tokens + filler, device=self.positions.device)
@@ -119,6 +126,7 @@ class Stream:
             inputs={name: values[:, there] for name, values in self.inputs.items()},
             positions=self.positions[:, there],
             hidden=None if self.hidden is None else self.hidden[:, there],
+            filler=(filler,),
         )
 
 
@@ -136,7 +144,7 @@ def attend_in(groups: Groups, attend: Attend, *inputs_NC: Tensor) -> Tensor:
 
 
 def joined(streams: Sequence[Stream]) -> Stream:
-    """Streams of one `start` one after the other, as one; only the last may have filler."""
+    """Streams of one `start` one after the other, as one."""
     if len(streams) == 1:
         return streams[0]
     hidden = [stream.hidden for stream in streams if stream.hidden is not None]
@@ -149,27 +157,31 @@ def joined(streams: Sequence[Stream]) -> Stream:
         lots=tuple(lot for stream in streams for lot in stream.lots),
         start=streams[0].start,
         hidden=torch.cat(hidden, dim=1) if hidden else None,
+        filler=tuple(filler for stream in streams for filler in stream.filler),
     )
 
 
 def filler_of(tokens: int, plm: PreTrainedModel) -> int:
-    """Filler that a stream of so many tokens should have.
+    """Filler that a trial's stream of so many tokens should have; it must not depend on others.
 
     On a CPU, torch (oneDNN) compiles kernels for each shape it meets in bf16 and keeps them, which
-    takes some ms and 100 KB each. Fewer lengths are fewer shapes.
+    takes some ms and 100 KB each. Fewer lengths are fewer shapes. LEAST_TOKENS says the rest.
     """
-    compiled = plm.device.type == "cpu" and torch.finfo(plm.dtype).bits < 32
-    return -tokens % (TOKEN_STEP if tokens > SHORT else SHORT_STEP) if compiled else 0
+    if plm.device.type != "cpu":
+        return 0
+    if torch.finfo(plm.dtype).bits == 32:
+        return max(0, LEAST_TOKENS - tokens)
+    return -tokens % (TOKEN_STEP if tokens > SHORT else SHORT_STEP)
 
 
 def group_rows(
-    lots: Sequence[np.ndarray], tokens: int, cost: float, device: torch.device
+    lots: Sequence[np.ndarray], filler: Sequence[int], cost: float, device: torch.device
 ) -> Groups:
     """Group the rows of each lot so that little of them is padding.
 
     Args:
         lots: tokens of each row of a stream, by lot.
-        tokens: N, filler included.
+        filler: tokens behind each lot.
         cost: of one more group, in padded tokens.
         device: where the stream is.
     """
@@ -177,11 +189,12 @@ def group_rows(
     def moved(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
-    places, real, sizes, masks = [], [], [], []
+    places, real, sizes, masks, fillers = [], [], [], [], []
     first = 0
-    for lengths in lots:
+    for lengths, extra in zip(lots, filler, strict=True):
         starts = first + np.cumsum(lengths) - lengths
-        first += int(lengths.sum())
+        first += int(lengths.sum()) + extra
+        fillers.append(slice(first - extra, first))
         for rows in split_by_length(lengths, len(lengths), cost):
             own = lengths[rows, None]
             columns = np.arange(own.max())
@@ -192,10 +205,11 @@ def group_rows(
             sizes.append(is_real.shape)
             masks.append(None if is_real.all() else moved(is_real[:, None, None]))
     place = np.concatenate(places)
-    if np.array_equal(place, np.arange(tokens)):
+    if np.array_equal(place, np.arange(first)):
         return Groups(sizes, masks)
-    token = np.empty(tokens, dtype=np.int64)
+    token = np.empty(first, dtype=np.int64)
     found = np.flatnonzero(np.concatenate(real))
     token[place[found]] = found
-    token[first:] = token[first - 1]  # filler is whatever the last token is
+    for own in fillers:
+        token[own] = token[own.start - 1]  # filler is whatever the token before it is
     return Groups(sizes, masks, moved(place), moved(token))

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from test_placement import DECODERS, ENCODERS, PLACEMENTS, batch_of, randomise
 from torch import Tensor, nn
 
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
 from tinyattn.model import AdaptedModel
+from tinyattn.plm import DTYPES
 from tinyattn.plm_attention import _varlen_works
 from tinyattn.stream import Stream, attend_in, group_rows, joined
 
@@ -156,33 +158,39 @@ def test_streams_join_in_order() -> None:
 def test_rows_of_similar_lengths_of_a_lot_attend_together() -> None:
     lengths = np.array([4, 2, 4, 3, 2])  # tokens 0-3, 4-5, 6-9, 10-12, 13-14
     cpu = torch.device("cpu")
-    groups = group_rows([lengths], 15, 0.5, cpu)
+    groups = group_rows([lengths], [0], 0.5, cpu)
     assert groups.sizes == [(2, 4), (1, 3), (2, 2)]
     assert groups.masks == [None, None, None]
     assert groups.place is not None
     assert groups.place.tolist() == [0, 1, 2, 3, 6, 7, 8, 9, 10, 11, 12, 4, 5, 13, 14]
-    groups = group_rows([lengths], 15, 1.5, cpu)
+    groups = group_rows([lengths], [0], 1.5, cpu)
     assert groups.sizes == [(3, 4), (2, 2)]  # a padded token costs less than a third group
     assert groups.masks[0] is not None
     assert groups.masks[1] is None
     assert groups.masks[0].squeeze().tolist() == [[True] * 4, [True] * 4, [True] * 3 + [False]]
     tokens = torch.arange(15.0)[:, None]
     assert torch.equal(attend_in(groups, lambda mask, x: x, tokens), tokens)
-    apart = group_rows([lengths[:2], lengths[2:]], 15, 0.5, cpu)
+    apart = group_rows([lengths[:2], lengths[2:]], [0, 0], 0.5, cpu)
     assert apart.sizes == [(1, 4), (1, 2), (1, 4), (1, 3), (1, 2)]
-    in_order = group_rows([np.array([3, 3, 2])], 8, 0.5, cpu)
+    filled = group_rows([lengths[:2], lengths[2:]], [2, 1], 0.5, cpu)
+    assert filled.token is not None
+    found = attend_in(filled, lambda mask, x: x, torch.arange(18.0)[:, None])
+    assert found.flatten().tolist() == [*range(6), 5, 5, *range(8, 17), 16]
+    in_order = group_rows([np.array([3, 3, 2])], [0], 0.5, cpu)
     assert in_order.place is None
     assert in_order.token is None
 
 
 @pytest.mark.parametrize("kind", STREAMED)
-def test_filler_changes_nothing(build_plm: Any, kind: str, group_cost: None) -> None:
+def test_filler_changes_nothing(
+    build_plm: Any, kind: str, group_cost: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plm = build_plm(kind, dtype=torch.float32)
     model = four_adapters(plm, "sequential")
     logits, found = [], []
     for filler in (0, 5):
+        monkeypatch.setattr("tinyattn.model.filler_of", lambda tokens, plm, filler=filler: filler)
         parts = [(name, stream_of(rows)) for name, rows in ROWS.items()]
-        parts[-1] = parts[-1][0], parts[-1][1].filled(filler)
         logits.append(model.run_streams(parts))
         sum(one.square().sum() for one in logits[-1]).backward()
         found.append({name: gradients(model, name) for name in ROWS})
@@ -200,6 +208,49 @@ def test_on_a_cpu_in_bf16_few_lengths_of_streams_are_met(build_plm: Any) -> None
     for rows in ([[3]], ROWS["one"], ROWS["one"] + ROWS["two"], 5 * ROWS["two"] + ROWS["one"] * 4):
         model.run_streams([("one", stream_of(rows))])
     assert met == [4, 16, 32, 136]  # for 1, 14, 29 and 131 tokens
+
+
+def wide_plm(kind: str, dtype: torch.dtype) -> Any:
+    """Random, with products of more terms than give the same bits for any number of rows."""
+    sizes = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 6}
+    sizes |= {"vocab_size": 200, "n_inner" if kind == "gpt2" else "intermediate_size": 1536}
+    torch.manual_seed(0)
+    plm = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes))
+    with torch.no_grad():
+        for parameter in plm.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return plm.to(dtype).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_neighbours_change_no_bit_of_logits_and_gradients(kind: str, precision: str) -> None:
+    """In bf16 where a processor has AMX, and in fp32 with few tokens, their number chooses in which
+    order a product adds up its terms."""
+    model = AdaptedModel(wide_plm(kind, DTYPES[precision]))
+    draws = np.random.default_rng(0)
+    rows = {
+        name: [draws.integers(3, 200, draws.integers(5, longest)).tolist() for _ in range(count)]
+        for name, (count, longest) in {"a": (1, 6), "b": (9, 30), "c": (40, 30)}.items()
+    }
+    for seed, name in enumerate(rows):
+        adapter = model.add_adapter(name, AdapterConfig(num_heads=2, dropout=0.0), 2)
+        randomise(adapter, seed)
+    model.train()
+
+    def run(names: str) -> dict[str, list[Tensor]]:
+        found = model.run_streams([(name, stream_of(rows[name])) for name in names])
+        torch.stack([logits.square().sum() for logits in found]).sum().backward()
+        return {
+            name: [logits.detach(), *gradients(model, name).values()]
+            for name, logits in zip(names, found, strict=True)
+        }
+
+    alone = {name: run(name)[name] for name in rows}
+    for names in ("ab", "ca", "bca", "abc"):
+        for name, found in run(names).items():
+            pairs = zip(found, alone[name], strict=True)
+            assert all(torch.equal(one, other) for one, other in pairs), f"{name} of {names}"
 
 
 def by_row(
@@ -286,6 +337,7 @@ def test_a_kernel_for_varying_lengths_serves_where_it_works(
         assert not _varlen_works(*asked)
         return
     monkeypatch.setattr(Stream, "groups", None)  # nobody makes them
+    monkeypatch.setattr("tinyattn.model.filler_of", lambda tokens, plm: 0)  # as on a GPU
     assert _varlen_works(*asked)
     for one, other in zip(model.run_streams(parts), by_groups, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
