@@ -24,6 +24,7 @@ from orchestrator.preflight import (
     rung_words,
     slow_bf16,
 )
+from orchestrator.remarks import remarks
 from orchestrator.space import count
 from tinyattn.errors import ConfigError, StorageError, TinyAttnError, UsageError
 from tinyattn.tasks import find_task
@@ -127,6 +128,7 @@ class Plan:
             lines.append(f"missing     {self.missing}")
         if self.hours_there is not None:
             lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
+        lines += [f"note        {remark}" for remark in remarks(sweep, rows)]
         if self.slow:
             lines.append(f"slow        {self.slow}")
         if self.lacking:

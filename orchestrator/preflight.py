@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from orchestrator.config import Sweep, rungs
 from tinyattn.config import TrainConfig
+from tinyattn.engine import warmup_steps
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.evaluation import evaluation_steps
 from tinyattn.model import AdaptedModel, Counts
@@ -85,6 +88,7 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
     lengths = {config.max_length for config in extremes(sweep, ("max_length",))}
     for length in sorted(lengths):
         data = workshop.data(sweep.train.with_overrides({"max_length": length}))
+    check_warmup(sweep, len(data.train))
     return Facts(
         task=data.task.name,
         primary_metric=data.task.metrics[0],
@@ -103,6 +107,30 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
 
 def _is_carved(sweep: Sweep, task: Task) -> bool:
     return sweep.train.protocol == "heldout" or task.splits.validation is None
+
+
+def values_of(sweep: Sweep, key: str) -> list[Any]:
+    """Return the extremes of a searched key, or the one value that all trials share."""
+    if key in sweep.space:
+        return sweep.space[key].extremes()
+    return [functools.reduce(getattr, key.split("."), sweep.train)]
+
+
+def fewest_steps(sweep: Sweep, train_rows: int) -> int:
+    """Optimizer steps of the shortest training that the space allows."""
+    return -(-train_rows // max(values_of(sweep, "batch_size"))) * min(values_of(sweep, "epochs"))
+
+
+def check_warmup(sweep: Sweep, train_rows: int) -> None:
+    """Compare each warm-up with the shortest training, of trials and of experts.
+
+    Raises:
+        ConfigError: it would take all steps of a training.
+    """
+    expert = sweep.model_copy(update={"space": {**sweep.space, **sweep.finalize.space}})
+    for one in (sweep, expert):
+        for warmup in values_of(one, "optimizer.warmup"):
+            warmup_steps(warmup, fewest_steps(one, train_rows))
 
 
 def max_evaluations(sweep: Sweep, train_rows: int) -> int:

@@ -43,6 +43,11 @@ def train_alone(
             f"{trainer.task.name} on {config.plm}: {counts.adapter:,} adapter + "
             f"{counts.classifier:,} classifier parameters, the PLM's {counts.plm:,} are frozen; "
             f"{len(trainer.data.train):,} rows, {trainer.total_steps:,} steps"
+            + (
+                f", the first {trainer.warmup_steps:,} of them warm-up"
+                if config.optimizer.warmup
+                else ""
+            )
         )
         if trainer.data.parted:
             say(f"beware: {parted_words(trainer.data.parted)}")

@@ -89,7 +89,8 @@ class OptimizerConfig(StrictModel):
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """Learning-rate decay after warm-up."""
     warmup: float = Field(0.0, ge=0)
-    """Warm-up: below 1 a share of all steps (0.1 = 10 %), from 1 on a number of steps."""
+    """Warm-up: below 1 a share of all steps (0.1 = 10 %), rounded, from 1 on a number of steps; not
+    as many as training has."""
     max_grad_norm: float = Field(0.0, ge=0)
     """Clip the gradient's global norm to this; 0: no clipping."""
 

@@ -24,7 +24,7 @@ from torch import nn
 from transformers import get_scheduler
 
 from tinyattn.config import OptimizerConfig, TrainConfig
-from tinyattn.errors import DamagedError
+from tinyattn.errors import ConfigError, DamagedError
 from tinyattn.ranks import ONE, Ranks, use_interface_of
 
 _TAG = "state"
@@ -114,8 +114,18 @@ def _is_bias_or_norm(name: str) -> bool:
 
 
 def warmup_steps(warmup: float, total_steps: int) -> int:
-    """Steps of warm-up: a share of all steps below 1, a number of steps from 1 on."""
-    return round(warmup * total_steps) if warmup < 1 else int(warmup)
+    """Steps of warm-up: a share of all steps below 1, a number of steps from 1 on.
+
+    Raises:
+        ConfigError: it would take all steps, so that the learning rate never reaches its peak.
+    """
+    steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
+    if steps and steps >= total_steps:
+        raise ConfigError(
+            f"optimizer.warmup is {warmup:g}: {steps:,} steps of warm-up came, training has "
+            f"{total_steps:,} in all; allowed are fewer, or a share such as optimizer.warmup=0.1"
+        )
+    return steps
 
 
 def save_optimizer(engine: Any, folder: Path, zero_stage: int) -> dict[str, Any]:

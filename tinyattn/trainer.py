@@ -29,7 +29,7 @@ from tinyattn.batches import Batches, batches_of, epoch_order
 from tinyattn.bottom import Bottom, bottom_of
 from tinyattn.checkpoint import TaskCard, read_card, read_state, write_state
 from tinyattn.config import TrainConfig, unnamed
-from tinyattn.engine import build_engine, load_optimizer, save_optimizer
+from tinyattn.engine import build_engine, load_optimizer, save_optimizer, warmup_steps
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
 from tinyattn.evaluation import Evaluation, evaluation_steps
 from tinyattn.experts import perturb
@@ -66,6 +66,7 @@ class Trainer:
         self.train_rows = batches_of(self.data.train, self.plm.tokenizer)
         self.steps_per_epoch = math.ceil(len(self.train_rows) / config.batch_size)
         self.total_steps = self.steps_per_epoch * config.epochs
+        self.warmup_steps = warmup_steps(config.optimizer.warmup, self.total_steps)
         self.evaluation_steps = evaluation_steps(config, self.steps_per_epoch)
         self.workshop, self.pool = workshop, workshop.pool
         self.name = f"trial-{next(_numbers)}"

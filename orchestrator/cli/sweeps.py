@@ -110,12 +110,16 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     sweeps = _sweeps(name, overrides)
 
     from orchestrator.preflight import slow_bf16
+    from orchestrator.remarks import remarks
     from orchestrator.sweep import prepare, run_sweep
 
     home = home_of(**places)
     facts = prepare([sweep for sweep, _ in sweeps], home)
     if cluster_of(places["on"]) is None and (slow := slow_bf16(sweeps[0][0])):
         echo(f"note: {slow}")
+    for (sweep, _), met in zip(sweeps, facts, strict=True):
+        for remark in remarks(sweep, met.train_rows):
+            echo(f"note: {remark}")
     with ray_of(places["on"]):
         for (sweep, origin), met in zip(sweeps, facts, strict=True):
             run_sweep(sweep, met, home, origin)

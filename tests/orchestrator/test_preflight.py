@@ -14,6 +14,7 @@ from orchestrator.config import Sweep
 from orchestrator.home import Home
 from orchestrator.plan import amount, duration, plan_of
 from orchestrator.preflight import check_shapes, inspect, max_evaluations, predict_cost, rung_words
+from orchestrator.remarks import remarks
 from tinyattn.config import build
 from tinyattn.errors import ConfigError, TaskError
 from tinyattn.workshop import Workshop
@@ -207,3 +208,79 @@ def test_one_of_a_unit_is_singular() -> None:
     assert [amount(n, "core") for n in (0, 0.5, 1, 1.0, 2)] == [
         "0 cores", "0.5 cores", "1 core", "1 core", "2 cores",
     ]  # fmt: skip
+
+
+# ---- what is said or refused before anything starts; steps are counted by hand ----
+
+
+def steps_100(plm: str, space: dict[str, Any] | None = None, **train: Any) -> Sweep:
+    """A sweep whose trainings have 100 steps: 400 rows in batches of 8, twice."""
+    fixed = {"max_train_rows": 400, "batch_size": 8, "epochs": 2, **train}
+    return sweep(plm, space, train=fixed)
+
+
+@pytest.mark.parametrize(
+    ("space", "train", "message"),
+    [
+        (None, {"optimizer": {"warmup": 100}}, "100 steps of warm-up came, training has 100"),
+        (None, {"optimizer": {"warmup": 0.999}}, "100 steps of warm-up came, training has 100"),
+        (
+            {"optimizer.warmup": {"type": "choice", "values": [0, 60]},
+             "epochs": {"type": "choice", "values": [1, 2]}},
+            {},
+            "60 steps of warm-up came, training has 50",
+        ),
+        (
+            {"batch_size": {"type": "int", "low": 8, "high": 32}},
+            {"optimizer": {"warmup": 26}},
+            "26 steps of warm-up came, training has 26",  # 13 steps an epoch, the last one short
+        ),
+    ],
+)  # fmt: skip
+def test_warmup_as_long_as_a_training_is_refused_before_it_starts(
+    tiny: str, space: dict[str, Any] | None, train: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        inspect(steps_100(tiny, space, **train), Workshop())
+
+
+def test_warmup_as_long_as_an_experts_training_is_refused_before_the_search(tiny: str) -> None:
+    train = {"max_train_rows": 400, "batch_size": 8, "epochs": 2, "optimizer": {"warmup": 60}}
+    final = {"space": {"epochs": {"type": "choice", "values": [1]}}}
+    made = sweep(tiny, train=train, finalize=final)
+    with pytest.raises(ConfigError, match="60 steps of warm-up came, training has 50"):
+        inspect(made, Workshop())
+
+
+@pytest.mark.parametrize(
+    ("space", "train", "expected"),
+    [
+        (None, {"optimizer": {"warmup": 0.1}}, []),
+        (None, {"optimizer": {"warmup": 99}}, []),
+        (None, {"optimizer": {"warmup": 0.125}}, ["0.125 of 100 steps is rounded to 12"]),
+        (None, {"optimizer": {"warmup": 0.004}}, ["rounded to 0: there is no warm-up"]),
+        (None, {"evaluate_every": 100}, ["evaluate_every=100 is no less than the 100 steps"]),
+        (None, {"adapter": {"num_heads": 4}}, ["is never 1: there will be nothing to finalize"]),
+        (
+            {"adapter.num_heads": {"type": "choice", "values": [1, 2, 4]}},
+            {},
+            ["none becomes a finalist; with adapter.num_heads=1 all can"],
+        ),
+        (
+            {"adapter.num_heads": {"type": "int", "low": 2, "high": 4}},
+            {},
+            ["is never 1: there will be nothing to finalize"],
+        ),
+    ],
+)
+def test_what_a_user_may_not_expect_is_said(
+    tiny: str, space: dict[str, Any] | None, train: dict[str, Any], expected: list[str]
+) -> None:
+    found = remarks(steps_100(tiny, space, **train), 400)
+    assert len(found) == len(expected)
+    assert all(words in remark for words, remark in zip(expected, found, strict=True))
+
+
+def test_the_plan_has_the_remarks(tiny: str, tmp_path: Path) -> None:
+    made = steps_100(tiny, {"adapter.num_heads": {"type": "int", "low": 1, "high": 4}})
+    assert "\nnote        adapter.num_heads is searched" in str(plan_of(made, Home(tmp_path)))

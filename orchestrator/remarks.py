@@ -1,0 +1,63 @@
+"""What a sweep will do that its user may not expect, said before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.config import Sweep
+from orchestrator.preflight import fewest_steps, values_of
+from tinyattn.engine import warmup_steps
+
+HEADS = "adapter.num_heads"
+_EXACT = 1e-6
+"""A product of a share and a number of steps is whole when it is no further from a whole number."""
+
+
+def remarks(sweep: Sweep, train_rows: int) -> list[str]:
+    """Return one sentence for each thing that is worth a word; none where all is as written.
+
+    Args:
+        sweep: what would run.
+        train_rows: of an epoch.
+    """
+    steps = fewest_steps(sweep, train_rows)
+    return [*_heads(sweep), *_rounded(sweep, steps), *_rare(sweep, steps)]
+
+
+def _heads(sweep: Sweep) -> Iterator[str]:
+    """Say what becomes of trials whose heads the finalizer does not take."""
+    heads = values_of(sweep, HEADS)
+    domain = sweep.space.get(HEADS)
+    if heads == [1]:
+        return
+    if not (1 in heads if domain is None else domain.contains(1)):
+        yield (
+            f"the finalizer takes trials of one head, and here {HEADS} is never 1: there will be "
+            f"nothing to finalize; set {HEADS}=1, finalize.heads grows more"
+        )
+    else:
+        yield (
+            f"{HEADS} is searched, and the finalizer takes trials of one head alone: the others "
+            f"are ranked, but none becomes a finalist; with {HEADS}=1 all can"
+        )
+
+
+def _rounded(sweep: Sweep, steps: int) -> Iterator[str]:
+    """Say how many steps a share of warm-up is, where it is not a whole number of steps."""
+    for share in values_of(sweep, "optimizer.warmup"):
+        warmup = warmup_steps(share, steps)
+        if share < 1 and abs(warmup - share * steps) > _EXACT:
+            yield (
+                f"optimizer.warmup={share:g} of {steps:,} steps is rounded to {warmup:,}"
+                + ("" if warmup else ": there is no warm-up")
+            )
+
+
+def _rare(sweep: Sweep, steps: int) -> Iterator[str]:
+    """Say where a training is over before its first regular evaluation."""
+    for every in values_of(sweep, "evaluate_every"):
+        if every is not None and every >= steps:
+            yield (
+                f"evaluate_every={every:,} is no less than the {steps:,} steps of a training, "
+                "which is evaluated once, at its end"
+            )
