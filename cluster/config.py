@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from tinyattn.config import StrictModel, build
 from tinyattn.errors import UsageError
 from tinyattn.objects import check_url, is_url
+from tinyattn.uris import has_secret, names_secret
 from tinyattn.yaml_files import read_yaml
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
@@ -181,6 +183,24 @@ class Cluster(StrictModel):
             )
         return storage
 
+    @model_validator(mode="before")
+    @classmethod
+    def _holds_no_secret(cls, data: Any) -> Any:
+        """Before all else: what another fault is said of may be shown."""
+        for key, value in _texts(data):
+            if has_secret(value, shell=key == "environment.install"):
+                fault = "a URL with a user, password or key came, allowed is one without"
+            elif key.startswith("environment.variables.") and names_secret(key.split(".")[-1]):
+                fault = "a variable for a secret came, allowed are others"
+            else:
+                continue
+            raise ValueError(
+                f"{key}: {fault}; secrets belong in the environment, as in "
+                "MLFLOW_TRACKING_PASSWORD or AWS_SECRET_ACCESS_KEY, or in files of each machine, "
+                "as in ~/.pgpass"
+            )
+        return data
+
     @model_validator(mode="after")
     def _url_is_allowed(self) -> Self:
         """Not a validator of the field: its message would show a secret."""
@@ -250,6 +270,18 @@ class Cluster(StrictModel):
     def machines(self) -> list[Node]:
         """Head and nodes, as far as they are known by name."""
         return [self.head, *self.nodes]
+
+
+def _texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """The texts in a file with their dotted keys."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _texts(value, f"{key}.{name}".strip("."))
+    elif isinstance(data, list):
+        for number, value in enumerate(data):
+            yield from _texts(value, f"{key}.{number}")
+    elif isinstance(data, str):
+        yield key, data
 
 
 def address_of(host: str) -> str:

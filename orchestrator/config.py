@@ -215,15 +215,20 @@ class Sweep(StrictModel):
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}", name):
-            raise ValueError(
-                "allowed are 1 to 80 letters, digits, '.', '_' and '-', the first one none of . -"
-            )
+        check_name(name)
         return name
 
     def trial_config(self, point: Point) -> TrainConfig:
         """Return the config of the trial at `point` of the space."""
         return self.train.with_overrides(point, "trial")
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for what is no name of a sweep: names become a part of paths."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}", name):
+        raise ValueError(
+            "allowed are 1 to 80 letters, digits, '.', '_' and '-', the first one none of . -"
+        )
 
 
 def load_sweep(name_or_path: str, overrides: Mapping[str, Any]) -> Sweep:

@@ -15,10 +15,12 @@ from orchestrator.journal import Past, read_journal
 from orchestrator.ranking import best_of, no_candidate, passed_over, standing_of
 from orchestrator.store import FINAL_KINDS, SweepRecord, TrialRecord, protocol_words
 from orchestrator.view import brief, clock, short
-from tinyattn.errors import TinyAttnError, UsageError
+from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
 _WAIT_SECONDS = 120.0
 """How long a stopped sweep may take to close what runs."""
+_PAGE_TRIALS = 20
+"""Trials that are shown one by one."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Status:
                 f"best     {self._best()}",
                 *(f"note     {line}" for line in self._ahead()),
                 *(f"winner   {line}" for line in self._winner()),
-                *(f"{self._open:9}{_line(one)}" for one in self.trials if one.outcome is None),
+                *self._lines_of_open(),
             ]
         )
 
@@ -58,6 +60,12 @@ class Status:
     def _open(self) -> str:
         """What trials are that have no outcome: without their driver they only wait."""
         return "waiting" if self.driver_here is False else "running"
+
+    def _lines_of_open(self) -> list[str]:
+        """The trials without an outcome, as many as a page has."""
+        found = [trial for trial in self.trials if trial.outcome is None]
+        lines = [f"{self._open:9}{_line(trial)}" for trial in found[:_PAGE_TRIALS]]
+        return [*lines, *([f"{'':9}{more} more"] if (more := len(found) - len(lines)) else [])]
 
     def _counts(self, trials: list[TrialRecord]) -> str:
         found = Counter(self._open if t.outcome is None else t.outcome.value for t in trials)
@@ -117,10 +125,10 @@ def status(home: Home, name: str) -> Status:
     Raises:
         UsageError: the store has no such sweep.
     """
-    tracker = home.tracker()
-    sweep = tracker.find_sweep(name)
     here = home.is_held(name) if home.path_of(name).is_dir() else None
-    return Status(sweep, tracker.trials_of(sweep), here)
+    store = home.store()
+    sweep = store.find_sweep(name)
+    return Status(sweep, store.trials_of(sweep), here)
 
 
 def stop(home: Home, name: str, trial: str | None, say: Callable[[str], None]) -> None:
@@ -178,5 +186,11 @@ def _live_trial(folder: Path, word: str) -> Past:
 
 def _request(folder: Path, word: str) -> None:
     requests = folder / REQUESTS
-    requests.mkdir(exist_ok=True)
-    (requests / word).touch()
+    try:
+        requests.mkdir(exist_ok=True)
+        (requests / word).touch()
+    except OSError as error:
+        raise StorageError(
+            f"{requests}: the wish to stop cannot be left there: {error.strerror}; only an account "
+            "that may write there can end the sweep"
+        ) from None

@@ -96,13 +96,10 @@ class Recorded:
     @classmethod
     def of_sweep(cls, store: Store, name: str, space: Mapping[str, Domain]) -> Recorded:
         """Read the trials of a sweep from its store; those that were stopped hold their last."""
-        trials = store.trials_of(store.find_sweep(name))
-        curves = [
-            (trial.params, [point.score for point in store.history(trial)])
-            for trial in trials
-            if trial.kind == "trial" and trial.evaluations
-        ]
-        return cls(space, curves)
+        found = store.trials_of(store.find_sweep(name))
+        trials = [trial for trial in found if trial.kind == "trial" and trial.evaluations]
+        scores = [[point.score for point in points] for points in store.histories(trials)]
+        return cls(space, list(zip((trial.params for trial in trials), scores, strict=True)))
 
     def score(self, point: Point, evaluation: int) -> float:
         """As in Curves; beyond its record a curve stays level."""

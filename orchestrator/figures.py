@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,6 +23,7 @@ from orchestrator.outcome import Outcome
 from orchestrator.ranking import Standing
 from orchestrator.store import Point
 
+T = TypeVar("T")
 COLOURS = {
     Outcome.COMPLETED: "#0072B2",
     Outcome.STOPPED: "#E69F00",
@@ -35,6 +36,10 @@ COLOURS = {
 BEST = "#009E73"
 GRID = "#DDDDDD"
 PANEL_COLUMNS = 3
+LINES = 200
+"""Learning curves in a figure: more are a blot."""
+BARS = 60
+"""Trials by name in a figure."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Curve:
     name: str
     outcome: Outcome | None
     points: Sequence[Point]
+    """Empty where the trial has no line of its own."""
     params: Mapping[str, Any]
     """What the searcher chose, by dotted key."""
     best_score: float | None
@@ -51,30 +57,51 @@ class Curve:
     """When the trial ended, for the order in which compute was spent."""
     standing: Standing | None = None
     """What decides its place; None: score and outcome alone."""
+    evaluations: int = 0
+    """How many there were, where `points` is empty."""
+    seconds: float = 0.0
+    """Trial-seconds in all, where `points` is empty."""
+
+    @property
+    def reached(self) -> int:
+        """Evaluations that the trial came to."""
+        return len(self.points) or self.evaluations
+
+    @property
+    def spent(self) -> float:
+        """Trial-seconds in all."""
+        known = [p.seconds for p in self.points if math.isfinite(p.seconds)]
+        return max(known, default=self.seconds)
 
 
 def learning_curves(curves: Sequence[Curve], metric: str) -> Figure:
     """Draw score against evaluation, one line a trial, the best one on top."""
     figure, axes = _figure(8.0, 4.6)
     best = best_of(curves)
-    for curve in sorted(curves, key=lambda c: c is best):
+    drawn = [curve for curve in curves if curve.points]
+    for curve in sorted(drawn, key=lambda c: c is best):
         style = _line_style(curve, curve is best, len(curves))
         axes.plot([p.index for p in curve.points], [p.score for p in curve.points], **style)
     axes.set(xlabel="evaluation (two an epoch unless set otherwise)", ylabel=f"{metric}, selection")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(x=0.03)
+    if len(drawn) == LINES < len(curves):
+        axes.set_title(
+            f"{LINES} of {len(curves):,} trials: the best {LINES // 2}, others evenly by rank",
+            fontsize=9,
+        )
     _outcome_legend(axes, curves, best)
     return figure
 
 
 def rungs(curves: Sequence[Curve]) -> Figure:
     """Draw how far each trial came, best first, and how many ASHA stopped at each rung."""
-    ordered = sorted(curves, key=lambda curve: _standing(curve).order)
+    ordered = sorted(curves, key=lambda curve: _standing(curve).order)[:BARS]
     figure, axes = _figure(8.0, min(9.5, 1.5 + 0.24 * max(len(ordered), 4)))
-    reached = [len(c.points) for c in ordered]
+    reached = [curve.reached for curve in ordered]
     places = np.arange(len(ordered))
     axes.barh(places, reached, height=0.72, color=[COLOURS[c.outcome] for c in ordered])
-    stopped = Counter(len(c.points) for c in ordered if c.outcome is Outcome.STOPPED)
+    stopped = Counter(curve.reached for curve in curves if curve.outcome is Outcome.STOPPED)
     for rung, count in sorted(stopped.items()):
         axes.axvline(rung, color="#444444", linestyle=":", linewidth=1)
         axes.annotate(
@@ -83,7 +110,8 @@ def rungs(curves: Sequence[Curve]) -> Figure:
         )  # fmt: skip
     size = 8 if len(ordered) <= 40 else 6
     axes.set_yticks(places, [_with_score(c) for c in ordered], fontsize=size)
-    axes.set_xlabel("evaluations reached")
+    best = f", the best {BARS} of {len(curves):,} trials" if len(curves) > BARS else ""
+    axes.set_xlabel(f"evaluations reached{best}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(max(len(ordered), 4) - 0.4, -0.6)  # a single bar stays a bar
     axes.grid(axis="y", visible=False)
@@ -133,14 +161,22 @@ def best_so_far(curves: Sequence[Curve], metric: str) -> Figure:
     figure, axes = _figure(8.0, 4.0)
     spent, best = 0.0, -math.inf
     steps: list[tuple[float, float]] = []
+    dots: list[tuple[float, float, str]] = []
     for curve in sorted(curves, key=lambda c: c.end_time):
-        for point in curve.points:
-            if math.isfinite(point.score) and point.score > best:
-                best = point.score
-                steps.append((spent + point.seconds, best))
-        spent += max((p.seconds for p in curve.points if math.isfinite(p.seconds)), default=0.0)
-        if curve.best_score is not None and math.isfinite(curve.best_score):
-            axes.plot(spent, curve.best_score, "o", color=COLOURS[curve.outcome], markersize=4)
+        scores = [(point.seconds, point.score) for point in curve.points]
+        known = curve.best_score is not None and math.isfinite(curve.best_score)
+        if known and not scores:
+            scores = [(curve.spent, curve.best_score or 0.0)]
+        for seconds, score in scores:
+            if math.isfinite(score) and score > best:
+                best = score
+                steps.append((spent + seconds, best))
+        spent += curve.spent
+        if known:
+            dots.append((spent, curve.best_score or 0.0, COLOURS[curve.outcome]))
+    if dots:
+        places, heights, colours = zip(*dots, strict=True)
+        axes.scatter(places, heights, c=colours, s=16)
     if steps:
         steps.append((spent, best))
         axes.step(*zip(*steps, strict=True), where="post", color=BEST, linewidth=2)
@@ -156,6 +192,19 @@ def best_of(curves: Sequence[Curve]) -> Curve | None:
 
 def _standing(curve: Curve) -> Standing:
     return curve.standing or Standing(curve.best_score, curve.outcome)
+
+
+def with_lines(ranked: Sequence[T]) -> Sequence[T]:
+    """Return what has a line among the learning curves: the best, and others at even distances.
+
+    Args:
+        ranked: the best first.
+    """
+    rest = ranked[LINES // 2 :]
+    if len(ranked) <= LINES:
+        return ranked
+    places = np.linspace(0, len(rest) - 1, LINES - LINES // 2).round().astype(int)
+    return [*ranked[: LINES // 2], *(rest[place] for place in places)]
 
 
 def _one_parameter(axes: Axes, key: str, curves: Sequence[Curve], log: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -13,11 +14,15 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from orchestrator.config import check_name
+from orchestrator.database import file_of, may_be_written
 from tinyattn.atomic import write_text
 from tinyattn.errors import StorageError, UsageError
+from tinyattn.uris import without_secrets
 
 if TYPE_CHECKING:  # they import mlflow and torch, which takes seconds; a check may need neither
     from orchestrator.depot import Depot
+    from orchestrator.store import Store
     from orchestrator.tracking import Tracker
 
 
@@ -67,34 +72,66 @@ class Home:
 
     def has_store(self) -> bool:
         """Whether there is a store to look into."""
-        uri = self.tracking_uri or f"sqlite:///{self.runs}/mlflow.db"
-        scheme, _, path = uri.partition(":///")
-        return scheme != "sqlite" or Path(path).exists()  # whether a server is there, opening shows
+        file = self._database
+        return file is None or file.exists()  # whether a server is there, opening shows
+
+    @property
+    def _database(self) -> Path | None:
+        """The SQLite file of the store; None: it is a server or another database."""
+        return file_of(self.tracking_uri or f"sqlite:///{self.runs}/mlflow.db")
 
     @property
     def place(self) -> str:
         """Where the store is or would be, fit for messages."""
         if self.tracking_uri is None:
             return str(self.runs)
-        from orchestrator.store import without_password
+        return without_secrets(self.tracking_uri, self.tracking_uri)
 
-        return without_password(self.tracking_uri)
+    def may_be_written(self) -> bool:
+        """Whether this account may change the MLflow store; of a server only the server knows."""
+        file = self._database
+        return file is None or may_be_written(file)
+
+    def require_writable(self, name: str) -> None:
+        """Raise StorageError where the folder of a sweep is there and may not be written."""
+        folder = self.path_of(name)
+        if folder.exists() and not os.access(folder, os.W_OK):
+            raise StorageError(
+                f"{folder}: may not be written by this account, so that nothing can be done with "
+                "the sweep but looking at it"
+            )
+
+    def store(self) -> Store:
+        """Open the MLflow store for reading; the runs folder need not be writable.
+
+        Raises:
+            UsageError: it is not there.
+            StorageError: it cannot be opened.
+        """
+        self._require_store()
+        from orchestrator.store import Store
+
+        return Store.open(self.runs, self.tracking_uri)
 
     def tracker(self, *, create: bool = False) -> Tracker:
         """Open the MLflow store for reading and writing.
 
         Raises:
             UsageError: it is not there, and `create` is not asked for.
-            StorageError: it cannot be opened or made.
+            StorageError: it cannot be opened, made or written.
         """
-        if not (create or self.has_store()):
+        if not create:
+            self._require_store()
+        from orchestrator.tracking import Tracker
+
+        return Tracker.open(self.runs, self.tracking_uri)
+
+    def _require_store(self) -> None:
+        if not self.has_store():
             raise UsageError(
                 f"{self.place} holds no store of sweeps; run a sweep first, or name the place with "
                 "--runs or --tracking-uri"
             )
-        from orchestrator.tracking import Tracker
-
-        return Tracker.open(self.runs, self.tracking_uri)
 
     def require_space(self) -> None:
         """Raise StorageError where the disk of the runs folder is nearly full."""
@@ -107,7 +144,15 @@ class Home:
             )
 
     def path_of(self, name: str) -> Path:
-        """Where the folder of a sweep is, or would be."""
+        """Where the folder of a sweep is, or would be.
+
+        Raises:
+            UsageError: this is no name of a sweep; as a path it might lead elsewhere.
+        """
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise UsageError(f"'{name}' came as the name of a sweep, {error}") from None
         return self.runs / "sweeps" / name
 
     def depot(self, name: str) -> Depot:
@@ -173,6 +218,7 @@ class Home:
         Raises:
             UsageError: another process holds it.
         """
+        self.require_writable(name)
         lock = FileLock(self.sweep_folder(name) / _LOCK)
         try:
             lock.acquire(timeout=0)
@@ -187,12 +233,15 @@ class Home:
             lock.release()
 
     def is_held(self, name: str) -> bool:
-        """Whether a process works on a sweep whose folder is here."""
+        """Whether a process works on a sweep whose folder is here, also one that is read-only."""
         try:
-            with FileLock(self.path_of(name) / _LOCK, timeout=0):
-                return False
-        except Timeout:
+            with (self.path_of(name) / _LOCK).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
             return True
+        return False
 
     def sweep_folder(self, name: str) -> Path:
         """Make and return the folder of a sweep.

@@ -43,6 +43,10 @@ NARROW: tuple[tuple[str, ...], ...] = (
     ("config",),
 )
 """Columns of a narrow terminal, two values above each other."""
+PAGE_ROWS = 20
+"""Rows that make a page, all groups together."""
+LEAST_ROWS = 3
+"""Rows of a group on a page of many groups."""
 WIDE_COLUMNS = 130
 """Terminal columns from which each value has a column of its own."""
 
@@ -118,7 +122,21 @@ def leaderboard(store: Store, task: str | None = None, sweeps: Sequence[str] = (
     for trial in (t for s in chosen for t in store.trials_of(s)):
         if task is None or trial.task == task:
             groups[trial.task, trial.protocol, -(trial.carve or 0), trial.plm].append(trial)
-    return [row for key in sorted(groups) for row in _ranked(groups[key])]
+    return [row for key in sorted(groups) for row in ranked(groups[key])]
+
+
+def top(rows: Sequence[Row], count: int | None) -> list[Row]:
+    """Return the first rows of each task, protocol and PLM.
+
+    Args:
+        rows: as `leaderboard` returns them.
+        count: rows of each; None: as many as make a page together.
+    """
+    groups: dict[tuple[str, str, int | None, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.task, row.protocol, row.carve, row.plm].append(row)
+    count = count or max(LEAST_ROWS, PAGE_ROWS // max(1, len(groups)))
+    return [row for group in groups.values() for row in group[:count]]
 
 
 def suites(rows: Iterable[Row]) -> list[Suite]:
@@ -227,7 +245,7 @@ def short_config(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key.rpartition('.')[2]}={_brief(v)}" for key, v in sorted(config.items()))
 
 
-def _ranked(trials: Sequence[TrialRecord]) -> list[Row]:
+def ranked(trials: Sequence[TrialRecord]) -> list[Row]:
     """Return the rows of one task, protocol and PLM: ranked ones first, then the others."""
     by_run = {trial.run_id: trial for trial in trials}
     ordered = sorted(trials, key=lambda trial: standing_of(trial).order)

@@ -12,6 +12,8 @@ from typing import Any
 from mlflow.exceptions import MlflowException
 from requests import HTTPError
 
+from tinyattn.uris import without_secrets
+
 PATIENCE_SECONDS = 60.0
 """How long a write that cannot wait is tried again."""
 _TRANSIENT = {
@@ -38,7 +40,14 @@ class Outbox:
     It holds in memory what waits. Who must not lose it keeps a journal, and sends again.
     """
 
-    def __init__(self, pause_seconds: float = 5.0) -> None:
+    def __init__(self, uri: str = "", pause_seconds: float = 5.0) -> None:
+        """Begin empty.
+
+        Args:
+            uri: address of the store, whose secrets no message shows.
+            pause_seconds: how long a write waits that is to be tried again.
+        """
+        self._uri = uri
         self._pause_seconds = pause_seconds
         self._waiting: deque[Callable[[], Any]] = deque()
         self._changed = threading.Condition()
@@ -73,7 +82,8 @@ class Outbox:
                     time.sleep(self._pause_seconds)
                     continue
                 # Such as a run that somebody deleted in MLflow's page: no reason to stop a sweep.
-                warnings.warn(f"MLflow refused a write: {error}", stacklevel=2)
+                reason = without_secrets(str(error), self._uri)
+                warnings.warn(f"MLflow refused a write: {reason}", stacklevel=2)
             with self._changed:
                 self._waiting.popleft()
                 self._changed.notify_all()

@@ -195,7 +195,7 @@ def plan_of(sweep: Sweep, home: Home, capacity: Capacity | None = None) -> Plan:
     cost = predict_cost(sweep, rows, length, task.num_outputs, scored)
     taken = False
     try:
-        taken = home.has_store() and not home.tracker().name_is_free(sweep.name)
+        taken = home.has_store() and not home.store().name_is_free(sweep.name)
     except StorageError as error:  # of a cluster that is not up yet, say
         missing = missing or str(error)
     notes = home.runs if home.storage is None else notes_of_machine()

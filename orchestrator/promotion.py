@@ -134,14 +134,14 @@ def _folder_of(home: Home, task: str, plm: str | None, scratch: Path) -> Path:
     if (folder / CONFIG_FILE).is_file():
         return folder
     try:
-        tracker = home.tracker()
-        run_id = champion(tracker, task, plm).run_id
+        store = home.store()
+        run_id = champion(store, task, plm).run_id
     except UsageError as error:
         if (folder / "adapter" / CONFIG_FILE).is_file():
             hint = f"of the folder '{task}', '{folder / 'adapter'}' is the adapter"
             raise UsageError(f"{error}; {hint}") from None
         raise
-    return tracker.download(run_id, "adapter", Path(tempfile.mkdtemp(dir=scratch)))
+    return store.download(run_id, "adapter", Path(tempfile.mkdtemp(dir=scratch)))
 
 
 def predict_file(

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from orchestrator import figures
 from orchestrator.figures import COLOURS, Curve
-from orchestrator.leaderboard import Row, leaderboard, short_config
+from orchestrator.leaderboard import Row, ranked, short_config
 from orchestrator.outcome import BY_USER, Outcome
 from orchestrator.ranking import standing_of
 from orchestrator.search import importances
@@ -31,6 +31,10 @@ from tinyattn.atomic import write_output, write_text
 from tinyattn.errors import StorageError, UsageError
 
 DPI = 130
+ANALYSED = 300
+"""Trials whose scores are taken apart by hyper-parameter: of more every second, third, … is."""
+ROWS = 200
+"""Trials in the page's table."""
 LOG_RATIO = 30
 """A grid of positive values that spans more than this factor gets a log axis."""
 CAPTIONS = {
@@ -53,16 +57,17 @@ CAPTIONS = {
     ),
     "importance": (
         "Importance of the hyper-parameters",
-        "Functional ANOVA over completed and stopped trials; rough below about 30 trials.",
+        "Functional ANOVA over completed and stopped trials; rough below about 30 trials, "
+        f"a sample above {ANALYSED}.",
     ),
 }
 
 
-def write_report(tracker: Tracker, name: str, folder: Path) -> Path:
+def write_report(store: Store, name: str, folder: Path) -> Path:
     """Write `report.html` and `figures/*.png` of a sweep into `folder`; return the HTML's path.
 
     Args:
-        tracker: the store; page and figures are added to the sweep's run.
+        store: where the sweep is; a tracker keeps page and figures with the sweep's run.
         name: the sweep's name.
         folder: made where needed.
 
@@ -70,37 +75,47 @@ def write_report(tracker: Tracker, name: str, folder: Path) -> Path:
         UsageError: unknown sweep, or one without any trial yet.
         StorageError: the folder cannot be written.
     """
-    sweep = tracker.find_sweep(name)
-    trials = tracker.trials_of(sweep)
+    sweep = store.find_sweep(name)
+    trials = store.trials_of(sweep)
     if not trials:
         raise UsageError(f"sweep '{name}' has no trial yet: there is nothing to report")
-    config = tracker.sweep_config(sweep)
+    config = store.sweep_config(sweep)
     metric = trials[0].primary_metric or "score"
-    drawn = draw(_curves(tracker, trials), metric, log_keys(config, trials))
+    drawn = draw(_curves(store, trials), metric, log_keys(config, trials))
     try:
         images = _save(drawn, folder / "figures")
     except OSError as error:
-        raise StorageError(f"the report cannot be written to {folder}: {error}") from None
+        reason = error.strerror or error
+        raise StorageError(
+            f"the report cannot be written to {folder}: {reason}; choose another folder with -o"
+        ) from None
     page = folder / "report.html"
-    text = _page(sweep, trials, leaderboard(tracker, sweeps=[name]), config, images)
+    text = _page(sweep, trials, ranked(trials), config, images)
     write_output(page, text)
-    tracker.log_folder(sweep.run_id, folder / "figures", "figures")
-    with tempfile.TemporaryDirectory() as scratch:  # the folder may hold other files too
-        write_text(Path(scratch) / page.name, text)
-        tracker.log_folder(sweep.run_id, Path(scratch), "report")
+    if isinstance(store, Tracker):
+        _keep(store, sweep, folder / "figures", text)
     return page
+
+
+def _keep(tracker: Tracker, sweep: SweepRecord, images: Path, text: str) -> None:
+    """Keep figures and page with the sweep's run."""
+    tracker.log_folder(sweep.run_id, images, "figures")
+    with tempfile.TemporaryDirectory() as scratch:  # the report's folder may hold other files too
+        write_text(Path(scratch) / "report.html", text)
+        tracker.log_folder(sweep.run_id, Path(scratch), "report")
 
 
 def draw(curves: Sequence[Curve], metric: str, logs: set[str]) -> dict[str, Figure]:
     """Return the figures by name; those that have nothing to show are left out."""
     judged = [c for c in curves if c.outcome in (Outcome.COMPLETED, Outcome.STOPPED)]
     scored = [(c.params, c.best_score) for c in judged if c.best_score is not None]
+    analysed = scored[:: math.ceil(len(scored) / ANALYSED) or 1]
     found = {
         "learning_curves": figures.learning_curves(curves, metric),
         "rungs": figures.rungs(curves),
         "best_so_far": figures.best_so_far(curves, metric),
         "hyperparameters": figures.score_by_parameter(curves, metric, logs),
-        "importance": figures.importance(importances(scored)),
+        "importance": figures.importance(importances(analysed)),
     }
     return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -121,15 +136,19 @@ def log_keys(config: Mapping[str, Any], trials: Sequence[TrialRecord]) -> set[st
 def _curves(store: Store, trials: Sequence[TrialRecord]) -> list[Curve]:
     """Return what the figures show: the search itself, not the finalizer's re-runs."""
     searched = [trial for trial in trials if trial.kind == "trial"] or trials
+    lines = figures.with_lines(sorted(searched, key=lambda trial: standing_of(trial).order))
+    points = dict(zip((t.run_id for t in lines), store.histories(lines), strict=True))
     return [
         Curve(
             name=trial.trial_id,
             outcome=trial.outcome,
-            points=store.history(trial),
+            points=points.get(trial.run_id, ()),
             params=trial.params,
             best_score=trial.best_score,
             end_time=trial.end_time if trial.end_time is not None else math.inf,
             standing=standing_of(trial),
+            evaluations=trial.evaluations,
+            seconds=trial.seconds,
         )
         for trial in searched
     ]
@@ -167,7 +186,7 @@ def _page(
         ),
         figures="\n".join(_section(name, path) for name, path in images.items()),
         ranking=_ranking_note(sweep.protocol),
-        leaderboard=_table(rows),
+        leaderboard=_table(rows[:ROWS]) + _more(len(rows)),
         config=escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)),
     )
 
@@ -223,6 +242,12 @@ def _table(rows: Sequence[Row]) -> str:
     head += "".join(f"<th>{name}</th>" for name in ("outcome", "config", "kind", "time", "run"))
     body = "".join(f"<tr>{_table_row(row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _more(rows: int) -> str:
+    """Say how many trials the table leaves out."""
+    command = "<code>tinyattn leaderboard --csv</code>"
+    return f"<p>{rows - ROWS:,} more: {command} has all.</p>" if rows > ROWS else ""
 
 
 def _table_row(row: Row) -> str:

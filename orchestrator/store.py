@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 # Read when mlflow is imported: no telemetry, no addresses and progress bars between our lines.
@@ -32,13 +31,18 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from sqlalchemy.exc import SQLAlchemyError
 
+from orchestrator import database
 from orchestrator.outcome import Outcome
+from orchestrator.run_tables import DATABASES, RunRow, RunTables
 from tinyattn.config import TrainConfig, stored_config
 from tinyattn.errors import StorageError, UsageError, did_you_mean
-from tinyattn.outside import UnfitError, open_file, parse_json, read_text, reason
+from tinyattn.outside import UnfitError, parse_json, read_text, reason
 from tinyattn.tasks import find_task
+from tinyattn.uris import without_secrets
 
 logging.getLogger("mlflow.pyfunc").setLevel(logging.WARNING)  # "Validating input example"
 for _noisy in ("alembic", "mlflow.store.db.utils"):
@@ -52,7 +56,6 @@ FINAL_KINDS = ("finalist", "expert", "collapsed")
 CONNECT_SECONDS = 5.0
 MOST_ARTIFACT = 2**24
 """Bytes of a file that describes a run."""
-_TABLES = {"alembic_version", "experiments", "runs", "tags", "params", "metrics", "latest_metrics"}
 _COUNTS = ("evaluation", "adapter_params", "classifier_params")
 UNOPENED = (
     MlflowException,
@@ -185,37 +188,73 @@ class Point:
 
 
 class Store:
-    """Read access to an MLflow store."""
+    """Read access to an MLflow store. A database that may not be written is read from a copy."""
 
-    def __init__(self, tracking_uri: str) -> None:
+    def __init__(self, tracking_uri: str, roots: Sequence[Path] = ()) -> None:
         """Connect.
+
+        Args:
+            tracking_uri: `sqlite:///…/mlflow.db`, or a server's or database's address.
+            roots: of an SQLite store: folders that its artifacts may be in.
 
         Raises:
             UsageError: it is no address.
             StorageError: the store cannot be reached or opened.
         """
+        shown = without_secrets(tracking_uri, tracking_uri)
         if "://" not in tracking_uri:
             raise UsageError(
-                f"'{without_password(tracking_uri)}' is no address of an MLflow store; allowed are "
+                f"'{shown}' is no address of an MLflow store; allowed are "
                 "such as sqlite:///runs/mlflow.db, http://server:5000, postgresql://server/mlflow"
             )
-        self.uri = tracking_uri
+        self._roots = roots
         try:
-            _knock(tracking_uri)
-            self.client = MlflowClient(tracking_uri, registry_uri=tracking_uri)
+            self.uri = self._prepared(tracking_uri)
+            self.client = MlflowClient(self.uri, registry_uri=self.uri)
             self.client.search_experiments(max_results=1)
+            is_database = self.uri.partition(":")[0].partition("+")[0] in DATABASES
+            self._tables = RunTables(self.uri) if is_database else None
         except UNOPENED as error:
             raise StorageError(
-                f"the MLflow store {without_password(tracking_uri)} cannot be opened: "
-                f"{first_line(error)}. "
+                f"the MLflow store {shown} cannot be opened: {first_line(error, tracking_uri)}. "
                 "Check the address and that it may be written, or leave the address out to keep "
                 "an SQLite store under runs/"
             ) from None
 
+    @classmethod
+    def open(cls, runs_dir: Path, tracking_uri: str | None = None) -> Self:
+        """Open the store at `tracking_uri`, or SQLite with its artifacts under `runs_dir`."""
+        folder = runs_dir.resolve()
+        uri = tracking_uri or f"sqlite:///{folder}/mlflow.db"
+        file = database.file_of(uri)
+        if file is None:
+            return cls(uri)
+        return cls(uri, [place.resolve() / database.ARTIFACTS for place in (file.parent, folder)])
+
+    def _prepared(self, uri: str) -> str:
+        """Make the store where it is missing; return the address to read it from."""
+        file = database.file_of(uri)
+        if file is None:
+            _knock(uri)
+            return uri
+        if not file.exists():
+            _make_database(file)
+        database.require_database(file)
+        if not database.may_be_written(file):
+            file, uri = self._unwritable(file)
+        if self._roots:
+            database.put_addresses_right(file, self._roots)
+        return uri
+
+    def _unwritable(self, file: Path) -> tuple[Path, str]:
+        """Return a copy of a database and its address, to be read in its place."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="tinyattn-")
+        copy = database.copy_to(Path(self._scratch.name), file)
+        return copy, f"sqlite:///{copy}"
+
     def sweeps(self, task: str | None = None) -> list[SweepRecord]:
         """Return all sweeps, oldest first."""
-        runs = self._runs(f"tags.\"{TAG}kind\" = 'sweep'")
-        found = [_record(run, _sweep_record) for run in runs]
+        found = [_record(run, _sweep_record) for run in self._runs(f"{TAG}kind", "sweep")]
         return sorted(
             (sweep for sweep in found if task is None or sweep.task == task),
             key=lambda sweep: sweep.start_time,
@@ -237,7 +276,7 @@ class Store:
 
     def trials_of(self, sweep: SweepRecord) -> list[TrialRecord]:
         """Return the trials of a sweep, finalists and experts included, oldest first."""
-        runs = self._runs(f"tags.\"{PARENT_TAG}\" = '{sweep.run_id}'", [sweep.experiment_id])
+        runs = self._runs(PARENT_TAG, sweep.run_id, [sweep.experiment_id])
         found = [_record(run, _trial_record) for run in runs]
         return sorted(found, key=lambda trial: trial.start_time)
 
@@ -253,30 +292,26 @@ class Store:
         Raises:
             UsageError: no trial has it, or several start with it.
         """
-        runs = self._runs(f"tags.\"{TAG}trial\" LIKE '%'") if len(run_id) >= 6 else []
-        found = [run for run in runs if run.info.run_id.startswith(run_id)]
+        runs = self._runs(f"{TAG}trial") if len(run_id) >= 6 else []
+        found = [run for run in runs if run.run_id.startswith(run_id)]
         if len(found) != 1:
-            many = ", ".join(run.info.run_id for run in found)
+            many = ", ".join(run.run_id for run in found)
             fault = f"fits several trials: {many}" if found else "is no trial's run id"
             raise UsageError(f"'{run_id}' {fault}; `tinyattn leaderboard` lists them")
         return _record(found[0], _trial_record)
 
-    def history(self, trial: TrialRecord) -> list[Point]:
-        """Return the evaluations of a trial in order (three requests to the store)."""
-        columns = {}
-        for key in ("score", "best_score", "seconds"):
-            entries = self.client.get_metric_history(trial.run_id, key)
-            columns[key] = {entry.step: entry.value for entry in entries}
-        return [
-            Point(
-                index,
-                score,
-                columns["best_score"][index],
-                columns["seconds"].get(index, float("nan")),
-            )
-            for index, score in sorted(columns["score"].items())
-            if index in columns["best_score"]
-        ]
+    def histories(self, trials: Sequence[TrialRecord]) -> list[list[Point]]:
+        """Return the evaluations of each trial in order (of a server three requests a trial)."""
+        keys = ("score", "best_score", "seconds")
+        run_ids = [trial.run_id for trial in trials]
+        if self._tables is not None:
+            found = self._tables.histories(run_ids, keys)
+        else:
+            found = {one: {key: self._history(one, key) for key in keys} for one in run_ids}
+        return [_points(found[run_id]) for run_id in run_ids]
+
+    def _history(self, run_id: str, key: str) -> dict[int, float]:
+        return {one.step: one.value for one in self.client.get_metric_history(run_id, key)}
 
     def sweep_config(self, sweep: SweepRecord) -> dict[str, Any]:
         """Return the resolved sweep file, with the versions that it ran with."""
@@ -289,13 +324,15 @@ class Store:
             raise StorageError(f"run {run_id} has no artifact '{path}'")
         self._refuse_special_files(run_id, path)
         try:
-            return Path(self.client.download_artifacts(run_id, path, str(destination)))
+            destination.mkdir(parents=True, exist_ok=True)
+            return Path(self._artifacts(run_id).download_artifacts(path, str(destination)))
         except (MlflowException, OSError) as error:
-            raise StorageError(f"artifact '{path}' of run {run_id}: {error}") from None
+            line = first_line(error, self.uri)
+            raise StorageError(f"artifact '{path}' of run {run_id}: {line}") from None
 
     def _refuse_special_files(self, run_id: str, path: str) -> None:
         """Raise StorageError where a copy would wait for a pipe, or follow a link out of there."""
-        uri = urlsplit(self.client.get_run(run_id).info.artifact_uri or "")
+        uri = urlsplit(self._address(run_id))
         if uri.scheme not in ("", "file"):
             return
         top = Path(unquote(uri.path), path)
@@ -309,9 +346,20 @@ class Store:
     def has_artifact(self, run_id: str, path: str) -> bool:
         """Return whether a run has an artifact at this top-level path."""
         try:
-            return any(item.path == path for item in self.client.list_artifacts(run_id))
+            return any(item.path == path for item in self._artifacts(run_id).list_artifacts())
         except (MlflowException, OSError) as error:
-            raise StorageError(f"the artifacts of run {run_id} cannot be listed: {error}") from None
+            raise StorageError(
+                f"the artifacts of run {run_id} cannot be listed: {first_line(error, self.uri)}"
+            ) from None
+
+    def _artifacts(self, run_id: str) -> ArtifactRepository:
+        """The files of a run, where they are now. MLflow's client keeps the place of a run for the
+        life of the process, though another copy of the store may be opened in it."""
+        return get_artifact_repository(self._address(run_id), tracking_uri=self.uri)
+
+    def _address(self, run_id: str) -> str:
+        address = self.client.get_run(run_id).info.artifact_uri or ""
+        return database.address_here(address, self._roots) if self._roots else address
 
     def _read_json(self, run_id: str, path: str) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
@@ -326,56 +374,43 @@ class Store:
                 raise StorageError(f"artifact '{path}' of run {run_id} is damaged; restore a copy")
             return content
 
-    def _runs(self, query: str, experiments: list[str] | None = None) -> list[Run]:
-        """Return every active run that the query matches, page by page."""
+    def _runs(
+        self, tag: str, value: str | None = None, experiments: list[str] | None = None
+    ) -> list[RunRow]:
+        """Return every active run with a tag; value None: whatever it says."""
+        if self._tables is not None:
+            return self._tables.with_tag(tag, value)
         if experiments is None:
             experiments = [found.experiment_id for found in self.client.search_experiments()]
-        runs: list[Run] = []
+        query = f'tags."{tag}" ' + ("LIKE '%'" if value is None else f"= '{value}'")
+        runs: list[RunRow] = []
         token = None
         while True:
             page = self.client.search_runs(experiments, query, max_results=1000, page_token=token)
-            runs += page
+            runs += map(_run_row, page)
             token = page.token
             if not token:
                 return runs
 
 
-def without_password(uri: str) -> str:
-    """Return a store's URI fit for messages and logs."""
-    return re.sub(r"//([^/@:]*):[^/@]*@", r"//\1:***@", uri)
+def first_line(error: Exception, *uris: str) -> str:
+    """Return what an error says at most in one line, fit for messages.
 
-
-def first_line(error: Exception) -> str:
-    """Return what an error says at most in one line, fit for messages."""
+    Args:
+        error: what a store raised.
+        uris: addresses that it may quote, whose secrets are not shown.
+    """
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return without_password(lines[0])
+    return without_secrets(lines[0], *uris)
 
 
 def _knock(uri: str) -> None:
     """Fail in seconds where MLflow would retry for minutes.
 
     Raises:
-        OSError, sqlite3.Error: it is not there, or not a database.
+        OSError: nobody answers there.
         ValueError: the address is none.
     """
-    if uri.startswith("sqlite:///"):
-        path = Path(uri.removeprefix("sqlite:///"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            _make_database(path)
-        open_file(path).close()  # UnfitError where a pipe would have us wait
-        with sqlite3.connect(path, timeout=CONNECT_SECONDS) as connection:
-            found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            missing = _TABLES - {name for (name,) in found}
-        connection.close()
-        if missing:  # MLflow would make them, in whatever file, and show an empty store
-            raise sqlite3.DatabaseError(
-                f"it has no table {min(missing)}, so it is empty, damaged or another program's; "
-                "restore a copy, or move it away to begin a new store"
-            )
-        if not os.access(path, os.W_OK):
-            raise PermissionError(f"{path} may not be written")
-        return
     parts = urlsplit(uri)
     ports = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
     port = parts.port or ports.get(parts.scheme.split("+")[0])
@@ -391,6 +426,7 @@ def _make_database(path: Path) -> None:
     """
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
         fresh = Path(folder) / path.name
         engine = create_sqlalchemy_engine_with_retry(f"sqlite:///{fresh}")
@@ -404,47 +440,64 @@ def _make_database(path: Path) -> None:
             os.rename(fresh, path)
 
 
+def _run_row(run: Run) -> RunRow:
+    info, data = run.info, run.data
+    return RunRow(
+        info.run_id, info.experiment_id, info.start_time, info.end_time,
+        dict(data.tags), dict(data.params), dict(data.metrics),
+    )  # fmt: skip
+
+
+def _points(columns: Mapping[str, Mapping[int, float]]) -> list[Point]:
+    best, seconds = columns["best_score"], columns["seconds"]
+    return [
+        Point(index, score, best[index], seconds.get(index, math.nan))
+        for index, score in sorted(columns["score"].items())
+        if index in best
+    ]
+
+
 _Record = TypeVar("_Record", SweepRecord, TrialRecord)
 
 
-def _record(run: Run, make: Callable[[Run], _Record]) -> _Record:
+def _record(run: RunRow, make: Callable[[RunRow], _Record]) -> _Record:
     """What a run says, or StorageError where its tags and metrics cannot be what we wrote."""
     try:
         return make(run)
     except (KeyError, ValueError) as error:
         fault = f"it has no tag {TAG}{error.args[0]}" if isinstance(error, KeyError) else error
         raise StorageError(
-            f"run {run.info.run_id} of the MLflow store is damaged: {fault}; restore a copy of the "
+            f"run {run.run_id} of the MLflow store is damaged: {fault}; restore a copy of the "
             "store, or delete the run"
         ) from None
 
 
-def _sweep_record(run: Run) -> SweepRecord:
-    tags = _group(run.data.tags, TAG)
+def _sweep_record(run: RunRow) -> SweepRecord:
+    tags = _group(run.tags, TAG)
     if not math.isfinite(float(tags.get("heartbeat", 0))):
         raise ValueError("its tag heartbeat is no time")
     return SweepRecord(
-        run_id=run.info.run_id,
-        experiment_id=run.info.experiment_id,
+        run_id=run.run_id,
+        experiment_id=run.experiment_id,
         name=tags["sweep"],
         task=tags["task"],
         plm=tags["plm"],
         protocol=tags["protocol"],
         outcome=_outcome(tags),
-        start_time=run.info.start_time,
+        start_time=run.start_time,
         tags=tags,
     )
 
 
-def _trial_record(run: Run) -> TrialRecord:
-    tags = _group(run.data.tags, TAG)
+def _trial_record(run: RunRow) -> TrialRecord:
+    tags = _group(run.tags, TAG)
     searched = parse_json(tags["searched"], nan=True)
     if not isinstance(searched, dict):
         raise ValueError("its tag searched holds no values by key")
-    if not all(math.isfinite(run.data.metrics.get(key, 0)) for key in _COUNTS):
+    if not all(math.isfinite(run.metrics.get(key, 0)) for key in _COUNTS):
         raise ValueError(f"one of its metrics {', '.join(_COUNTS)} is no number")
     return TrialRecord(
-        run_id=run.info.run_id,
+        run_id=run.run_id,
         trial_id=tags["trial"],
         sweep=tags["sweep"],
         task=tags["task"],
@@ -452,12 +505,12 @@ def _trial_record(run: Run) -> TrialRecord:
         protocol=tags["protocol"],
         kind=tags["kind"],
         outcome=_outcome(tags),
-        start_time=run.info.start_time,
+        start_time=run.start_time,
         params=searched,
-        config={key: _value(text) for key, text in run.data.params.items()},
-        metrics=dict(run.data.metrics),
+        config={key: _value(text) for key, text in run.params.items()},
+        metrics=run.metrics,
         tags=tags,
-        end_time=run.info.end_time,
+        end_time=run.end_time,
     )
 
 

@@ -17,17 +17,18 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mlflow.entities import Metric, Param, Run, RunTag
+from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from orchestrator.outbox import PATIENCE_SECONDS, Outbox, is_passing, patiently
 from orchestrator.outcome import Outcome
 from orchestrator.provenance import code_tags, slug
+from orchestrator.run_tables import RunRow
 from orchestrator.store import PARENT_TAG, TAG, Store, first_line
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
@@ -46,20 +47,23 @@ TAG_LENGTH = 5000
 class Tracker(Store):
     """Writes one sweep into MLflow, and reads what is there."""
 
-    def __init__(self, tracking_uri: str, artifacts: Path | None = None) -> None:
+    def __init__(self, tracking_uri: str, roots: Sequence[Path] = ()) -> None:
         """Open a store.
 
         Args:
             tracking_uri: `sqlite:///…/mlflow.db`, or a server's or database's address.
-            artifacts: folder for artifacts of new experiments; None: the server decides.
+            roots: folders that artifacts of an SQLite store may be in; new experiments take the
+                last. Empty: the server decides.
 
         Raises:
-            StorageError: the store cannot be reached or opened.
+            StorageError: the store cannot be reached, opened or written.
         """
-        super().__init__(tracking_uri)
-        self._artifacts = artifacts
-        self._outbox = Outbox()
+        super().__init__(tracking_uri, roots)
+        self._outbox = Outbox(self.uri)
         self._forget_sweep()
+
+    def _unwritable(self, file: Path) -> tuple[Path, str]:
+        raise PermissionError(f"{file} may not be written")
 
     def _forget_sweep(self) -> None:
         """Drop what belongs to one sweep: trials of the next one may have the same names."""
@@ -74,20 +78,12 @@ class Tracker(Store):
         self._told: dict[str, Outcome | None] = {}
         self._heartbeat = 0.0
 
-    @classmethod
-    def open(cls, runs_dir: Path, tracking_uri: str | None = None) -> Tracker:
-        """Open the store at `tracking_uri`, or SQLite with its artifacts under `runs_dir`."""
-        if tracking_uri is not None and not tracking_uri.startswith("sqlite:"):
-            return cls(tracking_uri)
-        folder = runs_dir.resolve()
-        return cls(tracking_uri or f"sqlite:///{folder}/mlflow.db", folder / "artifacts")
-
     def open_sweep(self, *, name: str, **rest: Any) -> str:
         """Open the parent run of a sweep, new or not; the arguments are those of `start_sweep`."""
         if self.name_is_free(name):
             return self.start_sweep(name=name, **rest)
         run_id = self.resume_sweep(name)
-        self._outbox.send(partial(self.client.log_dict, run_id, dict(rest["config"]), "sweep.json"))
+        self._outbox.send(partial(self._log_json, run_id, dict(rest["config"]), "sweep.json"))
         return run_id
 
     def start_sweep(
@@ -114,9 +110,7 @@ class Tracker(Store):
         self._sweep_tags = {"sweep": name, "task": task, "plm": plm, "protocol": protocol}
         own = {**self._sweep_tags, **code_tags(), **tags, "kind": "sweep"}
         self._sweep_run = self._create_run(name, own)
-        self._outbox.send(
-            partial(self.client.log_dict, self._sweep_run, dict(config), "sweep.json")
-        )
+        self._outbox.send(partial(self._log_json, self._sweep_run, dict(config), "sweep.json"))
         return self._sweep_run
 
     def resume_sweep(self, name: str, *, search_goes_on: bool = True) -> str:
@@ -170,7 +164,7 @@ class Tracker(Store):
         resolved = config.model_dump(mode="json")
         flat = [Param(key, text) for key, text in flatten(resolved).items()]
         self._send(trial_id, self.client.log_batch, params=flat)
-        self._send(trial_id, self.client.log_dict, resolved, "config.json")
+        self._send(trial_id, self._log_json, resolved, "config.json")
 
     def knows(self, trial_id: str, evaluations: int, outcome: Outcome | None) -> bool:
         """Whether the store had all of a trial when its sweep was resumed; ask before writing."""
@@ -289,11 +283,19 @@ class Tracker(Store):
             StorageError: the copy failed, e.g. for lack of space. It does not wait in the outbox.
         """
         try:
-            patiently(partial(self.client.log_artifacts, run_id, str(folder), path))
+            patiently(lambda: self._artifacts(run_id).log_artifacts(str(folder), path))
         except (MlflowException, OSError) as error:
+            reason = first_line(error, self.uri)
             raise StorageError(
-                f"the files of {folder} could not be kept in the MLflow store: {error}"
+                f"the files of {folder} could not be kept in the MLflow store: {reason}"
             ) from None
+
+    def _log_json(self, run_id: str, content: Mapping[str, Any], name: str) -> None:
+        """Keep a mapping as an artifact."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, name)
+            file.write_text(json.dumps(content, indent=2), "utf-8")
+            self._artifacts(run_id).log_artifact(str(file))
 
     def _send_copy(self, trial_id: str, folder: Path, path: str) -> None:
         """Send a small folder through the outbox, from a copy: its owner may delete it."""
@@ -305,7 +307,7 @@ class Tracker(Store):
             raise StorageError(f"the files of {folder} could not be copied: {error}") from None
 
         def write(run_id: str) -> None:
-            self.client.log_artifacts(run_id, str(spool), path)
+            self._artifacts(run_id).log_artifacts(str(spool), path)
             shutil.rmtree(spool, ignore_errors=True)
 
         self._send(trial_id, write)
@@ -314,10 +316,12 @@ class Tracker(Store):
         """Have `write(run id, ...)` sent; the run may be created only shortly before."""
         self._outbox.send(lambda: write(self._runs_of_trials[trial_id], *args, **rest))
 
-    def _runs(self, query: str, experiments: list[str] | None = None) -> list[Run]:
+    def _runs(
+        self, tag: str, value: str | None = None, experiments: list[str] | None = None
+    ) -> list[RunRow]:
         """As the store has them, with what this tracker wrote before."""
         self._outbox.drain(PATIENCE_SECONDS)
-        return super()._runs(query, experiments)
+        return super()._runs(tag, value, experiments)
 
     def _experiment_id(self, name: str) -> str:
         """Return the experiment's id, creating it where needed."""
@@ -330,8 +334,8 @@ class Tracker(Store):
         if found is not None:
             return found.experiment_id
         location = None
-        if self._artifacts is not None:
-            location = (self._artifacts / name.replace("/", "-")).resolve().as_uri()
+        if self._roots:
+            location = (self._roots[-1] / name.replace("/", "-")).as_uri()
         try:
             return patiently(lambda: self.client.create_experiment(name, location, EXPERIMENT_TAGS))
         except MlflowException as error:
@@ -358,7 +362,8 @@ class Tracker(Store):
         try:
             return patiently(create)
         except MlflowException as error:
-            raise StorageError(f"MLflow refused the run '{name}': {first_line(error)}") from None
+            reason = first_line(error, self.uri)
+            raise StorageError(f"MLflow refused the run '{name}': {reason}") from None
 
     def _reopen(self, run_id: str, forget_outcome: bool = True) -> None:
         self.client.update_run(run_id, status="RUNNING")

@@ -37,7 +37,7 @@ HOMES = {
         for name in ("store", "tracking", "outbox", "champions", "registry", "serving")
     },
 }
-WRITES_RUNS = {"create_run", "log_batch", "log_dict", "log_artifacts", "set_terminated"}
+WRITES_RUNS = {"create_run", "log_batch", "log_artifact", "log_artifacts", "set_terminated"}
 
 
 def trees(package: str) -> dict[str, ast.Module]:

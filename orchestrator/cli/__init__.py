@@ -20,7 +20,7 @@ import click
 
 from cluster.settings import set_before_ray
 from orchestrator.cli.clusters import cluster
-from orchestrator.cli.common import cluster_of, placed
+from orchestrator.cli.common import cluster_of, placed, store_addresses
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
 from orchestrator.signals import end_by_exception
@@ -51,7 +51,8 @@ class _Group(click.Group):
                 raise
             from orchestrator.store import first_line
 
-            message = f"the MLflow store failed: {first_line(error)}; see that it runs, try again"
+            reason = first_line(error, *store_addresses())
+            message = f"the MLflow store failed: {reason}; see that it runs, try again"
             click.echo(f"error: {message}", err=True)
             ctx.exit(1)
 

@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 
 from tinyattn.errors import UsageError, did_you_mean
+from tinyattn.uris import without_secrets
 
 _TYPED = f"{__name__}.typed"
 """Where click's context has the options of place that were typed, as in {"--on": "rack.yaml"}."""
@@ -32,20 +33,30 @@ def remember(flag: str) -> Callable[..., Any]:
     return note
 
 
+def _typed_places() -> dict[str, str]:
+    """The options of place that were typed, as in {"--on": "rack.yaml"}."""
+    context = click.get_current_context(silent=True)
+    return {} if context is None else context.meta.get(_TYPED, {})
+
+
+def store_addresses() -> list[str]:
+    """The addresses of MLflow stores that this command was given; they may hold secrets."""
+    given = [_typed_places().get("--tracking-uri"), os.environ.get("MLFLOW_TRACKING_URI")]
+    return [address for address in given if address]
+
+
 def next_command(command: str) -> str:
     """A command to type next, with the places of this one: it then means the same sweeps.
 
     Places from the environment are left out: they are there for the next command as well.
     """
-    context = click.get_current_context(silent=True)
-    typed: dict[str, str] = {} if context is None else context.meta.get(_TYPED, {})
+    typed = _typed_places()
     if command.startswith("tinyattn cluster "):
         file = typed.get("--on") or os.environ.get("TINYATTN_CLUSTER")
         return " ".join([command, *([shlex.quote(file)] if file else [])])
     if "--tracking-uri" in typed:
-        from orchestrator.store import without_password
-
-        typed = {**typed, "--tracking-uri": without_password(typed["--tracking-uri"])}
+        uri = typed["--tracking-uri"]
+        typed = {**typed, "--tracking-uri": without_secrets(uri, uri)}
     return " ".join([command, *(shlex.quote(word) for pair in typed.items() for word in pair)])
 
 
@@ -144,11 +155,17 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
 
 
 def show_leaderboard(
-    home: Any, sweeps: list[str], task: str | None = None, suite: bool = False
+    home: Any,
+    sweeps: list[str],
+    task: str | None = None,
+    suite: bool = False,
+    top: int | None = None,
 ) -> None:
+    """Print the leaderboard of sweeps, of a task or of everything: the `top` rows of each group, or
+    a page."""
     from orchestrator import leaderboard as board
 
-    store = home.tracker()
+    store = home.store()
     rows = board.leaderboard(store, task, sweeps)
     if not rows:
         tasks = {sweep.task for sweep in store.sweeps()}
@@ -160,7 +177,10 @@ def show_leaderboard(
         )
     console = Console(width=None if sys.stdout.isatty() else 140)
     if not suite:
-        console.print(board.render(rows, " ".join(sweeps) or task or "Leaderboard"))
+        shown = board.top(rows, top)
+        console.print(board.render(shown, " ".join(sweeps) or task or "Leaderboard"))
+        if more := len(rows) - len(shown):
+            click.echo(f"{more:,} more; --top N shows N rows of each task, --csv and --json all")
         return
     suites = board.suites(rows)
     if not suites:

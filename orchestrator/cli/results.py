@@ -24,6 +24,7 @@ from tinyattn.config import parse_overrides
 @click.command()
 @click.argument("task", required=False)
 @click.option("--sweep", "sweep_name", help="Only this sweep.")
+@click.option("--top", type=click.IntRange(1), help="Rows of each task; else about a page.")
 @click.option("--suite", is_flag=True, help="Best of each GLUE task and their average.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a table.")
@@ -31,6 +32,7 @@ from tinyattn.config import parse_overrides
 def leaderboard(
     task: str | None,
     sweep_name: str | None,
+    top: int | None,
     suite: bool,
     as_json: bool,
     as_csv: bool,
@@ -42,9 +44,11 @@ def leaderboard(
     home = home_of(**places)
     sweeps = [sweep_name] if sweep_name else []
     if not (as_json or as_csv):
-        show_leaderboard(home, sweeps, task, suite)
+        show_leaderboard(home, sweeps, task, suite, top)
         return
-    rows = board.leaderboard(home.tracker(), task, sweeps)
+    rows = board.leaderboard(home.store(), task, sweeps)
+    if top is not None:
+        rows = board.top(rows, top)
     click.echo(board.to_json(rows) if as_json else board.to_csv(rows), nl=as_json)
 
 
@@ -87,7 +91,7 @@ def promote(name: str, force: bool, **places: Any) -> None:
     click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
     if promotion.challenge is not None:
         click.echo(budget_words(promotion.challenge, promotion.moved))
-    if not is_finalized(home.tracker(), name):
+    if not is_finalized(home.store(), name):
         click.echo(
             "note: the best of many trials is partly luck, and no fresh seeds have tried this one: "
             + next_command(f"tinyattn finalize {name}")
@@ -151,14 +155,15 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
 )
 @place_options
 def report(name: str, output: Path | None, **places: Any) -> None:
-    """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow."""
+    """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow where that
+    may be written."""
     from orchestrator.report import write_report
 
     home = home_of(**places)
-    tracker = home.tracker()
-    tracker.find_sweep(name)  # a wrong name must not get a folder
+    store = home.tracker() if home.may_be_written() else home.store()
+    store.find_sweep(name)  # a wrong name must not get a folder
     folder = output or home.sweep_folder(name) / "report"
-    click.echo(f"the report is {write_report(tracker, name, folder)}")
+    click.echo(f"the report is {write_report(store, name, folder)}")
 
 
 @click.command()

@@ -92,7 +92,7 @@ def simulate(
         evaluations = max_evaluations(sweep, assumed_rows(sweep))
         curves: Curves = Synthetic(sweep.space, evaluations, rows, seed=sweep.search.seed)
         if like is not None:
-            curves = Recorded.of_sweep(home_of(**places).tracker(), like, sweep.space)
+            curves = Recorded.of_sweep(home_of(**places).store(), like, sweep.space)
         click.echo(
             f"sweep    {sweep.name}, on {nodes} virtual nodes with {slots} trials at once each\n"
             f"assumed  {evaluations} evaluations a trial, {seconds:g} s apart, "
@@ -162,6 +162,7 @@ def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -
     from orchestrator.sweep import resumable, resume_sweep
 
     home = home_of(**places)
+    home.require_writable(name)
     definition = resumable(name, home, changes, as_it_ran=as_it_ran)
     with ray_of(places["on"]):
         resume_sweep(definition, home)

@@ -94,6 +94,46 @@ def test_a_secret_in_the_storage_is_refused_and_not_shown(tmp_path: Path, url: s
     assert "topsecret" not in done.output
 
 
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"tracking_uri": "postgresql://me:topsecret@db/mlflow"}, "tracking_uri"),
+        ({"tracking_uri": "postgresql://db/mlflow?user=me&password=topsecret"}, "tracking_uri"),
+        ({"tracking_uri": "postgresql://db/mlflow?pass%77ord=topsecret"}, "tracking_uri"),
+        ({"tracking_uri": "postgresql://me:top/secret@db/mlflow"}, "tracking_uri"),
+        ({"tracking_uri": "https://topsecret@db"}, "tracking_uri"),
+        ({"tracking_url": "postgresql://me:topsecret@db/mlflow"}, "tracking_url"),
+        ({"tracking_uri": ["postgresql://me:topsecret@db/mlflow"]}, "tracking_uri.0"),
+        ({"storage": "s3://bucket/x?secret_key=topsecret"}, "storage"),
+        ({"launch": PODS["launch"] | {"image": "me:topsecret@registry/x"}}, "launch.image"),
+        ({"environment": {"install": "pip install -i https://me:topsecret@h/ x"}}, "install"),
+        ({"environment": {"variables": {"MLFLOW_TRACKING_PASSWORD": "topsecret"}}}, "PASSWORD"),
+        ({"environment": {"variables": {"AWS_ACCESS_KEY_ID": "topsecret"}}}, "AWS_ACCESS_KEY_ID"),
+        ({"environment": {"variables": {"http_proxy": "http://me:topsecret@h:1"}}}, "http_proxy"),
+    ],
+)
+def test_a_secret_anywhere_in_the_file_is_refused_and_not_shown(
+    tmp_path: Path, change: dict[str, Any], where: str
+) -> None:
+    done = run("cluster", "up", written(tmp_path, RACK | {"mlflow": None, "nodes": []} | change))
+    assert done.exit_code == 2
+    assert f"{where}: a " in done.stderr
+    assert "secrets belong in the environment" in done.stderr
+    assert "secret@" not in done.output
+    assert "topsecret" not in done.output
+
+
+def test_what_only_looks_like_a_secret_is_allowed(tmp_path: Path) -> None:
+    variables = {"TOKENIZERS_PARALLELISM": "false", "GOOGLE_APPLICATION_CREDENTIALS_FILE": "/x"}
+    file = RACK | {
+        "mlflow": None, "tracking_uri": "postgresql://me@db:5432/mlflow?passfile=/etc/pgpass",
+        "environment": {
+            "variables": variables, "install": "pip install git+https://$TOKEN@host:8443/x@v1",
+        },
+    }  # fmt: skip
+    assert read_cluster(written(tmp_path, file)).tracking_uri == file["tracking_uri"]
+
+
 def test_with_an_object_store_the_rest_of_a_sweep_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,11 +180,9 @@ def test_records_carry_typed_params_and_held_out_scores(sweeps: Sweeps) -> None:
     assert first.config["start"] is None
     assert (first.best_score, first.heldout, first.evaluations) == (0.7, {"accuracy": 0.65}, 3)
     assert (second.outcome, second.best_score, second.adapter_params) == (None, None, None)
-    assert [(p.index, p.best_score) for p in tracker.history(first)] == [
-        (1, 0.5),
-        (2, 0.7),
-        (3, 0.7),
-    ]
+    points, none = tracker.histories([first, second])
+    assert [(p.index, p.best_score) for p in points] == [(1, 0.5), (2, 0.7), (3, 0.7)]
+    assert none == []
     assert tracker.sweep_config(tracker.find_sweep("first"))["name"] == "first"
 
 
@@ -263,14 +261,8 @@ def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
     sweeps.start()
     run_id = sweeps.trial("t1", [0.1], None)
     tracker = sweeps.tracker
-    send, full = tracker.client.log_artifacts, [True]
-
-    def no_space(*args: object, **kwargs: object) -> None:
-        if full:
-            raise OSError(28, "No space left on device")
-        send(*args, **kwargs)
-
-    tracker.client.log_artifacts = no_space  # stands in for a disk that is full for a while
+    in_the_way = next((tmp_path / "runs").glob(f"artifacts/*/{run_id}/artifacts")) / "adapter"
+    in_the_way.write_text("")  # stands in for a disk that is full for a while
     folder = sweeps.adapter("t1")
     tracker._outbox._pause_seconds = 0.1
     tracker.end_trial("t1", Outcome.COMPLETED, adapter=folder)
@@ -278,7 +270,7 @@ def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
     status = MlflowClient(tracker.uri).get_run(run_id).info.status
     assert status == "RUNNING"  # in order: adapter first
     shutil.rmtree(folder)
-    full.clear()
+    in_the_way.unlink()
     tracker.end_sweep(Outcome.COMPLETED)
     assert _client(tracker).get_run(run_id).info.status == "FINISHED"
     copy = tracker.download(run_id, "adapter", tmp_path / "copy")

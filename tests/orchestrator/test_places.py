@@ -1,0 +1,216 @@
+"""Runs folders that were moved, copied or made read-only, and names that are no sweep's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+from mlflow_sweeps import Sweeps
+
+from orchestrator import database
+from orchestrator.cli import main
+from orchestrator.database import address_here
+from orchestrator.home import Home
+from orchestrator.tracking import Tracker
+from tinyattn.errors import StorageError
+
+
+@pytest.fixture
+def runs(sweeps: Sweeps, tmp_path: Path) -> Path:
+    """A folder with one sweep, one trial and its adapter."""
+    sweeps.start()
+    sweeps.trial("t1", [0.5], adapter=True)
+    sweeps.tracker.settle(30)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def read_only(runs: Path, tmp_path: Path) -> Iterator[Path]:
+    """The folder at another place, where nobody may write, root included."""
+    place = tmp_path / "read-only"
+    place.mkdir()
+    bind = ["mount", "--bind", str(runs), str(place)]
+    if subprocess.run(bind, capture_output=True, check=False).returncode:
+        pytest.skip("needs to mount")
+    try:
+        subprocess.run(["mount", "-o", "remount,ro,bind", str(place)], check=True)
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below a folder."""
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(folder.rglob("*"))
+        if file.is_file()
+    }
+
+
+def go_on(runs: Path, scratch: Path) -> tuple[str, str]:
+    """Read the old trial's adapter and add a trial; return what MLflow says of both places."""
+    tracker = Tracker.open(runs)
+    (old,) = tracker.trials_of(tracker.find_sweep("first"))
+    kept = tracker.download(old.run_id, "adapter", scratch / "old")
+    assert json.loads((kept / "adapter_config.json").read_text()) == {"trial": "t1"}
+    sweeps = Sweeps(tracker, scratch)
+    sweeps.settings = {"task": "sst2", "plm": "roberta-large", "protocol": "heldout"}
+    tracker.resume_sweep("first")
+    new = sweeps.trial("t2", [0.6], adapter=True)
+    client = MlflowClient(tracker.uri)
+    return tuple(client.get_run(run_id).info.artifact_uri for run_id in (old.run_id, new))
+
+
+@pytest.mark.parametrize("name", ["elsewhere", "else where/100%/#1 é"])
+def test_a_moved_folder_has_its_adapters_and_writes_to_its_new_place(
+    runs: Path, tmp_path: Path, name: str
+) -> None:
+    place = tmp_path / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    runs.rename(place)
+    for address in go_on(place, tmp_path):
+        assert address.startswith(place.as_uri())  # where MLflow's own pages look
+    assert len(list(place.glob("artifacts/*/*/artifacts/adapter/adapter_config.json"))) == 2
+    assert not runs.exists()
+
+
+def test_a_copy_leaves_the_original_as_it_was(runs: Path, tmp_path: Path) -> None:
+    before = hashes(runs)
+    copy = shutil.copytree(runs, tmp_path / "copy")
+    for address in go_on(copy, tmp_path):
+        assert address.startswith(copy.as_uri())
+    assert hashes(runs) == before
+    # The original is opened in the same process, where MLflow's client remembers places of runs.
+    tracker = Tracker.open(runs)
+    (trial,) = tracker.trials_of(tracker.find_sweep("first"))
+    tracker.download(trial.run_id, "adapter", tmp_path / "again")
+    assert hashes(runs) == before
+
+
+def test_a_database_that_moved_with_its_artifacts_is_named_by_its_address(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs.rename(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)  # `./runs` is not where the artifacts are
+    uri = f"sqlite:///{tmp_path / 'elsewhere' / 'mlflow.db'}"
+    store = Home.find(tracking_uri=uri).store()
+    (trial,) = store.trials_of(store.find_sweep("first"))
+    assert store.has_artifact(trial.run_id, "adapter")
+
+
+def test_artifacts_that_did_not_move_are_found_where_they_are(tmp_path: Path) -> None:
+    old, new = tmp_path / "old" / "artifacts", tmp_path / "new" / "artifacts"
+    (old / "x").mkdir(parents=True)
+    for tail in ("x", "x/abc/artifacts"):
+        assert address_here((old / tail).as_uri(), [new]) == (old / tail).as_uri()
+        (new / "x").mkdir(parents=True)
+        assert address_here((old / tail).as_uri(), [new]) == (new / tail).as_uri()
+        (new / "x").rmdir()
+    shutil.rmtree(old)
+    assert address_here((old / "x").as_uri(), [new]) == (new / "x").as_uri()
+    for foreign in ("s3://bucket/artifacts/x", "mlflow-artifacts:/1/abc/artifacts", "./mlruns/0"):
+        assert address_here(foreign, [new]) == foreign
+
+
+def test_a_read_only_folder_can_be_looked_at(read_only: Path, tmp_path: Path) -> None:
+    before = hashes(read_only)
+    for words in (
+        ["leaderboard"],
+        ["sweep", "status", "first"],
+        ["report", "first", "-o", tmp_path / "report"],
+    ):
+        done = CliRunner().invoke(main, [*map(str, words), "--runs", str(read_only)])
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "report" / "report.html").is_file()
+    store = Home(read_only).store()
+    (trial,) = store.trials_of(store.find_sweep("first"))
+    store.download(trial.run_id, "adapter", tmp_path / "copy")
+    assert hashes(read_only) == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["promote", "first"],
+        ["finalize", "first"],
+        ["rollback", "sst2"],
+        ["report", "first"],
+        ["sweep", "resume", "first"],
+    ],
+)
+def test_what_would_write_to_a_read_only_folder_says_so(read_only: Path, words: list[str]) -> None:
+    (read_only.parent / "runs" / "sweeps" / "first").mkdir(parents=True)
+    done = CliRunner().invoke(main, [*words, "--runs", str(read_only)])
+    assert isinstance(done.exception, SystemExit), done.exc_info
+    assert done.exit_code == 1
+    assert done.stderr.count("\n") == 1
+    assert "may not be written" in done.stderr or "cannot be written" in done.stderr
+
+
+def test_a_held_sweep_shows_without_writing(read_only: Path, runs: Path) -> None:
+    assert not Home(read_only).is_held("first")
+    assert not (runs / "sweeps").exists()
+    with Home(runs).lock("first"):
+        assert Home(read_only).is_held("first")
+    assert not Home(read_only).is_held("first")
+    with pytest.raises(StorageError, match="may not be written"), Home(read_only).lock("first"):
+        pass
+
+
+def test_the_copy_of_a_database_undoes_what_a_dead_writer_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, dead, copies = (tmp_path / name for name in ("x.db", "dead", "copies"))
+    # As for an account that is not root.
+    monkeypatch.setattr(database, "may_be_written", lambda file: file.parent != dead)
+    dead.mkdir()
+    copies.mkdir()
+    with sqlite3.connect(file) as writer:
+        writer.execute("create table t (v)")
+        writer.execute("insert into t values (1)")
+    writer.execute("pragma cache_size = 1")  # has the file itself changed before the commit
+    writer.executemany("insert into t values (?)", [("x" * 4000,) for _ in range(50)])
+    for part in tmp_path.glob("x.db*"):
+        shutil.copy(part, dead)
+    assert (dead / "x.db-journal").exists()
+    writer.rollback()
+    before = hashes(dead)
+    with sqlite3.connect(database.copy_to(copies, dead / "x.db")) as reader:
+        assert reader.execute("select count(*) from t").fetchone() == (1,)
+    assert hashes(dead) == before
+
+
+@pytest.mark.parametrize("name", ["../../other/sweeps/s", "/etc", "..", "a/b", "", "x\n", "-x"])
+@pytest.mark.parametrize(
+    "verb", [["resume"], ["stop"], ["status"], ["extend", "--", "NAME", "trials=4"]]
+)
+def test_a_name_that_is_a_path_is_refused_by_every_verb(
+    runs: Path, verb: list[str], name: str
+) -> None:
+    other = runs.parent / "other" / "sweeps" / "s"
+    other.mkdir(parents=True)
+    (other / "sweep.json").write_text("{}")
+    before = hashes(runs.parent)
+    words = [name if word == "NAME" else word for word in verb]
+    words = words if len(verb) > 1 else [*verb, "--", name]
+    done = CliRunner().invoke(main, ["sweep", words[0], "--runs", str(runs), *words[1:]])
+    assert isinstance(done.exception, SystemExit), done.exc_info
+    assert done.exit_code == 2
+    assert "came as the name of a sweep, allowed are 1 to 80 letters" in done.stderr
+    assert hashes(runs.parent) == before
+
+
+@pytest.mark.parametrize("port", [99_999, 0, -1])
+def test_a_port_that_is_none_is_one_line(runs: Path, port: int) -> None:
+    done = CliRunner().invoke(main, ["ui", f"--port={port}", "--runs", str(runs)])
+    assert done.exit_code == 2
+    assert done.stderr == f"error: --port {port} came, allowed is 1 to 65535\n"

@@ -1,0 +1,98 @@
+"""Secrets in addresses, as SQLAlchemy writes them and as people mistype them."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import URL
+
+from tinyattn.uris import has_secret, names_secret, without_secrets
+
+PASSWORDS = st.text(string.printable.strip(), min_size=6, max_size=20)
+
+
+@given(password=PASSWORDS, user=st.sampled_from(["me", "a.b"]))
+def test_no_password_that_sqlalchemy_writes_is_shown(password: str, user: str) -> None:
+    url = URL.create(
+        "postgresql", user, password, "db.host", 5432, "mlflow", {"sslmode": "require"}
+    )
+    written = url.render_as_string(hide_password=False)
+    assert has_secret(written)
+    shown = without_secrets(written, written)
+    assert password not in shown
+    assert "***@" in shown
+
+
+@given(password=PASSWORDS, key=st.sampled_from(["password", "sslpassword", "api_token", "sig"]))
+def test_no_password_among_the_options_is_shown(password: str, key: str) -> None:
+    url = URL.create("postgresql", host="db.host", database="x", query={key: password})
+    written = url.render_as_string(hide_password=False)
+    assert has_secret(written)
+    shown = without_secrets(written, written)
+    assert password not in shown
+    assert shown.endswith(f"{key}=***")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://me:top/secret@db/x",
+        "postgresql://me:top@secret@db/x",
+        "postgresql://me:top?secret#x@db/x",
+        "postgresql://me:top secret@db/x",
+        "postgresql://h1:1,h2:2/db?password=top secret",
+        "postgresql://db/x?password=top&secret",
+        "postgresql://db/x?user=me;PASSWORD=topsecret",
+        "postgresql://db/x?pass%77ord=topsecret",
+        "postgresql+psycopg://me:topsecret@[::1",
+        "mysql://me:topsecret@h1:3306,h2:3306/x",
+        "https://topsecret@server:5000",
+        "https://server/mlflow?sig=topsecret",
+        "https://blob/x?sv=1&se=2&sig=topsecret",
+        "s3://b/x?access_key=topsecret",
+    ],
+)
+def test_malformed_addresses_and_unusual_places(uri: str) -> None:
+    assert has_secret(uri)
+    for text in (without_secrets(uri, uri), without_secrets(f"no store at {uri}: no", uri)):
+        assert "top" not in text
+        assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "sqlite:////home/me@lab/runs:1/mlflow.db",
+        "sqlite:///runs/mlflow.db",
+        "http://127.0.0.1:5000",
+        "http://[::1]:5000/mlflow",
+        "postgresql://me@db:5432/mlflow?sslmode=require&passfile=/home/me/.pgpass",
+        "abfs://box@account.dfs.core.windows.net/x?tenant_id=t",
+        "s3://bucket/x?region=eu-west-1&endpoint_override=minio:9000",
+    ],
+)
+def test_what_holds_no_secret_is_shown_as_it_is(uri: str) -> None:
+    assert not has_secret(uri)
+    assert without_secrets(uri, uri) == uri
+
+
+def test_parts_of_a_password_that_an_error_quotes_are_hidden() -> None:
+    uri = "postgresql://me:pa/ss%21word@db/x"
+    error = "Port could not be cast to integer value as 'pa', not ss!word; passage"
+    shown = "Port could not be cast to integer value as '***', not ***; passage"
+    assert without_secrets(error, uri) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [
+        ("MLFLOW_TRACKING_PASSWORD", True), ("HF_TOKEN", True), ("AWS_ACCESS_KEY_ID", True),
+        ("AWS_SECRET_ACCESS_KEY", True), ("PGPASSFILE", False), ("RAY_AUTH_TOKEN_PATH", False),
+        ("TOKENIZERS_PARALLELISM", False), ("NCCL_SOCKET_IFNAME", False),
+    ],
+)  # fmt: skip
+def test_variables_that_hold_secrets(name: str, holds: bool) -> None:
+    assert names_secret(name) is holds

@@ -1,0 +1,74 @@
+"""Secrets in addresses: found in what a file says, hidden in what people read.
+
+An address may hold a password before its host (`//user:password@host`) or in its options
+(`?password=...`). Malformed addresses are those that end up in messages, so what is hidden is
+rather too much than too little.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from urllib.parse import unquote, unquote_plus
+
+_BEFORE_HOST = re.compile(r"(?P<shown>//[^/@:\s]*:)(?P<secret>.*)@")
+"""Up to the last @: a password may hold one, or a slash, though it should not."""
+_TOKEN_AS_USER = re.compile(r"(?P<shown>https?://)(?P<secret>[^/@:\s]+)@", re.IGNORECASE)
+_OPTION = re.compile(r"(?P<shown>(?P<key>[\w.%+-]+)=)(?P<secret>[^\s&;]+)")
+_WHOLE_OPTION = re.compile(r"(?P<key>[\w.%+-]+)=(?P<secret>[^&;]*(?:[&;][^=&;]*(?=[&;]|$))*)")
+"""In an address by itself: a value with spaces, or an & that should have been written as %26."""
+_NAMES_A_SECRET = re.compile(
+    r".*(passw|passphrase|pwd|secret|token(?!iz)).*|.*(pass|sig|signature|sas|credentials?|key|key_?id)",
+    re.IGNORECASE,
+)
+_NAMES_A_PLACE = re.compile(r"ssl_?key|.*(file|path|dir|mode|url)", re.IGNORECASE)
+_PORT = re.compile(r"\d{1,5}/")
+_USER_AND_PASSWORD = re.compile(r"[^/\s@:=]+:[^/\s@]+@(?!sha256:)")
+"""Without a scheme, as before the name of an image's registry."""
+_HIDDEN = "***"
+
+
+def without_secrets(text: str, *uris: str) -> str:
+    """Return a message, or an address, without the secrets of the addresses in it.
+
+    Args:
+        text: what is to be shown.
+        uris: addresses that it may quote in part, as errors of their parsers do.
+    """
+    for part in sorted({p for uri in uris for p in _parts(uri)}, key=len, reverse=True):
+        text = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", _HIDDEN, text)
+    text = _BEFORE_HOST.sub(rf"\g<shown>{_HIDDEN}@", text)
+    text = _TOKEN_AS_USER.sub(rf"\g<shown>{_HIDDEN}@", text)
+    return _OPTION.sub(
+        lambda found: f"{found['shown']}{_HIDDEN}" if names_secret(found["key"]) else found[0], text
+    )
+
+
+def has_secret(text: str, *, shell: bool = False) -> bool:
+    """Return whether a text holds an address with a password or key in it.
+
+    Args:
+        text: an address, or commands with addresses in them.
+        shell: whether what begins with $ is the name of a variable.
+    """
+    found = [match for match in _BEFORE_HOST.finditer(text) if not _PORT.match(match["secret"])]
+    found += _TOKEN_AS_USER.finditer(text)
+    found += [option for option in _OPTION.finditer(text) if names_secret(option["key"])]
+    in_full = [match for match in found if not (shell and match["secret"].startswith("$"))]
+    return bool(in_full or _USER_AND_PASSWORD.match(text))
+
+
+def names_secret(key: str) -> bool:
+    """Return whether an option, or an environment variable, of this name holds a secret."""
+    key = unquote(key)
+    return bool(_NAMES_A_SECRET.fullmatch(key)) and not _NAMES_A_PLACE.fullmatch(key)
+
+
+def _parts(uri: str) -> Iterator[str]:
+    """The secrets of an address, and the parts in which a parser may have cut them."""
+    found = [*_BEFORE_HOST.finditer(uri), *_TOKEN_AS_USER.finditer(uri)]
+    found += [option for option in _WHOLE_OPTION.finditer(uri) if names_secret(option["key"])]
+    for match in found:
+        for secret in {match["secret"], unquote(match["secret"]), unquote_plus(match["secret"])}:
+            yield secret
+            yield from (part for part in re.split(r"[/:@?#&;=\s]", secret) if len(part) > 1)
