@@ -125,6 +125,7 @@ def test_status_names_the_winner_of_the_finalizer(sweeps: Sweeps, tmp_path: Path
     sweeps.trial("search_00001", [0.9])
     winner = sweeps.trial("c_1_collapsed", [0.8], kind="collapsed")
     sweeps.tracker.tag(parent, {"winner": winner})
+    sweeps.tracker.settle(30)
     lines = str(status(Home(tmp_path / "runs"), "first")).splitlines()
     assert [line[:15] for line in lines if line.startswith(("best", "winner"))] == [
         "best     90.00 ",
