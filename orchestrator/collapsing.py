@@ -1,20 +1,20 @@
-"""Saved adapters in this process: their outputs, and an expert's heads collapsed into one."""
+"""Saved adapters in this process: their outputs, and an expert's heads collapsed into one head."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
-from tinyattn.batches import batches_of
+from tinyattn.batches import batches_of, labels_of
 from tinyattn.checkpoint import read_card
 from tinyattn.config import TrainConfig
 from tinyattn.experts import CollapseMethod, collapse
 from tinyattn.model import AdaptedModel, Adapter, Counts
 from tinyattn.passes import outputs_of
+from tinyattn.tasks import Task, compute_metrics
 from tinyattn.tasks.tokens import Rows
 from tinyattn.workshop import Workshop
 
@@ -46,6 +46,10 @@ class Loaded:
         assert self.model.active is not None
         return outputs_of(self.model, self.model.active, rows, self.workshop.device)[0]
 
+    def scores(self, task: Task, split: Rows) -> dict[str, float]:
+        """The task's metrics on a labelled split."""
+        return compute_metrics(task, self.outputs(split), labels_of(split))
+
     def counts(self) -> Counts:
         """Parameters of the adapter in use."""
         return self.model.counts()
@@ -58,33 +62,31 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Collapse:
-    """What became of an expert's heads."""
+    """What one method made of an expert's heads."""
 
     method: CollapseMethod
-    score: float
-    """Of the one head on the rows that chose the method."""
+    adapter: Adapter
+    """The one head."""
+    outputs: np.ndarray
+    """Its logits [N, num_outputs]."""
     logit_distance: float
-    """Root mean square difference of the logits on those rows, relative to their size."""
+    """Root mean square difference of the logits from the expert's, relative to their size."""
 
 
-def collapse_in_place(
-    loaded: Loaded, rows: Rows, score_of: Callable[[np.ndarray], float]
-) -> Collapse:
-    """Collapse a loaded expert by each method and leave in use the one that scores best.
+def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
+    """Collapse a loaded expert by each method; one whose logits are not finite is left out.
 
     Args:
         loaded: the expert.
         rows: what the methods are compared on: selection rows, never held-out ones.
-        score_of: the task's primary metric of logits [N, num_outputs] of `rows`.
     """
     wide, before = loaded.model.adapter(), loaded.outputs(rows)
-    tried: list[tuple[Collapse, Adapter]] = []
+    found: list[Collapse] = []
     for method in get_args(CollapseMethod):
         single = collapse(wide, loaded.model.plm, method)
         loaded.use(single)
         after = loaded.outputs(rows)
-        distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
-        tried.append((Collapse(method, score_of(after), distance), single))
-    best, single = max(tried, key=lambda one: one[0].score)
-    loaded.use(single)
-    return best
+        if np.isfinite(after).all():
+            distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
+            found.append(Collapse(method, single, after, distance))
+    return found

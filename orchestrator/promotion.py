@@ -17,7 +17,7 @@ from orchestrator.home import Home
 from orchestrator.provenance import refuse_other_data
 from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
 from orchestrator.store import TrialRecord
-from tinyattn.batches import labels_of
+from tinyattn.batches import groups_of, labels_of
 from tinyattn.checkpoint import CONFIG_FILE
 from tinyattn.config import TrainConfig, build, set_dotted, stored_config
 from tinyattn.data import read_rows
@@ -68,7 +68,7 @@ def _benchmark_of(
             finally:
                 predictor.close()
 
-        held = HeldOut(labels_of(split), outputs_of, split.flat().groups, fingerprint_of(split))
+        held = HeldOut(labels_of(split), outputs_of, groups_of(split), fingerprint_of(split))
         return Benchmark(data.task, held, lambda: train(trial, config))
 
     return benchmark_of

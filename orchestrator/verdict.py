@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from orchestrator.collapsing import Collapse
-from orchestrator.registry import SIGNIFICANCE
+from orchestrator.keeping import LEVEL, Judgement
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class Candidate:
     heldout_std: float | None = None
     parameters: int = 0
     """Trainable: adapter and classifier."""
+    evaluations: int = 1
+    """How many it is the best of, those of other seeds included."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,16 @@ class Verdict:
     one_head: Candidate
     """The winner's best seed."""
     best: Collapsed | None
-    """The best expert by its collapsed selection score; None: no expert reached a score."""
-    p_value: float | None
-    """Of the collapsed adapter being no better than one head, paired on the rows compared."""
-    helps: bool
-    """Whether the collapsed adapter takes the place of one head."""
-    compared_on: str
-    """`held-out` or, under the protocol `paper`, `dev`."""
+    """The best of all experts, each collapsed by each method; None: no expert reached a score."""
+    judgement: Judgement | None
+    """Of `best` against one head."""
+    rates: int = 1
+    """Learning rates that the classifier alone is the best of."""
+
+    @property
+    def helps(self) -> bool:
+        """Whether the collapsed adapter takes the place of one head."""
+        return self.judgement is not None and self.judgement.keeps
 
     @property
     def winner(self) -> Candidate:
@@ -82,7 +87,8 @@ def gain(verdict: Verdict) -> str:
         return ""
     points = 100 * (_compared(best) - _compared(alone))
     spread = 100 * math.hypot(_spread_of(best), _spread_of(alone))
-    words = f"One head against the classifier alone, mean of seeds: {points:+.2f} points"
+    of = f" (best of {verdict.rates} learning rates)" if verdict.rates > 1 else ""
+    words = f"One head against the classifier alone{of}, mean of seeds: {points:+.2f} points"
     if points > spread:
         return f"{words}."
     if points > 0:
@@ -92,27 +98,57 @@ def gain(verdict: Verdict) -> str:
 
 def sentence(verdict: Verdict) -> str:
     """What was decided and why."""
-    if verdict.best is None:
+    if verdict.best is None or verdict.judgement is None:
         return "No expert of several heads completed: the one-head adapter is kept."
-    new, old = verdict.best.single, verdict.one_head
-    scores = f"{_points(_compared(new))} against {_points(_compared(old))}"
-    evidence = f"{scores} on the {verdict.compared_on} rows, p {_p_words(verdict.p_value)}"
-    change = 100 * (new.select - verdict.best.expert.select)
+    change = 100 * (verdict.best.single.select - verdict.best.expert.select)
     collapse = (
         f"Collapsing ({verdict.best.how.method}) moved the logits by "
         f"{100 * verdict.best.how.logit_distance:.1f} % and the score by {change:+.2f} points."
     )
-    name = verdict.best.expert.name
-    if verdict.helps:
-        sure = "" if (verdict.p_value or 0) < SIGNIFICANCE else ", which may be chance"
-        return f"{collapse}\nThe collapsed {name} are kept: {evidence}{sure}."
-    return f"{collapse}\nThe {name} do not help ({evidence}): the one-head adapter is kept."
+    reasons = _reasons_on_dev if verdict.judgement.contest.p_value is None else _reasons
+    return f"{collapse}\n{reasons(verdict.judgement, verdict.best.expert.name)}"
 
 
-def _p_words(p_value: float | None) -> str:
-    if p_value is None:
-        return "unknown"
-    return "< 0.001" if p_value < 0.001 else f"= {p_value:.3f}"
+def _reasons(judgement: Judgement, name: str) -> str:
+    """Why heads are kept or not, under the protocol `heldout`."""
+    contest, p_value = judgement.contest, judgement.contest.p_value or 0.0
+    select = f"{_pair(contest.score, contest.one_head)} on the selection rows"
+    heldout = f"{_pair(*judgement.heldout)} on the held-out rows" if judgement.heldout else ""
+    of = f"the best of {judgement.candidates} equal ones"
+    if not contest.is_won:
+        return (
+            f"The {name} do not help: {select}. {of.capitalize()} would lead as clearly with "
+            f"{_p_words(p_value)}, above {LEVEL:.2f}: the one-head adapter is kept."
+        )
+    lead = f"{select} ({of} would lead as clearly with {_p_words(p_value)})"
+    if judgement.objects:
+        return (
+            f"The {name} lead with {lead}, but the held-out rows object with {heldout}: the "
+            "one-head adapter is kept."
+        )
+    return f"The collapsed {name} are kept: {lead}; the held-out rows do not object ({heldout})."
+
+
+def _reasons_on_dev(judgement: Judgement, name: str) -> str:
+    """Why heads are kept or not, under the protocol `paper`."""
+    dev = f"{_pair(judgement.contest.score, judgement.contest.one_head)} on the dev rows"
+    if judgement.keeps:
+        return (
+            f"The collapsed {name} are kept, as the paper does: {dev}. These rows chose both "
+            "adapters, so this is no evidence that they are better."
+        )
+    return (
+        f"The {name} are not better on the rows that chose both adapters ({dev}): the one-head "
+        "adapter is kept."
+    )
+
+
+def _p_words(p_value: float) -> str:
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.3f}"
+
+
+def _pair(new: float, old: float) -> str:
+    return f"{_points(new)} against {_points(old)}"
 
 
 def _compared(candidate: Candidate) -> float:

@@ -113,6 +113,11 @@ def labels_of(split: Rows) -> np.ndarray:
     return split.flat().labels
 
 
+def groups_of(split: Rows) -> np.ndarray:
+    """The group of each row, [N]: rows with the same number belong together."""
+    return split.flat().groups
+
+
 def epoch_order(num_rows: int, seed: int, epoch: int) -> np.ndarray:
     """Return a uniformly random order of `num_rows` rows, the same for the same seed and epoch."""
     # RandomState, because its streams never change with the version of numpy.

@@ -65,6 +65,11 @@ class Job:
     def trials(self, kind: str) -> list[TrialRecord]:
         return [t for t in self.tracker.trials_of(self.sweep) if t.kind == kind]
 
+    def ranked(self) -> list[TrialRecord]:
+        """The search's trials: the best score first, of equals the completed, the earlier."""
+        trials = self.trials("trial")
+        return sorted(trials, key=lambda t: (-(t.best_score or 0), t.outcome != "completed"))
+
     def adapter(self, trial: TrialRecord, scratch: Path) -> Path:
         scratch.mkdir(exist_ok=True)
         return self.tracker.download(trial.run_id, "adapter", scratch)
@@ -137,8 +142,8 @@ def test_one_experiment_with_children_under_one_parent(job: Job) -> None:
     children = [run for run in runs if run.info.run_id != job.sweep.run_id]
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {job.sweep.run_id}
     kinds = Counter(run.data.tags["tinyattn.kind"] for run in children)
-    # 2 finalists and the classifier alone, on 2 seeds each; 2 experts, each collapsed.
-    assert kinds == {"trial": 6, "finalist": 6, "expert": 2, "collapsed": 2}
+    # 2 finalists and the classifier alone at 4 rates, on 2 seeds each; 2 experts, each collapsed.
+    assert kinds == {"trial": 6, "finalist": 12, "expert": 2, "collapsed": 2}
     for run in runs:
         outcome = Outcome(run.data.tags["tinyattn.outcome"])
         assert run.info.status == outcome.run_status == "FINISHED"
@@ -189,8 +194,7 @@ def test_runs_name_config_versions_and_data(job: Job) -> None:
 
 
 def test_finalists_are_the_best_on_fresh_seeds(job: Job) -> None:
-    trials = job.trials("trial")
-    ranked = sorted(trials, key=lambda t: (t.outcome != "completed", -(t.best_score or 0)))
+    ranked = job.ranked()
     finalists = [t for t in job.trials("finalist") if t.config["adapter.layers"] == "all"]
     for number, best in enumerate(ranked[:2]):
         of_best = [t for t in finalists if {**t.params, "seed": 0} == {**best.params, "seed": 0}]
@@ -198,9 +202,23 @@ def test_finalists_are_the_best_on_fresh_seeds(job: Job) -> None:
         scores = [t.best_score or 0.0 for t in of_best]
         shown = f"{100 * statistics.mean(scores):.2f} ± {100 * statistics.stdev(scores):.2f}"
         assert shown in job.printed["finalize"]
+
+
+def test_the_classifier_alone_has_the_best_of_four_learning_rates(job: Job) -> None:
     alone = [t for t in job.trials("finalist") if t.config["adapter.layers"] == "none"]
-    assert [t.adapter_params for t in alone] == [0, 0]
-    assert "classifier alone" in job.printed["finalize"]
+    assert [t.adapter_params for t in alone] == [0] * 8
+    best = job.ranked()[0]
+    by_rate: dict[float, list[float]] = {}
+    for trial in alone:
+        assert trial.config["adapter.norm"] == best.config["adapter.norm"]
+        times = float(trial.config["optimizer.lr"]) / float(best.config["optimizer.lr"])
+        by_rate.setdefault(round(times, 6), []).append(trial.best_score or 0.0)
+    assert {times: len(scores) for times, scores in by_rate.items()} == {0.3: 2, 1: 2, 3: 2, 10: 2}
+    scores = max(by_rate.values(), key=statistics.mean)
+    shown = f"{100 * statistics.mean(scores):.2f} ± {100 * statistics.stdev(scores):.2f}"
+    (line,) = [ln for ln in job.printed["finalize"].splitlines() if "│classifier alone" in ln]
+    assert shown in line
+    assert "(best of 4 learning rates)" in job.printed["finalize"]
 
 
 def test_experts_descend_from_the_best_finalist(job: Job, tmp_path: Path) -> None:
@@ -276,7 +294,7 @@ def test_leaderboard_in_every_form(job: Job) -> None:
     place = ("--sweep", "job", "--runs", job.runs)
     rows = json.loads(command("leaderboard", *place, "--json").stdout)
     table = list(csv.DictReader(io.StringIO(command("leaderboard", *place, "--csv").stdout)))
-    assert len(rows) == len(table) == 16
+    assert len(rows) == len(table) == 22
     assert [row["run_id"] for row in rows] == [row["run_id"] for row in table]
     scores = [row["score"] for row in rows]
     known = {t.run_id: t.best_score for t in job.tracker.trials_of(job.sweep)}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from mlflow_sweeps import Sweeps
 
-from orchestrator import finalizer
+from orchestrator import collapsing, finalizer
 from orchestrator.config import Sweep
 from orchestrator.home import Home
 from orchestrator.outcome import BY_USER, Outcome
@@ -78,3 +80,45 @@ def test_nothing_that_ended_leads_to_resuming(
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="`tinyattn sweep resume first` goes on with it"):
         finalizer.finalize(SWEEP, Home(tmp_path / "runs"))
+
+
+def test_a_classifier_alone_is_no_adapter_to_finalize(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps.start("first")
+    sweeps.trial("alone", [0.6], overrides={"adapter.layers": "none"})
+    sweeps.tracker.close_all(Outcome.COMPLETED)
+    monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
+    with pytest.raises(UsageError, match="no one-head trial that ended with a score"):
+        finalizer.finalize(SWEEP, Home(tmp_path / "runs"))
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"), [(0.002, [0.0006, 0.002, 0.006, 0.02]), (5.0, [1.5, 5.0, 10])]
+)
+def test_the_classifier_alone_tries_rates_around_the_best_trials(
+    tmp_path: Path, rate: float, expected: list[float]
+) -> None:
+    """A rate above 10 is not allowed, and none is tried twice."""
+    work = finalizer._Finalizing(SWEEP, Home(tmp_path / "runs"), None, None, print)  # type: ignore[arg-type]
+    found = work._alone({"optimizer.lr": rate, "optimizer.schedule": "cosine", "seed": 7})
+    assert [point["optimizer.lr"] for point in found] == pytest.approx(expected)
+    rest = {"optimizer.schedule": "cosine", "seed": 7, "adapter.layers": "none"}
+    assert all({**point, "optimizer.lr": 0} == {**rest, "optimizer.lr": 0} for point in found)
+    for point in found:
+        SWEEP.trial_config(point)
+
+
+def test_a_collapse_whose_logits_are_not_finite_is_no_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NaN from one method, infinity from another: neither may end the finalizer or win."""
+    answers = iter(np.array([1.0, 2.0]) * factor for factor in (1, np.nan, 1.5, np.inf))
+    loaded: Any = SimpleNamespace(
+        model=SimpleNamespace(adapter=lambda: None, plm=None),
+        outputs=lambda rows: next(answers),
+        use=lambda adapter: None,
+    )
+    monkeypatch.setattr(collapsing, "collapse", lambda *_: None)
+    (found,) = collapsing.collapses_of(loaded, loaded)
+    assert (found.method, found.logit_distance) == ("aligned", pytest.approx(0.5))

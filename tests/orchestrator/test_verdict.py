@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from orchestrator.verdict import Candidate, Verdict, gain
+from orchestrator.collapsing import Collapse
+from orchestrator.keeping import Contest, Judgement
+from orchestrator.verdict import Candidate, Collapsed, Verdict, gain, sentence
 
 
 def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False) -> Verdict:
@@ -16,13 +19,16 @@ def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False)
 
     base = None if alone is None else candidate(alone)
     best = candidate(heads)
-    return Verdict(base, [best], best, None, None, helps=False, compared_on="held-out")
+    return Verdict(base, [best], best, None, None, rates=4)
 
 
 @pytest.mark.parametrize("dev", [False, True])
 def test_a_gain_within_the_spread_of_the_seeds_is_not_called_sure(dev: bool) -> None:
     clear = gain(verdict(0.80, 0.70, 0.02, dev=dev))
-    assert clear == "One head against the classifier alone, mean of seeds: +10.00 points."
+    assert clear == (
+        "One head against the classifier alone (best of 4 learning rates), mean of seeds: +10.00 "
+        "points."
+    )
     # Two spreads of 3 and 3 points make one of 4.24 points between them.
     unclear = gain(verdict(0.74, 0.70, 0.03, dev=dev))
     assert "+4.00 points, but seeds differ by more (4.24)" in unclear
@@ -32,3 +38,45 @@ def test_a_gain_within_the_spread_of_the_seeds_is_not_called_sure(dev: bool) -> 
 
 def test_nothing_is_said_where_the_classifier_alone_was_not_trained() -> None:
     assert gain(verdict(0.80, None, 0.02)) == ""
+
+
+def decided(contest: Contest, heldout: tuple[float, float] | None) -> Verdict:
+    def candidate(name: str, score: float) -> Candidate:
+        return Candidate(name, name, score, None)
+
+    one, expert = candidate("1 head", contest.one_head), candidate("4 heads", contest.score)
+    single = candidate("4 heads collapsed", contest.score)
+    how = Collapse("average", None, np.zeros((1, 2)), 0.0)  # type: ignore[arg-type]
+    best = Collapsed(expert, single, how)
+    return Verdict(None, [one], one, best, Judgement(contest, 6, heldout))
+
+
+@pytest.mark.parametrize(
+    ("contest", "heldout", "kept", "words"),
+    [
+        (
+            Contest(0.95, 0.90, 0.10),
+            (0.9, 0.9),
+            True,
+            "p = 0.100); the held-out rows do not object",
+        ),
+        (Contest(0.95, 0.90, 0.11), (0.99, 0.9), False, "with p = 0.110, above 0.10"),
+        (
+            Contest(0.95, 0.90, 0.0001),
+            (0.89, 0.9),
+            False,
+            "held-out rows object with 89.00 against",
+        ),
+        (Contest(0.91, 0.90, None), None, True, "this is no evidence that they are better"),
+        (Contest(0.90, 0.90, None), None, False, "on the rows that chose both adapters"),
+    ],
+)
+def test_heads_are_kept_by_the_selection_rows_unless_held_out_ones_object(
+    contest: Contest, heldout: tuple[float, float] | None, kept: bool, words: str
+) -> None:
+    verdict = decided(contest, heldout)
+    said = sentence(verdict)
+    assert words in said
+    assert verdict.winner.name == ("4 heads collapsed" if kept else "1 head")
+    assert ("are kept" in said) == kept
+    assert ("p =" in said or "p <" in said) == (heldout is not None)
