@@ -45,6 +45,7 @@ from orchestrator.view import short
 from tinyattn.batches import groups_of, labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError, UsageError
+from tinyattn.evaluation import final_metrics
 from tinyattn.workshop import Workshop
 
 FRESH_SEED = 1000
@@ -280,7 +281,7 @@ class _Finalizing:
         folder = self.depot.folder / "adapters" / trial_id
         with Loaded(trial.adapter, config, self.workshop) as loaded:
             loaded.use(how.adapter)
-            heldout = {} if data.heldout is None else loaded.scores(data.task, data.heldout)
+            heldout = final_metrics(data, loaded.outputs)
             counts = loaded.counts()
             named = {f"select/{primary}": contest.score}
             named |= {f"heldout/{name}": value for name, value in heldout.items()}

@@ -31,7 +31,7 @@ from tinyattn.checkpoint import TaskCard, read_card, read_state, write_state
 from tinyattn.config import TrainConfig, unnamed
 from tinyattn.engine import build_engine, load_optimizer, save_optimizer, warmup_steps
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
-from tinyattn.evaluation import Evaluation, evaluation_steps
+from tinyattn.evaluation import Evaluation, evaluation_steps, final_metrics
 from tinyattn.experts import perturb
 from tinyattn.model import AdaptedModel, Adapter, Counts, check_plm, load_weights, read_adapter_for
 from tinyattn.objects import fetched
@@ -262,14 +262,8 @@ class Trainer:
 
     def heldout_metrics(self) -> dict[str, float]:
         """Metrics of the best adapter on the held-out rows, which chose no evaluation."""
-        found: dict[str, float] = {}
         with self._best_in_place():
-            if self.data.heldout is not None:
-                found = compute_metrics(self.task, *self.outputs(self.data.heldout))
-            for name, split in self.data.extra.items():
-                extra = compute_metrics(self.task, *self.outputs(split))
-                found |= {f"{metric}_{name}": value for metric, value in extra.items()}
-        return found
+            return final_metrics(self.data, lambda split: self.outputs(split)[0])
 
     def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Run the current adapter over a split: logits [N, num_outputs] and labels [N]."""

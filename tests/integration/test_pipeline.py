@@ -412,3 +412,8 @@ def test_mnli_reports_its_mismatched_rows(tiny: str, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "held-out accuracy: " in result.stdout
     assert "held-out accuracy_mismatched: " in result.stdout
+    numbers = dict(re.findall(r"held-out (\w+): ([\d.]+)", result.stdout))
+    matched, mismatched = float(numbers["accuracy"]), float(numbers["accuracy_mismatched"])
+    # Table 8's overall accuracy is that of all rows: here 30 and 20.
+    expected = (30 * matched + 20 * mismatched) / 50
+    assert float(numbers["accuracy_overall"]) == pytest.approx(expected, abs=0.01)
