@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.asker import Points, Source
+from orchestrator.baseline import ALONE, RATES, alone_settings
 from orchestrator.batch import Batch
 from orchestrator.collapsing import Collapse, Loaded, collapses_of
 from orchestrator.config import Sweep
@@ -50,12 +51,6 @@ from tinyattn.workshop import Workshop
 
 FRESH_SEED = 1000
 """Seeds of finalists count from here, away from those that searches use."""
-BASELINE = {"adapter.layers": "none"}
-"""Overrides of the classifier alone: the same PLM and training without an adapter."""
-RATES = (0.3, 1, 3, 10)
-"""Learning rates that the classifier alone tries, as multiples of the best finalist's. Without an
-adapter it takes larger ones: the best were 10 to 100 times the finalist's on three of four tasks
-with MiniLM. It needs no backward pass through the PLM, so that four of its trials cost as one."""
 
 
 def finalize(sweep: Sweep, home: Home, say: Callable[[str], None] = lambda line: None) -> Verdict:
@@ -108,7 +103,7 @@ def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[Tria
         for trial in candidates(tracker.trials_of(sweep))
         if trial.kind == "trial"
         and trial.config.get("adapter.num_heads") == 1
-        and trial.config.get("adapter.layers") != BASELINE["adapter.layers"]
+        and trial.config.get("adapter.layers") != ALONE["adapter.layers"]
         and trial.outcome is not None
     ]
     if not trials:
@@ -157,7 +152,8 @@ class _Finalizing:
     ) -> tuple[Candidate | None, list[Candidate], Candidate, TrainConfig]:
         """Run the best configurations on fresh seeds, and the best one's classifier alone."""
         seeds = [FRESH_SEED + i for i in range(self.sweep.finalize.seeds)]
-        settings = [*(trial.params for trial in best), *self._alone(best[0].params)]
+        rate = self.sweep.trial_config(best[0].params).optimizer.lr
+        settings = [*(trial.params for trial in best), *alone_settings(best[0].params, rate)]
         points = [{**setting, "seed": seed} for setting in settings for seed in seeds]
         batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
         ended = self._run(batch, Points(points))
@@ -174,12 +170,6 @@ class _Finalizing:
             replace(self._candidate("1 head", winner), evaluations=looks),
             self.sweep.trial_config(winner.params),
         )
-
-    def _alone(self, params: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The settings that the classifier alone tries."""
-        rate, most = self.sweep.trial_config(params).optimizer.lr, 10  # TrainConfig allows no more
-        rates = dict.fromkeys(min(times * rate, most) for times in RATES)
-        return [{**params, **BASELINE, "optimizer.lr": each} for each in rates]
 
     # ---- experts ----
 
@@ -370,4 +360,4 @@ def _by_mean(trials: Sequence[Ended]) -> list[list[Ended]]:
 
 
 def _is_baseline(trial: Ended) -> bool:
-    return trial.params.get("adapter.layers") == BASELINE["adapter.layers"]
+    return trial.params.get("adapter.layers") == ALONE["adapter.layers"]

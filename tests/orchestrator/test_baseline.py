@@ -14,6 +14,7 @@ from orchestrator.control import status
 from orchestrator.home import Home
 from orchestrator.outcome import Outcome
 from orchestrator.promotion import promote_adapter
+from orchestrator.runner import InterruptedSweepError
 from orchestrator.store import TrialRecord
 from orchestrator.worker import result_of
 from tinyattn.config import TrainConfig
@@ -50,15 +51,24 @@ def test_promote_trains_it_once_and_tests_against_it(
     with home.lock("first"), pytest.raises(UsageError, match="another process is working"):
         promote_adapter(home, one_head.run_id, False)
 
+    def impatient(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedSweepError, match="promote"):
+        promote_adapter(home, one_head.run_id, False, impatient)
+    assert find_alone(sweeps.tracker, one_head) is None  # the rates that it has tried are not all
+
     found = promote_adapter(home, one_head.run_id, False, said.append)
-    assert [line[:32] for line in said] == [
-        "classifier alone, evaluation 1/2",
-        "classifier alone, evaluation 2/2",
+    # 0.3, 1, 3 and 10 times the trial's own rate, which is the default 0.001.
+    rates = ["0.0003", "0.001", "0.003", "0.01"]
+    assert [line.split(": ")[0] for line in said] == [
+        f"classifier alone, optimizer.lr={rate}" for rate in rates
     ]
     alone = find_alone(sweeps.tracker, one_head)
     assert alone is not None
     assert (alone.kind, alone.outcome, alone.adapter_params) == (KIND, Outcome.COMPLETED, 0)
-    kept = {key: value for key, value in one_head.config.items() if key != "adapter.layers"}
+    changed = ("adapter.layers", "optimizer.lr")
+    kept = {key: value for key, value in one_head.config.items() if key not in changed}
     assert kept.items() <= alone.config.items()
     assert found.test is not None
     assert found.test.new_score == pytest.approx(one_head.heldout_score)
@@ -66,7 +76,7 @@ def test_promote_trains_it_once_and_tests_against_it(
     assert found.moved == (found.test.p_value <= 0.05)
 
     again = promote_adapter(home, one_head.run_id, False, said.append)
-    assert len(said) == 2
+    assert len(said) == 4
     assert again.moved or found.test == again.test
     text = str(status(home, "first"))
     assert "trials   1 completed" in text

@@ -11,6 +11,7 @@ import pytest
 from mlflow_sweeps import Sweeps
 
 from orchestrator import collapsing, finalizer
+from orchestrator.baseline import alone_settings
 from orchestrator.config import Sweep
 from orchestrator.home import Home
 from orchestrator.outcome import BY_USER, Outcome
@@ -97,11 +98,11 @@ def test_a_classifier_alone_is_no_adapter_to_finalize(
     ("rate", "expected"), [(0.002, [0.0006, 0.002, 0.006, 0.02]), (5.0, [1.5, 5.0, 10])]
 )
 def test_the_classifier_alone_tries_rates_around_the_best_trials(
-    tmp_path: Path, rate: float, expected: list[float]
+    rate: float, expected: list[float]
 ) -> None:
     """A rate above 10 is not allowed, and none is tried twice."""
-    work = finalizer._Finalizing(SWEEP, Home(tmp_path / "runs"), None, None, print)  # type: ignore[arg-type]
-    found = work._alone({"optimizer.lr": rate, "optimizer.schedule": "cosine", "seed": 7})
+    params = {"optimizer.lr": rate, "optimizer.schedule": "cosine", "seed": 7}
+    found = alone_settings(params, rate)
     assert [point["optimizer.lr"] for point in found] == pytest.approx(expected)
     rest = {"optimizer.schedule": "cosine", "seed": 7, "adapter.layers": "none"}
     assert all({**point, "optimizer.lr": 0} == {**rest, "optimizer.lr": 0} for point in found)
