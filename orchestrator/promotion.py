@@ -64,7 +64,7 @@ def _benchmark_of(
         def outputs_of(folder: Path) -> np.ndarray:
             predictor = Predictor(folder, workshop, config.plm)
             try:
-                return predictor.outputs(split)
+                return predictor.outputs(_heldout_for(predictor, config, workshop))
             finally:
                 predictor.close()
 
@@ -72,6 +72,25 @@ def _benchmark_of(
         return Benchmark(data.task, held, lambda: train(trial, config))
 
     return benchmark_of
+
+
+def _heldout_for(predictor: Predictor, config: TrainConfig, workshop: Workshop) -> Rows:
+    """The held-out rows of `config` in the tokens that an adapter was trained on.
+
+    Raises:
+        UsageError: another carve made the dev rows, so it was trained on some of them.
+    """
+    card = predictor.card.task
+    assert card is not None
+    data = workshop.data(config.with_overrides({"token_version": card.token_version}))
+    if data.task.splits.validation is None and card.carve_version != config.carve_version:
+        raise UsageError(
+            f"an adapter was trained on rows of carve {card.carve_version}, the other's held-out "
+            f"rows are of carve {config.carve_version}, so one may have been trained on them; run "
+            f"the new sweep with carve_version={card.carve_version}"
+        )
+    assert data.heldout is not None
+    return data.heldout
 
 
 def fingerprint_of(rows: Rows) -> str:

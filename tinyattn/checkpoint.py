@@ -63,6 +63,8 @@ class TaskCard(StrictModel):
     """Of the rows that it was trained on; cards written before there were versions name none."""
     token_version: Literal[1, 2] = 1
     """Of tokenising: it is used on tokens as it was trained on."""
+    separator: str | None = Field(None, max_length=100)
+    """Text put between those of a pair, where the PLM's tokenizer puts nothing there."""
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -103,6 +105,8 @@ class AdapterCard(StrictModel):
         """Return a copy with the right `card_sha256`."""
         # Cards written before there were versions were sealed without them.
         hidden = {"task": set() if self.task is None else unnamed(self.task)}
+        if "token_version" in hidden["task"]:
+            hidden["task"].add("separator")
         blank = self.model_copy(update={"card_sha256": ""}).model_dump_json(exclude=hidden)
         digest = hashlib.sha256(blank.encode()).hexdigest()
         return self.model_copy(update={"card_sha256": digest})

@@ -18,7 +18,7 @@ from tinyattn.tasks.carve import Carved
 from tinyattn.tasks.files import read_file
 from tinyattn.tasks.rows import check_rows
 from tinyattn.tasks.sources import find_source
-from tinyattn.tasks.tokenise import as_split, tokenise
+from tinyattn.tasks.tokenise import as_split, token_rules, tokenise
 from tinyattn.tasks.tokens import Split, TaskData
 
 __all__ = ["Split", "TaskData", "load_data", "read_rows", "tokenise"]
@@ -35,6 +35,7 @@ def load_data(
     max_train_rows: int | None,
     carve_version: int = 2,
     token_version: int = 2,
+    types: bool | None = None,
     data_dir: Path | None = None,
 ) -> TaskData:
     """Find, check, tokenise and split a task's rows.
@@ -48,6 +49,7 @@ def load_data(
         max_train_rows: fixed random subset of the training rows, taken after carving; None: all.
         carve_version: see `tinyattn.tasks.carve`.
         token_version: see `tinyattn.tasks.tokenise`.
+        types: whether the PLM has more than one type of token; None: as the tokenizer has it.
         data_dir: folder with `glue/<task>/<split>.jsonl` and so on, before TINYATTN_DATA.
 
     Raises:
@@ -57,7 +59,8 @@ def load_data(
     """
     if protocol not in ("paper", "heldout"):
         raise ConfigError(f"protocol '{protocol}' came, allowed are paper, heldout")
-    stored = stored_splits(task, tokenizer, max_length, find_source(task, data_dir))
+    rules = token_rules(tokenizer, len(task.text_columns), token_version, types)
+    stored = stored_splits(task, tokenizer, max_length, rules, find_source(task, data_dir))
     carved = stored.carved[str(carve_version)]
     left, select, dev = _divide(task, stored, protocol, carved)
     rows = stored.splits[task.splits.train].rows
@@ -74,6 +77,7 @@ def load_data(
         fingerprint=stored.fingerprint,
         truncated=sum(split.truncated for split in used),
         parted=sum(carved[split.name].parted for split in used if split.name in carved),
+        separator=rules.separator,
     )
 
 

@@ -65,6 +65,11 @@ class Plm:
         return self.model.config.hidden_size
 
     @property
+    def has_types(self) -> bool:
+        """Whether it tells types of tokens (segments) apart."""
+        return (getattr(self.model.config, "type_vocab_size", None) or 0) > 1
+
+    @property
     def max_positions(self) -> int:
         """Most tokens that the PLM's position embeddings can take."""
         config = self.model.config

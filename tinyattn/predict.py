@@ -17,7 +17,7 @@ from tinyattn.model import AdaptedModel
 from tinyattn.passes import mixed_outputs, outputs_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.rows import check_rows
-from tinyattn.tasks.tokenise import tokenise
+from tinyattn.tasks.tokenise import TokenRules, token_types, tokenise
 from tinyattn.tasks.tokens import Rows, Split
 from tinyattn.workshop import Workshop
 
@@ -50,7 +50,9 @@ class Predictor:
         if self.card.task is None or self.card.num_outputs is None:
             raise AdapterError(f"{folder}: this adapter has no classifier, so it predicts nothing")
         self.task = Task(
-            **self.card.task.model_dump(exclude={"max_length", "carve_version", "token_version"})
+            **self.card.task.model_dump(
+                exclude={"max_length", "carve_version", "token_version", "separator"}
+            )
         )
         workshop = workshop or Workshop()
         self.plm = workshop.plm(plm or self.card.plm.name, self.card.plm.precision)
@@ -67,9 +69,14 @@ class Predictor:
 
     def split(self, rows: datasets.Dataset) -> Split:
         """Tokenise checked rows of text (`tinyattn.data.read_rows` reads and checks a file)."""
-        assert self.card.task is not None
-        length = self.card.task.max_length
-        return tokenise(rows, self.task, self.plm.tokenizer, length, name="predict")
+        card, tokenizer = self.card.task, self.plm.tokenizer
+        assert card is not None
+        rules = TokenRules(
+            version=card.token_version,
+            types=token_types(tokenizer, card.token_version, self.plm.has_types),
+            separator=card.separator,
+        )
+        return tokenise(rows, self.task, tokenizer, card.max_length, name="predict", rules=rules)
 
     def outputs(self, split: Rows) -> np.ndarray:
         """Logits, or the regression's score, [N, num_outputs]."""

@@ -39,7 +39,7 @@ from tinyattn.passes import cut, inputs_of, logits_of, outputs_of
 from tinyattn.pool import Request
 from tinyattn.stream import Stream
 from tinyattn.tasks import Task, compute_metrics, noise_of
-from tinyattn.tasks.tokens import Rows
+from tinyattn.tasks.tokens import Rows, TaskData
 from tinyattn.workshop import Workshop
 
 _numbers = itertools.count()
@@ -371,7 +371,7 @@ class Trainer:
                 folder,
                 self.plm,
                 name=self.name,
-                task=task_card(self.task, self.config),
+                task=task_card(self.data, self.config),
                 scores=scores,
                 lineage={"config": config, **(lineage or {})},
             )
@@ -422,8 +422,9 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
-def task_card(task: Task, config: TrainConfig) -> TaskCard:
+def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
     """What an adapter folder records of its task."""
+    task = data.task
     return TaskCard(
         name=task.name,
         text_columns=task.text_columns,
@@ -434,6 +435,7 @@ def task_card(task: Task, config: TrainConfig) -> TaskCard:
         max_length=config.max_length,
         carve_version=config.carve_version,
         token_version=config.token_version,
+        separator=data.separator,
     )
 
 

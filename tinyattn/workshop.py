@@ -121,6 +121,7 @@ class Workshop:
             max_train_rows=config.max_train_rows,
             carve_version=config.carve_version,
             token_version=config.token_version,
+            types=plm.has_types,
             data_dir=self.data_dir,
         )
 

@@ -151,9 +151,9 @@ def test_gpt2_has_no_pad_token_and_no_segments() -> None:
     batch = batches.batch(np.array([0, 1, 2]))
     assert set(batch) == {"input_ids", "attention_mask"}
     text = tokenizer.decode(batch["input_ids"][0][batch["attention_mask"][0].bool()])
-    assert text == "Hello there you"
+    assert text == "Hello there\n you"
     assert batch["input_ids"][0, -1] == 0  # this copy names no end token either
-    assert batch["attention_mask"].sum(1).tolist() == [3, 4, 1]
+    assert batch["attention_mask"].sum(1).tolist() == [4, 5, 1]
     assert tokenizer.pad_token is None
 
 

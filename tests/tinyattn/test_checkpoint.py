@@ -344,3 +344,18 @@ def test_a_text_file_is_written_whole_or_not_at_all(
             write_text(path, "new")
     assert path.read_text(encoding="utf-8") == "π old"
     assert entries(path.parent) == ["report.txt"]
+
+
+def test_a_card_sealed_before_there_were_versions_is_read_and_named_by_the_first(
+    tmp_path: Path,
+) -> None:
+    old = TASK.model_copy(update={"carve_version": 1, "token_version": 1})
+    content = json.loads(card(task=old).model_dump_json())
+    for key in ("carve_version", "token_version", "separator"):
+        del content["task"][key]
+    blank = json.dumps({**content, "card_sha256": ""}, separators=(",", ":"), ensure_ascii=False)
+    content["card_sha256"] = hashlib.sha256(blank.encode()).hexdigest()
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(content))
+    read = read_card(tmp_path)
+    assert read.task is not None
+    assert (read.task.carve_version, read.task.token_version, read.task.separator) == (1, 1, None)

@@ -1,8 +1,8 @@
 """Tokenised splits, made once a machine and memory-mapped from then on.
 
 They lie under TINYATTN_CACHE (default `~/.cache/tinyattn`), one folder for a hash of the data's
-bytes, the tokenizer, max_length and the columns. A folder appears by one rename when it is
-complete, and the checksums of its files are verified when it is opened.
+bytes, the tokenizer and its rules, max_length and the columns. A folder appears by one rename when
+it is complete, and the checksums of its files are verified when it is opened.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tinyattn.tasks.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.tasks.groups import Groups, group_rows
 from tinyattn.tasks.rows import GROUP, LABEL, check_rows, with_groups
 from tinyattn.tasks.sources import Source, digest_file
-from tinyattn.tasks.tokenise import as_split, tokenise, tokenizer_fingerprint
+from tinyattn.tasks.tokenise import TokenRules, as_split, tokenise, tokenizer_fingerprint
 from tinyattn.tasks.tokens import Split
 
 _FORMAT = 3  # part of the key: raise it when the same data must be tokenised or carved anew
@@ -49,7 +49,11 @@ class Stored:
 
 
 def stored_splits(
-    task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, source: Source
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    rules: TokenRules,
+    source: Source,
 ) -> Stored:
     """Open the cache folder of these splits; make it first if it is not there or damaged.
 
@@ -58,7 +62,7 @@ def stored_splits(
         StorageError: the cache cannot be written.
     """
     root = cache_folder() / "data"
-    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, source)}"
+    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, rules, source)}"
     if stored := _open(folder):
         return stored
     try:
@@ -66,7 +70,7 @@ def stored_splits(
         with filelock.FileLock(f"{folder}.lock"):
             stored = _open(folder)  # another process may have made it meanwhile
             if stored is None:
-                _replace(folder, task, tokenizer, max_length, source)
+                _replace(folder, task, tokenizer, max_length, rules, source)
                 stored = _open(folder)
     except OSError as error:
         raise StorageError(
@@ -78,13 +82,20 @@ def stored_splits(
     return stored
 
 
-def _key(task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int, source: Source) -> str:
+def _key(
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    rules: TokenRules,
+    source: Source,
+) -> str:
     content = [
         _FORMAT,
         [task.text_columns, task.label_column, task.group_column, task.labels, task.score_range],
         [task.splits.train, task.splits.validation, dict(task.splits.extra)],
         dict(source.digests),
         tokenizer_fingerprint(tokenizer),
+        asdict(rules),
         max_length,
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -108,6 +119,7 @@ def _build(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
+    rules: TokenRules,
     source: Source,
 ) -> None:
     """Read, check, tokenise and carve; the description is written last."""
@@ -120,7 +132,8 @@ def _build(
     groups = {split: groups_of(task, rows) for split, rows in checked.items()}
     for split, rows in checked.items():
         grouped = with_groups(rows, groups[split].numbers)
-        tokenise(grouped, task, tokenizer, max_length, name=split, file=folder / files[split])
+        file = folder / files[split]
+        tokenise(grouped, task, tokenizer, max_length, name=split, rules=rules, file=file)
     meta = {
         "fingerprint": _fingerprint(task, checked),
         "carved": {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,53 @@ from tinyattn.tasks.files import quiet_datasets
 from tinyattn.tasks.rows import GROUPS, LABEL
 from tinyattn.tasks.tokens import Split, pad_id
 
+_NEWLINE, _BAR = "\n", " | "
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """How texts become tokens: what is trained on one way must be used in the same way."""
+
+    version: int
+    """1: as the tokenizer does it; a text that spells a special token becomes that token. 2: with
+    the two fields below, and what a text spells stays text."""
+    types: bool
+    """Whether tokens have types (segments), which tell the texts of a pair apart."""
+    separator: str | None
+    """Text between those of a pair, where the tokenizer itself puts nothing there."""
+
+
+def token_rules(
+    tokenizer: PreTrainedTokenizerBase, num_texts: int, version: int, types: bool | None = None
+) -> TokenRules:
+    """Return the rules of a version for one PLM and kind of task.
+
+    Args:
+        tokenizer: the PLM's.
+        num_texts: texts of a row.
+        version: of the rules.
+        types: whether the PLM has more than one type of token; None: as the tokenizer has it.
+    """
+    separator = _separator(tokenizer) if version > 1 and num_texts > 1 else None
+    return TokenRules(version, token_types(tokenizer, version, types), separator)
+
+
+def token_types(tokenizer: PreTrainedTokenizerBase, version: int, types: bool | None) -> bool:
+    """Return whether tokens have types under a version, for a PLM that has them or not."""
+    if version == 1 or types is None:
+        return "token_type_ids" in tokenizer.model_input_names
+    return types
+
+
+def _separator(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """What to put between two texts; None: the tokenizer does (`[SEP]`, `</s>`, a new `<s>`)."""
+    first, second = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in "ab")
+    pair, glued = tokenizer("a", "b")["input_ids"], [*first, *second]
+    if not any(pair[i : i + len(glued)] == glued for i in range(len(pair))):
+        return None
+    newline = tokenizer(_NEWLINE, add_special_tokens=False)["input_ids"]
+    return _NEWLINE if newline else _BAR  # some tokenizers drop all white space
+
 
 def tokenise(
     rows: datasets.Dataset,
@@ -25,6 +74,7 @@ def tokenise(
     max_length: int,
     *,
     name: str,
+    rules: TokenRules | None = None,
     file: Path | None = None,
 ) -> Split:
     """Turn checked rows of text into rows of token ids, in their order.
@@ -35,20 +85,24 @@ def tokenise(
         tokenizer: the PLM's.
         max_length: tokens per row.
         name: name of the split.
+        rules: from `token_rules`; None: the newest.
         file: Arrow file to write and memory-map; None: the rows stay in memory.
     """
+    rules = rules or token_rules(tokenizer, len(task.text_columns), version=2)
     features = {
         "input_ids": datasets.List(datasets.Value("int32")),
         "length": datasets.Value("int32"),
         "truncated": datasets.Value("bool"),
     }
-    if "token_type_ids" in tokenizer.model_input_names:
+    if rules.types:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
     kept = [column for column in (LABEL, GROUPS) if column in rows.column_names]
     features |= {column: rows.features[column] for column in kept}
     with quiet_datasets():
         encoded = rows.map(
-            lambda batch: _encode(batch, task.text_columns, tokenizer, max_length),
+            lambda batch: _encode(
+                [batch[column] for column in task.text_columns], tokenizer, max_length, rules
+            ),
             batched=True,
             remove_columns=[column for column in rows.column_names if column not in kept],
             features=datasets.Features(features),
@@ -71,15 +125,14 @@ def as_split(rows: datasets.Dataset, name: str, numbers: np.ndarray | None = Non
 
 
 def _encode(
-    batch: Mapping[str, list[str]],
-    columns: tuple[str, ...],
+    texts: Sequence[list[str]],
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
+    rules: TokenRules,
 ) -> dict[str, list[Any]]:
-    """Tokenise one batch of texts or pairs."""
-    texts = [batch[column] for column in columns]
-    options = {"return_attention_mask": False, "verbose": False}
-    tokens = tokenizer(*texts, truncation="longest_first", max_length=max_length, **options)
+    """Tokenise one batch: a list of texts a column."""
+    texts = _separated(texts, tokenizer, rules)
+    tokens = _tokens(texts, tokenizer, rules, truncation="longest_first", max_length=max_length)
     # A text without tokens (an empty one, in a decoder) becomes one end token: each row has a
     # position to classify.
     ids = [row or [pad_id(tokenizer)] for row in tokens["input_ids"]]
@@ -87,12 +140,70 @@ def _encode(
     encoded["truncated"] = [False] * len(ids)
     full = [i for i, row in enumerate(ids) if len(row) >= max_length]
     if full:
-        whole = tokenizer(*[[text[i] for i in full] for text in texts], **options)["input_ids"]
+        whole = _tokens([[text[i] for i in full] for text in texts], tokenizer, rules)["input_ids"]
         for i, row in zip(full, whole, strict=True):
             encoded["truncated"][i] = len(row) > max_length
-    if "token_type_ids" in tokenizer.model_input_names:
+    if rules.types:
         encoded["token_type_ids"] = [row or [0] for row in tokens["token_type_ids"]]
     return encoded
+
+
+def _separated(
+    texts: Sequence[list[str]], tokenizer: PreTrainedTokenizerBase, rules: TokenRules
+) -> Sequence[list[str]]:
+    """The texts with the separator between those of a pair, at the end that is not cut."""
+    if rules.separator is None:
+        return texts
+    first, second = texts
+    if tokenizer.truncation_side == "left":
+        return [[text + rules.separator for text in first], second]
+    return [first, [rules.separator + text for text in second]]
+
+
+def _tokens(
+    texts: Sequence[list[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    rules: TokenRules,
+    **cut: Any,
+) -> dict[str, list[list[int]]]:
+    """What the tokenizer makes of texts, none of which becomes a special token."""
+    options = {"return_attention_mask": False, "verbose": False, **cut}
+    if rules.version == 1:
+        return dict(tokenizer(*texts, **options))
+    options |= {"return_token_type_ids": rules.types, "split_special_tokens": True}
+    found = dict(tokenizer(*texts, **options))
+    special = _special_tokens(tokenizer)
+    most = sum(i in special for i in tokenizer(*["a"] * len(texts))["input_ids"])
+    # Vocabularies that hold special tokens as words (Unigram's, a list of words) find them so too.
+    spelt = [
+        row for row, ids in enumerate(found["input_ids"]) if sum(i in special for i in ids) > most
+    ]
+    if spelt:
+        broken = [[_broken(text[row], special.values()) for row in spelt] for text in texts]
+        again = tokenizer(*broken, **options)
+        for key in found:
+            for row, values in zip(spelt, again[key], strict=True):
+                found[key][row] = values
+    return found
+
+
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Id -> text of the special tokens; one for unknown text alone is none of them."""
+    added = tokenizer.added_tokens_decoder
+    special = {number: token.content for number, token in added.items() if token.special}
+    special |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    marks = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
+    if tokenizer.unk_token_id not in (*marks, tokenizer.sep_token_id):  # GPT-2's ends a text too
+        special.pop(tokenizer.unk_token_id, None)
+    return special
+
+
+def _broken(text: str, words: Iterable[str]) -> str:
+    """A text with a space within each of the words, which are then found in it no more."""
+    plain = unicodedata.normalize("NFKC", text)  # as tokenizers that look so do
+    for word in words:
+        plain = plain.replace(word, f"{word[:1]} {word[1:]}")
+    return plain
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -106,6 +106,8 @@ class TaskData:
     """Rows in these splits whose text was cut to max_length."""
     parted: int = 0
     """Carved rows that have their like among the training rows: too few rows have none."""
+    separator: str | None = None
+    """Text that was put between those of a pair."""
 
 
 def parted_words(rows: int) -> str:
