@@ -116,6 +116,19 @@ def best_one_head(tracker: Tracker, sweep: SweepRecord, count: int) -> list[Tria
     return trials[:count]
 
 
+def batch_name(name: str, content: Any, folder: Path) -> str:
+    """Return the name of a batch, which stays when its sweep's folder moves.
+
+    Batches of earlier versions have the path of the folder in their names; they keep these.
+    """
+    written = json.dumps(content, sort_keys=True)
+    unmoved = written.replace(json.dumps(str(folder))[1:-1], ".")
+    old, new = (
+        f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}" for text in (written, unmoved)
+    )
+    return old if (folder / f"{old}.jsonl").exists() else new
+
+
 class _Finalizing:
     """One run of the finalizer: what its steps share."""
 
@@ -205,9 +218,8 @@ class _Finalizing:
         self, name: str, kind: str, base: TrainConfig, trials: int, what: Any, **tags: str
     ) -> Batch:
         """A batch named after its content, so that the same one goes on where it was left."""
-        content = json.dumps([base.model_dump(mode="json"), what], sort_keys=True)
         return Batch(
-            name=f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:6]}",
+            name=batch_name(name, [base.model_dump(mode="json"), what], self.depot.folder),
             title=f"{self.sweep.name} {name}",
             kind=kind,
             base=base,

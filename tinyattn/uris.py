@@ -23,7 +23,7 @@ _NAMES_A_SECRET = re.compile(
 )
 _NAMES_A_PLACE = re.compile(r"ssl_?key|.*(file|path|dir|mode|url)", re.IGNORECASE)
 _PORT = re.compile(r"\d{1,5}/")
-_USER_AND_PASSWORD = re.compile(r"[^/\s@:=]+:[^/\s@]+@(?!sha256:)")
+_USER_AND_PASSWORD = re.compile(r"[^/\s@:=]+:(?P<secret>[^/\s@]+)@(?!sha256:)")
 """Without a scheme, as before the name of an image's registry."""
 _HIDDEN = "***"
 
@@ -67,6 +67,7 @@ def names_secret(key: str) -> bool:
 def _parts(uri: str) -> Iterator[str]:
     """The secrets of an address, and the parts in which a parser may have cut them."""
     found = [*_BEFORE_HOST.finditer(uri), *_TOKEN_AS_USER.finditer(uri)]
+    found += filter(None, [_USER_AND_PASSWORD.match(uri)])
     found += [option for option in _WHOLE_OPTION.finditer(uri) if names_secret(option["key"])]
     for match in found:
         for secret in {match["secret"], unquote(match["secret"]), unquote_plus(match["secret"])}:

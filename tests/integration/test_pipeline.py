@@ -281,6 +281,23 @@ def test_the_winner_is_promoted_and_predicts(job: Job, tmp_path: Path) -> None:
     assert "it is the champion already" in again.stdout
 
 
+def test_a_moved_folder_predicts_promotes_and_reports(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"sentence": "the dogs near the cat run ."}) + "\n")
+    before = command("predict", "agreement", file, "--runs", job.runs).stdout
+    moved, aside = tmp_path / "moved", job.runs.with_name("aside")
+    shutil.copytree(job.runs, moved)
+    job.runs.rename(aside)
+    try:
+        assert command("predict", "agreement", file, "--runs", moved).stdout == before
+        assert "champion already" in command("promote", "job", "--runs", moved).stdout
+        report = command("report", "job", "--runs", moved)
+        assert report.stdout.startswith(f"the report is {moved}")
+        assert not job.runs.exists()
+    finally:
+        aside.rename(job.runs)
+
+
 def test_report_and_figures(job: Job) -> None:
     page = Path(job.printed["report"].strip().removeprefix("the report is "))
     assert page.is_file()

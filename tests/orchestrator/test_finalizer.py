@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +15,7 @@ from mlflow_sweeps import Sweeps
 from orchestrator import collapsing, finalizer
 from orchestrator.baseline import alone_settings
 from orchestrator.config import Sweep
+from orchestrator.finalizer import batch_name
 from orchestrator.home import Home
 from orchestrator.outcome import BY_USER, Outcome
 from tinyattn.config import TrainConfig
@@ -58,6 +61,24 @@ def test_a_search_that_was_interrupted_is_named(
             "the trials that had"
         ]
     )
+
+
+def test_a_batch_keeps_its_name_when_the_runs_folder_moves(tmp_path: Path) -> None:
+    def name(folder: Path) -> str:
+        folder.mkdir(exist_ok=True)
+        content = [{"start": {"adapter": f"{folder}/adapters/finalist_1/000002"}, "lr": 0.1}]
+        return batch_name("experts", content, folder)
+
+    here, there = tmp_path / "one", tmp_path / 'zw\u00f6lf "2"'
+    assert name(here) == name(there)
+    other = [{"start": {"adapter": "/elsewhere/000002"}, "lr": 0.1}]
+    assert batch_name("experts", other, here) != name(here)
+    # One that an earlier version began: SHA-256 of the same words with the path in them.
+    (there / "x").mkdir()
+    content = {"start": str(there / "x" / "a")}
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:6]
+    (there / "x" / f"experts-{digest}.jsonl").touch()
+    assert batch_name("experts", content, there / "x") == f"experts-{digest}"
 
 
 def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(

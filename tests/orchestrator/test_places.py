@@ -7,9 +7,12 @@ import json
 import shutil
 import sqlite3
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from mlflow import MlflowClient
@@ -207,6 +210,38 @@ def test_a_name_that_is_a_path_is_refused_by_every_verb(
     assert done.exit_code == 2
     assert "came as the name of a sweep, allowed are 1 to 80 letters" in done.stderr
     assert hashes(runs.parent) == before
+
+
+SERVER = """
+import subprocess, sys
+from orchestrator.ui import _guarded_group
+with _guarded_group() as group:
+    child = "import subprocess; subprocess.run(['sleep', '99'])"
+    subprocess.Popen([sys.executable, "-c", child], process_group=group)
+    print("served", flush=True)
+    input()
+"""
+
+
+@pytest.mark.parametrize("end", ["kill", "return"])
+def test_a_server_and_its_children_end_with_the_command_even_if_it_is_killed(end: str) -> None:
+    command = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert command.stdout is not None
+    assert command.stdin is not None
+    assert command.stdout.readline() == "served\n"
+    process = psutil.Process(command.pid)
+    while not any(child.name() == "sleep" for child in process.children(recursive=True)):
+        time.sleep(0.02)
+    children = process.children(recursive=True)
+    if end == "kill":
+        command.kill()
+    else:
+        command.stdin.write("\n")
+        command.stdin.flush()
+    command.wait(10)
+    assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
 @pytest.mark.parametrize("port", [99_999, 0, -1])

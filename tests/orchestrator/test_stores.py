@@ -88,6 +88,33 @@ def test_an_address_that_is_none_or_lacks_its_driver_is_one_message(uri: str, wh
     assert _refused(1, "leaderboard", "--tracking-uri", uri)
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "postgresql://db.invalid/x?user=me&password=topsecret",
+        "postgresql://127.0.0.1:1/x?password=topsecret",
+        "postgresql://me:topsecret@127.0.0.1:1/x",
+        "postgresql://me:topsecret/x@host/x",  # a slash, so that the port seems to be a word
+        "mssql+topsecret://me:topsecret@h/x",
+        "https://topsecret@127.0.0.1:1",
+        "http://127.0.0.1:1/?token=topsecret",
+        "me:topsecret@host",
+    ],
+)
+@pytest.mark.parametrize("how", ["typed", "environment"])
+def test_no_message_shows_what_opens_a_store(
+    uri: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    typed = ["--tracking-uri", uri] if how == "typed" else []
+    if how == "environment":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    for words in (["leaderboard"], ["sweep", "status", "x"], ["ui"], ["predict", "rte", "x"]):
+        done = CliRunner().invoke(main, [*words, *typed])
+        assert isinstance(done.exception, SystemExit), done.exc_info
+        assert "topsecret" not in done.output.replace("mssql+topsecret", "")
+
+
 def test_a_store_that_breaks_after_opening_is_one_message(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
