@@ -22,6 +22,8 @@ from tinyattn.stream import Stream, attend_in
 Norm = Literal["none", "plain", "affine"]
 OUT_INIT = 0.01  # section B.1: the adapted model starts as (nearly) the PLM itself
 KeysValues = tuple[Tensor, Tensor]
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+"""2⁶⁴ / golden ratio, as a signed number: between two numbers of SplitMix64."""
 
 
 class TinyAttention(nn.Module):
@@ -39,7 +41,9 @@ class TinyAttention(nn.Module):
         query_bias: [M, D], or None.
         out_weight: O in mean form, [M, D, H].
         out_bias: [H], or None.
-        generator: source of dropout masks; None: torch's global one.
+        row_keys: of each row [B] that comes next, from which its dropout mask is made, whatever
+            other rows there are; a further call makes others of them. None: drawn in each call.
+        generator: source of row keys where none are given; None: torch's global one.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class TinyAttention(nn.Module):
         super().__init__()
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
         self.dropout = dropout
+        self.row_keys: Tensor | None = None
         self.generator: torch.Generator | None = None
         self.norm = (
             nn.Identity()
@@ -102,20 +107,24 @@ class TinyAttention(nn.Module):
         query, key, value = self._split(self._project(z_BTH))
         if extend is not None:
             key, value = extend(key, value)
-        heads = self._attend(query, key, value, allowed, is_causal)
+        keys = self._next_keys(len(z_BTH), z_BTH.device)
+        heads = self._attend(query, key, value, allowed, is_causal, keys)
         return self._combine(heads.transpose(1, 2).flatten(2), z_BTH)
 
     def _forward_stream(self, z_1NH: Tensor, is_causal: bool, stream: Stream) -> Tensor:
         """`forward` for rows one after the other."""
 
-        def attend(mask: Tensor | None, qkv_BTC: Tensor) -> Tensor:
+        def attend(mask: Tensor | None, qkv_BTC: Tensor, *keys_BT1: Tensor) -> Tensor:
             # Padding is on the right, so a causal query never sees it.
             allowed = None if is_causal else mask
             query, key, value = self._split(qkv_BTC)
-            heads = self._attend(query, key, value, allowed, is_causal)
+            keys = keys_BT1[0][:, 0, 0] if keys_BT1 else None
+            heads = self._attend(query, key, value, allowed, is_causal, keys)
             return heads.transpose(1, 2).flatten(2)
 
-        heads = attend_in(stream.tiny_groups, attend, self._project(z_1NH)[0])
+        keys = self._next_keys(len(stream.lengths), z_1NH.device)
+        by_token = [] if keys is None else [stream.spread(keys)]
+        heads = attend_in(stream.tiny_groups, attend, self._project(z_1NH)[0], *by_token)
         return self._combine(heads[None], z_1NH)
 
     def _project(self, z_BTH: Tensor) -> Tensor:
@@ -146,20 +155,43 @@ class TinyAttention(nn.Module):
             return self.norm(z_BTH.to(self.norm.weight.dtype)).to(z_BTH.dtype)
         return self.norm(z_BTH)
 
+    def _next_keys(self, rows: int, device: torch.device) -> Tensor | None:
+        """The keys [B] of this call's rows; None: it drops nothing."""
+        if not self.training or self.dropout == 0:
+            return None
+        if self.row_keys is None:
+            return torch.randint(
+                -(2**63), 2**63 - 1, (rows,), generator=self.generator, device=device
+            )
+        keys, self.row_keys = self.row_keys, _mixed(self.row_keys + _STEP)
+        return keys
+
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed: Tensor | None,
+        is_causal: bool,
+        keys: Tensor | None,
     ) -> Tensor:
         """Equation 3; a query that may see no key at all gets zeros. Returns [B, M, T, D]."""
-        if self.training and self.dropout > 0:
-            return self._attend_with_dropout(query, key, value, allowed, is_causal)
+        if keys is not None:
+            return self._attend_with_dropout(query, key, value, allowed, is_causal, keys)
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=allowed, is_causal=is_causal
         )
 
     def _attend_with_dropout(
-        self, query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | None, is_causal: bool
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed: Tensor | None,
+        is_causal: bool,
+        keys: Tensor,
     ) -> Tensor:
-        """Equation 3 written out, since SDPA cannot draw its masks from a trial's own generator."""
+        """Equation 3 written out, since SDPA cannot draw a row's mask whatever its neighbours."""
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # [B, M, T, S]
         if is_causal:
             allowed = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
@@ -168,8 +200,8 @@ class TinyAttention(nn.Module):
         weights = torch.softmax(scores, dim=-1)
         if allowed is not None:
             weights = weights.masked_fill(~allowed, 0.0)  # 0, not NaN, where no key is allowed
-        draws = torch.rand(weights.shape, generator=self.generator, device=weights.device)
-        return (weights * (draws >= self.dropout) / (1 - self.dropout)) @ value
+        kept = kept_weights(keys, weights.shape, self.dropout)
+        return (weights * kept / (1 - self.dropout)) @ value
 
     def _combine(self, heads_BTC: Tensor, z_BTH: Tensor) -> Tensor:
         """Equation 1a in mean form: heads one after the other, [B, T, M·D], to [B, T, H]."""
@@ -181,3 +213,26 @@ class TinyAttention(nn.Module):
     def extra_repr(self) -> str:
         """Sizes shown by print(module)."""
         return f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+def kept_weights(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:
+    """Which attention weights dropout keeps, bool [B, M, T, S], each by its place alone.
+
+    A weight's number is that of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014), whose state is made
+    of the row's key, head and query, at the step of the attended position: so it depends neither on
+    the other rows of a pass nor on how far rows are padded.
+    """
+    _, heads, queries, seen = (torch.arange(size, device=keys.device) for size in shape)
+    states = keys[:, None, None]
+    for places in (heads[:, None], queries):
+        states = _mixed(states + (places + 1) * _STEP)
+    numbers = _mixed(states[..., None] + (seen + 1) * _STEP)
+    return numbers >= round((dropout - 0.5) * 2**64)
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """SplitMix64's numbers of 64-bit states, as signed ones; products wrap around."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        # A signed shift brings in copies of the sign, which do not belong there.
+        state = (state ^ ((state >> shift) & (2 ** (64 - shift) - 1))) * (factor - 2**64)
+    return state ^ ((state >> 31) & (2**33 - 1))

@@ -100,12 +100,13 @@ class Adapter(nn.Module):
             for index in self.calls
         }
 
-    def seed_dropout(self, seed: int, device: torch.device) -> torch.Generator:
-        """Draw this adapter's dropout masks from a generator of its own, and return it."""
-        generator = torch.Generator(device=device).manual_seed(seed)
-        for module in self.layers.values():
-            module.generator = generator  # type: ignore[assignment]
-        return generator
+    def drop_by(self, keys: Tensor | None) -> None:
+        """Make the dropout masks of the rows that come next of these keys, [modules, B].
+
+        None: of torch's global random numbers.
+        """
+        for number, module in enumerate(self.layers.values()):
+            module.row_keys = None if keys is None else keys[number]  # type: ignore[assignment]
 
     def num_parameters(self) -> tuple[int, int]:
         """(adapter, classifier)."""

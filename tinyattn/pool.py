@@ -40,6 +40,8 @@ class Request:
     """Logits [B, num_outputs] to the rows' summed loss."""
     share: float
     """What the summed loss is multiplied with before it goes back."""
+    row_keys: Tensor
+    """As `Adapter.drop_by` takes them."""
     alone: Callable[[], Tensor]
     """Forward and backward without others; returns the rows' summed loss."""
     thread: threading.Thread = field(default_factory=threading.current_thread, init=False)
@@ -235,6 +237,8 @@ def _pass(requests: list[Request]) -> list[Tensor]:
     """Forward and backward of all; their summed losses."""
     model = requests[0].model
     model.ready_to_train()
+    for request in requests:
+        model.adapter(request.name).drop_by(request.row_keys)
     logits = model.run_streams([(r.name, r.stream) for r in requests])  # type: ignore[misc]
     losses = [r.loss_of(found) for r, found in zip(requests, logits, strict=True)]
     shares = [loss * r.share for r, loss in zip(requests, losses, strict=True)]
@@ -250,11 +254,7 @@ class _Before:
         self._gradients = [
             None if p.grad is None else p.grad.clone() for p in self._adapter.parameters()
         ]
-        generators = {module.generator for module in self._adapter.by_call().values()}
-        self._generators = {one: one.get_state() for one in generators if one is not None}
 
     def restore(self) -> None:
         for parameter, gradient in zip(self._adapter.parameters(), self._gradients, strict=True):
             parameter.grad = gradient
-        for generator, state in self._generators.items():
-            generator.set_state(state)

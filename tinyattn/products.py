@@ -38,7 +38,7 @@ def apart(plm: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
     matters = len(tokens) > 1 and plm.device.type == "cpu" and rounds and torch.is_grad_enabled()
     found = [module for module in plm.modules() if matters and _has_many_terms(module)]
     for module in found:
-        module.forward = functools.partial(_run, module, tokens)  # type: ignore[assignment]
+        module.forward = functools.partial(_run, module, tokens)
     try:
         yield
     finally:
@@ -56,7 +56,7 @@ def _run(module: Any, tokens: Sequence[int], x: Tensor) -> Tensor:
     weight = module.weight if isinstance(module, nn.Linear) else module.weight.t()
     if x.ndim < 2 or x.shape[-2] != sum(tokens):
         return F.linear(x, weight, module.bias)
-    found: Tensor = _Product.apply(x, weight, module.bias, tokens)  # type: ignore[no-untyped-call]
+    found: Tensor = _Product.apply(x, weight, module.bias, tokens)
     return found
 
 

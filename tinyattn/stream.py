@@ -115,6 +115,14 @@ class Stream:
         ends = np.cumsum(self.lengths) + np.repeat(before, [len(lot) for lot in self.lots])
         return torch.from_numpy(ends - 1 if last else ends - self.lengths)
 
+    def spread(self, values_B: Tensor) -> Tensor:
+        """What belongs to rows, for each token [N, 1]; filler has what the row before it has."""
+        tokens = [lot.copy() for lot in self.lots]
+        for lot, behind in zip(tokens, self.filler, strict=True):
+            lot[-1] += behind
+        times = torch.from_numpy(np.concatenate(tokens)).to(values_B.device, non_blocking=True)
+        return values_B.repeat_interleave(times, output_size=self.tokens)[:, None]
+
     def filled(self, filler: int) -> Stream:
         """The same rows of one lot with so many tokens behind them, which are nobody's."""
         if filler == 0:
@@ -210,6 +218,6 @@ def group_rows(
     token = np.empty(first, dtype=np.int64)
     found = np.flatnonzero(np.concatenate(real))
     token[place[found]] = found
-    for own in fillers:
-        token[own] = token[own.start - 1]  # filler is whatever the token before it is
+    for behind in fillers:
+        token[behind] = token[behind.start - 1]  # filler is whatever the token before it is
     return Groups(sizes, masks, moved(place), moved(token))

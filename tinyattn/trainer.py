@@ -87,8 +87,7 @@ class Trainer:
         """Attach the adapter and wrap it, with the PLM, in an engine."""
         config = self.config
         self.adapter = self._start()
-        seed = config.seed + self.ranks.rank * 2**31  # dropout differs between the ranks' rows
-        self._dropout_rng = self.adapter.seed_dropout(seed, self.device)
+        seed = config.seed + self.ranks.rank * 2**31  # of the PLM's: it differs between the ranks
         self._plm_rng = {
             kind: torch.Generator(kind).manual_seed(seed).get_state()
             for kind in {"cpu", self.device.type}
@@ -179,21 +178,34 @@ class Trainer:
     def _train_step(self, indices: np.ndarray) -> Tensor:
         """One optimizer step on the mean loss of these rows; returns the sum over rows."""
         micro, total = self.micro_batch_size, torch.zeros((), device=self.device)
-        own = self.ranks.share(indices)
+        own, keys = self.ranks.share(indices), self._row_keys(len(indices))
+        keys = keys[:, self.ranks.share(np.arange(len(indices)))]
         lengths = self.train_rows.lengths[own]
         passes = None if self.ranks.size == 1 else math.ceil(self.ranks.rows(indices) / micro)
         for positions in cut(lengths, micro, self.can_stream, self.device, passes):
             if len(positions) == 0:  # all ranks pass equally often: from ZeRO 2 on they meet there
-                self._pass(indices[:1], 0.0)
+                self._pass(indices[:1], 0.0, keys[:, :1])
                 continue
             # Rows weigh the same whatever the micro-batches and ranks: the mean is over the whole
             # batch, and DeepSpeed divides the ranks' sum by their number.
-            total += self._pass(own[positions], self.ranks.size / len(indices))
+            share = self.ranks.size / len(indices)
+            total += self._pass(own[positions], share, keys[:, positions])
         self.engine.step()
         return self.ranks.add_up(total)
 
-    def _pass(self, rows: np.ndarray, share: float) -> Tensor:
+    def _row_keys(self, rows: int) -> np.ndarray:
+        """What this step's rows [modules, rows] have their adapter's dropout masks made of.
+
+        It is the same however the step is cut into passes and between ranks.
+        """
+        # Three numbers, so that none is what `epoch_order` starts with.
+        draws = np.random.RandomState([self.config.seed, self.step, 1])
+        limits, shape = np.iinfo(np.int64), (len(self.adapter.layers), rows)
+        return draws.randint(limits.min, limits.max, shape, dtype=np.int64)
+
+    def _pass(self, rows: np.ndarray, share: float, keys: np.ndarray) -> Tensor:
         """Forward and backward of these rows, with those of other trials of this process."""
+        row_keys = torch.from_numpy(keys).to(self.device, non_blocking=True)
         labels = torch.from_numpy(self.train_rows.labels[rows])
         labels = labels.to(self.device, non_blocking=True)
         inputs = inputs_of(self.model, self.train_rows, rows, self.device, self.bottom)
@@ -203,6 +215,7 @@ class Trainer:
 
         def alone() -> Tensor:
             self.model.ready_to_train()
+            self.adapter.drop_by(row_keys)
             with self._own_rng():
                 loss = loss_of(logits_of(self.model, self.name, inputs, self.engine))
             self.engine.backward(loss * share)
@@ -210,7 +223,8 @@ class Trainer:
 
         own_draws = self.config.plm_dropout  # of the PLM, which all rows of a pass would share
         stream = inputs if isinstance(inputs, Stream) and not own_draws else None
-        return self.pool.loss(Request(self.model, self.name, stream, loss_of, share, alone))
+        request = Request(self.model, self.name, stream, loss_of, share, row_keys, alone)
+        return self.pool.loss(request)
 
     @contextlib.contextmanager
     def _own_rng(self) -> Iterator[None]:
@@ -320,15 +334,11 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             "last": None if self.last is None else asdict(self.last),
-            "rng": self.ranks.gather(self._rng()),
+            "rng": self.ranks.gather(self._plm_rng),
             **save_optimizer(self.engine, folder, self.config.zero_stage),
         }
         if self.ranks.writes:
             write_state(folder, state)
-
-    def _rng(self) -> dict[str, Tensor]:
-        """The state of this trial's random numbers in this process."""
-        return {**self._plm_rng, "dropout": self._dropout_rng.get_state()}
 
     def restore(self, folder: Path) -> None:
         """Go on from a folder that `save` wrote, possibly on another machine.
@@ -357,7 +367,6 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
         self.last = None if state["last"] is None else Evaluation(**state["last"])
         rng = state["rng"][self.ranks.rank]
-        self._dropout_rng.set_state(rng["dropout"])
         self._plm_rng |= {kind: rng[kind] for kind in self._plm_rng if kind in rng}
 
     def save_adapter(self, folder: Path, lineage: Mapping[str, Any] | None = None) -> None:

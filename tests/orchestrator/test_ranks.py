@@ -60,7 +60,7 @@ class Killer(LineView):
 def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[int, Past]:
     base = TrainConfig(
         task="agreement", plm=plm, epochs=2, max_train_rows=171, max_length=32,
-        batch_size=16, adapter={"dropout": 0.0},
+        batch_size=16, adapter={"dropout": 0.2},
     )  # fmt: skip
     tracker = Tracker.open(folder)
     tracker.start_sweep(name="s", task="agreement", plm=plm, protocol="heldout", config={}, tags={})

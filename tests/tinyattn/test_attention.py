@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tinyattn.attention import Norm, TinyAttention
+from tinyattn.attention import Norm, TinyAttention, kept_weights
+from tinyattn.stream import Stream
 
 Vector = list[float]
 
@@ -250,6 +252,63 @@ def test_dropout_draws_come_from_the_modules_own_generator() -> None:
     assert torch.equal(*outputs)
     assert not torch.equal(module(z), outputs[0])
     assert torch.equal(module.eval()(z), module(z))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_rows_mask_depends_neither_on_other_rows_nor_on_padding(is_causal: bool) -> None:
+    """So a batch may be cut into any passes: padded, or one after the other."""
+    module = make(2, 3, dropout=0.4).train()
+    lengths, z = [5, 2, 4], randn(3, 5, 5)
+    keys = torch.tensor([3, -(2**62), 2**63 - 1])
+    alone = []
+    for row, length in enumerate(lengths):
+        module.row_keys = keys[row : row + 1]
+        alone.append([module(z[row : row + 1, :length], is_causal=is_causal)[0] for _ in "ab"])
+    mask = (torch.arange(5) < torch.tensor(lengths)[:, None])[:, None, None]
+    module.row_keys = keys
+    flat = torch.cat([z[row, :length] for row, length in enumerate(lengths)])[None]
+    stream = Stream({}, torch.zeros(1, 11, dtype=torch.long), (np.array(lengths),)).filled(2)
+    flat = torch.cat([flat, flat[:, -2:]], dim=1)
+    for turn in range(2):  # a layer that is called again drops others
+        before = module.row_keys
+        padded = module(z, None if is_causal else mask, is_causal)
+        module.row_keys = before
+        streamed = module(flat, is_causal=is_causal, stream=stream)[0].split([*lengths, 2])
+        for row, length in enumerate(lengths):
+            torch.testing.assert_close(padded[row, :length], alone[row][turn])
+            torch.testing.assert_close(streamed[row], alone[row][turn])
+        assert not torch.allclose(alone[0][0], alone[0][1])
+
+
+def test_what_dropout_keeps_is_split_mix_64s() -> None:
+    """Written out for whole numbers of Python; the first three are those of Java's
+    SplittableRandom(0), which Vigna's splitmix64.c gives too."""
+
+    def mixed(state: int) -> int:
+        state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+        return state ^ (state >> 31)
+
+    step = 0x9E3779B97F4A7C15
+    first = [mixed(step * turn % 2**64) for turn in (1, 2, 3)]
+    assert first == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    for key in (0, 7, -5, 2**63 - 1):
+        kept = kept_weights(torch.tensor([key]), torch.Size((1, 2, 3, 40)), 0.3)
+        for head, query, seen in np.ndindex(2, 3, 40):
+            state = mixed((key + (head + 1) * step) % 2**64)
+            state = mixed((state + (query + 1) * step) % 2**64)
+            number = mixed((state + (seen + 1) * step) % 2**64)
+            signed = number - 2**64 if number >= 2**63 else number
+            assert bool(kept[0, head, query, seen]) == (signed >= -0.2 * 2**64)
+    keys = torch.arange(200)  # neighbouring keys, heads, queries and places have nothing in common
+    kept = kept_weights(keys, torch.Size((200, 4, 8, 16)), 0.3).double()
+    assert kept.mean().item() == pytest.approx(0.7, abs=0.006)  # 4 s.e. of 102,400
+    for dim in range(4):
+        one, other = (
+            kept.narrow(dim, 0, kept.shape[dim] - 1),
+            kept.narrow(dim, 1, kept.shape[dim] - 1),
+        )
+        assert abs(((one - 0.7) * (other - 0.7)).mean().item()) < 0.21 * 0.015
 
 
 # ---- number formats, sizes ----

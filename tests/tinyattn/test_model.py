@@ -460,7 +460,7 @@ def test_the_same_adapter_in_bert_and_roberta_form(
     for plm in (minilm.model, minilm_as_roberta):
         model = AdaptedModel(plm)
         adapter = model.add_adapter("a", AdapterConfig(num_heads=2), num_outputs=3, seed=3)
-        adapter.seed_dropout(0, torch.device("cpu"))
+        adapter.drop_by(torch.arange(6 * len(batch["input_ids"])).unflatten(0, (6, -1)))
         enlarge(model, "a")
         losses = train(model.train(), batch, steps=4)
         logits = model.eval()(**batch)

@@ -124,7 +124,8 @@ def test_used_and_fresh_worker_give_identical_losses(workshop: Workshop) -> None
 
 
 def test_micro_batches_are_the_same_mathematics(workshop: Workshop) -> None:
-    config = BASE.with_overrides({"adapter.dropout": 0.0})
+    """With dropout, which drops the same however rows are cut, grouped and padded."""
+    config = BASE.with_overrides({"adapter.dropout": 0.2})
     passed: list[str] = []
 
     def look(plm: nn.Module, args: Any, given: dict[str, Any]) -> None:
