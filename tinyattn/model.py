@@ -37,6 +37,7 @@ from tinyattn.placement import Part, Sites, layer_calls, select_layers
 from tinyattn.plm import Plm
 from tinyattn.plm_attention import streaming
 from tinyattn.products import apart
+from tinyattn.shrunk import LIMIT, VOCABULARY, shrunk
 from tinyattn.stream import Stream, filler_of, joined
 
 _CAN_STREAM: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
@@ -305,11 +306,11 @@ class AdaptedModel(nn.Module):
     def can_stream(self) -> bool:
         """Whether this PLM gives the same for rows one after the other as for padded ones.
 
-        Tried once a PLM: its attention may have a form that cannot be replaced, or positions of
-        its own.
+        Tried once a PLM: its attention may have a form that cannot be replaced, positions of its
+        own, or another meaning in rows beyond some length.
         """
         if self.plm not in _CAN_STREAM:
-            _CAN_STREAM[self.plm] = self._streams_are_equal()
+            _CAN_STREAM[self.plm] = self._streams_are_equal() and _copy_streams(self.plm)
         return _CAN_STREAM[self.plm]
 
     @torch.no_grad()  # not inference_mode: ranks that split a PLM may keep weights of this pass
@@ -433,6 +434,32 @@ def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> A
     adapter = Adapter(plm, card.adapter, card.num_outputs)
     adapter.load_state_dict(weights)
     return adapter
+
+
+@torch.no_grad()
+def _copy_streams(plm: PreTrainedModel) -> bool:
+    """Whether a small copy of a PLM gives for rows of all lengths in one stream what it gives for
+    each by itself, as no other row may decide what happens to one."""
+    lengths = np.array([LIMIT + 4, 5, LIMIT + 1, LIMIT, LIMIT - 1, 2 * LIMIT + 1])
+    try:
+        model = AdaptedModel(shrunk(plm))
+        ids = torch.randint(
+            3, VOCABULARY, (int(lengths.sum()),), generator=torch.Generator().manual_seed(0)
+        )
+        rows = ids.split(lengths.tolist())
+        positions = torch.cat([torch.arange(len(row)) for row in rows])
+        # All short ones first: a PLM may keep what a longer row has changed.
+        wanted = torch.zeros(len(rows), model.plm.config.hidden_size)
+        for place in np.argsort(lengths):
+            hidden = model.plm.base_model(input_ids=rows[place][None]).last_hidden_state
+            wanted[place] = model._pool(hidden, None)[0]
+        found = model.run_bare(Stream({"input_ids": ids[None]}, positions[None], (lengths,)))
+    except Exception as error:  # a PLM that cannot be made small is not known well enough
+        if is_out_of_memory(error):
+            raise
+        return False
+    rounding = torch.finfo(torch.float32).eps ** 0.5
+    return bool((found - wanted).norm() <= rounding * wanted.norm())
 
 
 def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:

@@ -31,6 +31,8 @@ from tinyattn.errors import is_out_of_memory
 from tinyattn.stream import Stream, attend_in
 
 NAME = "tinyattn_stream"
+_IGNORED = {"position_ids", "use_cache", "output_attentions", "output_hidden_states", "return_dict"}
+"""What families hand on to attention that does not change it. All else that is set is unknown."""
 
 
 @contextlib.contextmanager
@@ -58,9 +60,9 @@ def _attention(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls: q, k, v [1, h, N, d]; returns the heads [1, N, h, d]."""
-    for name in ("sliding_window", "softcap"):
-        if rest.get(name) is not None:
-            raise NotImplementedError(f"attention with {name}")  # such a PLM cannot stream
+    unknown = [name for name, value in rest.items() if value is not None and name not in _IGNORED]
+    if unknown:  # whatever it means: such a PLM cannot stream
+        raise NotImplementedError(f"attention with {', '.join(unknown)}")
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     dim = query.shape[-1]
     scale = 1 / math.sqrt(dim) if scaling is None else scaling

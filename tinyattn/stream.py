@@ -177,7 +177,7 @@ def filler_of(tokens: int, plm: PreTrainedModel) -> int:
     """
     if plm.device.type != "cpu":
         return 0
-    if torch.finfo(plm.dtype).bits == 32:
+    if torch.finfo(plm.dtype).bits >= 32:
         return max(0, LEAST_TOKENS - tokens)
     return -tokens % (TOKEN_STEP if tokens > SHORT else SHORT_STEP)
 

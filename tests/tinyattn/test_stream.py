@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
 import sys
 import types
@@ -19,8 +21,9 @@ from torch import Tensor, nn
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
 from tinyattn.model import AdaptedModel
+from tinyattn.placement import FAMILIES
 from tinyattn.plm import DTYPES
-from tinyattn.plm_attention import _varlen_works
+from tinyattn.plm_attention import _attention, _varlen_works
 from tinyattn.stream import Stream, attend_in, group_rows, joined
 
 STREAMED = [kind for kind in ENCODERS + DECODERS if kind != "deberta-v2"]
@@ -111,6 +114,67 @@ def test_who_cannot_stream_is_found_out(build_plm: Any, monkeypatch: pytest.Monk
     model = AdaptedModel(roberta)
     monkeypatch.setattr(type(model.sites), "first_position", 0)  # as if it counted like BERT
     assert not model.can_stream()
+
+
+LONGROPE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 16}
+LONGROPE |= {"short_factor": [1.0, 1.1], "long_factor": [4.0, 8.0]}
+ROPES: list[tuple[str, dict[str, Any], bool]] = [
+    ("llama", {"rope_parameters": LONGROPE}, False),
+    ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, True),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0}}, True),
+    (
+        "llama",
+        {"rope_parameters": {**LONGROPE, "rope_type": "yarn"}},
+        True,
+    ),
+    (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+            }
+        },
+        True,
+    ),
+    ("mistral", {"sliding_window": 4096}, False),
+    ("mistral", {"sliding_window": None}, True),
+    ("qwen2", {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 1}, False),
+    ("qwen2", {}, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "changes", "streams"), ROPES)
+def test_who_changes_with_a_rows_length_cannot_stream(
+    kind: str, changes: dict[str, Any], streams: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the limit is: longrope takes other frequencies for all rows beside a long one."""
+    monkeypatch.setitem(FAMILIES, kind, FAMILIES["llama"])
+    sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "pad_token_id": 0}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24}
+    sizes |= {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}
+    changes = copy.deepcopy(changes)
+    if "rope_parameters" in changes:
+        changes["rope_parameters"]["rope_theta"] = 1e4
+    config = transformers.AutoConfig.for_model(kind, **sizes | changes)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    model = AdaptedModel(transformers.AutoModel.from_config(config).eval())
+    torch.set_rng_state(before)
+    assert model.can_stream() == streams
+    assert torch.equal(torch.get_rng_state(), before)  # the trial's own numbers stay
+    # By hand: a row of 5 tokens beside one of 20, in one stream and by itself.
+    rows = [list(range(3, 23)), list(range(5, 10))]
+    with contextlib.suppress(NotImplementedError):
+        found = model.run_bare(stream_of(rows))[1]
+        own = model.plm(input_ids=torch.tensor(rows[1:])).last_hidden_state[0, -1]
+        assert torch.allclose(found, own, atol=1e-5) == streams
+
+
+def test_attention_with_a_word_that_nobody_knows_is_refused() -> None:
+    q = torch.zeros(1, 1, 3, 2)
+    with pytest.raises(NotImplementedError, match="attention with s_aux"):
+        _attention(nn.Module(), q, q, q, None, s_aux=q, stream=stream_of([[1, 2, 3]]))
 
 
 def test_what_is_not_finite_stays_with_its_adapter(build_plm: Any, group_cost: None) -> None:

@@ -1,0 +1,61 @@
+"""A small random copy of a PLM, on which it is cheap to try rows of every length that matters.
+
+What a PLM does with a row may change where the row passes a limit that its configuration names: a
+window of attention, or the length from which other rotary frequencies hold. Such limits are often
+thousands of tokens. Where a limit stands does not matter for what happens there, so the copy has
+all of them at a few tokens, two layers (or one of each kind), and heads of the PLM's own dimension.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+LIMIT, POSITIONS, VOCABULARY = 8, 64, 64
+_LIMITS = ("window", "chunk", "original_max_position")
+"""Parts of the names of limits."""
+
+
+def shrunk(plm: PreTrainedModel) -> PreTrainedModel:
+    """The base model's small copy, random, in float64 and eval mode, on the host."""
+    config = _shrunk_config(plm.config)
+    draws = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        small: PreTrainedModel = type(plm.base_model)(config)
+    with torch.no_grad():
+        for weight in small.parameters():
+            # Large, so that attention looks at few places, and a wrong one shows.
+            noise = torch.randn(weight.shape, generator=draws)
+            weight.copy_(2 * noise / weight.shape[-1] ** 0.5 if weight.ndim > 1 else 1 + noise / 9)
+    return small.to(torch.float64).eval().requires_grad_(False)  # type: ignore[arg-type]
+
+
+def _shrunk_config(config: Any) -> Any:
+    small, heads = copy.deepcopy(config), config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kinds = [*dict.fromkeys(getattr(config, "layer_types", None) or [])]
+    small.num_attention_heads, small.hidden_size = 2, 2 * dim
+    small.num_hidden_layers = max(2, len(kinds))
+    if kinds:
+        small.layer_types = (2 * kinds)[: small.num_hidden_layers]
+    if getattr(config, "num_key_value_heads", None):
+        small.num_key_value_heads = 2 if config.num_key_value_heads == heads else 1
+    if getattr(config, "embedding_size", None):
+        small.embedding_size = 2 * dim
+    small.vocab_size, small.pad_token_id = VOCABULARY, 0
+    if getattr(config, "max_position_embeddings", None):
+        small.max_position_embeddings = min(config.max_position_embeddings, POSITIONS)
+    for name, value in vars(config).items():
+        setattr(small, name, _limited(name, getattr(small, name)))
+    return small
+
+
+def _limited(name: str, value: Any) -> Any:
+    """A setting with its limits, also those within it, at a few tokens."""
+    if isinstance(value, dict):
+        return {key: _limited(str(key), own) for key, own in value.items()}
+    is_limit = any(part in name for part in _LIMITS) and type(value) is int
+    return min(value, LIMIT) if is_limit else value
