@@ -24,13 +24,14 @@ def shrunk(plm: PreTrainedModel) -> PreTrainedModel:
     config = _shrunk_config(plm.config)
     draws = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        small: PreTrainedModel = type(plm.base_model)(config)
+        small: Any = type(plm.base_model)(config)
     with torch.no_grad():
         for weight in small.parameters():
             # Large, so that attention looks at few places, and a wrong one shows.
             noise = torch.randn(weight.shape, generator=draws)
             weight.copy_(2 * noise / weight.shape[-1] ** 0.5 if weight.ndim > 1 else 1 + noise / 9)
-    return small.to(torch.float64).eval().requires_grad_(False)  # type: ignore[arg-type]
+    found: PreTrainedModel = small.to(torch.float64).eval().requires_grad_(False)
+    return found
 
 
 def _shrunk_config(config: Any) -> Any:
@@ -48,7 +49,7 @@ def _shrunk_config(config: Any) -> Any:
     small.vocab_size, small.pad_token_id = VOCABULARY, 0
     if getattr(config, "max_position_embeddings", None):
         small.max_position_embeddings = min(config.max_position_embeddings, POSITIONS)
-    for name, value in vars(config).items():
+    for name in vars(config):
         setattr(small, name, _limited(name, getattr(small, name)))
     return small
 
