@@ -93,7 +93,7 @@ class OptunaSearcher:
         """Optuna's ids of trials by name."""
         self._seen: _Seen | None = None
         """None: to be read from the study."""
-        self._study = _open_study(Path(path), name)
+        self._study = _open_study(Path(path), name, self._space)
         self._learning = _Learning(name, self._study._storage, asha)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
@@ -378,7 +378,7 @@ class _DurableFile(JournalFileBackend):
             self._own_lock.release()
 
 
-def _open_study(path: Path, name: str) -> optuna.Study:
+def _open_study(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.Study:
     """Open or begin a study in a journal file; one that is damaged is put aside.
 
     Raises:
@@ -387,7 +387,7 @@ def _open_study(path: Path, name: str) -> optuna.Study:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return _study_in(path, name)
+            return _study_in(path, name, space)
         except OSError:
             raise
         except Exception as error:  # Optuna takes lines as they come: there is no end of kinds
@@ -398,7 +398,7 @@ def _open_study(path: Path, name: str) -> optuna.Study:
                 f"made again from the sweep's journal, and the damaged one is kept as {aside.name}",
                 stacklevel=2,
             )
-            return _study_in(path, name)
+            return _study_in(path, name, space)
     except OSError as error:
         raise StorageError(
             f"{path}: the search's journal cannot be used: {error}; check space and permissions, "
@@ -406,7 +406,7 @@ def _open_study(path: Path, name: str) -> optuna.Study:
         ) from None
 
 
-def _study_in(path: Path, name: str) -> optuna.Study:
+def _study_in(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.Study:
     """Open or begin a study; a last line that a crash may have torn is cut off."""
     if path.exists():
         open_file(path).close()  # UnfitError where a pipe would have us wait
@@ -416,8 +416,22 @@ def _study_in(path: Path, name: str) -> optuna.Study:
         direction="maximize",
         load_if_exists=True,
     )
-    study.get_trials()  # copies all that lines may have made of trials
+    for trial in study.get_trials():  # copies all that lines may have made of trials
+        _refuse_odd(trial, space)
     return study
+
+
+def _refuse_odd(trial: FrozenTrial, space: Mapping[str, Domain]) -> None:
+    """Raise ValueError where a study's trial is none that a searcher of this space made."""
+    for key, value in trial.params.items():
+        if key not in space or not space[key].contains(value):
+            raise ValueError(f"trial {trial.number} has {key}={value!r}")
+    told = [*trial.intermediate_values.values(), *(trial.values or [])]
+    named = [word for word in trial.user_attrs.values() if not isinstance(word, str)]
+    if named or not all(isinstance(value, float) for value in told):
+        raise ValueError(f"trial {trial.number} has {named or told}")
+    if trial.state == TrialState.COMPLETE and not trial.values:
+        raise ValueError(f"trial {trial.number} is complete without a score")
 
 
 def _counts(trial: FrozenTrial) -> bool:

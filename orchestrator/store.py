@@ -332,7 +332,10 @@ class Store:
 
     def _refuse_special_files(self, run_id: str, path: str) -> None:
         """Raise StorageError where a copy would wait for a pipe, or follow a link out of there."""
-        uri = urlsplit(self._address(run_id))
+        try:
+            uri = urlsplit(self._address(run_id))
+        except ValueError as error:
+            raise StorageError(f"the artifacts of run {run_id}: {error}") from None
         if uri.scheme not in ("", "file"):
             return
         top = Path(unquote(uri.path), path)

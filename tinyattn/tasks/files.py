@@ -63,7 +63,8 @@ def _damaged(path: Path, error: BaseException) -> TaskError:
     reason = (str(error) or type(error).__name__).splitlines()[0]
     if "straddling" in reason:  # pyarrow's word for it
         reason = "a row has more than a million bytes, or a quote has no end"
-    return TaskError(f"{path}: damaged or not what its ending says: {reason:.500}")
+    shown = "".join(letter if letter.isprintable() else "?" for letter in reason[:500])
+    return TaskError(f"{path}: damaged or not what its ending says: {shown}")
 
 
 def _parse(path: Path, scratch: Path) -> datasets.Dataset:

@@ -72,9 +72,11 @@ def _texts(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedArray:
     if _is_text(column.type) and not column.null_count:
         return column
     values = rows[name][:]
-    at = next(i for i, value in enumerate(values) if not isinstance(value, str))
+    at = next((i for i, value in enumerate(values) if not isinstance(value, str)), None)
+    if at is None:  # texts that stand in JSON beside values of other types, in rows that are gone
+        return pa.chunked_array([pa.array(values, pa.string())])
     raise TaskError(
-        f"{source}: row {at + 1}: column '{name}' holds {values[at]!r}, needed is a text"
+        f"{source}: row {at + 1}: column '{name}' holds {values[at]!r:.200}, needed is a text"
     )
 
 
@@ -89,7 +91,7 @@ def _labels(rows: datasets.Dataset, task: Task, source: str, labelled: bool) -> 
     wrong = unknown if labelled else unknown & ~missing
     if wrong.any():
         at = int(wrong.argmax())
-        came = "no label" if missing[at] else f"label {values[at].as_py()!r}"
+        came = "no label" if missing[at] else f"label {values[at].as_py()!r:.200}"
         raise TaskError(f"{source}: row {at + 1}: {came} came, allowed {_allowed(task)}")
     return None
 
@@ -122,13 +124,22 @@ def _as_text(rows: datasets.Dataset, name: str) -> pa.ChunkedArray:
     """A label column as text, so that 1, 1.0, "1" and a class name are looked up alike."""
     column = rows.data.table.column(name)
     if isinstance(column.type, pa.BaseExtensionType):  # JSON with values of several types
-        values = [None if value is None else str(value) for value in rows[name][:]]
-        return pa.chunked_array([pa.array(values, pa.string())])
+        return _spelt(rows, name)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        if pc.all(pc.equal(pc.floor(column), column)).as_py():  # ids with gaps, made by pandas
+        is_id = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))
+        if pc.all(is_id).as_py():  # ids with gaps, made by pandas
             column = column.cast(pa.int64())
-    return column.cast(pa.string())
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowException:  # lists, or bytes that are no text
+        return _spelt(rows, name)
+
+
+def _spelt(rows: datasets.Dataset, name: str) -> pa.ChunkedArray:
+    """A column as Python spells its values."""
+    values = [None if value is None else str(value) for value in rows[name][:]]
+    return pa.chunked_array([pa.array(values, pa.string())])
 
 
 def _allowed(task: Task) -> str:
