@@ -47,7 +47,7 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
             _start(folder, num_cpus, num_gpus)
             yield
         finally:
-            _end()
+            _end(folder)
 
 
 def _start(folder: Path, num_cpus: int | None, num_gpus: int | None) -> None:
@@ -97,22 +97,29 @@ def _deaf_to_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end() -> None:
+def _end(folder: Path) -> None:
     """Disconnect from Ray and kill its processes: they would not hear its SIGTERM."""
     node: Any = ray._private.worker._global_node
-    started = (
-        [info.process for infos in node.all_processes.values() for info in infos] if node else []
-    )
-    family = []
-    for process in started:
-        process.terminate = process.kill
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family += psutil.Process(process.pid).children(recursive=True)
+    for infos in node.all_processes.values() if node else ():
+        for info in infos:
+            info.process.terminate = info.process.kill
+    family = _family(folder)
     ray.shutdown()
-    for child in family:
+    for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+            process.kill()
     psutil.wait_procs(family, timeout=5)  # where nobody reaps orphans, they stay as zombies
+
+
+def _family(folder: Path) -> list[psutil.Process]:
+    """The processes of the Ray whose sessions are in a folder, also where it failed to start and
+    knows them no more: the words of those that this one has started name the folder."""
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if str(folder) in " ".join(process.cmdline()):
+                found += [process, *process.children(recursive=True)]
+    return found
 
 
 @contextlib.contextmanager

@@ -37,9 +37,9 @@ _aside: dict[str, float] = {}
 what it is given."""
 _too_small: dict[str, set[str]] = {}
 """For which running trials which addresses have too little memory; avoided as well."""
-_ports: list[tuple[str, int]] = []
-"""Where those processes of Ray listen that the driver cannot do without: the control store, and on
-its own machine the raylet."""
+_lines: dict[tuple[str, int], socket.socket] = {}
+"""Connections to those processes of Ray that the driver cannot do without, by address: the control
+store, and on its own machine the raylet. The system closes them when a process dies."""
 _DIED = "Ray has died on this machine, perhaps killed because memory ran out; free some"
 
 
@@ -54,25 +54,48 @@ def watched_ray() -> Iterator[None]:
     context = ray.get_runtime_context()
     host, _, port = context.gcs_address.rpartition(":")
     try:
-        _ports[:] = [(host.strip("[]"), int(port))]
+        _connect((host.strip("[]"), int(port)))
         own = next(node for node in nodes_of_ray() if node["NodeID"] == context.get_node_id())
-        _ports.append((own["NodeManagerAddress"], own["NodeManagerPort"]))
+        _connect((own["NodeManagerAddress"], own["NodeManagerPort"]))
         yield
     except RayDied:
         raise NoMachineError(_DIED) from None
     finally:
-        _ports.clear()
+        for line in _lines.values():
+            line.close()
+        _lines.clear()
 
 
 def refuse_dead_ray() -> None:
-    """Raise RayDied where nobody listens any more on a port of the Ray that is watched."""
-    for address in _ports:
-        try:
-            socket.create_connection(address, timeout=1).close()
-        except ConnectionRefusedError:
-            raise RayDied from None
-        except OSError:
-            pass  # too busy to answer
+    """Raise RayDied where a process of the Ray that is watched is there no more.
+
+    It costs nothing: it goes before all that may ask Ray, in the middle of Tune's step too.
+    """
+    for address, line in list(_lines.items()):
+        if _is_closed(line):  # perhaps since it is silent
+            line.close()
+            _connect(address)
+
+
+def _connect(address: tuple[str, int]) -> None:
+    try:
+        _lines[address] = socket.create_connection(address, timeout=5)
+    except ConnectionRefusedError:
+        raise RayDied from None
+    except OSError:  # too busy to answer
+        return
+    _lines[address].setblocking(False)
+
+
+def _is_closed(line: socket.socket) -> bool:
+    try:
+        while line.recv(4096):  # its greeting
+            pass
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def nodes_of_ray() -> list[dict[str, Any]]:

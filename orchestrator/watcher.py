@@ -42,6 +42,8 @@ def _guarded(hook: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(hook)
     def guarded(self: Watcher, *args: Any, **info: Any) -> None:
         if self.stop.error is None:
+            if not self.stop.asked:
+                refuse_dead_ray()
             with self.stop.on_error():
                 hook(self, *args, **info)
 
@@ -102,8 +104,9 @@ class Watcher(tune.Callback):
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """End here, between two steps of Tune, when somebody asked for it."""
         # Not once an end was asked for: a cluster's Ray may end as well, and asking it hangs then.
-        if time.monotonic() >= self._next_poll and not self.stop.asked:
+        if not self.stop.asked:
             refuse_dead_ray()
+        if time.monotonic() >= self._next_poll and not self.stop.asked:
             self._next_poll = time.monotonic() + _POLL_SECONDS
             self._read_requests()
             self.tracker.heartbeat()

@@ -198,6 +198,7 @@ def test_two_trainings_at_once_and_one_of_them_killed_and_resumed(
     whole = start(*words, "--output", tmp_path / "whole")
     victim = start(*words, "--output", tmp_path / "killed")
     read_until(victim, "evaluation 3/16")  # its state is being written
+    assert_loopback_only(listening([victim.pid]))
     victim.kill()
     victim.communicate()
     expected, stderr = whole.communicate(timeout=120)

@@ -111,6 +111,8 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         patch.setattr(runner, "view_of", lambda progress: Killer(progress, out))
         patch.setattr("orchestrator.batch.RETRIES", 1)  # a worker takes some time to start
         with this_machine(num_cpus=2), closed_in_any_case(tracker, "sweep resume s"):
+            with pytest.raises(UsageError, match=r"call ray\.shutdown\(\) first"), this_machine():
+                pass  # a second one might be a cluster's, which listens everywhere
             ended = runner.run_batch(
                 batch, Points(POINTS), depot=SharedFolder(folder / "sweeps" / "s"), tracker=tracker
             )
