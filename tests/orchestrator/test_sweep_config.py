@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from datetime import datetime
 from pathlib import Path
 from textwrap import dedent
@@ -10,8 +11,9 @@ from textwrap import dedent
 import pytest
 
 from orchestrator.config import Sweep, check, default_name, load_sweep
+from orchestrator.definition import FILE, Definition, Origin
 from orchestrator.space import count, enumerate_points
-from tinyattn.config import build
+from tinyattn.config import FIRST_VERSIONS, build
 from tinyattn.errors import ConfigError
 
 BASE = """
@@ -362,3 +364,19 @@ def test_a_condition_on_one_of_a_billion_numbers_is_counted_at_once(tmp_path):
         "seed: {type: int, low: 0, high: 4000000000}"
     )
     assert count(load_sweep(write(tmp_path, text), {}).space) == 4 * 10**9 + 1 - 2 + 2 * 1000
+
+
+def test_a_sweep_stored_before_there_were_versions_goes_on_with_the_first(tmp_path):
+    file = write(tmp_path, BASE)
+    sweep = load_sweep(file, {"name": "s"})
+    resolved = sweep.model_dump(mode="json")
+    for key in FIRST_VERSIONS:
+        del resolved["train"][key]  # as earlier commits wrote it
+    stored = {"resolved": resolved, "origin": Origin(file=file, overrides={}).model_dump(),
+              "data_fingerprint": "d", "plm_fingerprint": "p"}  # fmt: skip
+    (tmp_path / FILE).write_text(json.dumps(stored))
+    read = Definition.read(tmp_path, "s")
+    train = read.sweep().train
+    assert (train.carve_version, train.token_version) == (1, 1)
+    read.refuse_changed_file()  # the file is the same: the newest versions are no change of it
+    assert (sweep.train.carve_version, sweep.train.token_version) == (2, 2)
