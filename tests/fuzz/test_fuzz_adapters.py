@@ -105,8 +105,8 @@ def test_weights(data: st.DataObject, folder: Path, plm: Plm, tmp_path_factory: 
                 case 0:
                     weights[key] = weights[key].to(data.draw(st.sampled_from(_TYPES)))
                 case 1:
-                    weights[key] = torch.full_like(
-                        weights[key], data.draw(st.sampled_from(_VALUES))
+                    weights[key] = torch.full(
+                        weights[key].shape, data.draw(st.sampled_from(_VALUES))
                     )
                 case 2:
                     weights[data.draw(st.text(max_size=8))] = weights.pop(key)
