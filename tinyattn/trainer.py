@@ -178,8 +178,8 @@ class Trainer:
     def _train_step(self, indices: np.ndarray) -> Tensor:
         """One optimizer step on the mean loss of these rows; returns the sum over rows."""
         micro, total = self.micro_batch_size, torch.zeros((), device=self.device)
-        own, keys = self.ranks.share(indices), self._row_keys(len(indices))
-        keys = keys[:, self.ranks.share(np.arange(len(indices)))]
+        places, keys = self.ranks.share(np.arange(len(indices))), self._row_keys(len(indices))
+        own = indices[places]
         lengths = self.train_rows.lengths[own]
         passes = None if self.ranks.size == 1 else math.ceil(self.ranks.rows(indices) / micro)
         for positions in cut(lengths, micro, self.can_stream, self.device, passes):
@@ -189,7 +189,7 @@ class Trainer:
             # Rows weigh the same whatever the micro-batches and ranks: the mean is over the whole
             # batch, and DeepSpeed divides the ranks' sum by their number.
             share = self.ranks.size / len(indices)
-            total += self._pass(own[positions], share, keys[:, positions])
+            total += self._pass(own[positions], share, keys[:, places[positions]])
         self.engine.step()
         return self.ranks.add_up(total)
 
