@@ -281,8 +281,10 @@ def written_out(
     value: Tensor,
     allowed: Tensor | None,
     is_causal: bool,
+    keys: Tensor | None,
 ) -> Tensor:
-    """Equation 3 with a score matrix, as the authors' code has it."""
+    """Equation 3 with a score matrix, as the authors' code has it; it drops nothing."""
+    assert keys is None
     scores = query @ key.transpose(-1, -2) / math.sqrt(module.head_dim)
     if allowed is not None:
         scores = scores.masked_fill(~allowed, float("-inf"))
