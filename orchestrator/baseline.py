@@ -1,14 +1,16 @@
 """The classifier alone: the same PLM and training without an adapter.
 
-A first champion has nobody to be better than, so it must be better than this. A sweep that was
-finalized has one; for another `promote` trains one, in an MLflow run of its own.
+A first champion has nobody to be better than, so it must be better than this at the best of
+several learning rates. A sweep that was finalized has tried them; for another `promote` trains what
+is missing, in MLflow runs of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,19 @@ it takes larger ones: the best were 10 to 100 times the finalist's on three of f
 MiniLM. It needs no backward pass through the PLM, so that four of its trials cost as one."""
 KIND = "baseline"
 """Kind of a run that was trained for a promotion."""
-_INHERITED = ("data_fingerprint", "plm_fingerprint", "train_rows", "truncated_rows")
+_INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "truncated_rows")
+"""Tags of the trial that its classifier alone shares, for it has the same rows and PLM."""
 
 
 def alone_settings(params: Mapping[str, Any], rate: float) -> list[dict[str, Any]]:
     """Return what the classifier alone tries: a trial's overrides at several learning rates."""
+    return [{**params, **ALONE, "optimizer.lr": each} for each in _rates(rate)]
+
+
+def _rates(rate: float) -> list[float]:
+    """The learning rates that are tried beside an adapter that was trained at `rate`."""
     most = 10  # TrainConfig allows no more
-    rates = dict.fromkeys(min(times * rate, most) for times in RATES)
-    return [{**params, **ALONE, "optimizer.lr": each} for each in rates]
+    return list(dict.fromkeys(min(times * rate, most) for times in RATES))
 
 
 def is_alone(trial: TrialRecord) -> bool:
@@ -49,13 +56,35 @@ def find_alone(store: Store, trial: TrialRecord) -> TrialRecord | None:
 
     It was trained on the same data to its end, and is scored on the held-out rows.
     """
-    data = trial.tags.get("data_fingerprint")
-    for other in candidates(store.trials_of(store.find_sweep(trial.sweep))):
+    for other in candidates(_alones(store, trial)):
         whole = other.outcome is Outcome.COMPLETED and other.heldout_score is not None
-        same = other.tags.get("data_fingerprint") == data
-        if is_alone(other) and whole and same and store.has_artifact(other.run_id, "adapter"):
+        if whole and store.has_artifact(other.run_id, "adapter"):
             return other
     return None
+
+
+def missing_rates(store: Store, trial: TrialRecord) -> list[float]:
+    """Return the learning rates that a trial's sweep has yet to try for the classifier alone.
+
+    They are multiples of the trial's own. None are missing either where all multiples of another
+    rate were tried, as a finalizer does with that of its best finalist. One that diverged counts.
+    """
+    ended = (Outcome.COMPLETED, Outcome.DIVERGED)
+    tried = [t.config["optimizer.lr"] for t in _alones(store, trial) if t.outcome in ended]
+
+    def untried(rates: Iterable[float]) -> list[float]:
+        return [r for r in rates if not any(math.isclose(r, t, rel_tol=1e-6) for t in tried)]
+
+    if any(not untried(_rates(lowest / RATES[0])) for lowest in tried):
+        return []
+    return untried(_rates(trial.config["optimizer.lr"]))
+
+
+def _alones(store: Store, trial: TrialRecord) -> list[TrialRecord]:
+    """The classifiers alone of a trial's sweep on the trial's data."""
+    data = trial.tags.get("data_fingerprint")
+    trials = store.trials_of(store.find_sweep(trial.sweep))
+    return [t for t in trials if is_alone(t) and t.tags.get("data_fingerprint") == data]
 
 
 def train_alone(
@@ -66,9 +95,10 @@ def train_alone(
     workshop: Workshop,
     say: Callable[[str], None],
 ) -> None:
-    """Train the classifier alone as `trial` was trained, in this process, and track its runs.
+    """Train the classifier alone as `trial` was trained, at the rates that its sweep has not tried.
 
-    They end together: one that was interrupted leaves none of them to be taken for the best.
+    It is trained in this process. Its runs end together: one that was interrupted leaves none of
+    them to be taken for the best.
 
     Args:
         home: where the trial's sweep is kept; nobody may be working on it.
@@ -82,6 +112,8 @@ def train_alone(
         UsageError: another process works on the sweep.
         TinyAttnError: the training failed.
     """
+    if not (missing := missing_rates(tracker, trial)):
+        return
     from orchestrator.runner import closed_in_any_case  # imports Ray, and few promotions train
 
     single = config.with_overrides({"adapter.num_heads": 1, "start": None})
@@ -92,8 +124,10 @@ def train_alone(
         outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
         with closed_in_any_case(tracker, f"promote {trial.run_id}", outcome):
             tracker.resume_sweep(trial.sweep, search_goes_on=False)
-            for params in alone_settings({}, config.optimizer.lr):
-                name = f"{trial.trial_id}_alone{len(trained) + 1}"
+            for number, params in enumerate(alone_settings({}, config.optimizer.lr), start=1):
+                if params["optimizer.lr"] not in missing:
+                    continue
+                name = f"{trial.trial_id}_alone{number}"
                 alone, folder = single.with_overrides(params), Path(scratch) / name
                 tracker.start_trial(name, config=alone, params=params, tags=tags, kind=KIND)
                 score = _train(tracker, name, alone, workshop, folder)

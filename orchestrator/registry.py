@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from mlflow.entities.model_registry import ModelVersion
 
-from orchestrator.baseline import find_alone
+from orchestrator.baseline import find_alone, is_alone
 from orchestrator.champions import holder, model_name, models, move_alias, reigning
 from orchestrator.outcome import Outcome
 from orchestrator.ranking import best_of, standing_of
@@ -22,8 +22,6 @@ from orchestrator.store import FINAL_KINDS, TAG, Store, TrialRecord
 from orchestrator.tracking import Tracker
 from tinyattn.errors import UsageError
 from tinyattn.tasks import Task, compute_metrics
-
-SIGNIFICANCE = 0.05
 
 _IDLE = "; beware: always giving the commonest answer scores as much on the held-out rows"
 
@@ -43,7 +41,7 @@ class HeldOut:
 
 
 def _trains_nothing() -> None:
-    raise UsageError("there is no classifier alone to compare with, and no way to train one here")
+    """For a sweep whose classifier alone has been trained, or cannot be."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,8 @@ class Benchmark:
     heldout: HeldOut | None
     """None: the protocol `paper` chooses by all labelled rows that are not for training."""
     train_alone: Callable[[], None] = _trains_nothing
-    """Has the run's sweep train the classifier alone, which a first champion must beat."""
+    """Has the run's sweep train what it lacks of the classifier alone, which a first champion must
+    beat."""
 
 
 @dataclass(frozen=True)
@@ -154,23 +153,29 @@ def _rival(
     """Return the champion, else the sweep's classifier alone; None: there is nothing to test.
 
     Raises:
-        UsageError: the run is a classifier alone itself, or none could be trained.
+        UsageError: the run is a classifier alone itself, or all of them diverged; not with
+            `force`.
     """
     if benchmark.heldout is None or trial.heldout_score is None:
         return None
     if previous is not None:
         return _Rival(int(previous.version), previous.run_id or "", f"version {previous.version}")
+    if is_alone(trial) and not force:
+        raise UsageError(
+            f"run {trial.run_id} is a classifier alone, which a first champion must be better "
+            "than; --force promotes it anyway"
+        )
+    if not force:
+        benchmark.train_alone()
     found = find_alone(tracker, trial)
     if found is None and not force:
-        benchmark.train_alone()
-        found = find_alone(tracker, trial)
-    if found is None or (force and found.run_id == trial.run_id):
-        return None
-    if found.run_id == trial.run_id:
         raise UsageError(
-            f"run {trial.run_id} is its sweep's classifier alone, which a first champion must be "
-            "better than; --force promotes it anyway"
+            f"sweep '{trial.sweep}' has no classifier alone that was trained to its end, as none "
+            "of the learning rates tried gave one, and a first champion must be better than it; "
+            "--force promotes the run without a comparison"
         )
+    if found is None or found.run_id == trial.run_id:
+        return None
     return _Rival(VACANT, found.run_id, "the classifier alone")
 
 

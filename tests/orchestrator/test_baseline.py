@@ -9,9 +9,10 @@ import pytest
 from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 
-from orchestrator.baseline import KIND, find_alone
+from orchestrator.baseline import ALONE, KIND, find_alone, missing_rates
 from orchestrator.control import status
 from orchestrator.home import Home
+from orchestrator.leaderboard import leaderboard
 from orchestrator.outcome import Outcome
 from orchestrator.promotion import promote_adapter
 from orchestrator.runner import InterruptedSweepError
@@ -32,7 +33,7 @@ def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRecord:
     )
     sweeps.start("first", task="agreement", plm=plm)
     workshop, tracker = Workshop(), sweeps.tracker
-    tags = {"data_fingerprint": workshop.data(config).fingerprint}
+    tags = {"data_fingerprint": workshop.data(config).fingerprint, "carve": "2"}
     tracker.start_trial("search_00001", config=config, params={}, tags=tags)
     with contextlib.closing(Trainer(config, workshop)) as trainer:
         for evaluation in trainer:
@@ -70,6 +71,7 @@ def test_promote_trains_it_once_and_tests_against_it(
     changed = ("adapter.layers", "optimizer.lr")
     kept = {key: value for key, value in one_head.config.items() if key not in changed}
     assert kept.items() <= alone.config.items()
+    assert [row.carve for row in leaderboard(sweeps.tracker)] == 5 * [2]
     assert found.test is not None
     assert found.test.new_score == pytest.approx(one_head.heldout_score)
     assert found.test.old_score == pytest.approx(alone.heldout_score)
@@ -82,3 +84,38 @@ def test_promote_trains_it_once_and_tests_against_it(
     assert "trials   1 completed" in text
     assert "finalize" not in text
     assert sweeps.tracker.find_sweep("first").outcome is Outcome.COMPLETED
+
+
+def test_all_rates_around_one_must_have_been_tried(sweeps: Sweeps) -> None:
+    """0.3, 1, 3 and 10 times the rate of the trial, or of the finalizer's best finalist."""
+    sweeps.start("first")
+    store = sweeps.tracker
+
+    def alone(name: str, lr: float, outcome: Outcome) -> None:
+        sweeps.trial(name, [0.6], outcome, overrides={**ALONE, "optimizer.lr": lr})
+
+    trial = store.trial(sweeps.trial("head", [0.7], lr=0.002))
+    assert missing_rates(store, trial) == pytest.approx([0.0006, 0.002, 0.006, 0.02])
+    alone("one", 0.002, Outcome.COMPLETED)  # as a finalizer did that knew one rate
+    alone("broken", 0.006, Outcome.INTERRUPTED)
+    alone("hot", 0.02, Outcome.DIVERGED)
+    assert missing_rates(store, trial) == pytest.approx([0.0006, 0.006])
+    alone("cold", 0.0006, Outcome.COMPLETED)
+    alone("warm", 0.006, Outcome.COMPLETED)
+    assert missing_rates(store, trial) == []
+    expert = store.trial(sweeps.trial("expert", [0.7], lr=0.01, kind="expert"))
+    assert missing_rates(store, expert) == []
+
+
+def test_promote_trains_the_rates_that_are_missing_and_no_others(
+    sweeps: Sweeps, one_head: TrialRecord, tmp_path: Path
+) -> None:
+    tags = {"data_fingerprint": one_head.tags["data_fingerprint"]}
+    sweeps.tracker.resume_sweep("first", search_goes_on=False)
+    for rate, outcome in ((0.0003, Outcome.COMPLETED), (0.001, Outcome.DIVERGED)):
+        changes = {**ALONE, "optimizer.lr": rate}
+        run_id = sweeps.trial(f"alone-{rate}", [0.99], outcome, overrides=changes)
+        sweeps.tracker.tag(run_id, tags)
+    said = list[str]()
+    promote_adapter(Home(tmp_path / "runs"), one_head.run_id, False, said.append)
+    assert [line.split(": ")[0].split("=")[1] for line in said] == ["0.003", "0.01"]
