@@ -63,7 +63,8 @@ def read_bytes(path: Path, most: int) -> bytes:
     """
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        content = b"" if size > most else file.read(most + 1)  # files of /proc say that they have 0
+        # Room for so many bytes is made before any is read; files of /proc say that they have 0.
+        content = b"" if size > most else file.read(1 + (size or most))
     if max(size, len(content)) > most:
         raise UnfitError(f"it has {max(size, len(content)):,} bytes, allowed are {most:,}")
     return content

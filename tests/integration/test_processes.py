@@ -24,6 +24,7 @@ from listening import assert_loopback_only, listening
 from tiny_plm import save_tiny_plm
 
 from orchestrator.config import SearchConfig
+from orchestrator.definition import Definition
 from orchestrator.home import Home
 from orchestrator.search import OptunaSearcher
 
@@ -76,7 +77,8 @@ def assert_ended_truthfully(runs: Path, children: list[psutil.Process]) -> None:
     assert any(trial.outcome == "interrupted" for trial in trials)
 
     journal = runs / "sweeps" / "s" / "study.journal"
-    study = OptunaSearcher({}, SearchConfig(), journal, "s")._study
+    space = Definition.read(journal.parent, "s").sweep().space
+    study = OptunaSearcher(space, SearchConfig(), journal, "s")._study
     states = Counter(trial.state.name for trial in study.trials)
     assert states["RUNNING"] == 0
     told = {trial.user_attrs["trial"]: trial.user_attrs["outcome"] for trial in study.trials}

@@ -93,7 +93,7 @@ def write_task(here: Path, train: str, **changes: Any) -> Path:
         (["agrement"], ["did you mean 'agreement'", ".yaml"]),
         (["glue/rtee"], ["did you mean 'glue/rte'"]),
         (["nowhere.yaml"], ["nowhere.yaml", "No such file"]),
-        (["folder.yaml"], ["folder.yaml", "directory"]),
+        (["folder.yaml"], ["folder.yaml", "it is a folder"]),
         (["folder"], ["'folder' is no sweep"]),
         (["agreement", "optimiser.lr=1e-3"], ["unknown key", "did you mean 'optimizer'"]),
         (["agreement", "optimizer.rl=1e-3"], ["optimizer.rl", "name, lr, weight_decay"]),
@@ -178,7 +178,7 @@ def test_a_check_of_what_is_missing_still_says_the_rest(here: Path) -> None:
     ("rows", "changes", "said"),
     [
         ("text,team\n", {}, ["train.csv", "no rows came"]),
-        ("", {}, ["train.csv", "Empty"]),
+        ("", {}, ["train.csv", "the file is empty"]),
         ("words,team\na,billing\n", {}, ["no column 'text'", "words, team"]),
         ("text,taem\na,billing\n", {}, ["no column 'team'", "did you mean 'taem'"]),
         ("text,team\na,billing\nb,\n", {}, ["row 2", "no label", "billing, network"]),

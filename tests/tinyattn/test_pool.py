@@ -289,12 +289,12 @@ def test_an_error_of_one_is_told_to_it_alone(
     wanted = [alone(configs[0]), alone(configs[2])]
     backward = Trainer._pass
 
-    def broken(trainer: Trainer, rows: Any, share: float) -> Any:
+    def broken(trainer: Trainer, rows: Any, share: float, places: Any) -> Any:
         if trainer.config.seed == 7 and trainer.step == 5:
-            return backward(trainer, rows, math.nan)
+            return backward(trainer, rows, math.nan, places)
         if trainer.config.seed == 7 and trainer.step == 6:
             raise ValueError("of one trial")
-        return backward(trainer, rows, share)
+        return backward(trainer, rows, share, places)
 
     monkeypatch.setattr(Trainer, "_pass", broken)
     first, error, last = together(configs)
