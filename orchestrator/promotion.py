@@ -18,17 +18,15 @@ from orchestrator.provenance import refuse_other_data
 from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
 from orchestrator.store import TrialRecord
 from tinyattn.batches import groups_of, labels_of
-from tinyattn.checkpoint import CONFIG_FILE
+from tinyattn.checkpoint import CONFIG_FILE, TaskCard, read_card
 from tinyattn.config import TrainConfig, build, set_dotted, stored_config
 from tinyattn.data import read_rows
-from tinyattn.errors import UsageError
+from tinyattn.errors import AdapterError, UsageError
 from tinyattn.predict import MixedPredictor, Predictor
+from tinyattn.tasks import Task
 from tinyattn.tasks.files import read_file
-from tinyattn.tasks.tokens import Rows
+from tinyattn.tasks.tokens import Rows, TaskData
 from tinyattn.workshop import Workshop
-
-_HEAD = 4
-"""Tokens of a row that no max_length cuts off: the shortest is 8, for two texts."""
 
 
 def promote_adapter(
@@ -64,45 +62,59 @@ def _benchmark_of(
         def outputs_of(folder: Path) -> np.ndarray:
             predictor = Predictor(folder, workshop, config.plm)
             try:
-                return predictor.outputs(_heldout_for(predictor, config, workshop))
+                return predictor.outputs(_heldout_for(_task_card(folder), config, workshop))
             finally:
                 predictor.close()
 
-        held = HeldOut(labels_of(split), outputs_of, groups_of(split), fingerprint_of(split))
+        held = HeldOut(
+            labels=labels_of(split),
+            outputs_of=outputs_of,
+            groups=groups_of(split),
+            fingerprint=fingerprint_of(data, config),
+            objection=lambda folder: _objection(_task_card(folder), data.task, config),
+        )
         return Benchmark(data.task, held, lambda: train(trial, config))
 
     return benchmark_of
 
 
-def _heldout_for(predictor: Predictor, config: TrainConfig, workshop: Workshop) -> Rows:
-    """The held-out rows of `config` in the tokens that an adapter was trained on.
+def _heldout_for(card: TaskCard, config: TrainConfig, workshop: Workshop) -> Rows:
+    """The held-out rows of `config` in the tokens that an adapter takes when it predicts."""
+    own = {"token_version": card.token_version, "max_length": card.max_length}
+    rows = workshop.data(config.with_overrides(own)).heldout
+    assert rows is not None
+    return rows
 
-    Raises:
-        UsageError: another carve made the dev rows, so it was trained on some of them.
+
+def _objection(card: TaskCard, task: Task, config: TrainConfig) -> str:
+    """Say why an adapter may not be judged on the held-out rows of `config`; empty: it may."""
+    theirs, ours = card.carve_version, config.carve_version
+    if task.splits.validation is not None or theirs == ours:
+        return ""
+    return (
+        f"the champion was trained on rows of carve {theirs}, this run's held-out rows are of "
+        f"carve {ours}, so the champion may have been trained on them; run the new sweep with "
+        f"carve_version={theirs}"
+    )
+
+
+def _task_card(folder: Path) -> TaskCard:
+    card = read_card(folder).task
+    if card is None:
+        raise AdapterError(f"{folder}: this adapter has no task, so it cannot be compared")
+    return card
+
+
+def fingerprint_of(data: TaskData, config: TrainConfig) -> str:
+    """Name the held-out rows: 16 hex digits of the task's texts and of which of them they are.
+
+    Tokens have no part in it, so that a budget that a reign has spent stays spent whatever
+    `max_length`, `token_version` and `max_train_rows` are. The texts are those of all the task's
+    files: other rows to train on are a new budget too, though the held-out ones are the same.
     """
-    card = predictor.card.task
-    assert card is not None
-    data = workshop.data(config.with_overrides({"token_version": card.token_version}))
-    if data.task.splits.validation is None and card.carve_version != config.carve_version:
-        raise UsageError(
-            f"an adapter was trained on rows of carve {card.carve_version}, the other's held-out "
-            f"rows are of carve {config.carve_version}, so one may have been trained on them; run "
-            f"the new sweep with carve_version={card.carve_version}"
-        )
     assert data.heldout is not None
-    return data.heldout
-
-
-def fingerprint_of(rows: Rows) -> str:
-    """Name rows by their labels and first words: 16 hex digits, whatever their order and cut.
-
-    It is the same for any `max_length`: a budget that a reign has spent on these rows stays spent.
-    """
-    flat = rows.flat()
-    tokens = flat.columns["input_ids"]
-    begins = zip(flat.offsets, flat.offsets[1:], strict=False)
-    heads = [tokens[a : min(a + _HEAD, b)].tolist() for a, b in begins]
-    content = sorted(zip(flat.labels.tolist(), heads, strict=True))
+    carve = config.carve_version if data.task.splits.validation is None else None
+    content = [data.fingerprint, data.heldout.name, carve]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 

@@ -26,6 +26,10 @@ from tinyattn.tasks import Task, compute_metrics
 _IDLE = "; beware: always giving the commonest answer scores as much on the held-out rows"
 
 
+def _fits(adapter: Path) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """Rows that chose nothing, and how an adapter answers on them."""
@@ -38,6 +42,8 @@ class HeldOut:
     """[N] the same number for rows that belong together; None: none do."""
     fingerprint: str = ""
     """Names these rows: others have a budget of their own."""
+    objection: Callable[[Path], str] = _fits
+    """Adapter folder → why it may not be judged on these rows; empty: it may."""
 
 
 def _trains_nothing() -> None:
@@ -67,7 +73,7 @@ class Promotion:
     previous: int | None
     """The champion before; None: there was none."""
     test: PairedTest | None
-    """None: there was nothing to compare with, or a run without held-out score was forced."""
+    """None: there was nothing to compare with, or a run that cannot be compared was forced."""
     forced: bool
     """Whether `force` moved the alias against the rule."""
     reason: str
@@ -96,7 +102,8 @@ def promote(
             challenge: the reign that it begins has its whole budget.
 
     Raises:
-        UsageError: no such run, no adapter, or no held-out score and no `force`. Nothing changed.
+        UsageError: no such run or no adapter; without `force` also no held-out score, or nothing
+            that it can be compared with. Nothing changed.
     """
     trial = candidate(tracker, name, force)
     _refuse_without_adapter(tracker, trial)
@@ -107,6 +114,9 @@ def promote(
     rival = _rival(tracker, benchmark, trial, previous, force)
     with tempfile.TemporaryDirectory() as folder:
         adapter = tracker.download(trial.run_id, "adapter", Path(folder))
+        rival_adapter, objection = _fetch(tracker, benchmark, rival, Path(folder))
+        if objection and not force:
+            raise UsageError(f"{objection}; --force promotes the run without a comparison")
         version = _register(tracker, model, trial, adapter, benchmark.task, Path(folder))
         number = int(version.version)
         if previous is not None and int(previous.version) == number:
@@ -114,8 +124,8 @@ def promote(
             return Promotion(model, number, False, number, None, False, why)
         challenge = None if force else _enter(tracker, model, rival, benchmark, trial)
         test = challenge.test if challenge is not None else None
-        if test is None and rival is not None:
-            test = _compare(tracker, benchmark, adapter, rival, challenge, Path(folder))
+        if test is None and rival_adapter is not None:
+            test = _compare(benchmark, adapter, rival_adapter, challenge)
         if challenge is not None and test is not None:
             record(tracker, model, challenge, test)
     level = FIRST if challenge is None else challenge.level
@@ -128,7 +138,7 @@ def promote(
         if not force:
             _refuse_moved(tracker, model, previous)
         move_alias(tracker, model, number)
-    reason = _reason(test, rival, trial, forced, level)
+    reason = _reason(test, rival, trial, forced, level, objection)
     reason += _IDLE if _is_idle(benchmark, trial) else ""
     return Promotion(model, number, moved, old, test, forced, reason, challenge)
 
@@ -258,24 +268,28 @@ def _refuse_unmeasured(trial: TrialRecord, force: bool) -> None:
     raise UsageError(f"run {trial.run_id} has no held-out score: {why}; --force promotes it anyway")
 
 
+def _fetch(
+    tracker: Tracker, benchmark: Benchmark, rival: _Rival | None, folder: Path
+) -> tuple[Path | None, str]:
+    """Return the rival's adapter, or None and why it may not be compared, where there is a why."""
+    if rival is None or benchmark.heldout is None:
+        return None, ""
+    (folder / "old").mkdir()
+    adapter = tracker.download(rival.run_id, "adapter", folder / "old")
+    objection = benchmark.heldout.objection(adapter)
+    return (None if objection else adapter), objection
+
+
 def _compare(
-    tracker: Tracker,
-    benchmark: Benchmark,
-    adapter: Path,
-    rival: _Rival,
-    challenge: Challenge | None,
-    folder: Path,
+    benchmark: Benchmark, adapter: Path, old: Path, challenge: Challenge | None
 ) -> PairedTest:
     """Test the newcomer against its rival, finely enough for the challenge's level."""
     heldout = benchmark.heldout
     assert heldout is not None
-    (folder / "old").mkdir()
-    old_adapter = tracker.download(rival.run_id, "adapter", folder / "old")
-    new, old = heldout.outputs_of(adapter), heldout.outputs_of(old_adapter)
     return paired_test(
         primary_metric(benchmark.task),
-        new,
-        old,
+        heldout.outputs_of(adapter),
+        heldout.outputs_of(old),
         heldout.labels,
         groups=heldout.groups,
         permutations=permutations_for(FIRST if challenge is None else challenge.level),
@@ -331,8 +345,15 @@ def _is_idle(benchmark: Benchmark, trial: TrialRecord) -> bool:
 
 
 def _reason(
-    test: PairedTest | None, rival: _Rival | None, trial: TrialRecord, forced: bool, level: float
+    test: PairedTest | None,
+    rival: _Rival | None,
+    trial: TrialRecord,
+    forced: bool,
+    level: float,
+    objection: str,
 ) -> str:
+    if objection:
+        return f"forced, though it could not be compared: {objection}"
     if test is None or rival is None:
         scored = trial.heldout_score is not None
         why = "it was compared with nothing" if scored else "it has no held-out score"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,11 @@ import pytest
 from mlflow_sweeps import Sweeps
 
 from orchestrator.champions import rollback
-from orchestrator.promotion import fingerprint_of
 from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
 from orchestrator.reign import BUDGET, budget_words, enter, left, level
 from orchestrator.store import TrialRecord
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
-from tinyattn.tasks.tokens import FlatRows
 
 LABELS = np.arange(200) % 2
 MODEL = "tinyattn-sst2-roberta-large"
@@ -233,30 +232,24 @@ def test_a_sweep_without_a_classifier_alone_gets_one_or_needs_force(sweeps: Swee
     assert gate.asked == ["trained", "b-70", "z-40"]
 
 
-class Tokens:
-    """Rows of given tokens and labels."""
+def test_an_adapter_that_may_not_be_judged_is_refused_before_anything_changes(
+    reign: Sweeps,
+) -> None:
+    class Carved(Gate):
+        def __call__(self, trial: TrialRecord) -> Benchmark:
+            found = super().__call__(trial)
+            assert found.heldout is not None
+            objection = {"objection": lambda folder: "it was trained on these rows"}
+            return Benchmark(found.task, replace(found.heldout, **objection))
 
-    name, truncated = "validation", 0
-
-    def __init__(self, rows: list[tuple[list[int], int]]) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def flat(self) -> FlatRows:
-        ids = [np.array(tokens) for tokens, _ in self.rows]
-        offsets = np.cumsum([0, *map(len, ids)])
-        columns = {"input_ids": np.concatenate(ids)}
-        labels = np.array([label for _, label in self.rows])
-        return FlatRows(columns, offsets, labels, groups=np.arange(len(ids)))
-
-
-def test_rows_are_the_same_whatever_their_order_and_cut() -> None:
-    rows = [([1, 7, 8, 9, 5, 6, 2], 0), ([1, 4, 2], 1), ([1, 7, 8, 9, 5, 6, 2], 0)]
-    whole = fingerprint_of(Tokens(rows))
-    assert fingerprint_of(Tokens(rows[::-1])) == whole
-    assert fingerprint_of(Tokens([(tokens[:5], label) for tokens, label in rows])) == whole
-    assert fingerprint_of(Tokens(rows[:2])) != whole
-    assert fingerprint_of(Tokens([*rows[:2], (rows[2][0], 1)])) != whole
-    assert fingerprint_of(Tokens([*rows[:2], ([1, 3, 8, 9, 5, 6, 2], 0)])) != whole
+    gate, client = Carved(), reign.tracker.client
+    run_id = reign.trial("b-90", [0.9], heldout=0.9, adapter=True)
+    before = client.get_registered_model(MODEL)
+    with pytest.raises(UsageError, match="it was trained on these rows; --force"):
+        promote(reign.tracker, run_id, gate)
+    after = client.get_registered_model(MODEL)
+    assert (after.tags, len(after.latest_versions)) == (before.tags, len(before.latest_versions))
+    assert [v.version for v in client.search_model_versions(f"name='{MODEL}'")] == [1]
+    forced = promote(reign.tracker, run_id, gate, force=True)
+    assert (forced.moved, forced.forced, forced.test, gate.asked) == (True, True, None, [])
+    assert forced.reason == "forced, though it could not be compared: it was trained on these rows"

@@ -1,0 +1,103 @@
+"""The rows that adapters are compared on: a real task's files in a tiny PLM's tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_plm import save_tiny_plm
+
+from orchestrator.promotion import _heldout_for, _objection, fingerprint_of
+from tinyattn.checkpoint import TaskCard
+from tinyattn.config import TrainConfig
+from tinyattn.workshop import Workshop
+
+TASK = """
+    name: pairs
+    folder: files
+    text_columns: [first, second]
+    labels: [zero, one]
+    metrics: [accuracy]
+"""
+
+
+@pytest.fixture(scope="module")
+def plm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_plm(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """A task of 200 pairs of ten words, with dev rows of its own."""
+    (tmp_path / "files").mkdir()
+    write(tmp_path, "train", range(200))
+    write(tmp_path, "validation", range(300, 320))
+    (tmp_path / "pairs.yaml").write_text(TASK)
+    return tmp_path / "pairs.yaml"
+
+
+def write(folder: Path, split: str, numbers: range) -> None:
+    rows = [
+        {"first": f"{n} a b c d e f g h i", "second": f"{n} z y x w v u t s r",
+         "label": ("zero", "one")[n % 2]}
+        for n in numbers
+    ]  # fmt: skip
+    (folder / "files" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def config_of(task: Path, plm: str, **changes: Any) -> TrainConfig:
+    return TrainConfig(**{"task": str(task), "plm": plm, "max_length": 8} | changes)
+
+
+def card_of(config: TrainConfig) -> TaskCard:
+    return TaskCard(
+        name="pairs", text_columns=("first", "second"), labels=("zero", "one"), score_range=None,
+        metrics=("accuracy",), max_length=config.max_length, carve_version=config.carve_version,
+        token_version=config.token_version,
+    )  # fmt: skip
+
+
+def test_an_adapter_is_judged_on_rows_cut_as_it_was_trained(pairs: Path, plm: str) -> None:
+    newcomer, champion = config_of(pairs, plm), config_of(pairs, plm, max_length=32)
+    rows = _heldout_for(card_of(champion), newcomer, Workshop())
+    # Two texts of ten tokens, each followed by [SEP], and [CLS] before them.
+    assert np.diff(rows.flat().offsets).tolist() == 20 * [23]
+
+
+def test_a_budget_is_of_rows_whatever_their_tokens_and_the_rows_to_train_on(
+    pairs: Path, plm: str
+) -> None:
+    workshop = Workshop()
+
+    def found(**changes: Any) -> str:
+        config = config_of(pairs, plm, **changes)
+        return fingerprint_of(workshop.data(config), config)
+
+    whole = found()
+    for same in ({"max_length": 32}, {"token_version": 1}, {"max_train_rows": 20},
+                 {"carve_version": 1}):  # fmt: skip
+        assert found(**same) == whole, same
+    write(pairs.parent, "validation", range(301, 321))
+    workshop = Workshop()
+    assert found() != whole
+
+
+def test_carved_dev_rows_are_others_for_each_carve_and_do_not_compare(
+    pairs: Path, plm: str
+) -> None:
+    (pairs.parent / "files" / "validation.jsonl").unlink()
+    workshop = Workshop()
+    one, two = (config_of(pairs, plm, carve_version=version) for version in (1, 2))
+    names = [fingerprint_of(workshop.data(config), config) for config in (one, two)]
+    assert len(set(names)) == 2
+    task = workshop.data(one).task
+    assert _objection(card_of(one), task, one) == ""
+    assert "carve_version=1" in _objection(card_of(one), task, two)
+
+
+def test_adapters_of_any_carve_compare_on_dev_rows_of_their_own_file(pairs: Path, plm: str) -> None:
+    one, two = (config_of(pairs, plm, carve_version=version) for version in (1, 2))
+    assert _objection(card_of(one), Workshop().data(two).task, two) == ""
