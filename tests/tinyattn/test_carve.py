@@ -74,8 +74,30 @@ def test_large_groups_stay_in_training_while_there_are_others() -> None:
     assert carved.parted == 0
 
 
+PROMPT = "Decide whether this sentence of a film review is positive: "
+FOOTER = ". This message is confidential, please delete it and all its copies"
+
+
+@pytest.mark.parametrize("stock", ["a second column", "a prompt", "a footer", "in six of ten rows"])
+def test_stock_phrases_link_no_rows_and_hide_no_links(stock: str) -> None:
+    draw = np.random.RandomState(0)
+    sentences = [[f"w{w}" for w in draw.randint(0, 5_000, 12)] for _ in range(400)]
+    rows = [" ".join(s[part]) for s in sentences for part in np.s_[:, :6, 3:10]]
+    has = [i % 10 < 6 or stock != "in six of ten rows" for i in range(len(rows))]
+    columns = [rows, ["Is this review positive?"] * len(rows)]
+    if stock != "a second column":
+        shown = FOOTER if stock == "a footer" else PROMPT
+        rows = [row + shown if stock == "a footer" else shown + row if own else row
+                for row, own in zip(rows, has, strict=True)]  # fmt: skip
+        columns = [rows]
+    carved, left = carve_rows(columns, draw.randint(0, 2, len(rows)).tolist())
+    assert not set(carved.rows // 3) & set(left // 3)  # no phrase of a carved row's sentence
+    assert carved.parted == 0
+    assert abs(np.mean(np.array(has)[carved.rows]) - np.mean(has)) < 0.15
+
+
 def test_class_shares_where_one_class_is_all_alike() -> None:
-    texts = [f"Dear Sir or Madam, I am writing to you about {i}" for i in range(300)]
+    texts = ["Dear Sir or Madam, I am writing to you."] * 300
     texts += [f"{i} {i + 1} {i + 2}" for i in range(1_000, 8_000, 10)]
     classes = [1] * 300 + [0] * 700
     carved, _ = carve_rows([texts], classes)

@@ -30,7 +30,7 @@ from tinyattn.tasks.sources import Source, digest_file
 from tinyattn.tasks.tokenise import TokenRules, as_split, tokenise, tokenizer_fingerprint
 from tinyattn.tasks.tokens import Split
 
-_FORMAT = 3  # part of the key: raise it when the same data must be tokenised or carved anew
+_FORMAT = 4  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
 

@@ -9,7 +9,9 @@ texts are alike, whatever their case and punctuation, where
     both have 6 words or more and differ in one: replaced, moved, left out or put in.
 
 Rows belong together where a text of one is like a text of the other, and so do their like in turn.
-Where that links more rows than any carve takes, closer likeness decides: see `group_rows`.
+What is in more rows than any carve takes links none of them: runs of 8 words (a prompt, a footer)
+are taken out of all texts first, and a whole text (a stock question) is looked for nowhere. Where
+the rest still links more rows than any carve takes, closer likeness decides: see `group_rows`.
 """
 
 from __future__ import annotations
@@ -69,12 +71,18 @@ def group_rows(columns: Sequence[Sequence[str]], largest: int) -> Groups:
     rows = np.array(
         [[number.setdefault(text, len(number)) for text in texts] for texts in columns], np.int64
     )
-    texts = _Texts(list(number))
+    held = np.bincount(rows.ravel(), minlength=len(number))  # by so many rows each text
+    texts = _Texts.of(list(number))
+    endings = _Endings(texts)
+    stock = endings.stock_words(held, largest)
+    if stock.any():
+        texts = texts.without(stock)
+        endings = _Endings(texts)
     phrase = PHRASE if len(columns) == 1 else PHRASE_OF_PAIR
-    standing, short = _verbatim(texts, phrase)
     same = _first_of(texts.bags)
+    standing, short = _verbatim(texts, endings, phrase, endings.common(held, largest))
     alike = _components(len(number), standing, (np.arange(len(same)), same), _but_one(texts))
-    worded = texts.lengths > 0
+    worded = (texts.lengths > 0) & (np.bincount(same, held)[same] <= largest)
     identical = np.unique(rows, axis=1, return_inverse=True)[1].ravel()
     levels = [
         _linked([np.where(worded, alike, -1)[column] for column in rows], identical),
@@ -100,25 +108,30 @@ class _Texts:
         bags: [texts] equal for texts with the same words in any order.
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
-        vocabulary: dict[str, int] = {}
-        words: list[int] = []
-        ends = []
-        for text in texts:
-            words += [vocabulary.setdefault(word, len(vocabulary) + 1) for word in words_of(text)]
-            ends.append(len(words))
-            words.append(0)
-        self.words = np.array(words, np.int64)
-        self.ends = np.array(ends, np.int64)
+    def __init__(self, words: np.ndarray) -> None:
+        self.words = words
+        self.ends = np.flatnonzero(words == 0)
         self.starts = np.concatenate([[0], self.ends[:-1] + 1])
         self.lengths = self.ends - self.starts
-        self.owner = np.repeat(np.arange(len(texts)), self.lengths + 1)
-        draws = np.random.RandomState(0).randint(
-            0, 2**64, size=len(vocabulary) + 1, dtype=np.uint64
-        )
+        self.owner = np.repeat(np.arange(len(self.ends)), self.lengths + 1)
+        draws = np.random.RandomState(0).randint(0, 2**64, size=words.max() + 1, dtype=np.uint64)
         draws[0] = 0
         self.hashes = draws[self.words]
         self.bags = np.add.reduceat(self.hashes, self.starts)
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> _Texts:
+        """Number the words of texts as they come."""
+        vocabulary: dict[str, int] = {}
+        words: list[int] = []
+        for text in texts:
+            words += [vocabulary.setdefault(word, len(vocabulary) + 1) for word in words_of(text)]
+            words.append(0)
+        return cls(np.array(words, np.int64))
+
+    def without(self, gone: np.ndarray) -> _Texts:
+        """The same texts without some of their words, [T] bool."""
+        return _Texts(self.words[~gone])
 
 
 def words_of(text: str) -> list[str]:
@@ -127,34 +140,78 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(plain)[:_MOST_WORDS] or plain.split()[:_MOST_WORDS]
 
 
-def _verbatim(texts: _Texts, phrase: int) -> tuple[Links, np.ndarray]:
-    """Texts that stand within others or share a run of words, from a sorted list of all endings.
+class _Endings:
+    """All endings of texts, sorted: those that begin with the same words are neighbours.
 
-    In the order of a suffix array (Manber and Myers 1993), endings that begin with the same words
-    are neighbours.
+    That is a suffix array (Manber and Myers 1993).
+
+    Attributes:
+        order: [T] where in `words` each ending begins.
+        shared: [T - 1] words that each ending begins with as its successor does.
+        whole: [T] whether it is a whole text; of equal endings, whole texts come first.
+        lengths: [T] its words.
+        owner: [T] the text that it ends.
+    """
+
+    def __init__(self, texts: _Texts) -> None:
+        whole = np.zeros(len(texts.words), bool)
+        whole[texts.starts] = texts.lengths > 0
+        self.order = np.lexsort((~whole, _ranks(texts)))
+        self.shared = _shared(texts, self.order)
+        self.whole = whole[self.order]
+        self.owner = texts.owner[self.order]
+        self.lengths = texts.ends[self.owner] - self.order
+
+    def stock_words(self, held: np.ndarray, most: int) -> np.ndarray:
+        """[T] bool, as `words`: those of runs of RUN words that are in more than `most` rows."""
+        edges = np.zeros(len(self.order) + 1, np.int64)
+        first = self.order[self._begin_alike(RUN, held, most)]
+        edges[first] += 1
+        edges[first + RUN] -= 1
+        return np.cumsum(edges)[:-1] > 0
+
+    def common(self, held: np.ndarray, most: int) -> np.ndarray:
+        """[T] bool: whole texts that stand in more than `most` rows; longer ones are taken out."""
+        found = np.zeros(len(self.order), bool)
+        for length in range(1, RUN):
+            found |= self.whole & (self.lengths == length) & self._begin_alike(length, held, most)
+        return found
+
+    def _begin_alike(self, words: int, held: np.ndarray, most: int) -> np.ndarray:
+        """[T] bool: endings whose first words are in more than `most` rows."""
+        number = np.concatenate([[0], np.cumsum(self.shared < words)])
+        long = self.lengths >= words
+        many = long & (np.bincount(number, held[self.owner])[number] > most)
+        # A text that repeats itself counts once.
+        pairs = np.unique(number[many] * len(held) + self.owner[many])
+        rows = np.bincount(pairs // len(held), held[pairs % len(held)], number[-1] + 1)
+        return long & (rows[number] > most)
+
+
+def _verbatim(
+    texts: _Texts, endings: _Endings, phrase: int, common: np.ndarray
+) -> tuple[Links, np.ndarray]:
+    """Texts that stand within others or share a run of words.
 
     Returns:
-        The links, and [texts] bool: texts shorter than `phrase` that stand within another.
+        The links, and [texts] bool: texts that stand within another but are not looked for, since
+        they are shorter than `phrase` or in `common`.
     """
-    whole = np.zeros(len(texts.words), bool)
-    whole[texts.starts] = texts.lengths > 0
-    order = np.lexsort((~whole, _ranks(texts)))  # of equal endings, whole texts come first
-    shared = _shared(texts, order)
-    whole, lengths = whole[order], (texts.ends[texts.owner] - np.arange(len(order)))[order]
+    shared, whole, lengths, owner = endings.shared, endings.whole, endings.lengths, endings.owner
+    wanted = whole & (lengths >= phrase) & ~common
     linked = shared >= RUN
     looked_for = 0  # words of the shortest whole text that the endings here begin with
-    for i, (common, is_whole, length) in enumerate(
-        zip([0, *shared.tolist()], whole.tolist(), lengths.tolist(), strict=True)
+    for i, (alike, is_wanted, length) in enumerate(
+        zip([0, *shared.tolist()], wanted.tolist(), lengths.tolist(), strict=True)
     ):
-        if common < looked_for:
+        if alike < looked_for:
             looked_for = 0
         if looked_for:
             linked[i - 1] = True
-        elif is_whole and length >= phrase:
+        elif is_wanted:
             looked_for = length
-    owner = texts.owner[order]
     at = np.flatnonzero(linked)
-    stands = whole[:-1] & (lengths[:-1] < phrase) & (shared >= lengths[:-1])
+    stands = whole[:-1] & ~wanted[:-1] & (shared >= lengths[:-1])
     short = np.zeros(len(texts.starts), bool)
     short[owner[:-1][stands]] = True
     same = _first_of(texts.bags)  # "Good." and "good!" are two texts, and stand within as one
