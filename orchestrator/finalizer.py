@@ -32,7 +32,7 @@ from orchestrator.journal import refuse_damaged
 from orchestrator.keeping import Contest, Judgement, contests
 from orchestrator.nodes import concurrency
 from orchestrator.outcome import Outcome
-from orchestrator.preflight import Facts, inspect
+from orchestrator.preflight import Facts, inspect, warmup_note
 from orchestrator.provenance import refuse_other_data
 from orchestrator.ranking import candidates, no_candidate, passed_over, standing_of
 from orchestrator.runner import Ended, closed_in_any_case, run_batch
@@ -77,6 +77,8 @@ def finalize(sweep: Sweep, home: Home, say: Callable[[str], None] = lambda line:
             say(f"note: {no_candidate(short(ahead.trial_id), ahead.best_score)}")
         facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
         refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
+        for note in warmup_note(sweep, facts):
+            say(note)
         # A sweep that nobody holds and that has no outcome was left by a process that died.
         outcome = record.outcome or Outcome.INTERRUPTED
         if outcome is not Outcome.COMPLETED:

@@ -17,6 +17,7 @@ from orchestrator.preflight import (
     Cost,
     Facts,
     check_shapes,
+    check_warmup,
     core_flops,
     inspect,
     max_evaluations,
@@ -128,7 +129,8 @@ class Plan:
             lines.append(f"missing     {self.missing}")
         if self.hours_there is not None:
             lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
-        lines += [f"note        {remark}" for remark in remarks(sweep, rows)]
+        fewest = facts.fewest_rows if facts else rows
+        lines += [f"note        {remark}" for remark in remarks(sweep, fewest)]
         if self.slow:
             lines.append(f"slow        {self.slow}")
         if self.lacking:
@@ -185,6 +187,7 @@ def plan_of(sweep: Sweep, home: Home, capacity: Capacity | None = None) -> Plan:
     facts, missing = None, ""
     try:
         facts = inspect(sweep, Workshop(home.data_dir))
+        check_warmup(sweep, facts.fewest_rows)
     except ConfigError:
         raise
     except TinyAttnError as error:

@@ -63,6 +63,8 @@ class Facts:
     """Real tokens per training row."""
     evaluations: int
     """Evaluations of the longest trial of the space."""
+    fewest_rows: int
+    """Rows of an epoch of the shortest training, of trials or experts."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,6 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
     lengths = {config.max_length for config in extremes(sweep, ("max_length",))}
     for length in sorted(lengths):
         data = workshop.data(sweep.train.with_overrides({"max_length": length}))
-    check_warmup(sweep, len(data.train))
     return Facts(
         task=data.task.name,
         primary_metric=data.task.metrics[0],
@@ -102,7 +103,16 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
         truncated_rows=data.truncated,
         mean_length=float(np.diff(data.train.flat().offsets).mean()),
         evaluations=max_evaluations(sweep, len(data.train)),
+        fewest_rows=min(
+            len(workshop.data(config).train)
+            for config in extremes(_with_experts(sweep), ("max_train_rows",))
+        ),
     )
+
+
+def _with_experts(sweep: Sweep) -> Sweep:
+    """The sweep with the space of its experts, who train as the best trial does but for that."""
+    return sweep.model_copy(update={"space": {**sweep.space, **sweep.finalize.space}})
 
 
 def _is_carved(sweep: Sweep, task: Task) -> bool:
@@ -121,16 +131,26 @@ def fewest_steps(sweep: Sweep, train_rows: int) -> int:
     return -(-train_rows // max(values_of(sweep, "batch_size"))) * min(values_of(sweep, "epochs"))
 
 
-def check_warmup(sweep: Sweep, train_rows: int) -> None:
+def check_warmup(sweep: Sweep, fewest_rows: int) -> None:
     """Compare each warm-up with the shortest training, of trials and of experts.
+
+    A new sweep is refused for it; one that was begun before there was this rule goes on.
 
     Raises:
         ConfigError: it would take all steps of a training.
     """
-    expert = sweep.model_copy(update={"space": {**sweep.space, **sweep.finalize.space}})
-    for one in (sweep, expert):
+    for one in (sweep, _with_experts(sweep)):
         for warmup in values_of(one, "optimizer.warmup"):
-            warmup_steps(warmup, fewest_steps(one, train_rows))
+            warmup_steps(warmup, fewest_steps(one, fewest_rows))
+
+
+def warmup_note(sweep: Sweep, facts: Facts) -> list[str]:
+    """Return what is said of such a warm-up where a sweep goes on."""
+    try:
+        check_warmup(sweep, facts.fewest_rows)
+    except ConfigError as error:
+        return [f"note: {error}; a trial like this fails, the others go on"]
+    return []
 
 
 def max_evaluations(sweep: Sweep, train_rows: int) -> int:

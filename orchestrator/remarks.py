@@ -13,14 +13,14 @@ _EXACT = 1e-6
 """A product of a share and a number of steps is whole when it is no further from a whole number."""
 
 
-def remarks(sweep: Sweep, train_rows: int) -> list[str]:
+def remarks(sweep: Sweep, fewest_rows: int) -> list[str]:
     """Return one sentence for each thing that is worth a word; none where all is as written.
 
     Args:
         sweep: what would run.
-        train_rows: of an epoch.
+        fewest_rows: of an epoch of the shortest training.
     """
-    steps = fewest_steps(sweep, train_rows)
+    steps = fewest_steps(sweep, fewest_rows)
     return [*_heads(sweep), *_rounded(sweep, steps), *_rare(sweep, steps)]
 
 

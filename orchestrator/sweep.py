@@ -8,7 +8,7 @@ resume    the same search again: its journal says where it is            (journa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.batch import Batch
@@ -18,7 +18,7 @@ from orchestrator.home import Home
 from orchestrator.journal import refuse_damaged
 from orchestrator.nodes import concurrency
 from orchestrator.outcome import Outcome
-from orchestrator.preflight import Facts, inspect
+from orchestrator.preflight import Facts, check_warmup, inspect, warmup_note
 from orchestrator.provenance import code_tags
 from orchestrator.runner import Ended, closed_in_any_case, run_batch
 from orchestrator.search import OptunaSearcher
@@ -44,6 +44,8 @@ def prepare(sweeps: Sequence[Sweep], home: Home) -> list[Facts]:
         _refuse_taken(sweep.name, home)
     workshop = Workshop(home.data_dir, device="cpu")  # GPUs are for trials
     facts = [inspect(sweep, workshop) for sweep in sweeps]
+    for sweep, found in zip(sweeps, facts, strict=True):
+        check_warmup(sweep, found.fewest_rows)
     home.tracker(create=True)
     return facts
 
@@ -105,8 +107,15 @@ def resumable(
     return definition.changed(changes)
 
 
-def resume_sweep(definition: Definition, home: Home) -> list[Ended]:
+def resume_sweep(
+    definition: Definition, home: Home, say: Callable[[str], None] = lambda line: None
+) -> list[Ended]:
     """Go on with a sweep after whatever ended it; Ray must be running.
+
+    Args:
+        definition: as `resumable` returns it.
+        home: where it is kept.
+        say: told what a new sweep would be refused for.
 
     Raises:
         UsageError: somebody works on it, or its data or PLM are other ones now.
@@ -117,6 +126,8 @@ def resume_sweep(definition: Definition, home: Home) -> list[Ended]:
     with home.lock(sweep.name):
         facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
         definition.refuse_other(facts)
+        for note in warmup_note(sweep, facts):
+            say(note)
         definition.write(home.path_of(sweep.name))
         return _go_on(sweep, facts, home)
 

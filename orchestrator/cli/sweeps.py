@@ -118,7 +118,7 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     if cluster_of(places["on"]) is None and (slow := slow_bf16(sweeps[0][0])):
         echo(f"note: {slow}")
     for (sweep, _), met in zip(sweeps, facts, strict=True):
-        for remark in remarks(sweep, met.train_rows):
+        for remark in remarks(sweep, met.fewest_rows):
             echo(f"note: {remark}")
     with ray_of(places["on"]):
         for (sweep, origin), met in zip(sweeps, facts, strict=True):
@@ -165,7 +165,7 @@ def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -
     home.require_writable(name)
     definition = resumable(name, home, changes, as_it_ran=as_it_ran)
     with ray_of(places["on"]):
-        resume_sweep(definition, home)
+        resume_sweep(definition, home, echo)
     _say_done(home, [name])
 
 

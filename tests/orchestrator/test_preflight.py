@@ -13,8 +13,16 @@ from orchestrator import preflight
 from orchestrator.config import Sweep
 from orchestrator.home import Home
 from orchestrator.plan import amount, duration, plan_of
-from orchestrator.preflight import check_shapes, inspect, max_evaluations, predict_cost, rung_words
+from orchestrator.preflight import (
+    check_shapes,
+    inspect,
+    max_evaluations,
+    predict_cost,
+    rung_words,
+    warmup_note,
+)
 from orchestrator.remarks import remarks
+from orchestrator.sweep import prepare
 from tinyattn.config import build
 from tinyattn.errors import ConfigError, TaskError
 from tinyattn.workshop import Workshop
@@ -235,21 +243,40 @@ def steps_100(plm: str, space: dict[str, Any] | None = None, **train: Any) -> Sw
             {"optimizer": {"warmup": 26}},
             "26 steps of warm-up came, training has 26",  # 13 steps an epoch, the last one short
         ),
+        (
+            {"max_train_rows": {"type": "choice", "values": [100, 400]}},
+            {"optimizer": {"warmup": 30}},
+            "30 steps of warm-up came, training has 26",  # the same of 100 rows in eights
+        ),
     ],
 )  # fmt: skip
 def test_warmup_as_long_as_a_training_is_refused_before_it_starts(
-    tiny: str, space: dict[str, Any] | None, train: dict[str, Any], message: str
+    tiny: str, tmp_path: Path, space: dict[str, Any] | None, train: dict[str, Any], message: str
 ) -> None:
+    made = steps_100(tiny, space, **train)
     with pytest.raises(ConfigError, match=message):
-        inspect(steps_100(tiny, space, **train), Workshop())
+        prepare([made], Home(tmp_path / "runs"))
+    with pytest.raises(ConfigError, match=message):
+        plan_of(made, Home(tmp_path / "runs"))
+    (note,) = warmup_note(made, inspect(made, Workshop()))  # of a sweep that was begun earlier
+    assert message in note
 
 
-def test_warmup_as_long_as_an_experts_training_is_refused_before_the_search(tiny: str) -> None:
+def test_warmup_as_long_as_an_experts_training_is_refused_before_the_search(
+    tiny: str, tmp_path: Path
+) -> None:
     train = {"max_train_rows": 400, "batch_size": 8, "epochs": 2, "optimizer": {"warmup": 60}}
     final = {"space": {"epochs": {"type": "choice", "values": [1]}}}
     made = sweep(tiny, train=train, finalize=final)
     with pytest.raises(ConfigError, match="60 steps of warm-up came, training has 50"):
-        inspect(made, Workshop())
+        prepare([made], Home(tmp_path / "runs"))
+
+
+def test_a_warmup_that_is_shorter_than_each_training_is_not_refused(tiny: str) -> None:
+    """100 rows are 25 steps, 200 are 50, whatever `max_train_rows` is outside the space."""
+    space = {"max_train_rows": {"type": "choice", "values": [200, 400]}}
+    made = steps_100(tiny, space, max_train_rows=100, optimizer={"warmup": 30})
+    assert warmup_note(made, inspect(made, Workshop())) == []
 
 
 @pytest.mark.parametrize(
