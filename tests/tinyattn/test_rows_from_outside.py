@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import resource
 import time
@@ -57,7 +58,7 @@ def in_moments(path: Path, scratch: Path) -> str:
         ("lines.csv.gz", gzip.compress(HEADER + b"a,0\n" * 2**24, 1), "30 times as many"),
         ("cut.jsonl.gz", gzip.compress(ROW * 100)[:-9], "ended before the end-of-stream"),
         ("plain.jsonl.gz", ROW, "Not a gzipped file"),
-        ("cols.csv", b",".join(b"c%d" % i for i in range(2000)), "more than 1,000 columns"),
+        ("cols.csv", b",".join(b"c%d" % i for i in range(2000)), "2,000 columns came"),
         ("cols.jsonl", b"".join(b'{"k%d": 1}\n' % i for i in range(2000)), "more than 1,000 col"),
         ("in.jsonl", b"".join(b'{"a": [{"k%d": 1}]}\n' % i for i in range(2000)), "more than 1,0"),
         ("a.parquet", b"PAR1" + b"x" * 99 + b"\xff\xff\xff\x7fPAR1", "damaged"),
@@ -75,6 +76,65 @@ def test_a_small_parquet_file_of_gigabytes(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": text}), tmp_path / "bomb.parquet")
     assert (tmp_path / "bomb.parquet").stat().st_size < 2 * 10**6
     assert "30 times as many" in in_moments(tmp_path / "bomb.parquet", tmp_path)
+
+
+def nested(kind: str, text: pa.Array) -> pa.Array:
+    offsets = pa.array(range(len(text) + 1), pa.int32())
+    match kind:
+        case "struct":
+            return pa.StructArray.from_arrays([text], ["text"])
+        case "list":
+            return pa.ListArray.from_arrays(offsets, text)
+        case "map":
+            keys = pa.array(["k"] * len(text))
+            return pa.MapArray.from_arrays(offsets, keys, text.cast(pa.string()))
+    return nested("list", nested("struct", text))
+
+
+@pytest.mark.parametrize("kind", ["struct", "list", "map", "list of structs"])
+def test_a_small_parquet_file_of_gigabytes_inside_its_cells(tmp_path: Path, kind: str) -> None:
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), ["x" * 20_000])
+    table = pa.table({"label": [0] * 2000, "s": nested(kind, text)})
+    pq.write_table(table, tmp_path / "bomb.parquet", store_schema=False)
+    assert (tmp_path / "bomb.parquet").stat().st_size < 10**5
+    message = in_moments(tmp_path / "bomb.parquet", tmp_path)
+    assert "30 times as many; if it is what it should be, save it as .jsonl" in message
+
+
+def test_a_small_parquet_file_of_many_empty_cells(tmp_path: Path) -> None:
+    empty = pa.nulls(10_000, pa.string())
+    table = pa.table({f"c{i}": empty for i in range(1000)})
+    pq.write_table(table, tmp_path / "empty.parquet")
+    assert "30 times as many" in in_moments(tmp_path / "empty.parquet", tmp_path)
+
+
+WIDE = json.dumps({f"c{i}": "" for i in range(500)})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("thin.jsonl", f"{WIDE}\n" + "{}\n" * 100_000, "cells, most of them empty"),
+        ("list.jsonl", f'{{"a": [{WIDE}' + ", {}" * 100_000 + "]}", "cells, most of them empty"),
+        (
+            "square.jsonl",
+            json.dumps({f"a{i}": {f"b{j}": 0 for j in range(40)} for i in range(40)}),
+            "more than 1,000 columns",
+        ),
+        ("blank.csv", "\n\r\n" + "a," * 1000 + "\n", "1,001 columns came"),
+        ("quoted.csv", '"a\n",' + "a," * 1000 + "\n", "1,002 columns came"),
+        ("open.csv", '"' + "a,\n" * 100_000, "the names of columns cannot be read"),
+    ],
+)
+def test_small_files_of_wide_tables(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    assert message in in_moments(tmp_path / name, tmp_path)
+
+
+def test_rows_that_leave_out_columns_are_allowed(tmp_path: Path) -> None:
+    rows = [{f"c{i}": "" for i in range(500)}, *({"c0": "x", "n": [{"m": 1}]} for _ in range(9999))]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert read_file(tmp_path / "a.jsonl", tmp_path / "1").num_rows == 10_000
 
 
 def test_a_parquet_file_whose_texts_are_no_utf_8(tmp_path: Path) -> None:

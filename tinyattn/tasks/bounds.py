@@ -7,7 +7,9 @@ used. One pass in small pieces finds all of that.
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator
@@ -59,7 +61,7 @@ def _texts(file: BinaryIO, is_packed: bool) -> Iterator[tuple[int, str]]:
     number, size, rest = 1, 0, b""
     while block := inside.read(_BLOCK):
         size += len(block)
-        refuse_bomb(size, file.tell())
+        refuse_bomb(size, file.tell(), "unpack it first")
         rest += block
         if (end := rest.rfind(b"\n") + 1) == 0 and len(rest) > MOST_LINE:
             raise UnfitError(f"line {number} has more than the {MOST_LINE:,} bytes that may be")
@@ -69,36 +71,53 @@ def _texts(file: BinaryIO, is_packed: bool) -> Iterator[tuple[int, str]]:
     yield number, decode(rest, number)
 
 
-def refuse_bomb(unpacked: int, read: int) -> None:
+def refuse_bomb(unpacked: int, read: int, advice: str) -> None:
     """Raise UnfitError where so many bytes come of so few that no text can be in them."""
     if unpacked > _FREE + _TIMES * read:
         raise UnfitError(
             f"{read:,} of its bytes unpack to {unpacked:,} or more, allowed are {_TIMES} times as "
-            "many; if it is what it should be, unpack it first"
+            f"many; if it is what it should be, {advice}"
         )
 
 
 def _look_at_jsonl(texts: Iterator[tuple[int, str]]) -> None:
-    keys: set[str] = set()
+    columns: set[Any] = set()
+    mappings = size = 0
     for first, text in texts:
+        size += len(text)
         for number, line in enumerate(text.split("\n"), first):
             if line and not line.isspace():
                 try:
-                    _note_keys(_parse_row(line.strip()), keys)
+                    mappings += _note_columns(_parse_row(line.strip()), columns)
+                    _refuse_thin(mappings * len(columns), size)
                 except UnfitError as error:
                     raise UnfitError(f"line {number}: {error}") from None
-    if not keys:
+    if not columns:
         raise UnfitError("no row with a column came")
 
 
-def _note_keys(row: dict[str, Any], keys: set[str]) -> None:
-    """Add a row's keys to those that came, with the keys in its values."""
-    keys.update(row)
-    for value in row.values():
-        if isinstance(value, dict | list):
-            keys.update(_inner_keys(value))
-    if len(keys) > MOST_COLUMNS:
+def _note_columns(value: Any, columns: set[Any], above: Any = None) -> int:
+    """Add the keys in a value, each with those above it; return the mappings that there are."""
+    if isinstance(value, list):
+        nested = (part for part in value if isinstance(part, dict | list))
+        return sum(_note_columns(part, columns, above) for part in nested)
+    columns.update(value if above is None else [(above, key) for key in value])
+    if len(columns) > MOST_COLUMNS:
         raise UnfitError(f"more than {MOST_COLUMNS:,} columns came, which are allowed")
+    count = 1
+    for key, part in value.items():
+        if isinstance(part, dict | list):
+            count += _note_columns(part, columns, key if above is None else (above, key))
+    return count
+
+
+def _refuse_thin(cells: int, size: int) -> None:
+    """Raise UnfitError where rows leave out nearly all columns: a table has room for all cells."""
+    if cells > _FREE + size:
+        raise UnfitError(
+            f"the rows until here have {cells:,} cells, most of them empty, allowed are {_FREE:,} "
+            "and one for each letter; leave out columns that few rows have"
+        )
 
 
 def _parse_row(text: str) -> dict[str, Any]:
@@ -117,20 +136,17 @@ def _parse_row(text: str) -> dict[str, Any]:
     return row
 
 
-def _inner_keys(value: Any) -> Iterator[str]:
-    parts = value
-    if isinstance(value, dict):
-        yield from value
-        parts = value.values()
-    for part in parts:
-        if isinstance(part, dict | list):
-            yield from _inner_keys(part)
-
-
 def _look_at_csv(texts: Iterator[tuple[int, str]]) -> None:
-    for number, text in texts:
-        if number == 1 and text.partition("\n")[0].count(",") >= MOST_COLUMNS:
-            raise UnfitError(f"more than {MOST_COLUMNS:,} columns came, which are allowed")
+    """Count the columns in the first row that is not empty, which may have several lines."""
+    lines = (line for _, text in texts for line in io.StringIO(text, newline=""))
+    try:
+        header = next(filter(None, csv.reader(lines)), [])
+    except csv.Error as error:
+        raise UnfitError(f"the names of columns cannot be read: {error}") from None
+    if len(header) > MOST_COLUMNS:
+        raise UnfitError(f"{len(header):,} columns came, allowed are {MOST_COLUMNS:,}")
+    for _ in texts:  # the rest is looked through as it comes
+        pass
 
 
 def _look_at_parquet(file: BinaryIO) -> None:
@@ -139,17 +155,29 @@ def _look_at_parquet(file: BinaryIO) -> None:
     if about.num_columns > MOST_COLUMNS:
         raise UnfitError(f"{about.num_columns:,} columns came, allowed are {MOST_COLUMNS:,}")
     groups = [about.row_group(i) for i in range(about.num_row_groups)]
-    refuse_bomb(max(about.num_rows, *(group.total_byte_size for group in groups), 0), on_disk)
+    _refuse_dense(max(about.num_rows, *(group.total_byte_size for group in groups), 0), on_disk)
     names = [about.schema.column(i).path for i in range(about.num_columns)]
     size = 0
     for batch in pq.ParquetFile(file, read_dictionary=names).iter_batches(_ROWS):
         batch.validate(full=True)  # texts may be no UTF-8
         size += sum(_size(column) for column in batch.columns)
-        refuse_bomb(size, on_disk)
+        _refuse_dense(size, on_disk)
+
+
+def _refuse_dense(unpacked: int, on_disk: int) -> None:
+    refuse_bomb(unpacked, on_disk, "save it as .jsonl")
 
 
 def _size(column: pa.Array) -> int:
-    """Bytes of a column when its dictionary is written out."""
-    if not pa.types.is_dictionary(column.type):
-        return int(column.nbytes)
-    return int(pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0)
+    """Bytes of a column when its dictionaries are written out, also those inside its cells."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        texts = pc.binary_length(column.dictionary).take(column.indices)
+        return 4 * len(column) + int(pc.sum(texts).as_py() or 0)
+    if pa.types.is_struct(kind):
+        return len(column) + sum(_size(part) for part in column.flatten())
+    if pa.types.is_map(kind):  # which cannot be flattened
+        return 4 * len(column) + _size(column.keys) + _size(column.items)
+    if pa.types.is_nested(kind):
+        return 4 * len(column) + _size(column.flatten())
+    return int(column.nbytes)
