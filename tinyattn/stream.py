@@ -36,6 +36,7 @@ it would be too large a part."""
 LEAST_TOKENS = 16
 """A CPU multiplies fewer rows by other kernels, which round otherwise than those that the same rows
 meet among a neighbour's (fp32, MKL)."""
+_TYPES = "token_type_ids"
 
 
 @dataclass(frozen=True)
@@ -152,14 +153,27 @@ def attend_in(groups: Groups, attend: Attend, *inputs_NC: Tensor) -> Tensor:
 
 
 def joined(streams: Sequence[Stream]) -> Stream:
-    """Streams of one `start` one after the other, as one."""
+    """Streams of one `start` one after the other, as one.
+
+    Rows tokenised without types stand beside rows with them as the PLM takes them alone: as type 0.
+    """
     if len(streams) == 1:
         return streams[0]
+    names = {name: values for stream in streams for name, values in stream.inputs.items()}
+    for stream in streams:
+        if missing := names.keys() - stream.inputs.keys() - {_TYPES}:
+            raise ValueError(f"a stream without {', '.join(sorted(missing))}, which others have")
     hidden = [stream.hidden for stream in streams if stream.hidden is not None]
     return Stream(
         inputs={
-            name: torch.cat([stream.inputs[name] for stream in streams], dim=1)
-            for name in streams[0].inputs
+            name: torch.cat(
+                [
+                    stream.inputs.get(name, values.new_zeros(stream.positions.shape))
+                    for stream in streams
+                ],
+                dim=1,
+            )
+            for name, values in names.items()
         },
         positions=torch.cat([stream.positions for stream in streams], dim=1),
         lots=tuple(lot for stream in streams for lot in stream.lots),

@@ -25,6 +25,7 @@ from tinyattn.batches import Batches, epoch_order
 from tinyattn.data import TaskData, load_data, read_rows, tokenise
 from tinyattn.errors import ConfigError, StorageError, TaskError
 from tinyattn.tasks import Task, cache, find_task
+from tinyattn.tasks.rows import check_rows, with_groups
 
 Rows = list[dict[str, Any]]
 WORDS = (
@@ -762,6 +763,22 @@ def test_every_split_names_the_group_of_each_row(tmp_path: Path) -> None:
         assert len(set(groups)) == 100
     for part in (data.train, data.select):
         assert len(part.flat().groups) == len(part)
+
+
+def test_named_groups_may_be_missing_and_texts_may_be_named_groups() -> None:
+    task = Task("t", ("groups",), ("no", "yes"), None, ("accuracy",), group_column="pair")
+    names = {"texts": ["a", None, "b", "a", None, ""], "numbers": [1, None, 2, 1, None, None],
+             "long": ["x", None, "y" * 2_000, "x", None, ""]}  # fmt: skip
+    for pair in names.values():
+        rows = {"groups": list("cdefgh"), "label": [0, 1] * 3, "pair": pair}
+        checked = check_rows(datasets.Dataset.from_dict(rows), task, "here", labelled=True)
+        numbers = cache.groups_of(task, checked).numbers.tolist()
+        assert [numbers.index(n) for n in numbers] == [0, 1, 2, 0, 4, 5]
+        grouped = with_groups(checked, np.array(numbers))
+        assert tokenise(grouped, task, bert_like(), 16, name="x").flat().groups.tolist() == numbers
+    rows = {"groups": ["c", "d"], "label": [0, 1], "pair": [[1], [2]]}
+    with pytest.raises(TaskError, match=r"^here: column 'pair' holds \[1\], needed are texts or"):
+        check_rows(datasets.Dataset.from_dict(rows), task, "here", labelled=True)
 
 
 def test_rows_to_predict_are_each_a_group_of_their_own(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -217,6 +218,21 @@ def test_streams_join_in_order() -> None:
     assert whole.inputs["input_ids"][0].tolist() == [*chain(*ROWS["one"], *ROWS["two"])]
     assert whole.edges(last=False).tolist() == [0, 7, 11, 14, 19, 24]
     assert whole.edges(last=True).tolist() == [6, 10, 13, 18, 23, 28]
+
+
+def test_rows_without_types_run_beside_rows_with_them(build_plm: Any) -> None:
+    model = four_adapters(build_plm("albert", dtype=torch.float32), "sequential")
+    names = [*ROWS][:2]
+    untyped, typed = (stream_of(ROWS[name]) for name in names)
+    ids = typed.inputs["input_ids"]
+    typed = replace(typed, inputs={"input_ids": ids, "token_type_ids": torch.ones_like(ids)})
+    parts = [(names[0], untyped), (names[1], typed)]
+    alone = [model.run_streams([part])[0] for part in parts]
+    for order in (parts, parts[::-1]):
+        for (name, _), logits in zip(order, model.run_streams(order), strict=True):
+            torch.testing.assert_close(logits, alone[names.index(name)])
+    with pytest.raises(ValueError, match="without other, which others have"):
+        joined([untyped, replace(typed, inputs={"input_ids": ids, "other": ids})])
 
 
 def test_rows_of_similar_lengths_of_a_lot_attend_together() -> None:

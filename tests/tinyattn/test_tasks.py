@@ -144,6 +144,7 @@ FAULTS = [
     ("label_column: team", "label_colum: team", "did you mean 'label_column'"),
     ("label_column: team", "label_column: body", "each column once"),
     ("[subject, body]", "[subject, body, more]", "text_columns"),
+    ("[subject, body]", "[label, body]", "holds 'label', a name kept for what is no text"),
     ("[billing, network, other]", "[billing]", "labels"),
     ("[billing, network, other]", "[billing, billing]", "each label once"),
     ("[billing, network, other]", "[yes, no]", "quote the label"),

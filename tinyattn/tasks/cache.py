@@ -25,7 +25,7 @@ from tinyattn.kept import CACHE_VARIABLE, cache_folder
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.tasks.groups import Groups, group_rows
-from tinyattn.tasks.rows import GROUP, LABEL, check_rows, with_groups
+from tinyattn.tasks.rows import GROUP, LABEL, check_rows, named_groups, with_groups
 from tinyattn.tasks.sources import Source, digest_file
 from tinyattn.tasks.tokenise import TokenRules, as_split, tokenise, tokenizer_fingerprint
 from tinyattn.tasks.tokens import Split
@@ -151,8 +151,7 @@ def _build(
 def groups_of(task: Task, rows: datasets.Dataset) -> Groups:
     """The groups that the task names, else those of the rows' texts."""
     if GROUP in rows.column_names:
-        _, numbers = np.unique(np.array(rows[GROUP][:]), return_inverse=True)
-        return Groups(numbers, np.zeros(len(rows), bool))
+        return Groups(named_groups(rows), np.zeros(len(rows), bool))
     return group_rows([rows[column][:] for column in task.text_columns], carve_size(len(rows)))
 
 

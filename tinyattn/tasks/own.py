@@ -83,6 +83,9 @@ class TaskFile(StrictModel):
             raise ValueError(f"labels are {list(self.labels)}: each label once")
         if len({*self.text_columns, self.label_column}) <= len(self.text_columns):
             raise ValueError("text_columns and label_column: each column once")
+        for column in self.text_columns:
+            if column == "label" or column.startswith("tinyattn:"):
+                raise ValueError(f"text_columns holds {column!r}, a name kept for what is no text")
         if (self.labels is None) != (self.score_range is not None):
             raise ValueError(
                 "either labels (a classification) or score_range with labels: null (a regression) "

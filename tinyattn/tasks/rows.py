@@ -12,13 +12,12 @@ import pyarrow.compute as pc
 
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.base import Task
+from tinyattn.tasks.tokens import GROUPS
 
 LABEL = "label"
 """Name of the label column of checked rows."""
-GROUP = "group"
+GROUP = "tinyattn:group"
 """Name of the group column of checked rows, where the task has one."""
-GROUPS = "groups"
-"""Name of the column with each row's group as a number, of every task's splits."""
 
 _MISSING = ("", "-1", "-1.0")  # an unlabelled row: an empty CSV cell, or GLUE's -1
 
@@ -26,7 +25,7 @@ _MISSING = ("", "-1", "-1.0")  # an unlabelled row: an empty CSV cell, or GLUE's
 def check_rows(
     rows: datasets.Dataset, task: Task, source: str, *, labelled: bool
 ) -> datasets.Dataset:
-    """Return the task's columns of `rows`: its texts, `label`, and `group` where it has one.
+    """Return the task's columns of `rows`: its texts, `label`, and GROUP where it has one.
 
     Labels become class ids (int64) or scores (float32). Rows that need no labels keep the column
     only if every row has one.
@@ -55,14 +54,39 @@ def check_rows(
         labels = _labels(rows, task, source, labelled)
         if labels is not None:
             columns[LABEL] = labels
-    if task.group_column in rows.column_names:
-        columns[GROUP] = rows.data.table.column(task.group_column)
+    if task.group_column is not None and task.group_column in rows.column_names:
+        columns[GROUP] = _group_names(rows, task.group_column, source)
     return datasets.Dataset(pa.table(columns))
 
 
 def with_groups(rows: datasets.Dataset, numbers: np.ndarray) -> datasets.Dataset:
-    """Return checked rows with the column `groups`."""
+    """Return checked rows with the column GROUPS."""
     return datasets.Dataset(rows.data.table.append_column(GROUPS, pa.array(numbers, pa.int64())))
+
+
+def named_groups(rows: datasets.Dataset) -> np.ndarray:
+    """[N] a number for each row's named group; a row without a name is a group of its own."""
+    column = rows.data.table.column(GROUP)
+    if _is_text(column.type):
+        column = pc.if_else(pc.equal(column, ""), None, column)  # an empty CSV cell
+    numbers = column.dictionary_encode().combine_chunks().indices
+    nameless = np.asarray(numbers.is_null())
+    own = len(nameless) + np.arange(len(nameless))
+    return np.where(nameless, own, np.asarray(numbers.fill_null(0))).astype(np.int64)
+
+
+def _group_names(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedArray:
+    column = rows.data.table.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    try:
+        column.slice(0, 1).dictionary_encode()
+    except pa.ArrowException:
+        raise TaskError(
+            f"{source}: column '{name}' holds {column[0].as_py()!r:.200}, needed are texts or "
+            "numbers that name each row's group, or nothing"
+        ) from None
+    return column
 
 
 def _texts(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedArray:

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.files import quiet_datasets
-from tinyattn.tasks.rows import GROUPS, LABEL
-from tinyattn.tasks.tokens import Split, pad_id
+from tinyattn.tasks.rows import LABEL
+from tinyattn.tasks.tokens import GROUPS, Split, pad_id
 
 _NEWLINE, _BAR = "\n", " | "
 

@@ -18,6 +18,9 @@ from tinyattn.tasks.base import Task
 if TYPE_CHECKING:
     import datasets
 
+GROUPS = "tinyattn:groups"
+"""Name of the column with each row's group as a number; texts may stand in one named `groups`."""
+
 
 @dataclass(frozen=True)
 class FlatRows:
@@ -79,9 +82,7 @@ class Split:
             offsets=lists["input_ids"].offsets.to_numpy(),
             labels=table["label"].to_numpy() if "label" in table.column_names else np.empty(0),
             groups=(
-                table["groups"].to_numpy()
-                if "groups" in table.column_names
-                else np.arange(len(self))
+                table[GROUPS].to_numpy() if GROUPS in table.column_names else np.arange(len(self))
             ),
         )
 
