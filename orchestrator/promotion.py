@@ -15,7 +15,7 @@ from orchestrator.baseline import train_alone
 from orchestrator.champions import champion
 from orchestrator.home import Home
 from orchestrator.provenance import refuse_other_data
-from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
+from orchestrator.registry import Benchmark, HeldOut, Promotion, ahead_of_candidate, promote
 from orchestrator.store import TrialRecord
 from tinyattn.batches import groups_of, labels_of
 from tinyattn.checkpoint import CONFIG_FILE, TaskCard, read_card
@@ -38,9 +38,12 @@ def promote_adapter(
         home: where sweeps are kept.
         name: the sweep, or the run's id.
         force: move the alias whatever the test says.
-        say: told how the classifier alone is trained, where one is needed.
+        say: told which trials were passed over, and how the classifier alone is trained, where one
+            is needed.
     """
     workshop, tracker = Workshop(home.data_dir), home.tracker()
+    for line in ahead_of_candidate(tracker, name):
+        say(f"note: {line}")
 
     def train(trial: TrialRecord, config: TrainConfig) -> None:
         train_alone(home, tracker, trial, config, workshop, say)

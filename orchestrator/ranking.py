@@ -2,7 +2,8 @@
 
 Status, view, leaderboard, report, finalizer and promotion all ask here. A trial is a candidate when
 it has a finite score and runs, completed or was stopped by ASHA. One that the user stopped, or that
-broke down, is none, however high it stood: nothing says how it would have ended.
+broke down, is none, however high it stood: nothing says how it would have ended. Promotion takes
+the best that completed, since others have no held-out score, and names a candidate ahead of it.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ from mlflow.entities.model_registry import ModelVersion
 from orchestrator.baseline import find_alone, is_alone
 from orchestrator.champions import holder, model_name, models, move_alias, reigning
 from orchestrator.outcome import Outcome
-from orchestrator.ranking import best_of, standing_of
+from orchestrator.ranking import best_of, no_candidate, passed_over, standing_of
 from orchestrator.reign import FIRST, VACANT, Challenge, enter, record
 from orchestrator.serving import save_model
 from orchestrator.significance import PairedTest, paired_test, permutations_for, primary_metric
 from orchestrator.store import FINAL_KINDS, TAG, Store, TrialRecord
 from orchestrator.tracking import Tracker
+from orchestrator.view import short
 from tinyattn.errors import UsageError
 from tinyattn.tasks import Task, compute_metrics
 
@@ -238,6 +239,27 @@ def candidate(store: Store, name: str, force: bool = False) -> TrialRecord:
     if best is None:
         raise UsageError(f"sweep '{name}' has no completed trial yet: there is nothing to promote")
     return best
+
+
+def ahead_of_candidate(store: Store, name: str) -> list[str]:
+    """Return a sentence for each trial that scored more than the one that a sweep's name means.
+
+    Its finalizer has named them already, so none is returned for a sweep that was finalized.
+    """
+    if not any(s.name == name and "winner" not in s.tags for s in store.sweeps()):
+        return []
+    searched = [t for t in store.trials_of(store.find_sweep(name)) if t.kind == "trial"]
+    said = []
+    if (ahead := passed_over(searched, standing_of)) is not None:
+        said.append(no_candidate(short(ahead.trial_id), ahead.best_score))
+    best = best_of(searched, standing_of)
+    if best is not None and best.outcome is not Outcome.COMPLETED:
+        said.append(
+            f"{short(best.trial_id)} leads with {100 * (best.best_score or 0.0):.2f}, but it "
+            f"{'was ' + best.outcome.value if best.outcome else 'is still running'}: only a "
+            "completed trial has a held-out score to be promoted by"
+        )
+    return said
 
 
 def _refuse_without_adapter(store: Store, trial: TrialRecord) -> None:

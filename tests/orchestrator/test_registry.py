@@ -17,9 +17,9 @@ from mlflow_sweeps import Sweeps
 
 from orchestrator import serving
 from orchestrator.champions import champion, rollback
-from orchestrator.outcome import Outcome
+from orchestrator.outcome import BY_USER, Outcome
 from orchestrator.promotion import _benchmark_of
-from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
+from orchestrator.registry import Benchmark, HeldOut, Promotion, ahead_of_candidate, promote
 from orchestrator.store import TrialRecord
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
@@ -252,6 +252,13 @@ def test_a_sweeps_candidate_is_chosen_without_looking_at_held_out_scores(sweeps:
     sweeps.trial("a-70", [0.70], heldout=0.99, adapter=True)
     sweeps.trial("b-80", [0.80], heldout=0.60, adapter=True)
     sweeps.trial("c-90", [0.90], Outcome.STOPPED)
+    (note,) = ahead_of_candidate(sweeps.tracker, "first")
+    assert note.startswith("c-90 leads with 90.00, but it was stopped: only a completed trial")
+    stopped = sweeps.trial("d-95", [0.95], Outcome.STOPPED)
+    sweeps.tracker.tag(stopped, {"error": BY_USER})
+    assert ahead_of_candidate(sweeps.tracker, "first") == [
+        "d-95 has 95.00, but the user stopped it: no candidate", note,
+    ]  # fmt: skip
     assert promote(sweeps.tracker, "first", Gate()).moved
     assert champion(sweeps.tracker, "sst2").tags["trial"] == "b-80"
 
@@ -261,6 +268,7 @@ def test_the_finalizers_winner_goes_before_the_best_selection_score(sweeps: Swee
     winner = sweeps.trial("a-70", [0.70], heldout=0.7, adapter=True)
     sweeps.trial("b-80", [0.80], heldout=0.6, adapter=True)
     sweeps.tracker.tag(parent, {"winner": winner})
+    assert ahead_of_candidate(sweeps.tracker, "first") == []
     promote(sweeps.tracker, "first", Gate())
     assert champion(sweeps.tracker, "sst2").run_id == winner
 
