@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -81,28 +81,38 @@ def _opened(file: Path) -> sqlite3.Connection:
 # ---- addresses of artifacts ----
 
 
-def address_here(address: str, roots: Sequence[Path]) -> str:
+def address_here(address: str, roots: Sequence[Path], runs: Container[str] = ()) -> str:
     """Return where the artifacts of a run, or of an experiment, are now.
 
     Args:
         address: what MLflow wrote down when the run was made: `…/artifacts/EXPERIMENT` or
             `…/artifacts/EXPERIMENT/RUN/artifacts`.
-        roots: folders `artifacts` that this store may have, the likeliest first.
+        roots: folders `artifacts` that this store may have: first the one beside the database,
+            which moves and is copied with it, then that of a runs folder, which another may share
+            the database with.
+        runs: of an experiment: the names of its runs.
 
     Returns:
-        The address below the first root that has the experiment, else as it is where its files are
-        there, else below the last root. An address of another form stays as it is.
+        The address below the root beside the database where that has the experiment, else as it is
+        where its files are there, else below another root that has the run. Where none has it, it
+        is below the only root, or stays as it is, as an address of another form does.
     """
     before = _path_of(address)
     above = 1 if before is not None and before.parent.name == ARTIFACTS else 3
     if before is None or len(before.parts) <= above + 1 or before.parts[-above - 1] != ARTIFACTS:
         return address
-    tail = before.parts[-above:]
-    for root in roots:
-        if (root / tail[0]).is_dir():
-            return root.joinpath(*tail).as_uri()
+    experiment, *run = tail = before.parts[-above:]
+    beside, others = roots[0], roots[1:]
     there = before if above == 1 else before.parents[1]
-    return address if there.is_dir() else roots[-1].joinpath(*tail).as_uri()
+    if (beside / experiment).is_dir():
+        return beside.joinpath(*tail).as_uri()
+    if there.is_dir():
+        return address
+    for root in others:
+        if any(found.name in (run[:1] or runs) for found in (root / experiment).glob("*")):
+            return root.joinpath(*tail).as_uri()
+    is_only = all(root == beside for root in others)
+    return beside.joinpath(*tail).as_uri() if is_only else address
 
 
 def put_addresses_right(file: Path, roots: Sequence[Path]) -> None:
@@ -112,9 +122,10 @@ def put_addresses_right(file: Path, roots: Sequence[Path]) -> None:
         sqlite3.Error: the database cannot be read or written.
     """
     with closing(sqlite3.connect(file, BUSY_SECONDS)) as connection, connection:
-        found = connection.execute("SELECT artifact_location FROM experiments").fetchall()
-        for (before,) in found:
-            here = address_here(before or "", roots)
+        found = connection.execute("SELECT experiment_id, artifact_location FROM experiments")
+        for number, before in found.fetchall():
+            of = connection.execute("SELECT run_uuid FROM runs WHERE experiment_id = ?", (number,))
+            here = address_here(before or "", roots, {run for (run,) in of})
             if here != (before or ""):
                 _replace(connection, before, here)
 

@@ -71,7 +71,9 @@ def _guarded_group() -> Iterator[int]:
     try:
         yield guard.pid
     finally:
-        served = [one for one in psutil.Process().children(recursive=True) if one.pid != guard.pid]
+        guarding = psutil.Process(guard.pid)  # and its `cat` or `sleep`, which end last
+        guards = [guarding, *guarding.children(recursive=True)]
+        served = [one for one in psutil.Process().children(recursive=True) if one not in guards]
         os.killpg(guard.pid, signal.SIGTERM)
         psutil.wait_procs(served, _GRACE_SECONDS)
         os.killpg(guard.pid, signal.SIGKILL)

@@ -124,6 +124,29 @@ def test_artifacts_that_did_not_move_are_found_where_they_are(tmp_path: Path) ->
         assert address_here(foreign, [new]) == foreign
 
 
+def test_two_runs_folders_that_share_a_database_keep_their_artifacts(tmp_path: Path) -> None:
+    """Both have the experiment's folder, one of them from a store of its own."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    uri = f"sqlite:///{tmp_path / 'shared' / 'mlflow.db'}"
+    (other / "artifacts" / "rte-roberta" / ("0" * 32)).mkdir(parents=True)
+    tracker = Tracker.open(mine, uri)
+    run = tracker.client.create_run(tracker._experiment_id("rte/roberta")).info.run_id
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "card.json").write_text("{}")
+    tracker.log_folder(run, tmp_path / "adapter", "adapter")
+    places = []
+    for _ in range(2):  # the second time where the folder is not to be seen, as on another machine
+        for folder in (other, mine):
+            tracker = Tracker.open(folder, uri)
+            places.append(Path(tracker.client.get_run(run).info.artifact_uri[len("file://") :]))
+        if mine.exists():
+            mine.rename(tmp_path / "hidden")
+    assert {place.parents[2] for place in places} == {mine / "artifacts"}
+    shutil.copytree(tmp_path / "hidden", other, dirs_exist_ok=True)  # it has moved there
+    tracker = Tracker.open(other, uri)
+    assert tracker.client.get_run(run).info.artifact_uri.startswith(other.as_uri())
+
+
 def test_a_read_only_folder_can_be_looked_at(read_only: Path, tmp_path: Path) -> None:
     before = hashes(read_only)
     for words in (
@@ -240,7 +263,7 @@ def test_a_server_and_its_children_end_with_the_command_even_if_it_is_killed(end
     else:
         command.stdin.write("\n")
         command.stdin.flush()
-    command.wait(10)
+    command.wait(3)  # the grace is for servers that do not end when told
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
 
