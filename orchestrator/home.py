@@ -18,6 +18,7 @@ from orchestrator.config import check_name
 from orchestrator.database import file_of, may_be_written
 from tinyattn.atomic import write_text
 from tinyattn.errors import StorageError, UsageError
+from tinyattn.outside import UnfitError, read_text, reason
 from tinyattn.uris import without_secrets
 
 if TYPE_CHECKING:  # they import mlflow and torch, which takes seconds; a check may need neither
@@ -34,6 +35,8 @@ _STORAGE = "storage"
 """File, in a sweep's folder, with the URL under which its trials leave what others need, or
 `folder` where that is the sweep's folder itself."""
 _FOLDER = "folder"
+_MOST_NOTE = 10_000
+"""Bytes of that file."""
 REQUESTS = "stop"
 """Folder, in a sweep's, where `sweep stop` leaves its wishes."""
 STOP_ALL = "all"
@@ -187,12 +190,12 @@ class Home:
         """Where a sweep was begun; empty: it was not."""
         note = folder / _STORAGE
         try:
-            place = note.read_text("utf-8").strip()
+            place = read_text(note, _MOST_NOTE).strip()
         except FileNotFoundError:
             # Sweeps have had the note only since there are object stores.
             return _FOLDER if any(folder.glob("*.jsonl")) else ""
-        except OSError as error:
-            raise StorageError(f"{note}: cannot be read: {error.strerror or error}") from None
+        except (OSError, UnfitError) as error:
+            raise StorageError(f"{note}: cannot be read: {reason(error)}") from None
         if not place:
             raise StorageError(
                 f"{note}: is empty; write the URL of the sweep's part of the object store into it, "

@@ -23,6 +23,7 @@ what that does not have, suggestions that never started, is suggested anew. Ever
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import math
 import os
@@ -388,10 +389,10 @@ def _open_study(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.St
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             return _study_in(path, name, space)
-        except OSError:
+        except (OSError, StorageError):
             raise
         except Exception as error:  # Optuna takes lines as they come: there is no end of kinds
-            aside = path.with_name(f"{path.name}.damaged")
+            aside = _unused(path.with_name(f"{path.name}.damaged"))
             os.replace(path, aside)
             warnings.warn(
                 f"{path}: the search's journal is damaged ({type(error).__name__}: {error}); it is "
@@ -404,6 +405,12 @@ def _open_study(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.St
             f"{path}: the search's journal cannot be used: {error}; check space and permissions, "
             "or give the sweep another name"
         ) from None
+
+
+def _unused(path: Path) -> Path:
+    """A path at which there is nothing: this one, else one with a number."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
+    return next(p for p in itertools.chain([path], numbered) if not os.path.lexists(p))
 
 
 def _study_in(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.Study:

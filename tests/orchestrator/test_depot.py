@@ -212,6 +212,12 @@ def test_a_sweep_does_not_go_from_a_folder_to_an_object_store_or_back(tmp_path: 
     (store.sweep_folder("four") / "storage").touch()
     with pytest.raises(StorageError, match="storage: is empty"):
         store.depot("four")
+    (store.sweep_folder("five") / "storage").write_bytes(b"\xff\xfe")
+    with pytest.raises(StorageError, match="storage: cannot be read: line 1 is not UTF-8"):
+        store.depot("five")
+    os.mkfifo(store.sweep_folder("six") / "storage")
+    with pytest.raises(StorageError, match="storage: cannot be read: it is a pipe"):
+        store.depot("six")
 
 
 def test_the_note_of_a_sweeps_place_outlives_a_power_cut(

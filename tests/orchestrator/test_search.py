@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -299,6 +300,33 @@ def test_a_study_that_is_damaged_or_gone_is_made_again_from_the_sweeps_journal(t
     told = any("journal is damaged" in str(warning.message) for warning in said)
     assert (log.parent / "search.log.damaged").exists() == told
     assert again.suggest("t4") not in params.values()
+
+
+def test_a_disk_that_is_full_when_a_study_is_opened_is_no_damage(tmp_path, monkeypatch):
+    make(tmp_path, {"optimizer.lr": LR}).suggest("a")
+    log = tmp_path / "runs" / "search.log"
+    before = log.read_bytes()
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("orchestrator.search.append", full)
+        with pytest.raises(StorageError, match="cannot be written: No space left on device"):
+            make(tmp_path, {"optimizer.lr": LR})
+    assert [path.name for path in log.parent.iterdir()] == ["search.log"]
+    assert log.read_bytes() == before
+
+
+def test_every_damaged_study_is_kept(tmp_path):
+    log = tmp_path / "runs" / "search.log"
+    log.parent.mkdir()
+    for name in ("search.log.damaged", "search.log.damaged.2", "search.log.damaged.3"):
+        log.write_text(f"[]{name}\n{{}}\n")
+        with pytest.warns(UserWarning, match=f"is kept as {name}"):
+            make(tmp_path, {"optimizer.lr": LR})
+        assert name in (log.parent / name).read_text()
+    assert "damaged\n" in (log.parent / "search.log.damaged").read_text()
 
 
 def test_a_pipe_in_a_studys_place_does_not_hang(tmp_path):
