@@ -48,7 +48,7 @@ def promote_adapter(
     def train(trial: TrialRecord, config: TrainConfig) -> None:
         train_alone(home, tracker, trial, config, workshop, say)
 
-    return promote(tracker, name, _benchmark_of(workshop, train), force=force)
+    return promote(tracker, name, _benchmark_of(workshop, train), force=force, say=say)
 
 
 def _benchmark_of(

@@ -89,6 +89,7 @@ def promote(
     benchmark_of: Callable[[TrialRecord], Benchmark],
     *,
     force: bool = False,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Promotion:
     """Register a run's adapter and make it champion where the evidence supports it.
 
@@ -101,6 +102,7 @@ def promote(
         benchmark_of: gives the run's task and its held-out rows.
         force: move the alias whatever a test says, also without a held-out score. It counts as no
             challenge: the reign that it begins has its whole budget.
+        say: told of a comparison that takes long.
 
     Raises:
         UsageError: no such run or no adapter; without `force` also no held-out score, or nothing
@@ -126,7 +128,7 @@ def promote(
         challenge = None if force else _enter(tracker, model, rival, benchmark, trial)
         test = challenge.test if challenge is not None else None
         if test is None and rival_adapter is not None:
-            test = _compare(benchmark, adapter, rival_adapter, challenge)
+            test = _compare(benchmark, adapter, rival_adapter, challenge, say)
         if challenge is not None and test is not None:
             record(tracker, model, challenge, test)
     level = FIRST if challenge is None else challenge.level
@@ -303,18 +305,25 @@ def _fetch(
 
 
 def _compare(
-    benchmark: Benchmark, adapter: Path, old: Path, challenge: Challenge | None
+    benchmark: Benchmark,
+    adapter: Path,
+    old: Path,
+    challenge: Challenge | None,
+    say: Callable[[str], None],
 ) -> PairedTest:
     """Test the newcomer against its rival, finely enough for the challenge's level."""
     heldout = benchmark.heldout
     assert heldout is not None
+    level = FIRST if challenge is None else challenge.level
     return paired_test(
         primary_metric(benchmark.task),
         heldout.outputs_of(adapter),
         heldout.outputs_of(old),
         heldout.labels,
         groups=heldout.groups,
-        permutations=permutations_for(FIRST if challenge is None else challenge.level),
+        permutations=permutations_for(level),
+        level=level,
+        say=say,
     )
 
 

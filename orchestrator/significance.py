@@ -9,6 +9,7 @@ are not independent: they change sides together, as one group.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,9 +22,8 @@ _A_LEVEL = 20
 """Permutations times level at least: so many as large as the observed one are then expected."""
 _MOST = 20_000_000
 """Permutations at most: minutes."""
-_ENOUGH = 1_000
-"""Leads as large as the observed one after which p is known to 3 %, and far above any level for
-which so many permutations were asked."""
+_LONG = 5.0
+"""Seconds that a test may take without a word."""
 _SAME = 1e-9
 """Leads that differ by less are equal: sums in another order differ in their last digits."""
 _AT_ONCE = 2**22
@@ -196,13 +196,17 @@ def paired_test(
     *,
     groups: np.ndarray | None = None,
     permutations: int = PERMUTATIONS,
+    level: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> PairedTest:
     """Test by permutation whether `new` is better than `old` on the same rows.
 
     Each permutation swaps every group with probability ½; p is the share of permutations, the
     observed one included, whose lead is at least the observed one (Phipson & Smyth 2010). It is
     exact for accuracy and where few groups differ. Else as many permutations are drawn as were
-    asked, or fewer where p is large: after 1,000 leads as large as the observed one it is known.
+    asked; fewer, but 10,000 at least, where so many leads are as large as the observed one that p
+    is above `level` whatever the others are. p is the share among those drawn then (sequential
+    Monte Carlo p-values, Besag & Clifford 1991), and the decision that of all of them.
 
     Args:
         metric: maps outputs [N, C] and labels [N] to a number, higher is better.
@@ -213,6 +217,8 @@ def paired_test(
         groups: [N] a number for each row, the same for rows that belong together; None: no row
             belongs to another.
         permutations: how many; p is never below 1 / (permutations + 1).
+        level: what p is compared with; None: all permutations are drawn.
+        say: told of a test that takes more than a few seconds.
     """
     metric = metric if isinstance(metric, Metric) else Metric(metric)
     new_score, old_score = metric(new, labels), metric(old, labels)
@@ -223,15 +229,27 @@ def paired_test(
     if (exact := metric.exact(new, old, labels, own)) is not None:
         return PairedTest(new_score, old_score, exact)
     every = 2 ** _moving([new], old, groups)[2] <= permutations
-    as_large, drawn = 0, 0
-    for swaps in _swaps([new], old, groups, seed, permutations, every=every):
+    observed = 0 if every else 1  # it is one of all swaps, and not among random ones
+    enough = math.inf if level is None or every else level * (permutations + 1)
+    as_large, drawn = observed, observed
+    swapped, began = _swaps([new], old, groups, seed, permutations, every=every), time.monotonic()
+    for swaps in swapped:
         # A permutation whose metric is undefined counts against the newcomer.
         as_large += int((~(metric.leads(new, old, labels, swaps) < lead - _SAME)).sum())
-        drawn += len(swaps)
-        if as_large >= _ENOUGH and drawn >= PERMUTATIONS:
-            break
-    observed = 0 if every else 1  # it is one of all swaps, and not among random ones
-    return PairedTest(new_score, old_score, (as_large + observed) / (drawn + observed))
+        before, drawn = drawn, drawn + len(swaps)
+        if drawn >= PERMUTATIONS:
+            if as_large > enough:
+                break
+            if before < PERMUTATIONS:
+                _announce(time.monotonic() - began, drawn, permutations, say)
+    return PairedTest(new_score, old_score, as_large / drawn)
+
+
+def _announce(seconds: float, drawn: int, permutations: int, say: Callable[[str], None]) -> None:
+    """Say how long the other permutations take at most, where that is long."""
+    left = seconds / drawn * (permutations - drawn)
+    if left > _LONG:
+        say(f"comparing: {permutations:,} permutations, about {left:,.0f} s or less")
 
 
 def max_t_test(

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
+from orchestrator import significance
 from orchestrator.significance import (
     Metric,
     max_t_test,
@@ -343,6 +344,31 @@ def test_a_large_p_needs_no_more_permutations_than_tell_it() -> None:
     new, old = labels[:, None] + generator.normal(size=(2, 200, 1))
     few = paired_test(primary_metric(STSB), new, old, labels)
     began = time.process_time()
-    many = paired_test(primary_metric(STSB), new, old, labels, permutations=20_000_000)
+    many = paired_test(primary_metric(STSB), new, old, labels, permutations=20_000_000, level=1e-6)
     assert time.process_time() - began < 5  # all of them would take minutes
     assert many.p_value == pytest.approx(few.p_value, abs=0.02)
+
+
+def test_permutations_end_when_the_decision_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At level 0.00002 twenty of 980,000 leads as large leave no doubt; p is near 0.001 here."""
+    monkeypatch.setattr(significance, "_LONG", 0.0)
+    generator = np.random.default_rng(12)
+    labels = generator.normal(size=200)
+    old = labels[:, None] + generator.normal(size=(200, 1))
+    new = labels[:, None] + 0.8 * generator.normal(size=(200, 1))
+    metric, said, late = primary_metric(STSB), list[str](), 0.05 / (50 * 49)
+    drawn, leads = list[int](), metric.leads
+
+    def counted(*columns: np.ndarray) -> np.ndarray:
+        drawn.append(len(columns[-1]))
+        return leads(*columns)
+
+    whole = paired_test(metric, new, old, labels, permutations=100_000).p_value
+    assert 5e-4 < whole < 5e-3
+    monkeypatch.setattr(metric, "leads", counted)
+    many = permutations_for(late)
+    found = paired_test(metric, new, old, labels, permutations=many, level=late, say=said.append)
+    assert sum(drawn) < 100_000
+    assert whole / 2 < found.p_value < whole * 2  # its relative error is 1 / sqrt(21)
+    assert len(said) == 1
+    assert said[0].startswith("comparing: 980,000 permutations, about")
