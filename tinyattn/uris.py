@@ -14,14 +14,23 @@ from urllib.parse import unquote, unquote_plus
 _BEFORE_HOST = re.compile(r"(?P<shown>//[^/@:\s]*:)(?P<secret>.*)@")
 """Up to the last @: a password may hold one, or a slash, though it should not."""
 _TOKEN_AS_USER = re.compile(r"(?P<shown>https?://)(?P<secret>[^/@:\s]+)@", re.IGNORECASE)
-_OPTION = re.compile(r"(?P<shown>(?P<key>[\w.%+-]+)=)(?P<secret>[^\s&;]+)")
-_WHOLE_OPTION = re.compile(r"(?P<key>[\w.%+-]+)=(?P<secret>[^&;]*(?:[&;][^=&;]*(?=[&;]|$))*)")
+_OPTION = re.compile(r"(?P<shown>(?<![\w.%+-])(?P<key>[\w.%+-]+)=)(?P<secret>[^\s&;]+)")
+_OF_OPTIONS = re.compile(
+    r"(?P<shown>[?&;](odbc_connect|options)=)(?P<secret>[^\s&;]+)", re.IGNORECASE
+)
+"""Values that are options themselves, in a form of the database's own: hidden whole."""
+_WHOLE_OPTION = re.compile(
+    r"(?<![\w.%+-])(?P<key>[\w.%+-]+)=(?P<secret>[^&;]*(?:[&;][^=&;]*(?=[&;]|$))*)"
+)
 """In an address by itself: a value with spaces, or an & that should have been written as %26."""
 _NAMES_A_SECRET = re.compile(
     r".*(passw|passphrase|pwd|secret|token(?!iz)).*|.*(pass|sig|signature|sas|credentials?|key|key_?id)",
     re.IGNORECASE,
 )
-_NAMES_A_PLACE = re.compile(r"ssl_?key|.*(file|path|dir|mode|url)", re.IGNORECASE)
+_NAMES_NO_SECRET = re.compile(
+    r"ssl_?key|.*(file|path|dir|mode|url)|(.*_)?(ib_pkey|askpass|bypass|disable_.*)", re.IGNORECASE
+)
+"""Places of secrets, partitions of a network, programs that ask, and switches."""
 _PORT = re.compile(r"\d{1,5}/")
 _USER_AND_PASSWORD = re.compile(r"[^/\s@:=]+:(?P<secret>[^/\s@]+)@(?!sha256:)")
 """Without a scheme, as before the name of an image's registry."""
@@ -39,8 +48,9 @@ def without_secrets(text: str, *uris: str) -> str:
         text = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", _HIDDEN, text)
     text = _BEFORE_HOST.sub(rf"\g<shown>{_HIDDEN}@", text)
     text = _TOKEN_AS_USER.sub(rf"\g<shown>{_HIDDEN}@", text)
+    text = _OF_OPTIONS.sub(rf"\g<shown>{_HIDDEN}", text)
     return _OPTION.sub(
-        lambda found: f"{found['shown']}{_HIDDEN}" if names_secret(found["key"]) else found[0], text
+        lambda found: f"{found['shown']}{_HIDDEN}" if _is_secret(found) else found[0], text
     )
 
 
@@ -53,22 +63,38 @@ def has_secret(text: str, *, shell: bool = False) -> bool:
     """
     found = [match for match in _BEFORE_HOST.finditer(text) if not _PORT.match(match["secret"])]
     found += _TOKEN_AS_USER.finditer(text)
-    found += [option for option in _OPTION.finditer(text) if names_secret(option["key"])]
-    in_full = [match for match in found if not (shell and match["secret"].startswith("$"))]
+    found += filter(_is_secret, _OPTION.finditer(text))
+    in_full = [match for match in found if not (shell and _is_variable(match["secret"]))]
     return bool(in_full or _USER_AND_PASSWORD.match(text))
 
 
 def names_secret(key: str) -> bool:
     """Return whether an option, or an environment variable, of this name holds a secret."""
     key = unquote(key)
-    return bool(_NAMES_A_SECRET.fullmatch(key)) and not _NAMES_A_PLACE.fullmatch(key)
+    return bool(_NAMES_A_SECRET.fullmatch(key)) and not _NAMES_NO_SECRET.fullmatch(key)
+
+
+def _is_secret(option: re.Match[str]) -> bool:
+    """Whether an option is a secret, or has one among options in its value, as ODBC's have."""
+    inner = _OPTION.finditer(unquote_plus(option["secret"]))
+    return (
+        names_secret(option["key"])
+        or unquote(option["key"]).lower() == "auth"
+        or any(names_secret(one["key"]) for one in inner)
+    )
+
+
+def _is_variable(value: str) -> bool:
+    """Whether a shell puts the value of a variable here."""
+    return value.rpartition("=")[2].lstrip("\"'").startswith("$")
 
 
 def _parts(uri: str) -> Iterator[str]:
     """The secrets of an address, and the parts in which a parser may have cut them."""
     found = [*_BEFORE_HOST.finditer(uri), *_TOKEN_AS_USER.finditer(uri)]
     found += filter(None, [_USER_AND_PASSWORD.match(uri)])
-    found += [option for option in _WHOLE_OPTION.finditer(uri) if names_secret(option["key"])]
+    for text in {uri, unquote_plus(uri)}:
+        found += filter(_is_secret, _WHOLE_OPTION.finditer(text))
     for match in found:
         for secret in {match["secret"], unquote(match["secret"]), unquote_plus(match["secret"])}:
             yield secret
