@@ -24,6 +24,8 @@ OUT_INIT = 0.01  # section B.1: the adapted model starts as (nearly) the PLM its
 KeysValues = tuple[Tensor, Tensor]
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 """2⁶⁴ / golden ratio, as a signed number: between two numbers of SplitMix64."""
+_AT_ONCE = 2**21
+"""Attention weights whose numbers are made at once."""
 
 
 class TinyAttention(nn.Module):
@@ -222,6 +224,12 @@ def kept_weights(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:
     of the row's key, head and query, at the step of the attended position: so it depends neither on
     the other rows of a pass nor on how far rows are padded.
     """
+    # 17 bytes a weight, so of many rows not all at once.
+    rows = max(1, _AT_ONCE // max(1, shape[1:].numel()))
+    return torch.cat([_kept(own, shape, dropout) for own in keys.split(rows)])
+
+
+def _kept(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:
     _, heads, queries, seen = (torch.arange(size, device=keys.device) for size in shape)
     states = keys[:, None, None]
     for places in (heads[:, None], queries):
@@ -231,8 +239,9 @@ def kept_weights(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:
 
 
 def _mixed(state: Tensor) -> Tensor:
-    """SplitMix64's numbers of 64-bit states, as signed ones; products wrap around."""
+    """SplitMix64's numbers of 64-bit states, as signed ones and in their place; products wrap."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         # A signed shift brings in copies of the sign, which do not belong there.
-        state = (state ^ ((state >> shift) & (2 ** (64 - shift) - 1))) * (factor - 2**64)
-    return state ^ ((state >> 31) & (2**33 - 1))
+        state ^= (state >> shift).bitwise_and_(2 ** (64 - shift) - 1)
+        state *= factor - 2**64
+    return state.bitwise_xor_((state >> 31).bitwise_and_(2**33 - 1))

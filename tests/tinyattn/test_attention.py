@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tinyattn.attention import Norm, TinyAttention, kept_weights
 from tinyattn.stream import Stream
@@ -309,6 +311,30 @@ def test_what_dropout_keeps_is_split_mix_64s() -> None:
             kept.narrow(dim, 1, kept.shape[dim] - 1),
         )
         assert abs(((one - 0.7) * (other - 0.7)).mean().item()) < 0.21 * 0.015
+
+
+def test_masks_of_dropout_take_little_memory_while_they_are_made() -> None:
+    live: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+    most = 0
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, call: Any, kinds: Any, args: Any = (), rest: Any = None
+        ) -> Any:
+            nonlocal most
+            found = call(*args, **rest or {})
+            for one in found if isinstance(found, list | tuple) else [found]:
+                if isinstance(one, Tensor):
+                    live[id(one)] = one
+            storages = [one.untyped_storage() for one in live.values()]
+            most = max(most, sum({s.data_ptr(): s.nbytes() for s in storages}.values()))
+            return found
+
+    shape = torch.Size((8, 2, 512, 512))
+    with Counting():
+        kept = kept_weights(torch.arange(8), shape, 0.1)
+    assert kept.shape == shape
+    assert shape.numel() < most <= 12 * shape.numel()
 
 
 # ---- number formats, sizes ----
