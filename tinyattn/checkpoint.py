@@ -73,6 +73,12 @@ class TaskCard(StrictModel):
                 raise ValueError(f"{names[0]!r} and others came, each is allowed once")
         return self
 
+    @model_validator(mode="after")
+    def _separates(self) -> Self:
+        if self.separator is not None and (self.token_version, len(self.text_columns)) != (2, 2):
+            raise ValueError("separator stands between two text columns, with token_version 2")
+        return self
+
 
 class AdapterCard(StrictModel):
     """adapter_config.json."""

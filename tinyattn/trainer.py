@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from tinyattn.batches import Batches, batches_of, epoch_order
 from tinyattn.bottom import Bottom, bottom_of
-from tinyattn.checkpoint import TaskCard, read_card, read_state, write_state
+from tinyattn.checkpoint import AdapterCard, TaskCard, read_card, read_state, write_state
 from tinyattn.config import TrainConfig, unnamed
 from tinyattn.engine import build_engine, load_optimizer, save_optimizer, warmup_steps
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
@@ -119,12 +119,31 @@ class Trainer:
                     f"start.adapter {place} has {card.adapter}, the trial has {config.adapter}; "
                     "only num_heads and dropout may differ"
                 )
+            self._check_tokens(card, place)
             one = read_adapter_for(self.plm.model, there, card)
         wide = perturb(
             one, self.plm.model, config.adapter.num_heads, config.start.noise, config.seed
         )
         load_weights(adapter, wide.state_dict(), place)
         return adapter
+
+    def _check_tokens(self, card: AdapterCard, place: str) -> None:
+        """Raise ConfigError where the adapter to start from was trained on other tokens."""
+        if card.task is None:
+            return
+        version, here = card.task.token_version, self.config.token_version
+        if version != here:
+            raise ConfigError(
+                f"start.adapter {place} was trained on tokens of version {version}, the trial has "
+                f"{here}; set token_version={version}"
+            )
+        pairs = len(card.task.text_columns) == len(self.task.text_columns) == 2
+        if pairs and card.task.separator != self.data.separator:
+            raise ConfigError(
+                f"start.adapter {place} was trained with {card.task.separator!r} between the texts "
+                f"of a pair, the trial has {self.data.separator!r}, as its PLM's tokenizer needs; "
+                "name a start.adapter trained with this tokenizer"
+            )
 
     # ---- the loop ----
 

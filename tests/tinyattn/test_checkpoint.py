@@ -77,6 +77,14 @@ def test_the_files_can_be_read_without_this_package(folder: Path) -> None:
     assert torch.equal(weights["layers.0.out_weight"], WEIGHTS["layers.0.out_weight"])
 
 
+@pytest.mark.parametrize("fault", [{"text_columns": ("one",)}, {"token_version": 1}])
+def test_a_separator_stands_between_two_texts_of_the_second_version(fault: Any) -> None:
+    fields = TASK.model_dump() | {"token_version": 2, "separator": "\n"}
+    assert TaskCard(**fields).separator == "\n"
+    with pytest.raises(ValueError, match="separator stands between two text columns"):
+        TaskCard(**fields | fault)
+
+
 def test_a_correlation_that_is_nan_can_be_saved_and_read(tmp_path: Path) -> None:
     """Pearson's r of constant predictions."""
     scores = {"select/pearson": math.nan, "select/loss": math.inf, "select/accuracy": 0.5}

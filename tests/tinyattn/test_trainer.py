@@ -339,6 +339,8 @@ def test_start_from_one_head_begins_where_it_ended(workshop: Workshop, tmp_path:
     other = wide.with_overrides({"adapter.norm": "affine"})
     with pytest.raises(ConfigError, match="only num_heads and dropout may differ"):
         Trainer(other, workshop)
+    with pytest.raises(ConfigError, match=r"version 2, the trial has 1; set token_version=2$"):
+        Trainer(wide.with_overrides({"token_version": 1}), workshop)
     Objects(tmp_path.as_uri()).put("one.tar", files_in(tmp_path / "one"))
     url = f"{tmp_path.as_uri()}/one.tar"
     with pytest.raises(ConfigError, match=f"start.adapter {re.escape(url)} has"):

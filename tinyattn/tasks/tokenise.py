@@ -20,6 +20,8 @@ from tinyattn.tasks.rows import LABEL
 from tinyattn.tasks.tokens import GROUPS, Split, pad_id
 
 _NEWLINE, _BAR = "\n", " | "
+_PASSES = 8
+"""Times that a text is broken where it spells special tokens."""
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,20 @@ def _tokens(
     special = _special_tokens(tokenizer)
     most = sum(i in special for i in tokenizer(*["a"] * len(texts))["input_ids"])
     # Vocabularies that hold special tokens as words (Unigram's, a list of words) find them so too.
-    spelt = [
-        row for row, ids in enumerate(found["input_ids"]) if sum(i in special for i in ids) > most
-    ]
-    if spelt:
-        broken = [[_broken(text[row], special.values()) for row in spelt] for text in texts]
+    whole = [list(text) for text in texts]
+    for _ in range(_PASSES):  # what is broken may bring in more from behind a cut
+        spelt = [
+            row
+            for row, ids in enumerate(found["input_ids"])
+            if sum(i in special for i in ids) > most
+        ]
+        if not spelt:
+            break
+        broken = _broken([[text[row] for row in spelt] for text in whole], tokenizer, special, cut)
         again = tokenizer(*broken, **options)
+        for text, own in zip(whole, broken, strict=True):
+            for row, value in zip(spelt, own, strict=True):
+                text[row] = value
         for key in found:
             for row, values in zip(spelt, again[key], strict=True):
                 found[key][row] = values
@@ -198,8 +208,31 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return special
 
 
-def _broken(text: str, words: Iterable[str]) -> str:
-    """A text with a space within each of the words, which are then found in it no more."""
+def _broken(
+    texts: list[list[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    special: dict[int, str],
+    cut: dict[str, Any],
+) -> list[list[str]]:
+    """The texts with a space within what became a special token, which they then do no more."""
+    if not tokenizer.is_fast:  # which do not say where a token comes from
+        return [[_spaced(text, special.values()) for text in column] for column in texts]
+    found = tokenizer(
+        *texts, return_offsets_mapping=True, split_special_tokens=True, verbose=False, **cut
+    )
+    broken = [list(column) for column in texts]
+    for row, ids in enumerate(found["input_ids"]):
+        spans = zip(ids, found.sequence_ids(row), found["offset_mapping"][row], strict=True)
+        # From the end on, so that places before stay where they are.
+        for column, (start, end) in reversed([(c, span) for i, c, span in spans if i in special]):
+            if column is not None:  # else the tokenizer itself has put it there
+                text = broken[column][row]
+                second = end - len(text[start:end].lstrip()) + 1
+                broken[column][row] = f"{text[:second]} {text[second:]}"
+    return broken
+
+
+def _spaced(text: str, words: Iterable[str]) -> str:
     plain = unicodedata.normalize("NFKC", text)  # as tokenizers that look so do
     for word in words:
         plain = plain.replace(word, f"{word[:1]} {word[1:]}")
