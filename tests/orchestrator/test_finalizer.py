@@ -27,20 +27,31 @@ SWEEP = Sweep(
 )  # fmt: skip
 
 
-def begin(home: Home, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def begin(home: Home, monkeypatch: pytest.MonkeyPatch, sweep: Sweep = SWEEP) -> list[str]:
     """Finalize up to the first batch; returns what is said until then."""
 
     def stop(self: object, best: object) -> None:
         raise UsageError("the first batch would begin")
 
-    facts, said = SimpleNamespace(data_fingerprint="d"), list[str]()
+    facts, said = SimpleNamespace(data_fingerprint="d", fewest_rows=1000), list[str]()
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     monkeypatch.setattr(finalizer, "inspect", lambda sweep, workshop: facts)
     monkeypatch.setattr(finalizer, "refuse_other_data", lambda *_: None)
     monkeypatch.setattr(finalizer._Finalizing, "run", stop)
     with pytest.raises(UsageError, match="would begin"):
-        finalizer.finalize(SWEEP, home, said.append)
+        finalizer.finalize(sweep, home, said.append)
     return said
+
+
+def test_a_warmup_that_new_sweeps_may_not_have_is_said_and_stops_none_that_ran(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweeps.start("first")
+    sweeps.trial("whole", [0.6, 0.7])
+    sweeps.tracker.close_all(Outcome.COMPLETED)
+    train = SWEEP.train.with_overrides({"optimizer.warmup": 5000})
+    (note,) = begin(Home(tmp_path / "runs"), monkeypatch, SWEEP.model_copy(update={"train": train}))
+    assert "5,000 steps of warm-up came" in note
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.INTERRUPTED])
