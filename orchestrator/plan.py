@@ -29,7 +29,6 @@ from orchestrator.remarks import remarks
 from orchestrator.space import count
 from tinyattn.errors import ConfigError, StorageError, TinyAttnError, UsageError
 from tinyattn.tasks import find_task
-from tinyattn.tasks.tokens import parted_words
 from tinyattn.workshop import Workshop
 
 TABLE_3 = {
@@ -121,8 +120,7 @@ class Plan:
                 f"{facts.heldout_rows:,}; {facts.mean_length:.0f} tokens a row, "
                 f"{facts.truncated_rows:,} rows cut to {sweep.train.max_length}",
             )
-            if facts.parted_rows:
-                lines.insert(2, f"beware      {parted_words(facts.parted_rows)}")
+            lines[2:2] = [f"beware      {note}" for note in facts.carve_notes]
         else:
             lines.append("assumed     rows and lengths, since they could not be counted here")
         if self.missing:

@@ -53,8 +53,8 @@ class Facts:
     data_fingerprint: str
     carve: int | None
     """Version of the carve that makes the rows to select on or dev; None: none are carved."""
-    parted_rows: int
-    """Carved rows that have their like in training."""
+    carve_notes: tuple[str, ...]
+    """What a reader of scores on carved rows must know."""
     train_rows: int
     select_rows: int
     heldout_rows: int
@@ -96,7 +96,7 @@ def inspect(sweep: Sweep, workshop: Workshop) -> Facts:
         plm_fingerprint=plm.fingerprint,
         data_fingerprint=data.fingerprint,
         carve=sweep.train.carve_version if _is_carved(sweep, data.task) else None,
-        parted_rows=data.parted,
+        carve_notes=data.carve_notes,
         train_rows=len(data.train),
         select_rows=len(data.select),
         heldout_rows=0 if data.heldout is None else len(data.heldout),

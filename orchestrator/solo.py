@@ -12,7 +12,6 @@ from tinyattn.checkpoint import read_state
 from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 from tinyattn.evaluation import Evaluation
-from tinyattn.tasks.tokens import parted_words
 from tinyattn.trainer import Trainer
 from tinyattn.workshop import Workshop
 
@@ -49,8 +48,8 @@ def train_alone(
                 else ""
             )
         )
-        if trainer.data.parted:
-            say(f"beware: {parted_words(trainer.data.parted)}")
+        for note in trainer.data.carve_notes:
+            say(f"beware: {note}")
         if resume and state is not None:
             trainer.restore(state)
         elif output is not None:

@@ -19,7 +19,7 @@ from tinyattn.tasks.files import read_file
 from tinyattn.tasks.rows import check_rows
 from tinyattn.tasks.sources import find_source
 from tinyattn.tasks.tokenise import as_split, token_rules, tokenise
-from tinyattn.tasks.tokens import Split, TaskData
+from tinyattn.tasks.tokens import Split, TaskData, carve_notes
 
 __all__ = ["Split", "TaskData", "load_data", "read_rows", "tokenise"]
 
@@ -67,6 +67,7 @@ def load_data(
     train = as_split(rows, "train", _subset(left, max_train_rows))
     extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
     heldout = dev if protocol == "heldout" else None
+    theirs = [carved[name] for name in {select.name, dev.name} & carved.keys()]
     used = [train, select, *extra.values(), *([heldout] if heldout else [])]
     return TaskData(
         task=task,
@@ -76,7 +77,11 @@ def load_data(
         extra=extra,
         fingerprint=stored.fingerprint,
         truncated=sum(split.truncated for split in used),
-        parted=sum(carved[split.name].parted for split in used if split.name in carved),
+        carve_notes=carve_notes(
+            sum(one.parted for one in theirs),
+            max((o.passed_over for o in theirs), default=0),
+            len(rows),
+        ),
         separator=rules.separator,
     )
 

@@ -11,6 +11,7 @@ import pytest
 from tinyattn.tasks.agreement import generate_splits
 from tinyattn.tasks.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.tasks.groups import Groups, group_rows
+from tinyattn.tasks.tokens import carve_notes
 
 FIRST, AGREEMENT = ([0, 3, 6, 18], "b2155150a0d066a8"), "0fa39bdbe3d10719"
 
@@ -94,6 +95,23 @@ def test_stock_phrases_link_no_rows_and_hide_no_links(stock: str) -> None:
     assert not set(carved.rows // 3) & set(left // 3)  # no phrase of a carved row's sentence
     assert carved.parted == 0
     assert abs(np.mean(np.array(has)[carved.rows]) - np.mean(has)) < 0.15
+
+
+def test_kinds_of_rows_that_are_never_carved_are_counted_and_said() -> None:
+    draw = np.random.RandomState(0)
+    unlike = [" ".join(f"w{w}" for w in draw.randint(0, 5_000, 12)) for _ in range(1_600)]
+    for kind, expected in (("all the same", 400), ("eight kinds", 400), ("one in ten", 0)):
+        alike = {
+            "all the same": ["out of office until monday"] * 400,
+            "eight kinds": [f"out of office until day {i // 50 * 100}" for i in range(400)],
+            "one in ten": [f"p{i // 4} q{i // 4} r{i // 4}" for i in range(400)],
+        }[kind]
+        carved, _ = carve_rows([alike + unlike], [0] * 2_000)
+        assert carved.passed_over == expected, kind
+        assert (len(carve_notes(carved.parted, carved.passed_over, 2_000)) > 0) == (expected > 0)
+    assert "400 of 2,000 rows are like too many" in carve_notes(0, 400, 2_000)[0]
+    assert "3 carved rows are like rows to train on" in carve_notes(3, 100, 2_000)[0]
+    assert carve_notes(0, 100, 2_000) == ()
 
 
 def test_class_shares_where_one_class_is_all_alike() -> None:

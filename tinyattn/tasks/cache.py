@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from tinyattn.tasks.sources import Source, digest_file
 from tinyattn.tasks.tokenise import TokenRules, as_split, tokenise, tokenizer_fingerprint
 from tinyattn.tasks.tokens import Split
 
-_FORMAT = 4  # part of the key: raise it when the same data must be tokenised or carved anew
+_FORMAT = 5  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
 
@@ -175,18 +175,18 @@ def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str,
         left, found[version] = np.arange(len(train)), {}
         for name, seed in seeds.items():
             carved = carve_left(left, seed)
-            own = Carved(left[carved.rows], left[carved.unused], carved.parted)
+            own = replace(carved, rows=left[carved.rows], unused=left[carved.unused])
             found[version][name] = own
             left = np.setdiff1d(left, np.concatenate([own.rows, own.unused]))
     return found
 
 
 def _listed(carved: Carved) -> list[Any]:
-    return [carved.rows.tolist(), carved.unused.tolist(), carved.parted]
+    return [carved.rows.tolist(), carved.unused.tolist(), carved.parted, carved.passed_over]
 
 
-def _carved(rows: list[int], unused: list[int], parted: int) -> Carved:
-    return Carved(np.array(rows, np.int64), np.array(unused, np.int64), parted)
+def _carved(rows: list[int], unused: list[int], *counts: int) -> Carved:
+    return Carved(np.array(rows, np.int64), np.array(unused, np.int64), *counts)
 
 
 def _fingerprint(task: Task, checked: Mapping[str, datasets.Dataset]) -> str:

@@ -31,6 +31,9 @@ class Carved:
     """Numbers of rows to leave out of training too, for their like was carved."""
     parted: int = 0
     """How many of `rows` have their like in training all the same: there were no others."""
+    passed_over: int = 0
+    """How many rows were not asked for, whatever the seed: their groups are too large, or taken
+    apart. Scores say nothing of their kind."""
 
 
 def carve_size(num_rows: int) -> int:
@@ -67,6 +70,17 @@ def carve(classes: Sequence[int], groups: Groups, seed: int) -> Carved:
         rows=np.sort(np.array(taking.rows, dtype=np.int64)),
         unused=np.sort(np.array(unused, dtype=np.int64)),
         parted=len(taking.rows) - clean,
+        passed_over=_passed_over(members, groups.loose, {*taking.rows}, most),
+    )
+
+
+def _passed_over(members: list[list[int]], loose: np.ndarray, taken: set[int], most: int) -> int:
+    sizes = [len(rows) for rows in members if not taken.isdisjoint(rows)]
+    reached = max([most, *sizes])
+    return sum(
+        len(rows)
+        for rows in members
+        if taken.isdisjoint(rows) and (len(rows) > reached or loose[rows].any())
     )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GROUPS = "tinyattn:groups"
 """Name of the column with each row's group as a number; texts may stand in one named `groups`."""
+_MOST_PASSED_OVER = 0.05
+"""Of all rows, before it is said."""
 
 
 @dataclass(frozen=True)
@@ -105,18 +107,32 @@ class TaskData:
     """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""
     truncated: int
     """Rows in these splits whose text was cut to max_length."""
-    parted: int = 0
-    """Carved rows that have their like among the training rows: too few rows have none."""
+    carve_notes: tuple[str, ...] = ()
+    """What a reader of scores on carved rows must know."""
     separator: str | None = None
     """Text that was put between those of a pair."""
 
 
-def parted_words(rows: int) -> str:
-    """Say that carved rows have their like in training."""
-    return (
-        f"{rows:,} carved rows are like rows to train on, so their scores reward memory: too few "
-        "rows are unlike all others"
-    )
+def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:
+    """Say what carved rows do not tell.
+
+    Args:
+        parted: carved rows that have their like in training.
+        passed_over: rows that were not asked for.
+        rows: all that there were to carve from.
+    """
+    notes = []
+    if parted:
+        notes.append(
+            f"{parted:,} carved rows are like rows to train on, so their scores reward memory: too "
+            "few rows are unlike all others"
+        )
+    if passed_over > rows * _MOST_PASSED_OVER:
+        notes.append(
+            f"{passed_over:,} of {rows:,} rows are like too many others to be carved, so scores on "
+            "carved rows say nothing of their kind"
+        )
+    return tuple(notes)
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
