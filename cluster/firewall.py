@@ -28,6 +28,8 @@ def network_of(cluster: Cluster | None) -> str:
     says = f"Ray of {cluster.name} listens on all interfaces and demands its token; "
     if isinstance(cluster.launch, Kubernetes):
         return says + "a NetworkPolicy of its namespace keeps others away"
+    if not _sources(cluster):
+        return says + "type this command on the head for the firewall rule: it names its network"
     return says + f"as root on each machine, this keeps others away: {rule_of(cluster)}"
 
 
@@ -53,15 +55,16 @@ def rule_of(cluster: Cluster) -> str:
 
 def _sources(cluster: Cluster) -> list[str]:
     """Addresses of a cluster's machines; with Slurm, whose nodes come and go, the network of its
-    head."""
+    head, which only the head knows: elsewhere none."""
     head = address_of(cluster.head.host)
     if not isinstance(cluster.launch, Slurm):
         return [address_of(machine.host) for machine in cluster.machines]
     for interface in psutil.net_if_addrs().values():
         for found in interface:
-            if found.address == head and found.netmask and "." in head:
-                return [str(ipaddress.ip_interface(f"{head}/{found.netmask}").network)]
-    return [head]
+            if found.address == head and found.netmask:
+                bits = int(ipaddress.ip_address(found.netmask)).bit_count()
+                return [str(ipaddress.ip_interface(f"{head}/{bits}").network)]
+    return []
 
 
 def _of_system() -> str:

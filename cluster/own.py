@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from tinyattn.errors import StorageError
 
 LONGEST = 107
 """Bytes of a path that a Unix socket can have."""
-_SOCKET = "/ray-abcdefgh/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+_SOCKET = "/ray-0000abcdefgh/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """The longest path of Ray's below such a folder."""
 
 
@@ -49,21 +51,27 @@ def session_folder() -> Iterator[Path]:
 
     Ray opens whatever it makes to all accounts, its sockets too, and removes nothing. The folder
     above keeps others out, and what earlier Rays have left there goes when the next one starts:
-    until then their logs can be read.
+    until then their logs can be read. Other machines may share the folder above, and their locks
+    may not be seen here: each removes its own sessions alone.
 
     Raises:
-        StorageError: there is no place for it.
+        StorageError: there is no place for it, or none that can be locked.
     """
-    above = _shut_folder()
+    above, mine = _shut_folder(), f"ray-{_host()}"
     with _locked(above):  # no other may take a folder for left before it is locked
-        for left in above.glob("ray-*"):
+        for left in above.glob(f"{mine}*"):
             with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_NB):
                 shutil.rmtree(left, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(prefix="ray-", dir=above))
+        folder = Path(tempfile.mkdtemp(prefix=mine, dir=above))
         in_use = contextlib.ExitStack()
         in_use.enter_context(_locked(folder))
     with in_use:
         yield folder
+
+
+def _host() -> str:
+    """Four letters that stand for this machine, as its name may be too long for a socket's path."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:4]
 
 
 def _shut_folder() -> Path:
@@ -89,7 +97,15 @@ def _locked(folder: Path, mode: int = 0) -> Iterator[None]:
     """Hold the lock of a folder, which the system lets go of when this process dies."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | mode)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | mode)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise StorageError(
+                f"{folder}: cannot be locked: {error.strerror}; set TMPDIR to a folder on this "
+                "machine's own disk"
+            ) from None
         yield
     finally:
         os.close(descriptor)

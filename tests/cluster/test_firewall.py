@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -48,3 +49,19 @@ def test_with_slurm_the_network_of_the_head_may_connect() -> None:
 def test_without_a_cluster_nothing_needs_a_rule() -> None:
     assert "nft" not in network_of(None)
     assert "loopback alone" in network_of(None)
+
+
+def test_elsewhere_than_on_a_slurm_head_no_rule_is_given() -> None:
+    """It would let in the head alone, and shut out the nodes."""
+    launch, head = {"type": "slurm", "nodes": 2}, {"host": "192.0.2.77"}
+    says = network_of(Cluster.model_validate({**FILE, "launch": launch, "head": head, "nodes": []}))
+    assert "nft" not in says
+    assert "type this command on the head" in says
+
+
+def test_a_slurm_head_may_have_an_address_of_version_6(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(address="fd00::3", netmask="ffff:ffff:ffff:ffff::")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": [card]})
+    launch, head = {"type": "slurm", "nodes": 2}, {"host": "fd00::3"}
+    rule = rule_of(Cluster.model_validate({**FILE, "launch": launch, "head": head, "nodes": []}))
+    assert "ip6 saddr != { fd00::/64 }" in rule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -55,6 +56,35 @@ def test_what_ended_rays_left_goes_and_what_is_in_use_stays(places: Path) -> Non
     other.communicate()
     with own.session_folder():
         assert not used.exists()
+
+
+def test_another_machines_sessions_stay_though_their_locks_are_not_seen(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own.fcntl, "flock", lambda *_: None)  # as if each had locks of its own
+    with monkeypatch.context() as there:
+        there.setattr(own.socket, "gethostname", lambda: "node2." + "x" * 200)
+        other = own.session_folder()
+        live = other.__enter__()
+        (live / "socket").touch()
+    with own.session_folder() as mine:
+        assert (live / "socket").exists()
+    with own.session_folder():
+        assert not mine.exists()
+    other.__exit__(None, None, None)
+    longest = len(own._SOCKET.split("/")[1])
+    assert len(mine.name) == len(live.name) == longest, "the limit of a socket's path counts on it"
+
+
+def test_a_folder_that_cannot_be_locked_is_one_message(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without_locks(*_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(own.fcntl, "flock", without_locks)
+    with pytest.raises(StorageError, match="No locks available; set TMPDIR to a folder on this"):
+        own.session_folder().__enter__()
 
 
 def refused(places: Path) -> str:
