@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import resource
 import shutil
 import signal
 import warnings
@@ -20,6 +19,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from peak import mark, peak
 
 from tinyattn.errors import TinyAttnError
 
@@ -39,7 +39,7 @@ bounded = settings(
 
 def refused_or_read(read: Callable[[], Any], folder: Path | None = None) -> Any:
     """Call a reader; return what it gives, or its error."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = mark()
     there = _entries(folder)
     old = signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(_SECONDS)
@@ -56,7 +56,7 @@ def refused_or_read(read: Callable[[], Any], folder: Path | None = None) -> Any:
         message = str(found)
         assert 0 < len(message.encode()) < 25_000, "a message that nobody reads, or can print"
         assert "\0" not in message
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = peak() - before
     assert grown < _GIGABYTE, f"{grown} KB"
     assert _entries(folder) == there, "a file was left"
     return found

@@ -31,6 +31,8 @@ def read(path: Path, task: Task) -> None:
 def test_jsonl(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None:
     lines = [json.dumps(ROW)] * 3
     lines[data.draw(st.integers(0, 2))] = data.draw(damaged_json(ROW))
+    if data.draw(st.integers(0, 9)) == 0:
+        lines += [json.dumps({f"c{i}": "" for i in range(900)}), *["{}"] * 200_000]
     content = "\n".join(lines).encode("utf-8", "surrogatepass")
     _try(data, content, "rows.jsonl", task, tmp_path_factory)
 
@@ -45,7 +47,10 @@ CELL = st.sampled_from(
 def test_csv(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None:
     rows = data.draw(st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=4))
     head = data.draw(
-        st.sampled_from([["a", "b", "label"], ["a", "a"], ["a", "b"], [""], ["é", "a"]])
+        st.sampled_from(
+            [["a", "b", "label"], ["a", "a"], ["a", "b"], [""], ["é", "a"]]
+            + [["", "\n" + "a," * 50_000], ['"\n"', "a," * 50_000]]
+        )
     )
     ends = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
     content = ends.join(",".join(row) for row in [head, ["x", "y", "1"][: len(head)], *rows])
@@ -56,7 +61,7 @@ _COLUMNS: list[pa.Array] = [
     pa.array(["x", "y"]), pa.array([1, 0]), pa.array([None, "x"]), pa.array([[["x"]], []]),
     pa.array([b"\xff", b""]), pa.array(["x", "x"]).dictionary_encode(),
     pa.array([1.5, float("nan")]), pa.array([b"\xff\xfe", b"x"]).view(pa.string()),
-    pa.array([{"a": 1}, None]), pa.nulls(2),
+    pa.array([{"a": 1}, None]), pa.nulls(2), pa.array([{"a": "x" * 10**6}] * 2),
     pa.array([2**63, 1], pa.uint64()), pa.array([True, False]),
     pa.array([0, 1], pa.timestamp("ns")),
 ]  # fmt: skip
