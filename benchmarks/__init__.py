@@ -1,1 +1,1 @@
-"""Measurements: ratios against floors and rivals in one run, order interleaved, medians, spread."""
+"""Measurements: ratios to floors and rivals within one run, interleaved, as medians and spread."""

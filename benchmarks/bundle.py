@@ -1,4 +1,4 @@
-"""All that must travel to a bare GPU machine beside the code, in one folder: `make gpu-bundle`.
+"""The GPU bundle: all that a bare GPU machine needs beside the code (`make gpu-bundle`).
 
     wheels/      what the library imports and such a machine may lack, for its Python; torch and
                  transformers are there, Ray, Optuna and MLflow are not needed
@@ -26,24 +26,24 @@ from transformers import AutoTokenizer
 
 from benchmarks.shapes import write_tokens
 from benchmarks.steps import PADDED
-from orchestrator.provenance import commit
-from tinyattn.data import load_data
+from orchestrator.tracking.provenance import commit
+from tinyattn.data.splits import load_data
 from tinyattn.errors import StorageError, TinyAttnError
-from tinyattn.plm import find_plm
+from tinyattn.plms.loading import find_plm
 from tinyattn.tasks import find_task
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 60_000_000
 """Most bytes of a bundle."""
 BUILT = "deepspeed"
-"""Comes as source; built here, without kernels."""
+"""Package that PyPI has as source only; it is built here, without kernels."""
 NEEDED = [
     "annotated-types", "einops", "hjson", "msgpack", "ninja", "psutil", "py-cpuinfo", "pydantic",
     "pydantic_core", "typing-inspection", "typing_extensions",
 ]  # fmt: skip
-"""DeepSpeed's and the library's own."""
+"""Packages that DeepSpeed and the library need."""
 READS_TEXT = ["datasets", "dill", "multiprocess", "xxhash"]
-"""Needs the machine's own pyarrow and pandas; nothing that gpu.sh runs imports it."""
+"""Packages that read text, with the machine's own pyarrow and pandas; gpu.sh imports none."""
 TESTS = ["iniconfig", "pluggy", "Pygments", "pytest", "pytest-timeout"]
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 TASKS = ("sst2", "rte")
@@ -51,7 +51,7 @@ TRAIN_ROWS = 4000
 
 
 def pinned(names: list[str]) -> list[str]:
-    """The versions of constraints.txt, as pip takes them."""
+    """Return packages with the versions of constraints.txt, as pip takes them."""
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     versions = dict(line.split("==") for line in lines if "==" in line)
     known = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in versions.items()}
@@ -59,7 +59,7 @@ def pinned(names: list[str]) -> list[str]:
 
 
 def pip(*words: str) -> None:
-    """Run pip, with what it says shown; CalledProcessError where it fails."""
+    """Run pip and show its output; CalledProcessError if it fails."""
     environment = os.environ | {"DS_BUILD_OPS": "0"}
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, env=environment)
 
@@ -109,7 +109,7 @@ def describe(folder: Path, python: str) -> int:
 
 
 def main() -> int:
-    """Make the folder anew; 1 where it is too large or pip failed, 2 where there are no data."""
+    """Make the bundle; return 1 if it is too large or pip failed, 2 if there are no data."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=Path("build/gpu-bundle"))
     parser.add_argument("--python-version", default="3.12")

@@ -1,11 +1,11 @@
-"""What faults cost: trials lost, things done twice, runs left open, state forgotten.
+"""The cost of faults: trials lost, work done twice, MLflow runs left open, state lost.
 
     python -m benchmarks.faults              # this project
     python -m benchmarks.faults --packed     # in bf16, trials that share a process; one machine
     python -m benchmarks.faults --stock      # the same with Ray Tune's own classes
 
 Each fault hits a real sweep (six trials of a two-layer PLM, ASHA, MLflow) at random moments; then
-the sweep goes on to its end, and its journal, Optuna study, MLflow store and ASHA's rungs are
+the sweep goes on to its end, and its event log, Optuna study, MLflow store and ASHA's rungs are
 compared. Needs `tests/` beside it, and root for "disk full" (a small file system) and for the
 faults of machines (network namespaces, sshd, PostgreSQL).
 """
@@ -114,7 +114,7 @@ def ray_killed(sweep: Sweep, luck: random.Random) -> int:
 
 
 def ctrl_c_twice(sweep: Sweep, luck: random.Random) -> int:
-    """Two SIGINTs, the second while the first is being obeyed; twice in the sweep."""
+    """Two SIGINTs, the second while the first is still being handled; twice in the sweep."""
     sweep.start()
     for _ in range(2):
         sweep.wait_for_progress(4)
@@ -234,7 +234,7 @@ RACK: dict[str, tuple[Callable[[OnRack, random.Random], int], int]] = {
 
 
 def suffer(fault: Callable[[Any, random.Random], int], sweep: Sweep, seed: int) -> Toll:
-    """One sweep with one fault, brought to its end."""
+    """Run one sweep with one fault to its end."""
     try:
         times = fault(sweep, random.Random(seed))
         sweep.finish()

@@ -1,8 +1,8 @@
 """Runs the tests and measurements of `benchmarks/gpu.sh`, each in a process with a time limit.
 
-What a part finds is in gpu.json and table.txt as soon as it says so: cut off at any second, they
-hold what was found until then. This process imports neither torch nor anything of the wheels, so
-that it can tell what they lack.
+Results are in gpu.json and table.txt as soon as a part prints them, so that an interrupted run
+keeps all results so far. This process imports neither torch nor the wheels, so that it can tell
+what they lack.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from benchmarks.gpu_report import Report
 ROOT = Path(__file__).parent.parent
 LEAST = {"torch": (2, 6), "transformers": (5, 10)}
 ENDING = 8
-"""Seconds that are kept to end in."""
+"""Seconds reserved for ending in order."""
 WORTHWHILE = 15
-"""Seconds without which a part is not begun."""
+"""A part is not begun with fewer seconds left."""
 _NVIDIA = ("/usr/local/nvidia/bin", "/usr/bin", "/usr/local/cuda/bin")
 """Folders searched for NVIDIA's programs beside PATH."""
 _PR_SET_PDEATHSIG = 1
 
 
 class WrongUseError(Exception):
-    """This was called in a way that cannot be meant."""
+    """The command line or the bundle is wrong."""
 
 
 # ---- what to find out ----
@@ -65,11 +65,11 @@ class Part:
 
 
 MACHINE = Part("machine", ("benchmarks.measure", "machine"), 200)
-"""What is here; all other parts depend on it."""
+"""The part that describes this machine; all other parts depend on it."""
 
 
 def parts_of(gpu: bool, tokens: Path) -> Iterator[Part]:
-    """What to find out on a GPU, or on a CPU as far as it can."""
+    """Yield the parts to run, on a GPU or, as far as possible, on a CPU."""
     marks = "gpu" if gpu else "not gpu and not gpu_ray and not gpus"
     pytest = ("pytest", "tests/gpu", "-v", "-m", marks, "-p", "no:cacheprovider", "--color=no")
     yield Part("tests", pytest, 150)
@@ -122,7 +122,7 @@ def _steps(shape: str, precision: str, seconds: float, *words: str, wanted: bool
 
 
 class Runner:
-    """Runs parts until the time is over."""
+    """Runner of parts within a time limit."""
 
     def __init__(self, report: Report, deadline: float, environment: dict[str, str]) -> None:
         self.report, self.deadline, self.environment = report, deadline, environment
@@ -130,7 +130,7 @@ class Runner:
         self.log.write_text("")
 
     def leave_out(self, part: Part, why: str) -> None:
-        """Say that a part is not begun."""
+        """Report that a part is left out."""
         self._set(part, "left out", why)
 
     def _set(self, part: Part, state: str, why: str = "", seconds: float = 0.0) -> None:
@@ -157,7 +157,7 @@ class Runner:
             self._set(part, state, why, time.monotonic() - begin)
 
     def _run(self, part: Part, seconds: float, environment: dict[str, str]) -> tuple[str, str]:
-        """How a part ended, and why so."""
+        """Run a part; return how it ended, and why."""
         best = [] if part.best_of is None else [self.report.best_way(part.best_of)]
         at = part.arguments.index("--way") + 1 if best else 0
         arguments = [*part.arguments[:at], *best, *part.arguments[at:]]
@@ -183,7 +183,7 @@ class Runner:
         return "failed", f"exit code {process.returncode}: {self._last_words()}"
 
     def _listen(self, part: Part, process: Any, until: float, log: Any) -> bool:
-        """Take what a part prints; whether it ended in time."""
+        """Record what a part prints; return whether it ended in time."""
         waiting = b""
         while True:
             left = until - time.monotonic()
@@ -207,7 +207,7 @@ class Runner:
 
 
 def line_of(text: str) -> dict[str, Any] | None:
-    """What a line of a part tells: JSON of `benchmarks.measure`, or the end of a test."""
+    """Parse a line that a part printed: JSON of `benchmarks.measure`, or a test's result."""
     if text.startswith('{"kind":'):
         with contextlib.suppress(json.JSONDecodeError):
             line: dict[str, Any] = json.loads(text)
@@ -217,7 +217,7 @@ def line_of(text: str) -> dict[str, Any] | None:
 
 
 def _die_with_parent() -> None:
-    """In a part's process: end when this one does, however that ends."""
+    """Called in a part's process: end it when its parent ends, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -249,7 +249,7 @@ def multi_process_service(environment: dict[str, str]) -> Iterator[None]:
 
 
 def too_old() -> list[str]:
-    """Complaints about torch and transformers; none where both will do."""
+    """Return faults of the versions of torch and transformers; an empty list if both are fit."""
     found, here = [], {}
     for name, least in LEAST.items():
         needed = ".".join(map(str, least))
@@ -270,7 +270,7 @@ def too_old() -> list[str]:
 
 
 def install(wheels: Path, target: Path) -> list[tuple[str, str]]:
-    """Install wheels where this Python's own packages are not touched.
+    """Install wheels into a folder of their own, apart from this Python's packages.
 
     Returns:
         What could not be installed, each with pip's reason.
@@ -292,7 +292,7 @@ def install(wheels: Path, target: Path) -> list[tuple[str, str]]:
 
 
 def missing_files(bundle: Path, about: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Files of a bundle that are not as bundle.json says, each with what is wrong."""
+    """Yield the files of a bundle that differ from bundle.json, each with its fault."""
     for name, own in about.get("files", {}).items():
         file = bundle / name
         if not file.is_file():
@@ -302,10 +302,10 @@ def missing_files(bundle: Path, about: dict[str, Any]) -> Iterator[tuple[str, st
 
 
 def read_bundle(bundle: Path) -> dict[str, Any]:
-    """What bundle.json tells.
+    """Return the content of bundle.json.
 
     Raises:
-        WrongUseError: this is no bundle, half of one, or one for another Python.
+        WrongUseError: the folder is not a bundle, is incomplete, or is for another Python.
     """
     came, again = f"--wheels {bundle}", "`make gpu-bundle` makes it, on a machine with network"
     if not bundle.is_dir():
@@ -330,7 +330,7 @@ def read_bundle(bundle: Path) -> dict[str, Any]:
 
 
 def commit_here() -> str:
-    """The commit of the code that runs, where git can tell."""
+    """Return the commit of the running code, if git knows it."""
     words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
     with contextlib.suppress(OSError):
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -390,7 +390,7 @@ def make_folder(out: Path) -> Path:
 
 
 def main(words: list[str]) -> int:
-    """Run all parts that there is time for."""
+    """Run all parts for which there is time."""
     begin = time.monotonic()
     chosen = parsed(words)
     about = read_bundle(chosen.wheels)
@@ -438,7 +438,7 @@ def run_all(runner: Runner, tokens: Path) -> None:
 
 
 def end_on_signals() -> None:
-    """Have SIGTERM and a closed terminal end this process in order."""
+    """Make SIGTERM and SIGHUP end this process in order."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
 

@@ -1,4 +1,4 @@
-"""What `benchmarks/gpu.sh` found so far: gpu.json and table.txt, each written as a whole."""
+"""Report of `benchmarks/gpu.sh`: its results so far, as gpu.json and table.txt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ one pass, a pass each  rows of eight adapters through the PLM together or apart,
 
 @dataclass
 class Report:
-    """What was found so far, in memory and on disk."""
+    """The results so far, in memory and on disk."""
 
     folder: Path
     machine: dict[str, Any] = field(default_factory=dict)
@@ -68,16 +68,16 @@ class Report:
         Args:
             part: its name.
             state: begun, done, failed, cut or left out.
-            wanted: whether all is whole only with it.
-            why: in words, where it is not done.
-            seconds: that it took.
+            wanted: whether the part is required.
+            why: the reason, if it is not done.
+            seconds: its duration.
         """
         own = {"state": state, "why": why, "seconds": round(seconds, 1), "wanted": wanted}
         self.parts[part] = own
         self.write()
 
     def write(self) -> None:
-        """Bring both files up to date, each as a whole."""
+        """Write both files, each as a whole or not at all."""
         content = {
             "machine": self.machine, "parts": self.parts, "tests": self.tests,
             "groups": self.groups, "left out": self.left_out,
@@ -91,7 +91,7 @@ class Report:
             fresh.replace(self.folder / name)
 
     def best_way(self, group: str) -> str:
-        """The fastest of ours in a group, of what is known; `solo` where nothing is."""
+        """Return the fastest measured way of ours in a group; `solo` if none was measured."""
         ways = self.groups.get(group, {}).get("ways", {})
         ours = [name for name in ways if name == "solo" or name.startswith("packed")]
         return min(ours, key=lambda name: ways[name]["ms"], default="solo")
@@ -124,7 +124,7 @@ class Report:
         yield from ["", *LEGEND]
 
     def _verdict(self) -> str:
-        """The first line: whether this is all."""
+        """The first line: whether the results are complete."""
         done = sum(own["state"] == "done" for own in self.parts.values())
         state = "COMPLETE" if self.is_whole else "INCOMPLETE"
         state = state if self.is_over else "NOT OVER YET"

@@ -1,8 +1,8 @@
-"""A rival on GPUs: a lone trial whose whole step is one CUDA graph.
+"""CUDA graphs, a rival on GPUs: a single trial whose whole step is one graph.
 
-A graph replays what was launched once, on the same memory, so that nothing waits for launches. Its
-shapes are fixed: a batch is padded to a multiple of BUCKET tokens, and each such length has a graph
-of its own. To capture the graphs is not timed.
+A graph replays recorded kernel launches on the same memory, so that nothing waits for launches. Its
+shapes are fixed: a batch is padded to a multiple of BUCKET tokens, and each length has a graph of
+its own. Capturing the graphs is not timed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.steps import Bench, TakeSteps, Way
-from tinyattn.batches import Batches
-from tinyattn.trainer import row_losses
+from tinyattn.batching.batches import Batches
+from tinyattn.training.trainer import row_losses
 
 BUCKET = 32
-"""Tokens that a batch's length is a multiple of."""
+"""A batch's length is a multiple of this number of tokens."""
 WARM = 3
 """Steps before a capture: what libraries set up in their first ones cannot be captured."""
 

@@ -1,4 +1,4 @@
-"""How often the finalizer keeps collapsed heads that are no better than one head, or are better.
+"""Simulation of how often the finalizer keeps collapsed heads, no better or better than one head.
 
     python -m benchmarks.keeping --finalizations 2000          # equal ones: false keeps
     python -m benchmarks.keeping --finalizations 500 --power   # better by 1, 2, 3 and 5 points
@@ -7,9 +7,9 @@ Nothing is trained: a model is right on a row where the row's ease and the model
 add up to more than 0. Luck changes from one evaluation to the next (AR(1) with correlation
 `--memory`), and each model is taken at its best evaluation by the selection rows. One head is the
 best seed of the best of several configurations; each expert starts with the luck of that one head
-and is collapsed by three methods, which differ a little. The decision is `orchestrator.keeping`'s
-own. `select` is what the selection rows allow, `kept` what is left when held-out rows may object;
-`before` is the rule that there was: any lead of the best expert.
+and is collapsed by three methods, which differ a little. The decision is that of
+`orchestrator.selection.keeping`. `select` is what the selection rows allow, `kept` what is left
+when held-out rows may object; `before` is the rule that there was: any lead of the best expert.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from orchestrator.keeping import Judgement, contests
-from orchestrator.significance import primary_metric
+from orchestrator.selection.keeping import Judgement, contests
+from orchestrator.selection.significance import primary_metric
 from tinyattn.tasks import find_task
 
 METRIC = primary_metric(find_task("rte"))

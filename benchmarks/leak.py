@@ -1,4 +1,4 @@
-"""How much of the rows that select stands in training too, by both versions of the carve.
+"""Measurement of how many selection rows are similar to training rows, by version of carving.
 
     python -m benchmarks.leak sst2 cola          # task names or YAML files; TINYATTN_DATA as always
 
@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tinyattn.data.cache import carve_both, groups_of
+from tinyattn.data.rows import LABEL, check_rows
+from tinyattn.data.sources import find_source
 from tinyattn.tasks import Task, find_task
-from tinyattn.tasks.cache import carve_both, groups_of
-from tinyattn.tasks.rows import LABEL, check_rows
-from tinyattn.tasks.sources import find_source
 
 Row = tuple[tuple[str, ...], ...]
 """The words of each text of a row."""

@@ -1,4 +1,4 @@
-"""What people ask of a store with many trials, against the same of one with ten.
+"""Time of leaderboard, status and report with many trials, against ten trials.
 
     python -m benchmarks.many_trials --trials 2000 --pairs 3
 
@@ -20,8 +20,8 @@ import time
 import uuid
 from pathlib import Path
 
-from orchestrator.outcome import Outcome
-from orchestrator.tracking import Tracker
+from orchestrator.spec.outcome import Outcome
+from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 
 EVALUATIONS = 6
@@ -35,7 +35,7 @@ VERBS = {
 
 def build(runs: Path, trials: int) -> None:
     """Write a store with one sweep, `many`, of so many trials."""
-    tracker = Tracker.open(runs)
+    tracker = TrackingWriter.open(runs)
     first = _one_trial(tracker)
     rng = random.Random(0)
     with sqlite3.connect(runs / "mlflow.db") as database:
@@ -43,10 +43,11 @@ def build(runs: Path, trials: int) -> None:
             _copy(database, first, uuid.UUID(int=rng.getrandbits(128)).hex, number, rng)
 
 
-def _one_trial(tracker: Tracker) -> str:
+def _one_trial(tracker: TrackingWriter) -> str:
     space = {"optimizer.lr": {"type": "log_uniform"}, "optimizer.weight_decay": {"type": "choice"}}
     tracker.start_sweep(
-        name="many", task="sst2", plm="minilm", protocol="heldout", tags={},
+        name="many", task="sst2", plm="minilm", protocol="heldout",
+        tags={"primary_metric": "accuracy", "data_fingerprint": "0" * 16, "train_rows": "67349"},
         config={"name": "many", "space": space},
     )  # fmt: skip
     params = {"optimizer.lr": 1e-3, "optimizer.weight_decay": 0.01}

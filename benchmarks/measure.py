@@ -1,4 +1,4 @@
-"""One part of `benchmarks/gpu.sh`, in a process of its own: prints what it finds, a JSON line each.
+"""One part of `benchmarks/gpu.sh`, in a process of its own: prints each result as a JSON line.
 
     machine      what is here
     steps        a training step by each way, of one PLM in one precision
@@ -35,8 +35,8 @@ from benchmarks.graphs import graphed
 from benchmarks.shapes import PREFIX, ShapedWorkshop, read_tokens
 from benchmarks.steps import GPU, Bench, Way, interleaved, mixed, quartiles, replaced
 from benchmarks.throughput import measure as measure_processes
-from tinyattn import plm_attention
 from tinyattn.errors import OutOfMemoryError, TinyAttnError, is_out_of_memory
+from tinyattn.plms import packed_attention
 
 STEPS = 8 if GPU else 4
 PACKED = (2, 4, 8, 16, 32)
@@ -169,14 +169,14 @@ def launches_of(way: Way) -> float:
 
 def uses_varlen(way: Way) -> bool:
     """Whether a step has the PLM attend by torch's kernel for rows of varying lengths."""
-    kernel, called = plm_attention._varlen, False
+    kernel, called = packed_attention._varlen, False
 
     def noted(*given: Any) -> torch.Tensor:
         nonlocal called
         called = True
         return kernel(*given)
 
-    with replaced(plm_attention, "_varlen", noted), way.prepared() as take_steps:
+    with replaced(packed_attention, "_varlen", noted), way.prepared() as take_steps:
         take_steps(1)
     return called
 
@@ -277,13 +277,13 @@ def main() -> int:
         return 0
     if chosen.precision == "tf32":
         torch.set_float32_matmul_precision("high")
-    workshop = ShapedWorkshop(read_tokens(chosen.tokens))
+    model_cache = ShapedWorkshop(read_tokens(chosen.tokens))
     precision = "bf16" if chosen.precision == "bf16" else "fp32"
     for batch in chosen.batches:
         group = f"{chosen.shape}, {chosen.task}, batch {batch}, {chosen.precision}"
         with (
             left_out_if_it_fails(group, "all"),
-            contextlib.closing(Bench(workshop, chosen.task, batch, plm, precision)) as bench,
+            contextlib.closing(Bench(model_cache, chosen.task, batch, plm, precision)) as bench,
         ):
             if chosen.what == "profile":
                 measure_profile(bench, group, chosen.way)
@@ -295,7 +295,7 @@ def main() -> int:
         group = f"{chosen.shape}, 8 adapters with 8 short rows each, {chosen.precision}"
         with (
             left_out_if_it_fails(group, "all"),
-            contextlib.closing(Bench(workshop, "sst2", 4, plm, precision)) as bench,
+            contextlib.closing(Bench(model_cache, "sst2", 4, plm, precision)) as bench,
         ):
             measure_mixed(bench, group, chosen.repeats)
     return 0

@@ -1,4 +1,4 @@
-"""What an adapter costs: one training step against the frozen floor.
+"""The overhead of an adapter: one training step against the frozen floor.
 
 The floor is the least that any adapter under the first feed-forward net must pay: forward through
 the frozen PLM and gradients of its activations, with one trainable vector after the first
@@ -23,12 +23,12 @@ import torch
 from torch import nn
 
 from benchmarks.steps import quartiles
-from orchestrator.provenance import commit
+from orchestrator.tracking.provenance import commit
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TrainConfig
-from tinyattn.engine import build_engine
-from tinyattn.model import AdaptedModel
-from tinyattn.trainer import row_losses
-from tinyattn.workshop import Workshop
+from tinyattn.training.engine import build_engine
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import row_losses
 
 BATCH = 16
 LENGTHS = (32, 128)
@@ -145,7 +145,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    plm = Workshop().plm("minilm").model
+    plm = ModelCache().plm("minilm").model
     results = [measure(plm, length, options.repeats, rng) for length in LENGTHS]
     print(f"one training step, CPU time, batch {BATCH}, fp32, one thread, {commit()}")
     print(f"{'T':>4}  {'step':8}{'ms':>8}{'÷ floor':>9}{'quartiles':>16}")

@@ -1,12 +1,11 @@
-"""Record whole learning curves, row by row, for `benchmarks.stopping`.
+"""Recorder of whole learning curves, row by row, for `benchmarks.stopping`.
 
     python -m benchmarks.record sst2 --trials 40 max_train_rows=600 epochs=4
 
-Trains random points of the space `minilm`, nobody stopped, and keeps for every evaluation how far
-the right class's logit is above the best other one on 1,000 selection rows, in
-benchmarks/curves/TASK.npz. Any part of the rows can then select, with the noise of so many rows and
-all that trials and evaluations have in common, and the others say how good a trial is. Begun again,
-it goes on.
+It trains random points of the space `minilm` without early stopping. For every evaluation it keeps
+in benchmarks/curves/TASK.npz how far the right class's logit is above the best other one, on 1,000
+selection rows. Any part of these rows can then select, with its true noise and correlations, while
+the other rows tell how good a trial is. Called again, it continues.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.config import load_sweep
-from orchestrator.search import OptunaSearcher
+from orchestrator.search.searcher import OptunaSearcher
+from orchestrator.spec.config import load_sweep
 from tinyattn.config import parse_overrides
-from tinyattn.data import Split
+from tinyattn.data.splits import Split
 from tinyattn.errors import DivergedError
-from tinyattn.trainer import Trainer
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import Trainer
 
 FOLDER = Path(__file__).parent / "curves"
 ROWS = 1000
@@ -79,10 +78,10 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*")
     chosen = parser.parse_intermixed_args()
     base, points = points_of(chosen.task, parse_overrides(chosen.overrides), chosen.trials)
-    path, workshop = FOLDER / f"{chosen.task}.npz", Workshop()
+    path, model_cache = FOLDER / f"{chosen.task}.npz", ModelCache()
     found: dict[str, np.ndarray] = dict(np.load(path)) if path.exists() else {}
     for point in points[len(found) :]:
-        trainer = RecordingTrainer(base.with_overrides(point), workshop)
+        trainer = RecordingTrainer(base.with_overrides(point), model_cache)
         try:
             for _ in trainer:
                 pass

@@ -1,4 +1,4 @@
-"""How often luck dethrones a champion, and what the budget of a reign costs in power.
+"""Simulation of how often luck dethrones a champion, and what a reign's budget costs in power.
 
     python -m benchmarks.reign [--reigns 2000] [--challenges 1000]
 
@@ -17,8 +17,8 @@ import time
 
 import numpy as np
 
-from orchestrator.reign import level
-from orchestrator.significance import paired_test, permutations_for, primary_metric
+from orchestrator.registry.reign import level
+from orchestrator.selection.significance import paired_test, permutations_for, primary_metric
 from tinyattn.tasks import find_task
 
 SIZES = (71, 277, 872)

@@ -1,4 +1,4 @@
-"""A whole search, against what a user would put together today.
+"""A whole search by this project and by what a user would put together today.
 
     stock        a Ray Tune function trainable around Hugging Face's `Trainer` and peft's LoRA
                  (r = 8 on query and value), OptunaSearch, ASHAScheduler, MLflowLoggerCallback: kept
@@ -37,7 +37,7 @@ from typing import Any
 import psutil
 import yaml
 
-from orchestrator.provenance import commit
+from orchestrator.tracking.provenance import commit
 
 LOW, HIGH, BATCH, LENGTH, GRACE, REDUCTION = 5e-4, 5e-3, 8, 128, 2, 3
 
@@ -98,10 +98,10 @@ def run(words: list[str]) -> str:
 def splits(rows: int) -> tuple[Any, Any]:
     """The rows that our side trains and selects on, as token ids and labels."""
     from tinyattn.config import TrainConfig
-    from tinyattn.workshop import Workshop
+    from tinyattn.training.model_cache import ModelCache
 
     config = TrainConfig(task="sst2", plm="minilm", max_length=LENGTH, max_train_rows=rows)
-    data = Workshop().data(config)
+    data = ModelCache().data(config)
 
     def plain(split: Any) -> Any:
         return split.rows.select_columns(["input_ids", "label"]).rename_column("label", "labels")
@@ -117,7 +117,7 @@ def lora_trial(config: dict[str, Any]) -> None:
     import transformers
     from ray import tune
 
-    from tinyattn.plm import find_plm
+    from tinyattn.plms.loading import find_plm
 
     torch.set_num_threads(1)
     place = find_plm("minilm")
@@ -163,15 +163,15 @@ def own_trial(config: dict[str, Any]) -> None:
     from ray import tune
 
     from tinyattn.config import TrainConfig
-    from tinyattn.trainer import Trainer
-    from tinyattn.workshop import Workshop
+    from tinyattn.training.model_cache import ModelCache
+    from tinyattn.training.trainer import Trainer
 
     torch.set_num_threads(1)
     words = dict(word.split("=", 1) for word in config["overrides"])
     ours = ("resources.", "search.", "asha.")
     told = {k: yaml.safe_load(v) for k, v in words.items() if not k.startswith(ours)}
     base = TrainConfig.model_validate(trial_of_ours(config["rows"], config["epochs"]))
-    for found in Trainer(base.with_overrides({**told, "optimizer.lr": config["lr"]}), Workshop()):
+    for found in Trainer(base.with_overrides({**told, "optimizer.lr": config["lr"]}), ModelCache()):
         tune.report({"score": found.best_score, "evaluation": found.index})
 
 

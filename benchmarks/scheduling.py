@@ -1,12 +1,13 @@
-"""What an evaluation costs the driver, in sweeps of ever more trials.
+"""The driver's CPU time for an evaluation, in sweeps of ever more trials.
 
     python -m benchmarks.scheduling [--trials 100 1000 10000] [--repeats 3]
 
-Searcher, journal, ASHA and Asker are the real ones, on the virtual cluster of `sweep simulate`:
-only time and training are made up. Tracking is the real Tracker with its outbox and its writing
-thread, before an MLflow client that answers at once and keeps nothing, a stand-in: what a store
-takes for a write is the store's affair, and no trial waits for it. CPU time of all threads. The
-`random` sampler, since TPE's model is made of all trials before, and so grows with them.
+Searcher, event log, ASHA and TrialQueue are the real ones, on the virtual cluster of `sweep
+simulate`: only time and training are made up. Tracking is the real TrackingWriter with its retry
+queue and its writing thread, before an MLflow client that answers at once and keeps nothing, a
+stand-in: what a store takes for a write is the store's affair, and no trial waits for it. CPU time
+of all threads. The `random` sampler, since TPE's model is made of all trials before, and so grows
+with them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.config import load_sweep
-from orchestrator.curves import Synthetic
-from orchestrator.outcome import Outcome
-from orchestrator.provenance import commit
-from orchestrator.simulate import VirtualCluster, simulate
-from orchestrator.tracking import Tracker
+from orchestrator.planning.curves import Synthetic
+from orchestrator.planning.simulation import VirtualCluster, simulate
+from orchestrator.spec.config import load_sweep
+from orchestrator.spec.outcome import Outcome
+from orchestrator.tracking.provenance import commit
+from orchestrator.tracking.writer import TrackingWriter
 
 EVALUATIONS = 20
 
@@ -54,7 +55,7 @@ def tracking(trials: int) -> float:
     """Milliseconds an evaluation, of trials with four each."""
     sweep = load_sweep("minilm", {"task": "sst2"})
     with TemporaryDirectory() as folder:
-        tracker = Tracker.open(Path(folder))
+        tracker = TrackingWriter.open(Path(folder))
         tracker.start_sweep(name="s", task="t", plm="p", protocol="paper", config={}, tags={})
         tracker.client = NoClient()  # type: ignore[assignment]
         tracker._runs = lambda *args: []  # type: ignore[method-assign,assignment,misc]

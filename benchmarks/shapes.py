@@ -17,10 +17,10 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from tinyattn.config import TrainConfig
+from tinyattn.data.tokens import FlatRows, TaskData
 from tinyattn.errors import PlmError, TaskError, did_you_mean
-from tinyattn.plm import DTYPES, Plm
-from tinyattn.tasks.tokens import FlatRows, TaskData
-from tinyattn.workshop import Workshop
+from tinyattn.plms.loading import DTYPES, Plm
+from tinyattn.training.model_cache import ModelCache
 
 PREFIX = "shape:"
 """Of a PLM's name that stands for a shape, as in `shape:roberta-base`."""
@@ -205,8 +205,8 @@ def shaped_plm(name: str, precision: str, device: torch.device) -> Plm:
     return Plm(name, model, tokenizer, f"random {shape}", "local", precision)
 
 
-class ShapedWorkshop(Workshop):
-    """A Workshop whose PLMs are shapes and whose rows are token ids.
+class ShapedWorkshop(ModelCache):
+    """A ModelCache whose PLMs are shapes and whose rows are token ids.
 
     Args:
         tokens: rows by task and split.

@@ -1,4 +1,4 @@
-"""What a training step costs by each way of running it, on real rows with their real lengths.
+"""The time of a training step by each way of running it, on real rows with their real lengths.
 
     recipe    the authors' way: padded to 128 tokens, attention written out, plain torch
     dynamic   padded to the batch's longest row, fused attention
@@ -42,11 +42,11 @@ import psutil
 import torch
 
 from benchmarks.steps import GPU, Bench, Way, interleaved, mixed, table
-from orchestrator.provenance import commit
+from orchestrator.tracking.provenance import commit
 from tinyattn.config import TrainConfig
-from tinyattn.probe import side_by_side
-from tinyattn.trainer import Trainer
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.probe import side_by_side
+from tinyattn.training.trainer import Trainer
 
 STEPS = {16: 32, 4: 32} if GPU else {16: 8, 4: 24}
 """Steps of a measurement, by batch size."""
@@ -74,12 +74,12 @@ def ways(bench: Bench) -> dict[str, Way]:
     }
 
 
-def starts(workshop: Workshop, config: TrainConfig) -> dict[str, Callable[[], float]]:
+def starts(model_cache: ModelCache, config: TrainConfig) -> dict[str, Callable[[], float]]:
     """Wall time from nothing to a trial that can take its first step."""
     code = (
-        "from tinyattn.config import TrainConfig; from tinyattn.trainer import Trainer;"
-        "from tinyattn.workshop import Workshop; import ray, mlflow;"
-        f"Trainer(TrainConfig.model_validate_json({config.model_dump_json()!r}), Workshop())"
+        "from tinyattn.config import TrainConfig; from tinyattn.training.trainer import Trainer;"
+        "from tinyattn.training.model_cache import ModelCache; import ray, mlflow;"
+        f"Trainer(TrainConfig.model_validate_json({config.model_dump_json()!r}), ModelCache())"
     )
 
     def cold() -> float:
@@ -89,7 +89,7 @@ def starts(workshop: Workshop, config: TrainConfig) -> dict[str, Callable[[], fl
 
     def warm() -> float:
         begin = time.perf_counter()
-        with contextlib.closing(Trainer(config, workshop)):
+        with contextlib.closing(Trainer(config, model_cache)):
             return time.perf_counter() - begin
 
     return {"cold process": cold, "warm worker": warm}
@@ -111,16 +111,16 @@ def repeated(
 def memory(config: TrainConfig, packed: int = 8) -> dict[str, float]:
     """MB of a process with one trial that trains, and of each further trial in it (T = 32); where
     there is a GPU, of its memory."""
-    workshop, process = Workshop(), psutil.Process()
+    model_cache, process = ModelCache(), psutil.Process()
     trainers: list[Trainer] = []
 
     def train() -> float:
         side_by_side(trainers, 4)
         return (torch.cuda.memory_reserved() if GPU else process.memory_info().rss) / 2**20
 
-    trainers.append(Trainer(config, workshop))
+    trainers.append(Trainer(config, model_cache))
     one = train()
-    trainers += [Trainer(config.with_overrides({"seed": n}), workshop) for n in range(1, packed)]
+    trainers += [Trainer(config.with_overrides({"seed": n}), model_cache) for n in range(1, packed)]
     return {"process": one, "packed trial": (train() - one) / (packed - 1)}
 
 
@@ -140,10 +140,10 @@ def main() -> None:
     if chosen.memory:
         print(json.dumps(memory(short)))
         return
-    rng, workshop, repeats = np.random.default_rng(0), Workshop(), chosen.repeats
+    rng, model_cache, repeats = np.random.default_rng(0), ModelCache(), chosen.repeats
     found: dict[str, Any] = {"commit": commit()}
     for task, batch in itertools.product(chosen.tasks, STEPS):
-        bench = Bench(workshop, task, batch, chosen.plm, PRECISION)
+        bench = Bench(model_cache, task, batch, chosen.plm, PRECISION)
         *_, times = interleaved(ways(bench), STEPS[batch], repeats, rng)
         base = "recipe" if "recipe" in times else "solo"
         title = f"{task}, batch {batch}: {'wall' if GPU else 'CPU'} time of a trial's step"
@@ -158,13 +158,13 @@ def main() -> None:
         }
         print("real ÷ processed tokens:", {name: round(share, 3) for name, share in shares.items()})
     with (
-        contextlib.closing(Bench(workshop, "sst2", 4, chosen.plm, PRECISION)) as bench,
+        contextlib.closing(Bench(model_cache, "sst2", 4, chosen.plm, PRECISION)) as bench,
         mixed(bench) as calls,
     ):
         title = "8 adapters, 8 short rows each"
         *_, times = interleaved(calls, 10, repeats, rng)
         found[title] = table(title, times, "a pass each")
-    title, started = "start of a trial", starts(workshop, short)
+    title, started = "start of a trial", starts(model_cache, short)
     found[title] = table(title, repeated(started, repeats, rng), "cold process")
     own = [sys.executable, "-m", "benchmarks.speed", "--memory", "--plm", chosen.plm]
     done = subprocess.run(own, check=True, capture_output=True, text=True)

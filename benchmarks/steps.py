@@ -1,4 +1,4 @@
-"""The ways of running a training step that the benchmarks compare.
+"""Bench: the ways of running a training step that the benchmarks compare.
 
 Each takes the same uniformly random batches of real rows with their real lengths. `speed.py`,
 `throughput.py` and `measure.py` choose among them and measure.
@@ -21,27 +21,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tinyattn import passes, plm_attention
-from tinyattn import trainer as trainer_module
-from tinyattn.attention import TinyAttention
-from tinyattn.batches import epoch_order
+from tinyattn.adapters.attention import TinyAttention
+from tinyattn.adapters.model import AdaptedModel, Adapter
+from tinyattn.batching.batches import epoch_order
+from tinyattn.batching.packed_sequence import joined
 from tinyattn.config import TrainConfig
-from tinyattn.model import AdaptedModel, Adapter
-from tinyattn.placement import family_of, layer_calls
-from tinyattn.probe import side_by_side
-from tinyattn.stream import joined
-from tinyattn.trainer import Trainer, row_losses
-from tinyattn.workshop import CPU_TOKENS, Workshop
+from tinyattn.passes import forward
+from tinyattn.plms import packed_attention
+from tinyattn.plms.families import family_of, layer_calls
+from tinyattn.training import trainer as trainer_module
+from tinyattn.training.model_cache import CPU_TOKENS, ModelCache
+from tinyattn.training.probe import side_by_side
+from tinyattn.training.trainer import Trainer, row_losses
 
 PADDED = 128
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
 TakeSteps = Callable[[int], object]
-"""Takes so many training steps, of each trial."""
+"""Takes a number of training steps of each trial."""
 
 
 def now() -> float:
-    """Seconds of this process's CPU time, or of a GPU that has done all it was told."""
+    """Return CPU seconds of this process, or on a GPU wall seconds after all its work is done."""
     if GPU:
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -53,12 +54,12 @@ class Way:
     """One way of running a training step."""
 
     prepared: Callable[[], AbstractContextManager[TakeSteps]]
-    """What comes before the steps and after them, which is not timed."""
+    """Context around the steps, which is not timed."""
     trials: int = 1
-    """How many take steps at once."""
+    """Number of trials that take steps at once."""
 
     def seconds(self, steps: int) -> float:
-        """Seconds of one trial's step, over so many steps."""
+        """Return the mean seconds of one trial's step, over `steps` steps."""
         with self.prepared() as take_steps:
             begin = now()
             take_steps(steps)
@@ -69,7 +70,7 @@ class Bench:
     """One task at one batch size, on one PLM in one precision.
 
     Args:
-        workshop: where PLM and rows come from.
+        model_cache: where PLM and rows come from.
         task: `sst2` and the like.
         batch: rows of a batch.
         plm: the PLM's name.
@@ -77,9 +78,9 @@ class Bench:
     """
 
     def __init__(
-        self, workshop: Workshop, task: str, batch: int, plm: str, precision: str = "fp32"
+        self, model_cache: ModelCache, task: str, batch: int, plm: str, precision: str = "fp32"
     ) -> None:
-        self.workshop, self.batch = workshop, batch
+        self.model_cache, self.batch = model_cache, batch
         self.config = TrainConfig.model_validate(
             {
                 "task": task,
@@ -106,7 +107,7 @@ class Bench:
     @property
     def plm(self) -> Any:
         """The PLM that all ways run."""
-        return self.workshop.plm_of(self.config).model
+        return self.model_cache.plm_of(self.config).model
 
     # ---- ours ----
 
@@ -142,16 +143,16 @@ class Bench:
 
     def _trainer(self, number: int, **changes: Any) -> Trainer:
         own = {"optimizer.lr": 1e-3 * (number + 1)}  # and the same rows
-        return Trainer(self.config.with_overrides(own | changes), self.workshop)
+        return Trainer(self.config.with_overrides(own | changes), self.model_cache)
 
     def by_groups(self) -> Way:
         """A lone trial, without torch's kernel for rows of varying lengths."""
-        return self._with(self.trials(1), plm_attention, "_varlen_works", lambda *_: False)
+        return self._with(self.trials(1), packed_attention, "_varlen_works", lambda *_: False)
 
     def padded(self, pass_cost: float) -> Way:
         """A lone trial on padded batches, cut where one more pass costs so many tokens."""
         found = self._with(self.trials_with(1), AdaptedModel, "can_stream", lambda model: False)
-        return self._with(found, passes, "_PASS_COST", {DEVICE.type: pass_cost})
+        return self._with(found, forward, "_PASS_COST", {DEVICE.type: pass_cost})
 
     def top_half(self) -> Way:
         """Adapters in the upper half of the layers; the lower half runs in every step."""
@@ -258,7 +259,7 @@ class Bench:
     # ---- what passes hold ----
 
     def real_share(self, steps: int, count: int, **changes: Any) -> float:
-        """Real tokens ÷ tokens that go through the PLM, where so many trials share passes."""
+        """Real tokens ÷ tokens that go through the PLM, where so many trials share forward."""
         real, processed = 0, 0
 
         def look(plm: nn.Module, args: Any, given: dict[str, Any]) -> None:
@@ -267,7 +268,7 @@ class Bench:
             processed += given["input_ids"].numel()
 
         with self.trials_with(count, **changes).prepared() as take_steps:
-            plm = self.workshop.plm_of(self.config.with_overrides(changes)).model
+            plm = self.model_cache.plm_of(self.config.with_overrides(changes)).model
             handle = plm.register_forward_pre_hook(look, with_kwargs=True)
             take_steps(steps)
             handle.remove()

@@ -1,4 +1,4 @@
-"""The rival of `benchmarks.faults`: the same faults on Ray Tune's own classes, used as documented.
+"""The rival in `benchmarks.faults`: a sweep by Ray Tune's own classes, used as documented.
 
 A trainable that reports eight evaluations with a checkpoint each, OptunaSearch, ASHAScheduler,
 MLflowLoggerCallback, and `Tuner.restore` after a fault. The driver is

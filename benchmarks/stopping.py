@@ -1,4 +1,4 @@
-"""Stock ASHA, our stopping and promoting ones, and neither, on the same curves and virtual cluster.
+"""Early stopping compared on equal curves: stock ASHA, our stopping and promoting ASHA, none.
 
     python -m benchmarks.stopping --searches 20                # made-up landscapes
     python -m benchmarks.stopping --searches 100 --task sst2   # curves of benchmarks.record
@@ -24,12 +24,12 @@ import numpy as np
 from ray.tune.schedulers import TrialScheduler
 from ray.tune.schedulers.async_hyperband import _Bracket
 
-from orchestrator import simulate as simulation
-from orchestrator.config import AshaConfig, Sweep, load_sweep
-from orchestrator.curves import Curves, Synthetic
-from orchestrator.scheduler import Asha, PromotingAsha
-from orchestrator.simulate import Replay, VirtualCluster, simulate
-from orchestrator.space import Point
+from orchestrator.planning import simulation
+from orchestrator.planning.curves import Curves, Synthetic
+from orchestrator.planning.simulation import Replay, VirtualCluster, simulate
+from orchestrator.search.asha import Asha, PromotingAsha
+from orchestrator.spec.config import AshaConfig, Sweep, load_sweep
+from orchestrator.spec.space import Point
 
 FOLDER = Path(__file__).parent / "curves"
 

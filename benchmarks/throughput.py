@@ -1,4 +1,4 @@
-"""Trial-steps per second of this whole machine, in wall time, by each way of using it.
+"""Trial-steps per second of a whole machine, in wall time, by each way of using it.
 
     recipe        the recipe as its users run it: one process, threads as torch chooses
     recipe x N    N processes of it, one thread each
@@ -36,8 +36,8 @@ import torch
 
 from benchmarks.shapes import ShapedWorkshop, read_tokens
 from benchmarks.steps import GPU, Bench, Guard, Way
-from orchestrator.provenance import commit
-from tinyattn.workshop import Workshop
+from orchestrator.tracking.provenance import commit
+from tinyattn.training.model_cache import ModelCache
 
 BATCH, STEPS = 16, 32 if GPU else 8
 CORES = len(os.sched_getaffinity(0))
@@ -47,19 +47,19 @@ Rates = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Failed:
-    """What a process says that could not do what it was told."""
+    """Answer of a process that failed."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """What each of some processes does."""
+    """The work of each of several processes."""
 
     processes: int
     threads: int
     trials: int = 1
-    """That share the process; 0: the recipe, without any of ours."""
+    """Trials that share the process; 0: the recipe, without our code."""
     precision: str = "fp32"
 
     def way(self, bench: Bench) -> Way:
@@ -87,11 +87,11 @@ def crowds(packed: int = 4) -> dict[str, Crowd]:
 
 
 def work(pipe: Connection, task: str, threads: int, plm: str, tokens: Path | None) -> None:
-    """A process that measures what it is told, until it is told nothing."""
+    """Main function of a process that measures what it is sent, until it is sent None."""
     torch.set_num_threads(threads)
     with _told(pipe):
-        workshop = Workshop() if tokens is None else ShapedWorkshop(read_tokens(tokens))
-        bench = Bench(workshop, task, BATCH, plm, "bf16" if GPU else "fp32")
+        model_cache = ModelCache() if tokens is None else ShapedWorkshop(read_tokens(tokens))
+        bench = Bench(model_cache, task, BATCH, plm, "bf16" if GPU else "fp32")
         pipe.send("ready")
         while (crowd := pipe.recv()) is not None:
             with _told(pipe):
@@ -134,7 +134,7 @@ class Crew:
             self.pipes.append(ours)
 
     def wait(self) -> list[Any]:
-        """What each says next."""
+        """Return the next answer of each process."""
         return [pipe.recv() for pipe in self.pipes]
 
     def begin(self) -> None:
@@ -165,7 +165,7 @@ class Crew:
         return sum(steps) / seconds
 
     def end(self) -> None:
-        """Let them go."""
+        """End the processes."""
         for pipe in self.pipes:
             with contextlib.suppress(OSError):  # it may have ended by itself
                 pipe.send(None)

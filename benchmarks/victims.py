@@ -1,5 +1,7 @@
-"""What `benchmarks.faults` hits: sweeps of this project and of Ray Tune's own classes, here or on a
-rack of machines in network namespaces."""
+"""Sweeps that `benchmarks.faults` hits: of this project and of Ray Tune's own classes.
+
+They run on this machine or on a rack of machines in network namespaces.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ PATIENCE = 300.0
 
 @dataclass
 class Toll:
-    """What a fault cost, over all times that it was tried."""
+    """The cost of a fault, summed over all its trials."""
 
     times: int = 0
     lost: int = 0
@@ -112,8 +114,8 @@ class Sweep:
 
     def lines(self) -> int:
         """How much has happened."""
-        journal = self.folder / "search.jsonl"
-        return journal.read_bytes().count(b"\n") if journal.exists() else 0
+        event_log = self.folder / "search.jsonl"
+        return event_log.read_bytes().count(b"\n") if event_log.exists() else 0
 
     def began(self) -> bool:
         """Whether there is something to go on with."""

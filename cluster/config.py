@@ -1,4 +1,4 @@
-"""A cluster file: which machines there are, where they share files, and how Ray gets onto them.
+"""The cluster file: its machines, the storage that they share, and how Ray is started on them.
 
 name: rack
 launch: {type: rack, user: lab, key: ~/.ssh/id_ed25519}
@@ -22,19 +22,19 @@ from pydantic import Field, field_validator, model_validator
 
 from tinyattn.config import StrictModel, build
 from tinyattn.errors import UsageError
-from tinyattn.objects import check_url, is_url
-from tinyattn.uris import has_secret, names_secret
-from tinyattn.yaml_files import read_yaml
+from tinyattn.files.object_store import check_url, is_url
+from tinyattn.files.uris import has_secret, names_secret
+from tinyattn.files.yaml_files import read_yaml
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?"
-"""Names and addresses, IPv6 too: never an option of a program, never a word that a shell splits."""
+"""Host names and addresses, IPv6 too; no match begins like an option or is split by a shell."""
 NAME_OF_OBJECT = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
-"""Of Kubernetes."""
+"""Names of objects that Kubernetes allows."""
 
 
 class Size(StrictModel):
-    """What a machine has for trials."""
+    """The resources that a machine has for trials."""
 
     cpus: int | None = Field(None, ge=0)
     """Cores for trials; None: all (predictions count one)."""
@@ -43,11 +43,11 @@ class Size(StrictModel):
     gpu_memory_gb: float | None = Field(None, gt=0)
     """Memory of one GPU, for predictions; GB."""
     tflops: float = Field(8.0, gt=0)
-    """What one GPU sustains on such trials, for predictions; 8 is 40 % of an RTX A4000's peak."""
+    """Sustained speed of one GPU on trials, for predictions; 8 is 40 % of an RTX A4000's peak."""
 
 
 class Node(Size):
-    """One machine."""
+    """One machine, by its name or address."""
 
     host: str
     """Name or address by which the other nodes reach it; the head looks names up for all."""
@@ -81,7 +81,7 @@ class Slurm(StrictModel):
     nodes: int = Field(ge=1)
     """Nodes of the job."""
     each: Size = Size()
-    """What Slurm gives each, for predictions."""
+    """Resources that Slurm gives each node, for predictions."""
     options: dict[str, str | int] = {}
     """Long options of sbatch by name, as in {partition: gpu, time: "24:00:00", gres: "gpu:1"}."""
 
@@ -130,14 +130,14 @@ class Mlflow(StrictModel):
 
 
 class Environment(StrictModel):
-    """What the nodes run."""
+    """The Python environment of the nodes."""
 
     python: Path | None = None
     """Interpreter with tinyattn on every node; None: the path of the one in use here."""
     install: str | None = Field(None, min_length=1)
-    """Shell commands that make `python` on a machine of a rack. `cluster up` runs them where it is
-    missing or has other versions than the head's, which are in the file TINYATTN_CONSTRAINTS for
-    pip's -c. The first that fails ends them. Not for secrets either."""
+    """Shell commands that make the environment of `python` on a rack's machine. `cluster up` runs
+    them where it is missing or differs from the head's, whose versions are in the file
+    TINYATTN_CONSTRAINTS for pip's -c. They end with the first failure. Not for secrets."""
     data: Path | None = None
     """Folder with task files, at this path on every node; None: TINYATTN_DATA there."""
     variables: dict[str, str] = {}
@@ -145,25 +145,26 @@ class Environment(StrictModel):
 
 
 class Cluster(StrictModel):
-    """One cluster, completely."""
+    """The complete content of a cluster file."""
 
     name: str
-    """Names its files on each node; never a path."""
+    """Name of the cluster, and of its folder on each node; not a path."""
     launch: Annotated[Rack | Slurm | Kubernetes, Field(discriminator="type")]
     head: Node
     """Where Ray's head, the driver and, by default, MLflow run: type commands there."""
     nodes: list[Node] = []
     """All other nodes."""
     storage: str
-    """Where adapters and states of trials go: a folder that every node sees at this path, or an
-    object store by URL. With a folder, all of a sweep is there; else the rest is in ./runs."""
+    """Storage of trials' states and adapters: a folder that every node sees at this path, or the
+    URL of an object store. A folder holds all of a sweep; with an object store the rest of the
+    sweep is in ./runs."""
     port: int = Field(6379, ge=1024, le=65535)
-    """Of Ray's head."""
+    """Port of Ray's head."""
     mlflow: Mlflow | None = Mlflow()
-    """Started by `cluster up`; null: none, see tracking_uri."""
+    """MLflow's server, which `cluster up` starts; null: no server, see tracking_uri."""
     tracking_uri: str | None = None
-    """MLflow store, where the cluster starts none; None: SQLite in the runs folder, which only the
-    head opens."""
+    """MLflow store of a cluster without a server of its own; None: SQLite in the runs folder, which
+    only the head opens."""
     environment: Environment = Environment()
 
     @field_validator("name")
@@ -186,7 +187,7 @@ class Cluster(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _holds_no_secret(cls, data: Any) -> Any:
-        """Before all else: what another fault is said of may be shown."""
+        """Checked before anything else: messages of later faults may quote the file."""
         for key, value in _texts(data):
             if has_secret(value, shell=key == "environment.install"):
                 fault = "a URL with a user, password or key came, allowed is one without"
@@ -203,7 +204,7 @@ class Cluster(StrictModel):
 
     @model_validator(mode="after")
     def _url_is_allowed(self) -> Self:
-        """Not a validator of the field: its message would show a secret."""
+        """A validator of the model, since a field's message would show the URL's secret."""
         if self.folder is None:
             try:
                 check_url(self.storage)
@@ -253,12 +254,12 @@ class Cluster(StrictModel):
 
     @property
     def address(self) -> str:
-        """Where Ray's head answers."""
+        """Address and port of Ray's head."""
         return f"{_in_url(address_of(self.head.host))}:{self.port}"
 
     @property
     def sizes(self) -> list[Size]:
-        """What each machine has, those of a job and pods among them."""
+        """The resources of each machine, including a job's nodes and pods."""
         if isinstance(self.launch, Slurm):
             return [self.head, *[self.launch.each] * self.launch.nodes]
         if isinstance(self.launch, Kubernetes):
@@ -268,12 +269,12 @@ class Cluster(StrictModel):
 
     @property
     def machines(self) -> list[Node]:
-        """Head and nodes, as far as they are known by name."""
+        """The head and the nodes that the file names."""
         return [self.head, *self.nodes]
 
 
 def _texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """The texts in a file with their dotted keys."""
+    """Yield all texts in a file, each with its dotted key."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             yield from _texts(value, f"{key}.{name}".strip("."))
@@ -285,7 +286,7 @@ def _texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def address_of(host: str) -> str:
-    """The IP address of a machine, by which Ray's processes know each other.
+    """Return the IP address of a machine, by which Ray's processes know each other.
 
     Raises:
         UsageError: the name is unknown, or means this machine's loopback.
@@ -294,7 +295,7 @@ def address_of(host: str) -> str:
         found = str(socket.getaddrinfo(host, None)[0][4][0])
     except OSError as error:
         raise UsageError(
-            f"'{host}' is no machine that this one knows: {error.strerror}; use its address"
+            f"'{host}' is unknown on this machine: {error.strerror}; use its IP address"
         ) from None
     if found.startswith("127.") and not host.startswith("127."):
         raise UsageError(
@@ -311,6 +312,6 @@ def read_cluster(path: Path) -> Cluster:
     """Read a cluster file.
 
     Raises:
-        ConfigError: one line a fault.
+        ConfigError: the file is wrong; the message has a line for each fault.
     """
     return build(Cluster, read_yaml(path), str(path))

@@ -1,7 +1,7 @@
-"""The firewall rule that keeps strangers from what Ray opens on the machines of a cluster.
+"""The firewall rule that closes Ray's ports on a cluster's machines to all other machines.
 
-Ray listens on all interfaces there. Whoever connects without the cluster's token is refused, but by
-Ray's own code; and the collectives of trials with several ranks have no secret at all.
+Ray listens on all interfaces there. Connections without the cluster's token are refused, but only
+by Ray's own code; and the process groups of trials with several ranks ask for no secret at all.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import psutil
 from cluster.config import Cluster, Kubernetes, Slurm, address_of
 
 _OF_WORKERS = "10002-19999"
-"""Ports that `ray start` gives to workers and drivers; all others but the head's are the system's
-choice."""
+"""Ports that `ray start` gives to workers and drivers. All other ports of Ray but the head's are
+chosen by the system."""
 
 
 def network_of(cluster: Cluster | None) -> str:
-    """What listens where, and how others are kept away: for this machine, or for a cluster's."""
+    """Describe what listens where and which rule protects it, on this machine or a cluster's."""
     if cluster is None:
         return (
             "sweeps here listen on loopback alone; on a cluster Ray listens on all interfaces and "
@@ -34,7 +34,7 @@ def network_of(cluster: Cluster | None) -> str:
 
 
 def rule_of(cluster: Cluster) -> str:
-    """The command that has a machine drop connections to Ray's ports from outside a cluster."""
+    """Return the command that makes a machine drop connections to Ray from outside the cluster."""
     known = {4: list[str](), 6: list[str]()}
     for source in _sources(cluster):
         known[ipaddress.ip_network(source).version].append(source)
@@ -54,8 +54,10 @@ def rule_of(cluster: Cluster) -> str:
 
 
 def _sources(cluster: Cluster) -> list[str]:
-    """Addresses of a cluster's machines; with Slurm, whose nodes come and go, the network of its
-    head, which only the head knows: elsewhere none."""
+    """Return the addresses of a cluster's machines; with Slurm, the network of its head.
+
+    Slurm's nodes come and go. Only the head knows its network; on other machines the list is empty.
+    """
     head = address_of(cluster.head.host)
     if not isinstance(cluster.launch, Slurm):
         return [address_of(machine.host) for machine in cluster.machines]
@@ -68,7 +70,7 @@ def _sources(cluster: Cluster) -> list[str]:
 
 
 def _of_system() -> str:
-    """The ports from which this system chooses where a program names none."""
+    """Return the system's range of ephemeral ports."""
     try:
         first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""A machine gets what the head runs, by the command that the cluster file has for that.
+"""Installation of the head's environment on a machine, by `environment.install` of a cluster file.
 
-The command is its owner's own, so it is a shell's: usually a virtual environment is made and then
-filled. It travels to the machine on stdin and from there into a file: process lists, of the head
-and of the machine, show neither it nor the versions.
+That is a shell command of the user's; usually it makes a virtual environment and fills it. It is
+sent to the machine on stdin and written to a file there, so that process lists show neither the
+command nor the versions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 INSTALL_SECONDS = 1800
-"""A download of torch with its CUDA libraries over a slow line takes a quarter of an hour."""
+"""Time limit; torch with its CUDA libraries takes a quarter of an hour over a slow line."""
 LINES_SHOWN = 10
 READS_STDIN = """exec sh -c 'eval "$(cat)"'"""
-"""Any login shell hands over to sh, which reads all of its script before it begins: a command that
-reads stdin itself finds its end, not the rest of the script."""
+"""Command for any login shell: run sh on the script from stdin, after reading it completely. A
+command in the script that reads stdin then finds it empty, instead of the rest of the script."""
 BEGUN = "tinyattn: environment.install begins"
 ENDED = "tinyattn: environment.install ended"
 TOO_LONG = "tinyattn: environment.install took too long"
-"""Lines of the script's own on stderr: ssh too ends with 255, and what the kernel ends where memory
-runs out with timeout's 137."""
+"""Messages by which errors of the script are told apart from others with the same exit code: ssh's
+255, and 137 of a process that the kernel killed for memory."""
 _SCRIPT = """
 set -e
 echo {begun} >&2
@@ -49,12 +49,12 @@ _KILLED = 137
 
 
 def script(command: str, lock: Path | None = None) -> str:
-    """What a machine's sh is to run for a command of a cluster file.
+    """Return the sh script that runs `environment.install` on a machine.
 
     Args:
-        command: that command.
-        lock: file that machines with one file system hold in turn; None, or where it cannot be
-            made: none.
+        command: the command of the cluster file.
+        lock: file that is locked meanwhile, so that machines with a common file system take turns;
+            None, or a file that cannot be made: no lock.
     """
     return _SCRIPT.format(
         begun=shlex.quote(BEGUN),
@@ -68,8 +68,10 @@ def script(command: str, lock: Path | None = None) -> str:
 
 
 def lock_of(python: Path) -> Path | None:
-    """The file to hold while an interpreter's environment is made: beside that, which may not be
-    there yet; None: it has no folder of its own, as /usr/bin/python3."""
+    """Return the file to lock while an interpreter's environment is made; it is beside that folder.
+
+    None if the interpreter has no folder of its own, as /usr/bin/python3.
+    """
     environment = python.parent.parent
     if not python.is_absolute() or environment.parent == environment.parent.parent:
         return None
@@ -77,7 +79,7 @@ def lock_of(python: Path) -> Path | None:
 
 
 def constraints() -> str:
-    """The versions of all packages here, one a line, as `pip install -c` takes them."""
+    """Return the versions of all packages here, one per line, as `pip install -c` takes them."""
     found: dict[str, str] = {}
     for package in distributions():
         version = public(package.version)
@@ -87,9 +89,9 @@ def constraints() -> str:
 
 
 def public(version: str | None) -> str | None:
-    """A version without the part that names a build, as in 2.13.0+cpu; None: it is no version.
+    """Return a version without its build, as `+cpu` of 2.13.0+cpu; None if it is not a version.
 
-    Machines with other devices have other builds of the same torch, and indexes list none of them.
+    Machines with other devices have other builds of the same torch, which package indexes lack.
     """
     try:
         return Version(version or "").public
@@ -98,7 +100,7 @@ def public(version: str | None) -> str | None:
 
 
 def fault_of(done: subprocess.CompletedProcess[str]) -> str:
-    """Why a command did not do, with the end of what it said; empty: it did."""
+    """Return why a command failed, with the end of its output; empty if it succeeded."""
     if not done.returncode:
         return ""
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]

@@ -1,9 +1,8 @@
-"""A driver joins a cluster that is up, once every node can use the storage."""
+"""Connection of a driver to a running cluster, once every node can use the storage."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import secrets
 import signal
@@ -15,12 +14,13 @@ from typing import Any
 
 import ray
 
+from cluster import ray_compat
 from cluster.config import Cluster, Kubernetes, address_of
 from cluster.kubernetes import exec_words
 from cluster.local import first_line, ray_speaks
 from cluster.services import ray_environment, token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
-from tinyattn.objects import Objects, is_url, scratch
+from tinyattn.files.object_store import Objects, is_url, scratch
 
 CHECK_SECONDS = 60.0
 JOIN_SECONDS = 90.0
@@ -28,10 +28,10 @@ JOIN_SECONDS = 90.0
 
 @contextlib.contextmanager
 def joined(cluster: Cluster, say: Callable[[str], None]) -> Iterator[None]:
-    """Use a cluster's Ray for the length of the block; the cluster stays up after it.
+    """Connect to a cluster's Ray within the block; the cluster stays up afterwards.
 
     Raises:
-        UsageError: it is not up here.
+        UsageError: the cluster is not up, or this machine is not its head.
         StorageError: a node cannot use the storage.
     """
     with _connected(cluster, patience=0.0):
@@ -44,7 +44,7 @@ def wait_for_all(cluster: Cluster, say: Callable[[str], None]) -> None:
     """Wait until every machine has joined and MLflow answers, for `JOIN_SECONDS` at most.
 
     Raises:
-        TinyAttnError: some did not; `up` goes on trying to start them.
+        TinyAttnError: a machine did not join in time; its agent goes on trying.
         StorageError: a node cannot use the object store that is the storage.
     """
     deadline = time.monotonic() + JOIN_SECONDS
@@ -87,7 +87,7 @@ def _connected(cluster: Cluster, patience: float) -> Iterator[None]:
 
 
 def _way_in(cluster: Cluster) -> tuple[str, dict[str, str]]:
-    """Address of a cluster's Ray, and the settings that it asks for."""
+    """Return the address of a cluster's Ray, and the environment that a driver needs for it."""
     if isinstance(cluster.launch, Kubernetes):
         if "RAY_AUTH_TOKEN" not in os.environ:  # the operator gives it to its pods
             raise UsageError(
@@ -104,14 +104,9 @@ def _way_in(cluster: Cluster) -> tuple[str, dict[str, str]]:
 
 
 def _connect(address: str) -> str:
-    """Connect this process; return what went wrong, or nothing."""
+    """Connect this process to Ray; return the error, or an empty text."""
     try:
-        ray.init(
-            address=address,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address=address.rpartition(":")[0] or None,
-        )
+        ray_compat.connect(address)
     except (ConnectionError, RuntimeError, ValueError) as error:
         return first_line(error)
     return ""
@@ -126,12 +121,12 @@ def _answers(url: str) -> bool:
 
 
 def alive() -> set[str]:
-    """Addresses of the nodes that are up."""
+    """Return the addresses of the nodes that are up."""
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
 def refuse_unusable(cluster: Cluster) -> None:
-    """Raise StorageError where a node that is up cannot use the storage as it is here."""
+    """Raise StorageError if a node that is up cannot use the same storage as this machine."""
     word = f".tinyattn-{secrets.token_hex(8)}"
     faults: list[str] = []
     try:
@@ -150,7 +145,7 @@ def refuse_unusable(cluster: Cluster) -> None:
 
 
 def _faults_with(storage: str, word: str) -> list[str]:
-    """A line for each node that is up and cannot use the storage."""
+    """Return a line for each node that is up but cannot use the storage."""
     on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     asked = {
         node["NodeManagerAddress"]: _fault_with.options(
@@ -164,7 +159,10 @@ def _faults_with(storage: str, word: str) -> list[str]:
 
 @contextlib.contextmanager
 def _word_in(cluster: Cluster, word: str) -> Iterator[None]:
-    """A word in the storage for the length of the block; it goes with what nodes left beside it."""
+    """Yield a test file in the storage, by which nodes prove that they see the same storage.
+
+    It is removed after the block, with the files that nodes wrote beside it.
+    """
     if cluster.folder is None:
         Objects(cluster.storage).put(word, {"word": word.encode()})
     else:
@@ -181,7 +179,7 @@ def _word_in(cluster: Cluster, word: str) -> Iterator[None]:
 
 
 def _clear(cluster: Cluster, word: str) -> None:
-    """Remove a word, and what nodes that gave no answer left: their names begin with it."""
+    """Remove a test file and the nodes' files beside it, whose names begin with its name."""
     if cluster.folder is None:
         store = Objects(cluster.storage)
         for name in store.names(""):
@@ -195,7 +193,7 @@ def _clear(cluster: Cluster, word: str) -> None:
 
 @contextlib.contextmanager
 def _usable(folder: Path) -> Iterator[None]:
-    """Raise StorageError where the block cannot use a folder."""
+    """Turn the block's errors with a folder into StorageError."""
     try:
         yield
     except OSError as error:
@@ -216,7 +214,7 @@ def _answer_of(answer: Any) -> str:
 
 @ray.remote(num_cpus=0)
 def _fault_with(storage: str, word: str) -> str:
-    """What keeps this node from using the storage, where a word is; empty: nothing."""
+    """Return why this node cannot use the storage with the test file; empty if it can."""
     own = f"{word}-{secrets.token_hex(4)}"
     try:
         if is_url(storage):

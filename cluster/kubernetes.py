@@ -22,9 +22,9 @@ HEAD = "ray-head"
 
 
 def manifests(cluster: Cluster) -> list[dict[str, Any]]:
-    """The objects of a cluster: its file, and the pods with that file and the storage in them.
+    """Return a cluster's Kubernetes objects: the cluster file, and pods with file and storage.
 
-    The claim is not among them: whoever deletes these objects keeps the sweeps.
+    The storage claim is not among them, so deleting these objects keeps the sweeps.
     """
     launch = cluster.launch
     assert isinstance(launch, Kubernetes)
@@ -73,8 +73,11 @@ def manifests(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _pod(cluster: Cluster, launch: Kubernetes, name: str, size: Workers) -> dict[str, Any]:
-    """A pod's template: its image, size, settings, the cluster file, and the claim: at the storage
-    folder in every pod, or, with an object store, at the runs folder in the head's."""
+    """Return a pod's template: image, size, settings, cluster file and claim.
+
+    The claim is mounted as the storage folder in every pod; with an object store, as the runs
+    folder in the head's pod.
+    """
     amounts: dict[str, Any] = {"cpu": str(size.cpus), "memory": f"{size.memory_gb:g}G"}
     if size.gpus:
         amounts["nvidia.com/gpu"] = str(size.gpus)
@@ -105,13 +108,13 @@ def _pod(cluster: Cluster, launch: Kubernetes, name: str, size: Workers) -> dict
 
 
 def _labels(size: Workers) -> dict[str, str]:
-    """What a pod says of its memory, as the agents of a rack do."""
+    """Return Ray's labels with a pod's memory, as a rack's agents set them."""
     gpu_memory = (size.gpu_memory_gb or 0) * 1e9 if size.gpus else 0
     return memory_labels(int(gpu_memory / 2**20), int(size.memory_gb * 1e9 / 2**20))
 
 
 def exec_words(cluster: Cluster) -> str:
-    """The command that opens a shell where verbs on sweeps are typed."""
+    """Return the command that opens a shell in the head's pod."""
     assert isinstance(cluster.launch, Kubernetes)
     labels = f"ray.io/cluster=tinyattn-{cluster.name},ray.io/node-type=head"
     pod = f"$(kubectl get pod -n {cluster.launch.namespace} -l {labels} -o name)"
@@ -131,7 +134,7 @@ class KubernetesCluster:
         self.say(self._kubectl("apply", "-f", "-", text=text).strip())
 
     def state(self) -> str:
-        """What the operator says of the cluster; empty: it has none."""
+        """Return the cluster's state as the operator reports it; empty if there is no cluster."""
         name = f"tinyattn-{self.cluster.name}"
         words = ("get", "raycluster", name, "--ignore-not-found", "-o", "jsonpath={.status.state}")
         return self._kubectl(*words).strip()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import logging
 import os
 import secrets
 import signal
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants
 
+from cluster import ray_compat
 from cluster.own import session_folder
 from cluster.settings import LOOPBACK, QUIET
 from tinyattn.errors import TinyAttnError, UsageError
@@ -24,16 +22,16 @@ from tinyattn.errors import TinyAttnError, UsageError
 
 @contextlib.contextmanager
 def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> Iterator[None]:
-    """Run a Ray on this machine for the length of the block.
+    """Run a Ray of its own on this machine within the block, on loopback.
 
     Args:
         num_cpus: cores to use; None: all.
         num_gpus: GPUs to use; None: all.
 
     Raises:
-        UsageError: this process uses another Ray.
+        UsageError: this process is connected to another Ray.
         TinyAttnError: Ray did not start.
-        StorageError: there is no place for Ray's sockets that is this account's alone.
+        StorageError: there is no folder for Ray's sockets that only this account can enter.
     """
     if ray.is_initialized():
         raise UsageError(
@@ -51,19 +49,10 @@ def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> It
 
 
 def _start(folder: Path, num_cpus: int | None, num_gpus: int | None) -> None:
-    """Start Ray and connect to it; TinyAttnError: it did not come up, or not on loopback."""
+    """Start Ray and connect to it; TinyAttnError if it does not start on loopback."""
     try:
         with _deaf_to_signals():
-            ray.init(
-                address="local",
-                num_cpus=num_cpus,
-                num_gpus=num_gpus,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
-                _temp_dir=str(folder),
-            )
+            ray_compat.start_on_loopback(folder, num_cpus, num_gpus)
     except Exception as error:  # Ray has no class for it
         raise TinyAttnError(
             f"Ray did not start on this machine ({first_line(error)}); perhaps it was killed "
@@ -79,11 +68,11 @@ def _start(folder: Path, num_cpus: int | None, num_gpus: int | None) -> None:
 
 @contextlib.contextmanager
 def _deaf_to_signals() -> Iterator[None]:
-    """Processes that start within the block, and theirs, never get SIGTERM or SIGHUP.
+    """Block SIGTERM and SIGHUP for all processes that are started within the block.
 
     `timeout`, `kill %1`, Slurm, systemd and a terminal that is closed send them to all processes of
-    a job at once. Without its Ray this process could close nothing: calls to it would block for a
-    minute, and Ray's core would then end the process without a word.
+    a job at once. Without its Ray this process could not end the sweep in order: calls to Ray would
+    block for a minute, and Ray's core would then end the process without a message.
     """
     on_terminate = signal.getsignal(signal.SIGTERM)
     # Elsewhere the process that ends an orphaned Ray has to hear it; on Linux the kernel does that.
@@ -98,11 +87,8 @@ def _deaf_to_signals() -> Iterator[None]:
 
 
 def _end(folder: Path) -> None:
-    """Disconnect from Ray and kill its processes: they would not hear its SIGTERM."""
-    node: Any = ray._private.worker._global_node
-    for infos in node.all_processes.values() if node else ():
-        for info in infos:
-            info.process.terminate = info.process.kill
+    """Disconnect from Ray and kill its processes, for which SIGTERM is blocked."""
+    ray_compat.end_by_killing()
     family = _family(folder)
     ray.shutdown()
     for process in family:
@@ -112,8 +98,10 @@ def _end(folder: Path) -> None:
 
 
 def _family(folder: Path) -> list[psutil.Process]:
-    """The processes of the Ray whose sessions are in a folder, also where it failed to start and
-    knows them no more: the words of those that this one has started name the folder."""
+    """Return the processes of the Ray whose sessions are in a folder.
+
+    They are found by the folder's name in their command lines, also if Ray failed to start.
+    """
     found = []
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -124,16 +112,16 @@ def _family(folder: Path) -> list[psutil.Process]:
 
 @contextlib.contextmanager
 def ray_speaks(environment: Mapping[str, str]) -> Iterator[None]:
-    """Within the block this process, and those of Ray that it starts, use these settings, and are
-    quiet, unless the user has set otherwise.
+    """Within the block Ray uses these settings, here and in the processes that it starts.
 
-    Ray has read its settings when it was imported, so it is told to read them again.
+    They are quiet unless the user set otherwise. Ray reads its settings when it is imported, so it
+    is told to read them again.
     """
     unset = {key: value for key, value in QUIET.items() if key not in os.environ}
     environment = {**unset, **environment}
     before = {key: os.environ.get(key) for key in environment}
     os.environ.update(environment)
-    _read_settings_again()
+    ray_compat.read_settings_again()
     try:
         yield
     finally:
@@ -142,16 +130,9 @@ def ray_speaks(environment: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
-        _read_settings_again()
-
-
-def _read_settings_again() -> None:
-    name, elsewhere = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.IS_WINDOWS_OR_OSX
-    ray_constants.ENABLE_RAY_CLUSTER = ray_constants.env_bool(name, not elsewhere)
-    ray._raylet.Config.initialize("")  # type: ignore[attr-defined]
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()  # type: ignore[attr-defined]
+        ray_compat.read_settings_again()
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

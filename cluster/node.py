@@ -1,15 +1,15 @@
-"""The agent on a node: says what it has, and keeps its part of a Ray cluster alive.
+"""The agent on a node: reports what the node has, and keeps its part of a Ray cluster alive.
 
-`python -m cluster.node ACTION [FILE]` reads one JSON object from a file or stdin and answers with
-one on stdout, so that nothing that a user wrote becomes a word of a shell, and no secret a word in
-a process list.
+`python -P -m cluster.node ACTION [FILE]` reads one JSON object from a file or stdin and answers
+with one on stdout. So no user's text is parsed by a shell, and no secret is in a process list. -P
+keeps a file `cluster.py` in the working directory from being imported instead.
 
     probe   versions, code, clock, cores, state, and whether the storage is the head's, where it
             leaves an answer; starts nothing
-    up      have Ray running here, as head or as worker; what runs already is left alone
+    up      start Ray here, as head or as worker, unless it runs already
     status  whether it runs
     down    end what `up` started, and nothing else
-    join    be a node until told to end: the process of a batch system's job
+    join    be a node until the end of this process, which is that of a batch system's job
     keep    (started by `up`) start the services whenever they are not running: a raylet that was
             cut off from the head ends itself and would stay away
 """
@@ -48,10 +48,10 @@ from cluster.services import (
 )
 
 PACKAGES = ("tinyattn", "ray", "torch", "transformers", "deepspeed", "optuna", "mlflow")
-"""What must be the same on all nodes."""
+"""Packages that must have the same version on all nodes."""
 CODE = ("tinyattn", "orchestrator", "cluster", "search_spaces")
 STEADY_SECONDS = 60.0
-"""A Ray that ran for so long has not failed at its start."""
+"""A service that ran for this long has not failed at its start."""
 LONGEST_PAUSE = 30.0
 END_SECONDS = 15.0
 _STATE = "node.json"
@@ -63,8 +63,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def probe(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Say what this node has. `storage` and `word`: a folder, and what a file there must say; an
-    empty word: no folder is shared."""
+    """Report this node's versions, clock, cores, state, and whether it sees the head's storage.
+
+    The request's `storage` is a folder and `word` the content of a file that must be there; an
+    empty word means that no folder is shared.
+    """
     storage, word = Path(request["storage"]), request["word"]
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -85,7 +88,7 @@ def _version(package: str) -> str | None:
 
 
 def code_hash() -> str:
-    """Hash of this project's own modules: their version stays the same between two commits."""
+    """Return a hash of this project's modules, since its version is the same for many commits."""
     digest = hashlib.sha256()
     for name in CODE:
         spec = find_spec(name)
@@ -134,7 +137,7 @@ def up(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"state": "refused", "fault": fault}
     with (folder / "log").open("ab") as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "cluster.node", "keep"],
+            [sys.executable, "-P", "-m", "cluster.node", "keep"],
             stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/",
         )  # fmt: skip
     process = {"pid": keeper.pid, "born": psutil.Process(keeper.pid).create_time()}
@@ -177,7 +180,7 @@ def down(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Be a node for the length of a batch system's job, with what that gives."""
+    """Be a node for the length of a batch system's job, with the job's resources."""
     here = Path(tempfile.mkdtemp(prefix="tinyattn-"))  # home may be one for all nodes
     os.environ["XDG_STATE_HOME"] = str(here)
     try:
@@ -192,7 +195,7 @@ def join(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_address(other: str) -> str:
-    """The address of this machine from which it would reach another; nothing is sent."""
+    """Return this machine's address on the route to another machine; nothing is sent."""
     family = socket.AF_INET6 if ":" in other else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))
@@ -200,7 +203,7 @@ def own_address(other: str) -> str:
 
 
 def keep(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run this node's services until told to end; start again whichever ends by itself."""
+    """Run this node's services until told to end; restart each that ends by itself."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     known: list[str] | None = None
@@ -226,7 +229,7 @@ ACTIONS = {f.__name__: f for f in (probe, up, status, down, keep, join)}
 
 
 class Kept:
-    """A service that is started again whenever it ends by itself, after ever longer pauses."""
+    """A service that is restarted whenever it ends by itself, after growing pauses."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -235,7 +238,7 @@ class Kept:
         self._pause = 1.0
 
     def look_after(self) -> None:
-        """Start it, if it does not run and its pause is over."""
+        """Start the service if it does not run and its pause is over."""
         now = time.monotonic()
         if self._process is not None and (code := self._process.poll()) is not None:
             steady = now - self._began > STEADY_SECONDS
@@ -257,11 +260,11 @@ class Kept:
 
     @property
     def is_failing(self) -> bool:
-        """Whether it has ended by itself and has not run for long since."""
+        """Whether the service ended by itself and has not run for STEADY_SECONDS since."""
         return self._pause > 1.0 and time.monotonic() - self._began < STEADY_SECONDS
 
     def end(self) -> None:
-        """End its processes and no others."""
+        """End the processes of the service, and no others."""
         if self._process is None:
             return
         number = self._process.pid
@@ -274,7 +277,7 @@ class Kept:
 
 
 def _session(number: int) -> list[psutil.Process]:
-    """The processes of a session, also those whose parents have died."""
+    """Return the processes of a session, also those whose parents have died."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(OSError):  # it has ended
@@ -290,7 +293,7 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def _die_with_me() -> None:
-    """In the child: have the system end it when the keeper dies, however that dies."""
+    """Called in a child: have the system kill it when the keeper dies, for whatever reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -1,4 +1,4 @@
-"""Folders of this account on this machine's own disk, which no other account can enter."""
+"""Private folders: on this machine's own disk, and closed to all other accounts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 from tinyattn.errors import StorageError
 
 LONGEST = 107
-"""Bytes of a path that a Unix socket can have."""
+"""Longest path of a Unix socket, in bytes."""
 _SOCKET = "/ray-0000abcdefgh/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
-"""The longest path of Ray's below such a folder."""
+"""The longest path that Ray makes below a session folder."""
 
 
 def make_own(folder: Path) -> bool:
-    """Make a folder in a place where all may write; False: others can change what is in it.
+    """Make a private folder in a place where all may write; False if others can change it.
 
     Compiled code that lies there is executed, and Ray's sockets give access to its processes.
     """
@@ -41,21 +41,21 @@ def make_own(folder: Path) -> bool:
 
 
 def temporary_folder() -> Path:
-    """This account's folder below the temporary folder; whether it is its own is not known."""
+    """Return the path of this account's folder below the temporary one; it is not verified."""
     return Path(tempfile.gettempdir()) / f"tinyattn-{os.geteuid()}"
 
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[Path]:
-    """A folder for the sessions of one Ray; it is in use until the block ends.
+    """Yield a folder for the sessions of one Ray, locked until the block ends.
 
-    Ray opens whatever it makes to all accounts, its sockets too, and removes nothing. The folder
-    above keeps others out, and what earlier Rays have left there goes when the next one starts:
-    until then their logs can be read. Other machines may share the folder above, and their locks
-    may not be seen here: each removes its own sessions alone.
+    Ray opens all its files, sockets too, to all accounts, and removes nothing. So the parent folder
+    is private, and sessions of earlier Rays are removed when the next one starts; until then their
+    logs can be read. Machines may share the parent folder without seeing each other's locks, so
+    each machine removes only its own sessions.
 
     Raises:
-        StorageError: there is no place for it, or none that can be locked.
+        StorageError: there is no private folder, or it cannot be locked.
     """
     above, mine = _shut_folder(), f"ray-{_host()}"
     with _locked(above):  # no other may take a folder for left before it is locked
@@ -70,12 +70,12 @@ def session_folder() -> Iterator[Path]:
 
 
 def _host() -> str:
-    """Four letters that stand for this machine, as its name may be too long for a socket's path."""
+    """Return four letters that stand for this machine: its name may be too long for a socket."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:4]
 
 
 def _shut_folder() -> Path:
-    """The first place for sessions that is this account's alone and has a short enough path."""
+    """Return the first private folder whose path is short enough for Ray's sockets."""
     most = LONGEST - len(_SOCKET)
     for place in _places():
         if len(os.fsencode(place)) <= most and make_own(place):
@@ -94,7 +94,7 @@ def _places() -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path, mode: int = 0) -> Iterator[None]:
-    """Hold the lock of a folder, which the system lets go of when this process dies."""
+    """Hold a folder's lock within the block; the system releases it if this process dies."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -1,4 +1,4 @@
-"""Machines reached by ssh become one Ray cluster, and stop being one."""
+"""RackCluster: machines reached by ssh, started and stopped as one Ray cluster."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
 ANSWER_SECONDS = 60.0
 MOST_SKEW = 60.0
-"""Seconds that a node's clock may differ: times in MLflow and leases of tokens use it."""
+"""Largest difference between clocks, in seconds: MLflow's times and Ray's tokens depend on it."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a node said, or why it did not."""
+    """A node's answer, or why there is none."""
 
     node: Node
     said: dict[str, Any]
     fault: str = ""
     lacks_environment: bool = False
-    """Whether the interpreter or what it should have is not there: installing may mend that."""
+    """Whether interpreter or packages are missing, which installing may mend."""
 
 
 class RackCluster:
-    """A cluster file's machines. The head is the machine that this runs on."""
+    """The cluster of a cluster file's machines; this process runs on its head."""
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         self.cluster, self.say = cluster, say
@@ -49,7 +49,7 @@ class RackCluster:
     # ---- verbs ----
 
     def up(self) -> None:
-        """Have Ray running on every machine.
+        """Start Ray on every machine where it does not run.
 
         Raises:
             UsageError: a machine does not answer, or does not fit the others.
@@ -75,7 +75,7 @@ class RackCluster:
         """End what `up` started, on every machine that answers.
 
         Raises:
-            TinyAttnError: some did not answer; the others are down.
+            TinyAttnError: a machine did not answer; the others are down.
         """
         self._refuse_elsewhere()
         request = {"name": self.cluster.name}
@@ -94,9 +94,9 @@ class RackCluster:
             )
 
     def probe(self) -> None:
-        """Refuse machines that would fail later: silent, of other versions, without the storage.
+        """Refuse machines that do not answer, have other versions or do not see the storage.
 
-        Those without the head's versions first get them, if the cluster file says how.
+        Machines without the head's versions get them first, by `environment.install`.
         """
         self._refuse_elsewhere()
         for machine in self.cluster.machines:
@@ -110,9 +110,9 @@ class RackCluster:
         _refuse_clocks(said)
 
     def _said(self, word: str) -> list[Answer]:
-        """What all machines say of themselves and of a word in the storage folder.
+        """Return all machines' answers to `probe`, with a test file in the storage folder.
 
-        Those without the head's environment get it first, if the cluster file says how.
+        Machines without the head's environment get it first, by `environment.install`.
         """
         ask = partial(self._probe, word=word)
         said = self._on(self.cluster.machines, ask)
@@ -123,7 +123,7 @@ class RackCluster:
         return said
 
     def _said_of(self, folder: Path) -> list[Answer]:
-        """What all machines say; StorageError: they do not share the folder."""
+        """Return all machines' answers to `probe`; StorageError if they do not share a folder."""
         with self._word(folder) as (word, answers):
             said = self._said(word)
             _refuse_storage(said, folder)
@@ -137,15 +137,15 @@ class RackCluster:
         return said
 
     def _install(self, said: Sequence[Answer]) -> list[Node]:
-        """Run the cluster file's command where another environment than the head's is, or none.
+        """Run `environment.install` on machines that lack the head's environment.
 
         Returns:
-            The machines that have it now.
+            The machines on which it was installed.
 
         Raises:
-            UsageError: a machine has a fault that no installing mends, or is in use with its own
-                environment.
-            TinyAttnError: the command failed on some; the others have it.
+            UsageError: a machine has a fault that installing cannot mend, or its other environment
+                is in use.
+            TinyAttnError: the command failed on a machine; it was run on the others.
         """
         command = self.cluster.environment.install
         if command is None or said[0].fault:
@@ -185,7 +185,7 @@ class RackCluster:
         return self._ask(node, "probe", request)
 
     def _refuse_elsewhere(self) -> None:
-        """Raise UsageError where this machine is not the head."""
+        """Raise UsageError unless this machine is the head."""
         head = address_of(self.cluster.head.host)
         own = {found.address for all_of in psutil.net_if_addrs().values() for found in all_of}
         if head not in own:
@@ -198,7 +198,7 @@ class RackCluster:
         return self._ask(node, "up", self.request_of(node, token))
 
     def request_of(self, node: Node, token: str) -> dict[str, Any]:
-        """What the agent of a node is told."""
+        """Return the request for a node's agent."""
         return {
             "name": self.cluster.name,
             "host": address_of(node.host),
@@ -219,9 +219,9 @@ class RackCluster:
         return {"port": self.cluster.mlflow.port, "artifacts": str(place / "artifacts")}
 
     def _ask(self, node: Node, action: str, request: Mapping[str, Any]) -> Answer:
-        """Have an agent do something; what goes wrong is in the answer."""
+        """Have a node's agent run an action; errors are in the answer."""
         here = node is self.cluster.head
-        words = [sys.executable if here else self._python, "-m", "cluster.node", action]
+        words = [sys.executable if here else self._python, "-P", "-m", "cluster.node", action]
         try:
             done = subprocess.run(
                 words if here else self._ssh(node, shlex.join(words)), input=json.dumps(request),
@@ -245,7 +245,7 @@ class RackCluster:
         return str(self.cluster.environment.python or sys.executable)
 
     def _ssh(self, node: Node, command: str) -> list[str]:
-        """The words that have a node's shell run a command."""
+        """Return the ssh command line that runs a command on a node."""
         launch = self.cluster.launch
         assert isinstance(launch, Rack)
         words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
@@ -278,14 +278,14 @@ class RackCluster:
             return list(pool.map(ask, nodes))
 
     def token(self) -> str:
-        """The token of the cluster that runs, or a fresh one."""
+        """Return the token of the running cluster, or a new one."""
         with suppress(OSError):
             return token_file(self.cluster.name).read_text()
         return secrets.token_hex(32)
 
     @contextmanager
     def _word(self, storage: Path) -> Iterator[tuple[str, Callable[[], list[Path]]]]:
-        """A file in the storage folder for the length of the block, and the answers to it."""
+        """Yield the content of a test file in the storage folder, and how to list its answers."""
         word = f".tinyattn-{secrets.token_hex(8)}"
         try:
             storage.mkdir(parents=True, exist_ok=True)
@@ -312,7 +312,7 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _lacks_environment(done: subprocess.CompletedProcess[str]) -> bool:
-    """Whether an agent did not start as its interpreter, or a package of that, is not there."""
+    """Whether an agent did not start because its interpreter or a package is missing."""
     return done.returncode == 127 or (
         done.returncode == 1 and "No module named" in _last_line(done)
     )
@@ -352,7 +352,7 @@ def _refuse_storage(answers: Sequence[Answer], storage: Path) -> None:
 
 
 def _refuse_to_change(others: Sequence[Answer]) -> None:
-    """Raise UsageError where Ray runs in an environment that would be changed under it."""
+    """Raise UsageError if Ray runs in an environment that installing would change."""
     used = [a.node.host for a in others if a.said.get("state", "down") != "down"]
     if used:
         raise UsageError(
@@ -385,7 +385,7 @@ def _refuse_versions(answers: Sequence[Answer]) -> None:
 
 
 def _differences(said: Mapping[str, Any], head: Mapping[str, Any]) -> list[str]:
-    """What of an environment is not as on the head."""
+    """Return how an environment differs from the head's."""
     found = []
     if said["python"].split(".")[:2] != head["python"].split(".")[:2]:
         found.append(f"Python {said['python']}, not {head['python']}")

@@ -1,7 +1,7 @@
-"""What runs on a node of a cluster: Ray everywhere; on the head perhaps MLflow on PostgreSQL.
+"""Services of a cluster's nodes: Ray on all of them; on the head perhaps MLflow on PostgreSQL.
 
-Secrets are in files that only their owner can read, and reach programs by environment or file,
-never as words of a command.
+Secrets are in files that only their owner can read. Programs get them by environment or file, never
+on a command line.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from cluster.settings import HEALTH, QUIET
 
 USER = "tinyattn"
 GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
-"""Labels of a node for Ray: workers look there whether another machine has more memory."""
+"""Ray's labels with a node's memory, by which workers find out whether another node has more."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """A program that is to run all the time."""
+    """A program that is kept running."""
 
     name: str
     words: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     stop_signal: signal.Signals = signal.SIGTERM
     account: Mapping[str, Any] = field(default_factory=dict)
-    """For subprocess: whose it is, where it is not this process's user's."""
+    """Arguments of subprocess that set its account; empty: this process's account."""
 
 
 def state_folder(name: str) -> Path:
-    """Where a node keeps what belongs to a cluster; other accounts cannot read it."""
+    """Return a node's folder for a cluster; other accounts cannot read it."""
     base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     return base / "tinyattn" / "clusters" / name / socket.gethostname()  # home may be shared
 
 
 def token_file(name: str) -> Path:
-    """Where a cluster's token for Ray is, once it is up here."""
+    """Return the file with the token of a cluster's Ray; it exists once the cluster is up."""
     return state_folder(name) / "token"
 
 
 def ray_environment(name: str) -> dict[str, str]:
-    """What a process needs to speak with a cluster's Ray."""
+    """Return the environment that a process needs to connect to a cluster's Ray."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(name)), **HEALTH}
 
 
 def mlflow_environment(name: str) -> dict[str, str]:
-    """What a process needs to speak with a cluster's MLflow; empty where it has none."""
+    """Return the environment that a process needs for a cluster's MLflow; empty without one."""
     file = credentials_file(name)
     if not file.is_file():
         return {}
@@ -67,7 +67,7 @@ def mlflow_environment(name: str) -> dict[str, str]:
 
 
 def credentials_file(name: str) -> Path:
-    """Passwords of a cluster's MLflow and database, beside the database that knows them."""
+    """Return the file with the passwords of a cluster's MLflow and database."""
     return database_folder(name) / "mlflow.json"
 
 
@@ -90,7 +90,7 @@ def is_head(request: Mapping[str, Any]) -> bool:
 
 
 def prepare(request: Mapping[str, Any]) -> str:
-    """Make what the services need, once; return what is missing, or nothing."""
+    """Prepare what the services need, on the first start; return what is missing, or ''."""
     if not request.get("mlflow") or not is_head(request):
         return ""
     folder = database_folder(request["name"])
@@ -111,7 +111,7 @@ def prepare(request: Mapping[str, Any]) -> str:
 
 def ray_service(request: Mapping[str, Any], sessions: Path) -> Service:
     """Ray's processes of this node, as head or as worker."""
-    words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    words = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"]
     words += ["--disable-usage-stats", f"--node-ip-address={request['host']}"]
     words += [f"--temp-dir={sessions}"]
     if is_head(request):
@@ -130,15 +130,15 @@ def ray_service(request: Mapping[str, Any], sessions: Path) -> Service:
 
 
 def memory_labels(gpu_mib: int, mib: int) -> dict[str, str]:
-    """What a node says of its memory; 0 is left out."""
+    """Return the labels with a node's memory; 0 is left out."""
     return {key: str(value) for key, value in ((GPU_MEMORY, gpu_mib), (MEMORY, mib)) if value}
 
 
 def own_caches(name: str) -> dict[str, str]:
-    """Where this node keeps what torch and Triton compile: on its own disk, also if homes are one.
+    """Return the environment that puts caches of torch and Triton on the node's own disk.
 
-    Nodes with other GPUs would use each other's, and a build that is killed leaves a lock on which
-    the builds of all others would wait.
+    In a shared home nodes with other GPUs would use each other's builds, and a killed build leaves
+    a lock on which the builds of all nodes would wait.
     """
     folder = temporary_folder()
     if not make_own(folder):
@@ -164,7 +164,7 @@ def mlflow_service(request: Mapping[str, Any]) -> Service:
     """MLflow's server, with authentication, artifacts through it, and rows in PostgreSQL."""
     state, place = state_folder(request["name"]), request["mlflow"]
     known = json.loads(credentials_file(request["name"]).read_text())
-    words = [sys.executable, "-m", "mlflow", "server", "--app-name=basic-auth"]
+    words = [sys.executable, "-P", "-m", "mlflow", "server", "--app-name=basic-auth"]
     words += [f"--host={request['host']}", f"--port={place['port']}"]
     name = f"[{request['host']}]" if ":" in request["host"] else request["host"]
     words += [f"--allowed-hosts={name}:{place['port']}"]
@@ -182,7 +182,7 @@ def mlflow_service(request: Mapping[str, Any]) -> Service:
 
 
 def postgres_service(name: str) -> Service:
-    """PostgreSQL on a socket of its own; it listens on no network."""
+    """Return PostgreSQL as a service on a Unix socket; it listens on no network."""
     folder = database_folder(name)
     programs = _postgres_bin(folder)
     assert programs is not None, "prepare() sees to that"
@@ -225,7 +225,7 @@ def _make_database(folder: Path, password: str) -> str:
 
 
 def _postgres_bin(folder: Path) -> Path | None:
-    """PostgreSQL's programs: of the version that made the database in a folder, or the newest."""
+    """Return the folder of PostgreSQL's programs: of the database's version, or the newest."""
     made = folder / "data" / "PG_VERSION"
     version = made.read_text().strip() if made.is_file() else ""
     found = {path.parent.name: path for path in Path("/usr/lib/postgresql").glob("*/bin")}
@@ -238,7 +238,7 @@ def _postgres_bin(folder: Path) -> Path | None:
 
 
 def _its_account() -> dict[str, Any]:
-    """PostgreSQL's own. Not by `runuser`: that stays its parent, and passes on no SIGINT."""
+    """Return PostgreSQL's account; `runuser` would stay its parent and pass on no SIGINT."""
     if os.geteuid() != 0:
         return {}
     return {"user": "postgres", "group": "postgres", "extra_groups": []}

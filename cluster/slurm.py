@@ -1,4 +1,4 @@
-"""A head on this machine, and one Slurm job whose nodes join it."""
+"""SlurmCluster: a head on this machine, and one Slurm job whose nodes join it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OVER = (
 
 
 class SlurmCluster(RackCluster):
-    """As a rack of the head alone, with nodes that a job brings."""
+    """A rack whose only machine is the head; a Slurm job brings the nodes."""
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         super().__init__(cluster, say)
@@ -33,11 +33,11 @@ class SlurmCluster(RackCluster):
         self._job_file = state_folder(cluster.name) / "slurm.json"
 
     def up(self) -> None:
-        """Have the head running and a job in the queue, or running.
+        """Start the head and submit the job, unless they are there already.
 
         Raises:
-            UsageError: Slurm is not here.
-            TinyAttnError: it refuses the job.
+            UsageError: Slurm is not installed here.
+            TinyAttnError: Slurm refuses the job.
         """
         job = self._job()
         super().up()
@@ -49,7 +49,7 @@ class SlurmCluster(RackCluster):
         self.say(f"job {job}: submitted, {self.launch.nodes} nodes")
 
     def status(self) -> list[Answer]:
-        """The head, and the job as if it were a machine."""
+        """Return the answer of the head, and the job's state as if it were a machine."""
         job = self._job()
         node = Node(host=f"job-{job or 'none'}")
         state = self._state(job) if job else "no job is in the queue"
@@ -71,7 +71,7 @@ class SlurmCluster(RackCluster):
         request = folder / "node.json"  # every node reads it; it holds the token
         write_private(request, json.dumps(self._request()))
         python = self.cluster.environment.python or Path(sys.executable)
-        join = ["srun", str(python), "-m", "cluster.node", "join", str(request)]
+        join = ["srun", str(python), "-P", "-m", "cluster.node", "join", str(request)]
         script = f"#!/bin/sh\nexec {shlex.join(join)}\n"
         words = [f"--job-name=tinyattn-{self.cluster.name}", f"--nodes={self.launch.nodes}"]
         words += ["--ntasks-per-node=1", f"--output={folder}/job-%j.log"]
@@ -79,12 +79,12 @@ class SlurmCluster(RackCluster):
         return self._call("sbatch", "--parsable", *words, script=script).split(";")[0].strip()
 
     def _request(self) -> dict[str, Any]:
-        """What the agent of each node of the job is told; it knows its own address and size."""
+        """Return the request for the job's agents; each finds its own address and size."""
         head = self.request_of(self.cluster.head, self.token())
         return {**head, "is_head": False, "mlflow": None}
 
     def _job(self) -> str | None:
-        """The job that `up` submitted, if it is not over."""
+        """Return the job that `up` submitted, if it is not over."""
         try:
             job = str(json.loads(self._job_file.read_text())["job"])
         except (OSError, ValueError, KeyError):
@@ -92,7 +92,7 @@ class SlurmCluster(RackCluster):
         return None if self._state(job) in (*OVER, "") else job
 
     def _state(self, job: str) -> str:
-        """Its state; empty: Slurm does not know it any more."""
+        """Return a job's state; empty if Slurm does not know it any more."""
         try:
             return self._call("squeue", "-h", "-j", job, "-o", "%T").strip()
         except TinyAttnError as error:

@@ -1,1 +1,1 @@
-"""The sweep: Ray Tune schedules, Optuna suggests, ASHA stops, MLflow remembers."""
+"""Sweeps over adapters: Ray Tune schedules, Optuna suggests, MLflow records. Begin at sweep.py."""

@@ -1,9 +1,9 @@
-"""A sweep from its file to its best trial: the page to read first.
+"""A sweep: prepare, run, resume and extend. The page to read first.
 
-prepare   load PLM and data once; a mistake ends here                    (preflight.py)
-search    Optuna suggests, ASHA stops, Ray Tune runs, MLflow remembers   (runner.py)
+prepare   load PLM and data once; a mistake ends here                    (planning/preflight.py)
+search    Optuna suggests, ASHA stops, Ray Tune runs, MLflow remembers   (execution/tuner.py)
 close     every run has an outcome, whatever happened
-resume    the same search again: its journal says where it is            (journal.py)
+resume    the same search again: its event log says where it is            (state/event_log.py)
 """
 
 from __future__ import annotations
@@ -11,94 +11,103 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.batch import Batch
-from orchestrator.config import Sweep, apply_overrides, check
-from orchestrator.definition import Definition, Origin
-from orchestrator.home import Home
-from orchestrator.journal import refuse_damaged
-from orchestrator.nodes import concurrency
-from orchestrator.outcome import Outcome
-from orchestrator.preflight import Facts, check_warmup, inspect, warmup_note
-from orchestrator.provenance import code_tags
-from orchestrator.runner import Ended, closed_in_any_case, run_batch
-from orchestrator.search import OptunaSearcher
-from orchestrator.tracking import Tracker
-from tinyattn.config import build
-from tinyattn.errors import ConfigError, NameTakenError, TinyAttnError, UsageError
-from tinyattn.workshop import Workshop
+from orchestrator.execution.nodes import concurrency
+from orchestrator.execution.tuner import Ended, closed_in_any_case, run_batch
+from orchestrator.planning.preflight import check_warmup, inspect, run_tags, warmup_note
+from orchestrator.reporting.mlflow_page import publish
+from orchestrator.search.searcher import OptunaSearcher
+from orchestrator.spec.batch import TrialBatch
+from orchestrator.spec.config import Sweep, apply_overrides, check
+from orchestrator.spec.facts import Facts
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.definition import Definition, Origin
+from orchestrator.state.event_log import refuse_damaged
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.config import build, dotted_keys
+from tinyattn.errors import (
+    ConfigError,
+    NameTakenError,
+    TinyAttnError,
+    UsageError,
+    did_you_mean,
+)
+from tinyattn.training.model_cache import ModelCache
 
 STUDY_FILE = "study.journal"
 CHANGEABLE = ("finalize", "resources")
-"""Sections that may be given anew after the search."""
+"""Sections of a sweep that may be changed after its search."""
 
 
-def prepare(sweeps: Sequence[Sweep], home: Home) -> list[Facts]:
-    """Find out what the sweeps will meet, and open the store; a mistake in any ends here.
+def prepare(sweeps: Sequence[Sweep], workspace: Workspace) -> list[Facts]:
+    """Check sweeps before they start, open the MLflow store, and return the facts of each.
 
     Raises:
         UsageError: a name is in use, or PLM, data or a value of a space do not fit.
         StorageError: too little space, or the store cannot be opened or made.
     """
-    home.require_space()
+    workspace.require_space()
     for sweep in sweeps:
-        _refuse_taken(sweep.name, home)
-    workshop = Workshop(home.data_dir, device="cpu")  # GPUs are for trials
-    facts = [inspect(sweep, workshop) for sweep in sweeps]
+        _refuse_taken(sweep.name, workspace)
+    model_cache = ModelCache(workspace.data_dir, device="cpu")  # GPUs are for trials
+    facts = [inspect(sweep, model_cache) for sweep in sweeps]
     for sweep, found in zip(sweeps, facts, strict=True):
         check_warmup(sweep, found.fewest_rows)
-    home.tracker(create=True)
+    workspace.tracker(create=True)
     return facts
 
 
-def _refuse_taken(name: str, home: Home) -> None:
-    if home.has_store() and not home.tracker().name_is_free(name):
+def _refuse_taken(name: str, workspace: Workspace) -> None:
+    if workspace.has_store() and not workspace.tracker().name_is_free(name):
         raise NameTakenError(
             f"a sweep called '{name}' exists already; choose another with name=..., go on with it "
             f"by `tinyattn sweep resume {name}`, or see it by `tinyattn leaderboard --sweep {name}`"
         )
-    if home.path_of(name).exists():  # its study would be gone on with
+    if workspace.path_of(name).exists():  # its study would be gone on with
         raise NameTakenError(
-            f"{home.path_of(name)} is there from a sweep of another store; choose another name "
-            "with name=..., or move the folder away"
+            f"{workspace.path_of(name)} is there from a sweep of another store; choose another "
+            "name with name=..., or move the folder away"
         )
 
 
-def run_sweep(sweep: Sweep, facts: Facts, home: Home, origin: Origin | None = None) -> list[Ended]:
-    """Run a new sweep, which was prepared, to its end; Ray must be running.
+def run_sweep(
+    sweep: Sweep, facts: Facts, workspace: Workspace, origin: Origin | None = None
+) -> list[Ended]:
+    """Run a new sweep to its end, after `prepare`; Ray must be running.
 
     Args:
-        sweep: what to run.
-        facts: what `prepare` found.
-        home: where it is kept.
-        origin: file and overrides it was read from; None: it was made in code.
+        sweep: the sweep.
+        facts: the facts of the sweep, from `prepare`.
+        workspace: where the sweep is kept.
+        origin: file and overrides that the sweep was read from; None: it was made in code.
 
     Raises:
         InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
-        TinyAttnError: a trial needs more than there is, or none produced a score.
+        TinyAttnError: a trial needs more resources than there are, or no trial reached a score.
     """
     concurrency(sweep.resources)
-    with home.lock(sweep.name):
-        if Definition.is_in(home.path_of(sweep.name)):  # another process was quicker
-            _refuse_taken(sweep.name, home)
-        Definition.of(sweep, facts, origin).write(home.path_of(sweep.name))
-        return _go_on(sweep, facts, home)
+    with workspace.lock(sweep.name):
+        if Definition.is_in(workspace.path_of(sweep.name)):  # another process was quicker
+            _refuse_taken(sweep.name, workspace)
+        Definition.of(sweep, facts, origin).write(workspace.path_of(sweep.name))
+        return _go_on(sweep, facts, workspace)
 
 
 def resumable(
-    name: str, home: Home, changes: Mapping[str, Any], *, as_it_ran: bool = False
+    name: str, workspace: Workspace, changes: Mapping[str, Any], *, as_it_ran: bool = False
 ) -> Definition:
-    """Return the definition of a sweep to go on with, with `changes` such as more trials.
+    """Return the definition of a sweep that is to be resumed, with changes such as more trials.
 
     Args:
-        name: the sweep.
-        home: where it is kept.
+        name: the sweep's name.
+        workspace: where the sweep is kept.
         changes: overrides such as `{"search.trials": 40}`.
-        as_it_ran: also where the file it was read from has changed since.
+        as_it_ran: resume it also if its file has changed since.
 
     Raises:
-        UsageError: it is not there, a change does not fit, or its file has changed.
+        UsageError: the sweep is not there, a change does not fit, or its file has changed.
     """
-    definition = Definition.read(home.path_of(name), name)
+    definition = Definition.read(workspace.path_of(name), name)
     if not as_it_ran:
         definition.refuse_changed_file()
     trials = definition.sweep().search.trials
@@ -108,35 +117,35 @@ def resumable(
 
 
 def resume_sweep(
-    definition: Definition, home: Home, say: Callable[[str], None] = lambda line: None
+    definition: Definition, workspace: Workspace, say: Callable[[str], None] = lambda line: None
 ) -> list[Ended]:
-    """Go on with a sweep after whatever ended it; Ray must be running.
+    """Resume a sweep, whatever ended it; Ray must be running.
 
     Args:
-        definition: as `resumable` returns it.
-        home: where it is kept.
-        say: told what a new sweep would be refused for.
+        definition: the sweep, from `resumable`.
+        workspace: where the sweep is kept.
+        say: takes remarks for the user, on faults for which a new sweep would be refused.
 
     Raises:
-        UsageError: somebody works on it, or its data or PLM are other ones now.
+        UsageError: another process works on the sweep, or its data or PLM have changed.
         As `run_sweep`.
     """
     sweep = definition.sweep()
     concurrency(sweep.resources)
-    with home.lock(sweep.name):
-        facts = inspect(sweep, Workshop(home.data_dir, device="cpu"))
+    with workspace.lock(sweep.name):
+        facts = inspect(sweep, ModelCache(workspace.data_dir, device="cpu"))
         definition.refuse_other(facts)
         for note in warmup_note(sweep, facts):
             say(note)
-        definition.write(home.path_of(sweep.name))
-        return _go_on(sweep, facts, home)
+        definition.write(workspace.path_of(sweep.name))
+        return _go_on(sweep, facts, workspace)
 
 
-def _go_on(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
-    """Bring a sweep to its end from wherever it is; a new one is at its beginning."""
-    tracker = home.tracker(create=True)
+def _go_on(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Ended]:
+    """Run a sweep to its end from its present state; a new sweep has an empty event log."""
+    tracker = workspace.tracker(create=True)
     names = tracker.names_of_trials(sweep.name)
-    refuse_damaged(home.path_of(sweep.name), names, needed="search")
+    refuse_damaged(workspace.path_of(sweep.name), names, needed="search")
     with closed_in_any_case(tracker, f"sweep resume {sweep.name}"):
         tracker.open_sweep(
             name=sweep.name,
@@ -146,16 +155,19 @@ def _go_on(sweep: Sweep, facts: Facts, home: Home) -> list[Ended]:
             config=sweep.model_dump(mode="json"),
             tags=run_tags(facts),
         )
-        ended = _search(sweep, home, tracker, facts)
+        ended = _search(sweep, workspace, tracker, facts)
         _refuse_empty(ended)
+    publish(tracker, sweep.name)
     return ended
 
 
-def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[Ended]:
-    depot = home.depot(sweep.name)
-    study = depot.folder / STUDY_FILE
+def _search(
+    sweep: Sweep, workspace: Workspace, tracker: TrackingWriter, facts: Facts
+) -> list[Ended]:
+    checkpoints = workspace.checkpoints(sweep.name)
+    study = checkpoints.folder / STUDY_FILE
     searcher = OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha)
-    batch = Batch(
+    batch = TrialBatch(
         name="search",
         title=sweep.name,
         kind="trial",
@@ -166,10 +178,12 @@ def _search(sweep: Sweep, home: Home, tracker: Tracker, facts: Facts) -> list[En
         tags=run_tags(facts),
         asha=sweep.asha,
     )
-    return run_batch(batch, searcher, depot=depot, tracker=tracker, data_dir=home.data_dir)
+    return run_batch(
+        batch, searcher, checkpoints=checkpoints, tracker=tracker, data_dir=workspace.data_dir
+    )
 
 
-def sweep_as_it_ran(tracker: Tracker, name: str, overrides: Mapping[str, Any]) -> Sweep:
+def sweep_as_it_ran(tracker: TrackingWriter, name: str, overrides: Mapping[str, Any]) -> Sweep:
     """Return a sweep of the store, with `overrides` of its finalize and resources sections.
 
     Raises:
@@ -178,27 +192,15 @@ def sweep_as_it_ran(tracker: Tracker, name: str, overrides: Mapping[str, Any]) -
     stored = tracker.sweep_config(tracker.find_sweep(name))
     for key in overrides:
         if key.split(".")[0] not in CHANGEABLE:
+            keys = [known for known in dotted_keys(Sweep) if known.split(".")[0] in CHANGEABLE]
             raise ConfigError(
                 f"override {key}: the sweep has run; changeable are {', '.join(CHANGEABLE)}"
+                f"{did_you_mean(key, keys)}"
             )
     apply_overrides(stored, overrides)
     sweep = build(Sweep, stored, f"sweep {name}")
     check(sweep, f"sweep {name}")
     return sweep
-
-
-def run_tags(facts: Facts) -> dict[str, str]:
-    """What every run of the sweep records of its origin."""
-    carve = {} if facts.carve is None else {"carve": str(facts.carve)}
-    return {
-        **carve,
-        "data_fingerprint": facts.data_fingerprint,
-        "plm_fingerprint": facts.plm_fingerprint,
-        "train_rows": str(facts.train_rows),
-        "truncated_rows": str(facts.truncated_rows),
-        "primary_metric": facts.primary_metric,
-        "commit": code_tags().get("commit", "unknown"),
-    }
 
 
 def _refuse_empty(ended: list[Ended]) -> None:

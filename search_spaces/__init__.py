@@ -1,4 +1,4 @@
-"""Sweep files that ship with the package and are found by short name, as in `glue/rte`.
+"""The sweep files that ship with the package, found by short name, as in `glue/rte`.
 
 `glue/TASK` is the paper's grid on roberta-large, `glue/TASK-literal` the same with the adapter as
 the paper writes it, `glue/TASK-wide` a wider continuous space, `-base` the same on roberta-base.

@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from tinyattn.plm import Plm, load_plm
+from tinyattn.plms.loading import Plm, load_plm
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import psutil
 
-TRIAL = ("ray::SweepTrial", "ray::ResourceTrainable")  # at rest, and while it trains
-SHARED = ("ray::Pack",)
+TRIAL = ("ray::SweepTrainable", "ray::ResourceTrainable")  # at rest, and while it trains
+SHARED = ("ray::SharedWorker",)
 RANK = ("ray::_RankActor",)
 
 

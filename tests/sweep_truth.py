@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from orchestrator.config import SearchConfig
-from orchestrator.definition import Definition
-from orchestrator.home import Home
-from orchestrator.journal import Journal
-from orchestrator.outcome import Outcome
-from orchestrator.scheduler import make_scheduler, replay
-from orchestrator.search import OptunaSearcher
-from orchestrator.store import TrialRecord
-from orchestrator.tracking import Tracker
+from orchestrator.search.asha import make_scheduler, replay
+from orchestrator.search.searcher import OptunaSearcher
+from orchestrator.spec.config import SearchConfig
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.definition import Definition
+from orchestrator.state.event_log import EventLog
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.writer import TrackingWriter
 
 
 def untruths(runs: Path, name: str, trials: int, tracking_uri: str | None = None) -> list[str]:
     """Say what is wrong with a sweep that has ended; nothing, if nothing is."""
-    home = Home(runs, tracking_uri)
-    tracker = home.tracker()
+    workspace = Workspace(runs, tracking_uri)
+    tracker = workspace.tracker()
     sweep = tracker.find_sweep(name)
     records = [t for t in tracker.trials_of(sweep) if t.kind == "trial"]
     found = []
@@ -40,10 +40,10 @@ def untruths(runs: Path, name: str, trials: int, tracking_uri: str | None = None
         check(honest, f"run {run.run_id}: outcome {run.outcome}, status {status}")
     for record in records:
         found += _untruths_of(record, tracker)
-    return found + _disagreements(home, name, records)
+    return found + _disagreements(workspace, name, records)
 
 
-def _untruths_of(record: TrialRecord, tracker: Tracker) -> list[str]:
+def _untruths_of(record: TrialRecord, tracker: TrackingWriter) -> list[str]:
     """Evaluations that are missing, doubled or out of order, or an adapter that is not there."""
     found = []
     for key in ("score", "train_loss", "best_score"):
@@ -55,27 +55,27 @@ def _untruths_of(record: TrialRecord, tracker: Tracker) -> list[str]:
     return found
 
 
-def _disagreements(home: Home, name: str, records: list[TrialRecord]) -> list[str]:
-    """Where journal, study, scheduler and MLflow do not say the same."""
-    folder = home.path_of(name)
+def _disagreements(workspace: Workspace, name: str, records: list[TrialRecord]) -> list[str]:
+    """Where event log, study, scheduler and MLflow do not say the same."""
+    folder = workspace.path_of(name)
     sweep = Definition.read(folder, name).sweep()
-    journal = Journal(folder / "search.jsonl")
+    event_log = EventLog(folder / "search.jsonl")
     study = OptunaSearcher(sweep.space, SearchConfig(), folder / "study.journal", name)._study
     attributes = [t.user_attrs for t in study.trials if "trial" in t.user_attrs]
     told = {attribute["trial"]: attribute.get("outcome") for attribute in attributes}
     running = [trial.number for trial in study.trials if trial.state.name == "RUNNING"]
     found = [f"study trials {running} are RUNNING"] if running else []
 
-    results = [event["result"] for event in journal.events if "result" in event]
+    results = [event["result"] for event in event_log.events if "result" in event]
     asha = make_scheduler(sweep.asha, max(result.get("total", 0) for result in results))
-    replay(asha, journal.events)
+    replay(asha, event_log.events)
     if asha.paused:
         found.append(f"paused for ever: {asha.paused}")
     for record in records:
-        past = journal.trials.get(record.trial_id)
+        past = event_log.trials.get(record.trial_id)
         words = {
             "MLflow": (record.outcome and record.outcome.value, record.evaluations),
-            "journal": past and (past.outcome and past.outcome.value, past.evaluations),
+            "event log": past and (past.outcome and past.outcome.value, past.evaluations),
         }
         if len(set(words.values())) > 1 or told.get(record.trial_id) != words["MLflow"][0]:
             found.append(f"{record.trial_id}: {words}, study {told.get(record.trial_id)}")
@@ -86,7 +86,7 @@ def _disagreements(home: Home, name: str, records: list[TrialRecord]) -> list[st
 
 def histories(runs: Path, name: str, tracking_uri: str | None = None) -> dict[str, list[float]]:
     """The losses by evaluation of each trial, by the trial's configuration."""
-    tracker = Home(runs, tracking_uri).tracker()
+    tracker = Workspace(runs, tracking_uri).tracker()
     return {
         str(sorted(record.params.items())): [
             m.value for m in tracker.client.get_metric_history(record.run_id, "train_loss")

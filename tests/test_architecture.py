@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,30 +13,63 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("tinyattn", "orchestrator", "cluster", "search_spaces")
+ROOMS = {
+    "tinyattn": (
+        "errors",
+        "telemetry",
+        "files",
+        "config",
+        "tasks",
+        "data",
+        "batching",
+        "plms",
+        "adapters",
+        "passes",
+        "training",
+        "predict",
+        "serving",
+    ),
+    "orchestrator": (
+        "serving",  # for champions that were registered when the module was here
+        "spec",
+        "tracking",
+        "state",
+        "search",
+        "reporting",
+        "driver",
+        "execution",
+        "planning",
+        "selection",
+        "registry",
+        "sweep",
+        "single_trial",
+        "cli",
+        "api",
+    ),
+}
+"""Folders and files of each package, the lowest first: a room imports those before it alone."""
+UPWARDS = {
+    "orchestrator/cli/": {"cluster"},
+    "orchestrator/api.py": {"cluster"},
+    "tinyattn/__init__.py": {"orchestrator"},
+}
+"""What the front doors import of other packages beside those below them."""
+MOST_FILES = 12
 HOMES = {
-    "deepspeed": {"tinyattn/engine.py"},
-    "optuna": {"orchestrator/search.py"},
+    "deepspeed": {"tinyattn/training/engine.py", "tinyattn/training/deepspeed_compat.py"},
+    "optuna": {"orchestrator/search/searcher.py", "orchestrator/search/optuna_compat.py"},
     "click": {"orchestrator/cli/*"},
     "ray": {
-        f"orchestrator/{name}.py"
-        for name in (
-            "runner",
-            "scheduler",
-            "asker",
-            "watcher",
-            "trial",
-            "worker",
-            "pack",
-            "packing",
-            "rank_group",
-            "nodes",
-        )
-    }
-    | {"cluster/*"},
-    # tracking writes runs, champions and registry the registered models, serving their files
+        "orchestrator/execution/*",
+        "orchestrator/driver/trial_queue.py",
+        "orchestrator/search/asha.py",
+        "cluster/*",
+    },
     "mlflow": {
-        f"orchestrator/{name}.py"
-        for name in ("store", "tracking", "outbox", "champions", "registry", "serving")
+        "orchestrator/tracking/*",
+        "orchestrator/registry/*",
+        "tinyattn/serving.py",
+        "tinyattn/telemetry.py",
     },
 }
 WRITES_RUNS = {"create_run", "log_batch", "log_artifact", "log_artifacts", "set_terminated"}
@@ -65,9 +100,49 @@ def imported(tree: ast.Module) -> set[str]:
 )
 def test_imports_go_down_only(package: str, allowed: set[str]) -> None:
     for path, tree in trees(package).items():
-        extra = {"cluster"} if path.startswith("orchestrator/cli/") else set()
+        extra = next((may for start, may in UPWARDS.items() if path.startswith(start)), set())
         above = (imported(tree) & set(PACKAGES)) - {package} - allowed - extra
         assert not above, f"{path} imports {above}"
+
+
+def room_of(package: str, module: str) -> str:
+    """The folder or file of a package in which a module is; empty: the package itself."""
+    return module.removeprefix(package).lstrip(".").split(".")[0]
+
+
+def imported_modules(tree: ast.Module) -> set[str]:
+    """Dotted names that a module imports, anywhere in it, also for the type checker alone."""
+    found = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_file_is_in_a_room(package: str) -> None:
+    found = {
+        room_of(package, path.removesuffix(".py").replace("/", ".")) for path in trees(package)
+    }
+    assert found - {"__init__"} == set(ROOMS[package])
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_below_it(package: str) -> None:
+    rooms = ROOMS[package]
+    for path, tree in trees(package).items():
+        own = room_of(package, path.removesuffix(".py").replace("/", "."))
+        allowed = {"", *rooms} if own == "__init__" else {"", *rooms[: rooms.index(own) + 1]}
+        names = [n for n in imported_modules(tree) if n.split(".")[0] == package]
+        above = {name for name in names if room_of(package, name) not in allowed}
+        assert not above, f"{path} imports {above}"
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_no_folder_is_crowded(package: str) -> None:
+    folders = [folder for folder in (ROOT / package).rglob("*") if folder.is_dir()]
+    crowded = {str(f): n for f in folders if (n := len(list(f.glob("*.py")))) > MOST_FILES}
+    assert not crowded
 
 
 @pytest.mark.parametrize("dependency", HOMES)
@@ -79,14 +154,136 @@ def test_a_dependency_has_one_home(dependency: str) -> None:
         if dependency in imported(tree)
     }
     assert found, f"nothing imports {dependency}: HOMES is out of date"
-    strangers = {p for p in found if not any(Path(p).match(home) for home in HOMES[dependency])}
+    strangers = {
+        p for p in found if not any(Path(p).match(workspace) for workspace in HOMES[dependency])
+    }
     assert not strangers
 
 
 def test_only_the_tracker_writes_runs() -> None:
     for path, tree in trees("orchestrator").items():
         calls = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-        assert path == "orchestrator/tracking.py" or not calls & WRITES_RUNS, path
+        assert path == "orchestrator/tracking/writer.py" or not calls & WRITES_RUNS, path
+
+
+def test_the_library_names_one_thing_above_it_and_imports_it_when_it_is_used() -> None:
+    tree = trees("tinyattn")["tinyattn/__init__.py"]
+    upwards = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom | ast.Import)]
+    names = {name for n in upwards for name in imported_modules(ast.Module([n], []))}
+    above = {name for name in names if not name.startswith("tinyattn.")} & {
+        name for name in names if name.split(".")[0] in PACKAGES
+    }
+    assert above == {"orchestrator.api.run_sweep"}
+    for node in tree.body:
+        assert "orchestrator" not in imported(ast.Module([node], [])) or isinstance(node, ast.If)
+
+
+def test_importing_the_library_waits_for_no_large_library() -> None:
+    large = {"torch", "transformers", "datasets", "numpy", "pydantic", "ray", "mlflow", "optuna"}
+    code = f"import sys, tinyattn; print(sorted({large} & sys.modules.keys()), dir(tinyattn))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.startswith("[] ")
+    assert "'run_sweep'" in found.stdout
+
+
+PUBLIC = {"os._exit", "part._replace"}
+"""Names that are public though they begin with an underscore: os's and those of named tuples."""
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """What a module takes from others though it begins with one underscore."""
+    found = set()
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            own = ast.unparse(node.value) in ("self", "cls", "super()")
+            names = [] if own or ast.unparse(node) in PUBLIC else [node.attr]
+        elif isinstance(node, ast.Import):
+            names = [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.ImportFrom) and node.module not in (
+            "__future__",
+            "tinyattn.serving",  # MLflow's name for what loads a model
+        ):
+            names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr"):
+            word = node.args[1]
+            names = [str(word.value)] if isinstance(word, ast.Constant) else []
+        elif isinstance(node, ast.keyword) and node.arg:
+            names = [node.arg]
+        found |= {n for n in names if n.startswith("_") and not n.startswith("__")}
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_private_names_of_libraries_are_in_the_compat_files(package: str) -> None:
+    found = {path: private_names(tree) for path, tree in trees(package).items()}
+    assert not {p: own for p, own in found.items() if own and not p.endswith("_compat.py")}
+
+
+def test_private_names_are_found() -> None:
+    code = "import a._b\nfrom c import _d\nx._e\nf(_g=1)\ngetattr(x, '_h')\nself._own\nx.__dict__"
+    assert private_names(ast.parse(code)) == {"_b", "_d", "_e", "_g", "_h"}
+
+
+IMPORTS = """
+import contextlib, importlib, json, logging, os, sys, warnings
+# Libraries change what they please when they are imported; what counts is what we add to that.
+import deepspeed, huggingface_hub, mlflow, mlflow.pyfunc, optuna, ray, ray.tune, transformers
+import alembic, datasets, matplotlib.pyplot, scipy.stats, sklearn.metrics, sqlalchemy
+from ray.air.execution._internal import actor_manager
+
+NAMES = ("ray.tune", "mlflow.pyfunc", "alembic", "mlflow.store.db.utils", "optuna", "DeepSpeed",
+         "transformers", "datasets")
+
+filters = []
+
+def noted(change):
+    # Noted where it is ours: libraries that we import go on changing filters of their own.
+    def change_and_note(*words, **options):
+        caller = sys._getframe(1).f_globals["__name__"]
+        if caller.split(".")[0] in ("tinyattn", "orchestrator", "cluster", "search_spaces"):
+            filters.append(caller)
+        return change(*words, **options)
+    return change_and_note
+
+for name in ("filterwarnings", "simplefilter", "resetwarnings"):
+    setattr(warnings, name, noted(getattr(warnings, name)))
+
+def state():
+    return {
+        "environment": dict(os.environ),
+        "warnings": list(filters),
+        "levels": {name: logging.getLogger(name).level for name in NAMES},
+        "patched": repr(actor_manager.RayActorError),
+        "attention": sorted(transformers.AttentionInterface().valid_keys()),
+        "ops": sorted(deepspeed.ops.__compatible_ops__),
+        "telemetry": huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY,
+    }
+
+before = state()
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+after = state()
+print(json.dumps({key: str(after[key]) for key in before if before[key] != after[key]}))
+"""
+
+
+def test_importing_any_module_changes_nothing() -> None:
+    names = [
+        path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+        for package in PACKAGES
+        for path in trees(package)
+        if not path.endswith("__main__.py")
+    ]
+    environment = {k: v for k, v in os.environ.items() if "TELEMETRY" not in k and "USAGE" not in k}
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, *names],
+        capture_output=True,
+        text=True,
+        env=environment | {"DO_NOT_TRACK": "true", "HF_HUB_OFFLINE": "1", "DS_ACCELERATOR": "cpu"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {}
 
 
 def test_modules_do_not_import_each_other_in_circles() -> None:
@@ -115,7 +312,7 @@ def test_modules_do_not_import_each_other_in_circles() -> None:
 
 def test_asking_how_a_sweep_does_waits_for_no_large_library() -> None:
     large = {"torch", "transformers", "deepspeed", "ray", "optuna"}
-    modules = "orchestrator.cli, orchestrator.control, orchestrator.tracking"
+    modules = "orchestrator.cli, orchestrator.reporting.status, orchestrator.tracking.writer"
     code = f"import sys, {modules}; print(sorted({large} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
@@ -124,6 +321,6 @@ def test_asking_how_a_sweep_does_waits_for_no_large_library() -> None:
 def test_training_on_token_ids_needs_nothing_that_reads_text() -> None:
     """A bare GPU machine has token ids, but perhaps no datasets or pyarrow."""
     large = {"datasets", "pyarrow", "pandas", "ray", "optuna", "mlflow"}
-    code = f"import sys, tinyattn.trainer; print(sorted({large} & sys.modules.keys()))"
+    code = f"import sys, tinyattn.training.trainer; print(sorted({large} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

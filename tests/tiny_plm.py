@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from tinyattn.config import TrainConfig
-from tinyattn.plm import find_plm
-from tinyattn.workshop import Workshop
+from tinyattn.plms.loading import find_plm
+from tinyattn.training.model_cache import ModelCache
 
 
 def save_tiny_plm(folder: Path, *, seed: int = 0) -> Path:
@@ -31,8 +31,8 @@ def save_tiny_plm(folder: Path, *, seed: int = 0) -> Path:
 
 def fingerprints_of(config: TrainConfig) -> dict[str, str]:
     """What the driver tells workers of a trial's PLM and data."""
-    workshop = Workshop()
+    model_cache = ModelCache()
     return {
-        "plm_fingerprint": workshop.plm(config.plm).fingerprint,
-        "data_fingerprint": workshop.data(config).fingerprint,
+        "plm_fingerprint": model_cache.plm(config.plm).fingerprint,
+        "data_fingerprint": model_cache.data(config).fingerprint,
     }

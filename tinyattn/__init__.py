@@ -1,8 +1,77 @@
-"""Tiny-attention adapters over frozen pretrained language models (Zhao, Tan & Mei, EMNLP 2022)."""
+"""Tiny-attention adapters over frozen pretrained language models (Zhao, Tan & Mei, EMNLP 2022).
 
-import os
+    import tinyattn as ta
 
-# Read when the libraries are imported, which may happen from several places: nothing reports home.
-for _switch in ("MLFLOW_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY"):
-    os.environ.setdefault(_switch, "true")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+`__all__` names what a program may rely on; docs/api.md shows it. Importing this takes no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from tinyattn.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from orchestrator.api import run_sweep
+    from tinyattn.adapters.model import AdaptedModel
+    from tinyattn.config import AdapterConfig, TrainConfig
+    from tinyattn.plms.loading import load_plm
+    from tinyattn.predict import load_predictor
+
+    __version__: str
+
+__all__ = [
+    "AdaptedModel",
+    "AdapterConfig",
+    "TrainConfig",
+    "__version__",
+    "load_plm",
+    "load_predictor",
+    "run_sweep",
+]
+
+_MODULES = {
+    "AdaptedModel": "tinyattn.adapters.model",
+    "AdapterConfig": "tinyattn.config",
+    "TrainConfig": "tinyattn.config",
+    "load_plm": "tinyattn.plms.loading",
+    "load_predictor": "tinyattn.predict",
+    "run_sweep": "orchestrator.api",
+}
+"""Where each public name is; its module is imported when the name is first used."""
+
+
+def __getattr__(name: str) -> object:
+    """Return a public name, imported now: torch takes seconds, and not all that import this need
+    it."""
+    if name == "__version__":
+        value: object = version("tinyattn")
+    elif name in _MODULES:
+        value = getattr(_module(_MODULES[name]), name)
+    else:
+        raise AttributeError(f"module 'tinyattn' has no name '{name}'{did_you_mean(name, __all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module; ImportError where a user's file has the name of its package."""
+    package = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        other = getattr(sys.modules.get(package), "__file__", None) or ""
+        if not other or Path(other).parent.parent == Path(__file__).parent.parent:
+            raise
+        raise ImportError(
+            f"{other} is not tinyattn's package '{package}' but stands in its place; rename it"
+        ) from error

@@ -11,12 +11,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tinyattn.errors import ConfigError, did_you_mean
-from tinyattn.yaml_files import parse_yaml
+from tinyattn.files.yaml_files import parse_yaml
 
 
 class StrictModel(BaseModel):
@@ -89,8 +89,8 @@ class OptimizerConfig(StrictModel):
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """Learning-rate decay after warm-up."""
     warmup: float = Field(0.0, ge=0)
-    """Warm-up: below 1 a share of all steps (0.1 = 10 %), rounded, from 1 on a number of steps; not
-    as many as training has."""
+    """Warm-up: below 1 a share of all steps (0.1 = 10 %), rounded; from 1 on a number of steps,
+    which must be less than training has."""
     max_grad_norm: float = Field(0.0, ge=0)
     """Clip the gradient's global norm to this; 0: no clipping."""
 
@@ -112,7 +112,7 @@ class StartConfig(StrictModel):
 
 
 class TrainConfig(StrictModel):
-    """One trial, completely."""
+    """The complete configuration of one trial: task, PLM, adapter, optimizer, length, precision."""
 
     task: str
     """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
@@ -122,15 +122,15 @@ class TrainConfig(StrictModel):
     """paper: select on the official dev set, as the paper does; heldout: select on a split carved
     from train and keep dev for the report."""
     carve_version: Literal[1, 2] = 2
-    """Version of carving: 2 keeps rows with like texts together; 1, of sweeps begun before there
-    were versions, rows with identical texts."""
+    """Version of carving: 2 keeps rows with similar texts together; 1, of sweeps begun before
+    there were versions, only rows with identical texts."""
     token_version: Literal[1, 2] = 2
     """Version of tokenising: 2 has segments and separators for all PLMs, and leaves special tokens
     that stand in a text as text; 1, of sweeps begun before there were versions, does not."""
     adapter: AdapterConfig = AdapterConfig()
-    """The adapters."""
+    """Shape and place of the adapters."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """Their training."""
+    """How adapter and classifier are trained."""
     epochs: int = Field(20, ge=1, le=10_000)
     """Passes over the training rows."""
     batch_size: int = Field(16, ge=1, le=65_536)
@@ -144,12 +144,12 @@ class TrainConfig(StrictModel):
     max_train_rows: int | None = Field(None, ge=1)
     """Use a fixed random subset of this many training rows; None: all."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of the frozen PLM; adapter and classifier are fp32 always."""
+    """Number format of the frozen PLM; adapter and classifier are always fp32."""
     plm_dropout: bool = False
     """Whether the frozen PLM's own dropout is active in training (the paper: off)."""
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage, what a trial's ranks split: 1 the optimizer's state, 2 gradients too,
-    3 the PLM's weights as well."""
+    """DeepSpeed ZeRO stage: what the ranks of a trial share out between them. 1: the optimizer's
+    state; 2: gradients too; 3: the PLM's weights as well."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seeds initial weights, order of rows and dropout."""
     start: StartConfig | None = None
@@ -165,25 +165,25 @@ class TrainConfig(StrictModel):
         return self
 
     def identity(self, data_fingerprint: str, commit: str) -> str:
-        """Return 16 hex digits that name this trial: config, data and code, never a file name."""
+        """Return a hash of 16 hex digits of config, data and code, equal for equal trials."""
         content = json.dumps(self.model_dump(mode="json", exclude=unnamed(self)), sort_keys=True)
         return hashlib.sha256(f"{content}\n{data_fingerprint}\n{commit}".encode()).hexdigest()[:16]
 
 
 MOST_FAULTS = 20
-"""Lines of one message."""
+"""Most faults that one message lists."""
 
 FIRST_VERSIONS = {"carve_version": 1, "token_version": 1}
-"""Versions of a stored configuration that names none."""
+"""Versions of rules that a stored configuration without these keys was made with."""
 
 
 def unnamed(model: BaseModel) -> set[str]:
-    """Return the versions of a model that files written before there were versions do not name."""
+    """Return the version keys that have their first value: files older than them lack the keys."""
     return {key for key, first in FIRST_VERSIONS.items() if getattr(model, key) == first}
 
 
 def stored_config(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a TrainConfig's data from a file or run, with the versions that it was made with."""
+    """Return stored TrainConfig data with versions added: first versions where it names none."""
     return {**FIRST_VERSIONS, **data}
 
 
@@ -191,12 +191,15 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def build(model: type[Model], data: Any, source: str) -> Model:
-    """Check `data` against a pydantic model; raise ConfigError with one line a fault.
+    """Build a pydantic model from data.
 
     Args:
         model: the pydantic class.
-        data: what came from YAML or overrides.
+        data: what YAML or overrides gave.
         source: file name or other origin, the first part of each message.
+
+    Raises:
+        ConfigError: data do not fit the model; the message has a line for each fault.
     """
     if not isinstance(data, Mapping):
         raise ConfigError(f"{source}: a mapping of keys is needed, what came is {shown(data)}")
@@ -204,43 +207,73 @@ def build(model: type[Model], data: Any, source: str) -> Model:
         return model.model_validate(dict(data))
     except ValidationError as error:
         faults = error.errors()
-        lines = [_fault(model, fault, source) for fault in faults[:MOST_FAULTS]]
+        lines = [_fault(model, fault, data, source) for fault in faults[:MOST_FAULTS]]
         if len(faults) > MOST_FAULTS:
             lines.append(f"{source}: and {len(faults) - MOST_FAULTS} more")
         raise ConfigError("\n".join(lines)) from None
 
 
-def _fault(model: type[BaseModel], fault: Any, source: str) -> str:
-    """One pydantic fault as `source: key: what came, what is allowed, did you mean`."""
-    key = ".".join(str(part) for part in fault["loc"])[:200]
+def _fault(model: type[BaseModel], fault: Any, data: Any, source: str) -> str:
+    """Format a pydantic fault as `source: key: what came, what is allowed, did you mean`."""
+    key = _key_of(fault["loc"], data)[:200]
     if fault["type"] == "extra_forbidden":
         allowed = _siblings(model, fault["loc"])
         word = str(fault["loc"][-1])
         known = f"; allowed are {', '.join(allowed)}" if allowed else ""
-        return f"{source}: {key}: unknown key{did_you_mean(word, allowed)}{known}"
+        hint = did_you_mean(word, allowed) or did_you_mean(word, dotted_keys(model))
+        return f"{source}: {key}: unknown key{hint}{known}"
     if fault["type"] == "missing":
         return f"{source}: {key}: this key is required"
     message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "allowed is")
     came = fault["input"]
     if isinstance(came, Mapping):
-        # Either keys where a single value belongs, or a fault between keys, whose message names
-        # them with their values.
-        between = fault["type"] == "value_error"
-        return f"{source}: {message}" if between else f"{source}: {key}: keys came, {message}"
+        if fault["type"] != "value_error":  # keys where a single value belongs
+            return f"{source}: {key}: keys came, {message}"
+        # A fault between keys: its message names them, but not always where they stand.
+        named = not key or message.startswith(key.rpartition(".")[2])
+        return f"{source}: {message}" if named else f"{source}: {key}: {message}"
     hint = ""
     if fault["type"] == "literal_error" and isinstance(came, str):
         hint = did_you_mean(came, re.findall(r"'([^']+)'", message))
     return f"{source}: {key}: {shown(came)} came, {message}{hint}"
 
 
+def _key_of(location: Iterable[str | int], data: Any) -> str:
+    """Return the dotted key of a pydantic location, as it stands in `data`.
+
+    Pydantic adds the value of `type` where that decides which keys are allowed, as in
+    `space.optimizer.lr.uniform.low`, which is written nowhere.
+    """
+    parts: list[str] = []
+    for part in location:
+        if isinstance(data, Mapping) and part not in data and data.get("type") == part:
+            continue
+        parts.append(str(part))
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            data = None
+    return ".".join(parts)
+
+
+def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return every dotted key of a model, as in `optimizer.lr`, in its order of definition."""
+    keys: list[str] = []
+    for name, field in model.model_fields.items():
+        options = (field.annotation, *get_args(field.annotation))
+        group = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
+        keys += dotted_keys(group, f"{prefix}{name}.") if group else [prefix + name]
+    return keys
+
+
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: as Python writes it, its middle left out if long."""
+    """Return a value for a message: its repr, shortened in the middle if long."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:140]} ... {text[-40:]}"
 
 
 def _siblings(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
-    """Names of the fields allowed where the unknown key `loc` stands, as far as they are known."""
+    """Return the field names allowed at the place of the unknown key `loc`, if they are known."""
     current: Any = model
     for part in list(loc)[:-1]:
         field = getattr(current, "model_fields", {}).get(part)
@@ -255,7 +288,7 @@ _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+){0,9}")
 
 
 def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
-    """Parse command-line words `key=value` into a dict of dotted keys; values are YAML."""
+    """Parse command-line arguments `key=value` into a dict of dotted keys; values are YAML."""
     overrides: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -268,10 +301,10 @@ def parse_overrides(words: Iterable[str]) -> dict[str, Any]:
 
 
 def set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set `data["a"]["b"] = value` for the key `a.b`, making mappings on the way.
+    """Set `data["a"]["b"] = value` for the key `a.b`, adding mappings as needed.
 
     Raises:
-        ConfigError: a part on the way holds something other than a mapping.
+        ConfigError: a parent key, as `a`, holds something other than a mapping.
     """
     *parents, last = key.split(".")
     for parent in parents:

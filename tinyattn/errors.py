@@ -1,7 +1,7 @@
-"""The tree of errors that a user can cause; orchestrator/runner.py and nodes.py add four.
+"""The exception tree of errors that a user can cause; orchestrator/execution adds four.
 
-    TinyAttnError                 exit code 1: it failed, though it was asked correctly
-    ├── UsageError                exit code 2: it was asked wrongly
+    TinyAttnError                 exit code 1: a correct request failed
+    ├── UsageError                exit code 2: the request is wrong
     │   ├── ConfigError           a key, value or file of a configuration
     │   ├── TaskError             a task, its data files, columns or labels
     │   ├── PlmError              a PLM that cannot be found, or whose family is unknown
@@ -10,7 +10,7 @@
     ├── DivergedError             a loss that is NaN or infinite
     ├── OutOfMemoryError          a device or host that ran out of memory
     └── StorageError              no space, no permission, a store that cannot be read
-        └── DamagedError          a file that is missing, torn or changed: another may do
+        └── DamagedError          a file that is missing, truncated or changed
 
 A message says what came, what is allowed and what to do. The command line prints the message
 alone; a traceback means a defect of tinyattn.
@@ -22,7 +22,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-# The words of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
+# Messages of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
 _OUT_OF_MEMORY = (
     "out of memory|ALLOC_FAILED|bad_alloc|not enough memory|[Cc]an(no|')t allocate|"
     "could not create a (primitive(?! descriptor)|memory)"
@@ -37,7 +37,7 @@ class TinyAttnError(Exception):
 
 
 class UsageError(TinyAttnError):
-    """The request itself is wrong: nothing was started."""
+    """A request that is wrong in itself; nothing was started."""
 
     exit_code = 2
 
@@ -47,7 +47,7 @@ class ConfigError(UsageError):
 
 
 class TaskError(UsageError):
-    """A task that is unknown, or whose data do not fit it."""
+    """A task that is unknown, or data that do not fit their task."""
 
 
 class PlmError(UsageError):
@@ -63,11 +63,11 @@ class AdapterError(TinyAttnError):
 
 
 class DivergedError(TinyAttnError):
-    """Training reached a NaN or infinite loss."""
+    """A training loss that is NaN or infinite."""
 
 
 class OutOfMemoryError(TinyAttnError):
-    """A device or the host ran out of memory."""
+    """A device or host that ran out of memory."""
 
 
 class StorageError(TinyAttnError):
@@ -75,17 +75,27 @@ class StorageError(TinyAttnError):
 
 
 class DamagedError(StorageError):
-    """A file that is missing, torn or changed since it was written; an older one may do."""
+    """A file that is missing, truncated or changed since it was written; try an older one."""
 
 
 def did_you_mean(word: str, allowed: Iterable[str]) -> str:
-    """Return ` — did you mean 'x'?` for the allowed word nearest to `word`, or an empty string."""
-    close = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.6)
-    return f" — did you mean '{close[0]}'?" if close else ""
+    """Return ` — did you mean 'x'?` for the allowed word nearest to `word`, or an empty string.
+
+    A dotted key is near where its last part is: `lr` stands for `optimizer.lr`, and all are named
+    that end so.
+    """
+    known = list(allowed)
+    last = {key: key.rpartition(".")[2] for key in known}
+    near = [] if word in known else [key for key in known if last[key] == word]
+    near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    if not near:
+        close = difflib.get_close_matches(word, list(last.values()), n=1, cutoff=0.75)
+        near = [key for key in known if last[key] in close]
+    return f" — did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of a library is one of the several ways of running out of memory."""
+    """Whether a library's error means that memory ran out; each library has its own errors."""
     import torch  # slow to import, and what reads a user's words can do without
 
     known = isinstance(error, torch.OutOfMemoryError | MemoryError)
@@ -95,9 +105,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_thread_spoilt(error: BaseException) -> bool:
-    """Whether this is how torch (oneDNN) says that it had no memory to compile a kernel.
+    """Whether an error is torch's (oneDNN's) for having no memory to compile a kernel.
 
-    The thread in which it came can compile none ever after, however much is free: oneDNN's
-    assembler, Xbyak, keeps a thread's error.
+    Afterwards the thread can compile no kernel at all, however much memory is free: Xbyak, oneDNN's
+    assembler, never resets a thread's error.
     """
     return isinstance(error, RuntimeError) and re.search(_SPOILT, str(error)) is not None

@@ -1,4 +1,4 @@
-"""Use saved adapters: labels and probabilities for new rows."""
+"""Predictor and MixedPredictor: labels and probabilities for new rows by saved adapters."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import datasets
 import numpy as np
 from scipy.special import softmax
 
-from tinyattn.batches import Batches
-from tinyattn.checkpoint import AdapterCard, read_card
+from tinyattn.adapters.checkpoint import AdapterCard, read_card
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.batching.batches import Batches
+from tinyattn.data.rows import check_rows
+from tinyattn.data.tokenise import TokenRules, token_types, tokenise
+from tinyattn.data.tokens import Rows, Split
 from tinyattn.errors import AdapterError, UsageError, did_you_mean
-from tinyattn.model import AdaptedModel
-from tinyattn.passes import mixed_outputs, outputs_of
+from tinyattn.passes.forward import mixed_outputs, outputs_of
 from tinyattn.tasks import Task
-from tinyattn.tasks.rows import check_rows
-from tinyattn.tasks.tokenise import TokenRules, token_types, tokenise
-from tinyattn.tasks.tokens import Rows, Split
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
 
 NAME = "used"  # of the adapter in its AdaptedModel
 
 
 class Predictor:
-    """An adapter on its PLM, ready for rows of text.
+    """A saved adapter on its PLM, ready for rows of text.
 
     Args:
-        folder: adapter folder; its PLM is found by the name it records.
-        workshop: where PLMs are kept warm; None: one of its own.
-        plm: name or folder of the PLM where it is not found under the recorded name; it must be
-            the same PLM, which its fingerprint proves.
-        share: the AdaptedModel to attach it to, and a name there; None: one of its own.
+        folder: adapter folder; it records the name of its PLM.
+        model_cache: cache of loaded PLMs; None: a new one.
+        plm: name or folder of the PLM if it is not found by the recorded name. It must be the same
+            PLM, which is verified by its fingerprint.
+        share: an AdaptedModel to attach the adapter to, and a name for it there; None: a new one.
 
     Raises:
         AdapterError: the folder is damaged, has no classifier or task, or fits another PLM.
@@ -42,7 +42,7 @@ class Predictor:
     def __init__(
         self,
         folder: Path,
-        workshop: Workshop | None = None,
+        model_cache: ModelCache | None = None,
         plm: str | None = None,
         share: tuple[AdaptedModel, str] | None = None,
     ) -> None:
@@ -54,9 +54,9 @@ class Predictor:
                 exclude={"max_length", "carve_version", "token_version", "separator"}
             )
         )
-        workshop = workshop or Workshop()
-        self.plm = workshop.plm(plm or self.card.plm.name, self.card.plm.precision)
-        self.device = workshop.device
+        model_cache = model_cache or ModelCache()
+        self.plm = model_cache.plm(plm or self.card.plm.name, self.card.plm.precision)
+        self.device = model_cache.device
         self.model, self.name = share or (
             AdaptedModel(self.plm.model, self.card.adapter.placement),
             NAME,
@@ -68,7 +68,7 @@ class Predictor:
             raise
 
     def split(self, rows: datasets.Dataset) -> Split:
-        """Tokenise checked rows of text (`tinyattn.data.read_rows` reads and checks a file)."""
+        """Tokenise checked rows of text; `data.splits.read_rows` reads and checks a file."""
         card, tokenizer = self.card.task, self.plm.tokenizer
         assert card is not None
         rules = TokenRules(
@@ -79,11 +79,11 @@ class Predictor:
         return tokenise(rows, self.task, tokenizer, card.max_length, name="predict", rules=rules)
 
     def outputs(self, split: Rows) -> np.ndarray:
-        """Logits, or the regression's score, [N, num_outputs]."""
+        """Return the logits of a split, [N, num_outputs], or the scores of a regression, [N, 1]."""
         return outputs_of(self.model, self.name, self.batches(split), self.device)[0]
 
     def batches(self, split: Rows) -> Batches:
-        """The rows of a split as the PLM takes them."""
+        """Return the rows of a split as the PLM takes them."""
         return Batches(split, self.plm.tokenizer)
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -98,18 +98,18 @@ class Predictor:
         return self.predict_split(self.read(rows)) if rows else []
 
     def read(self, rows: Sequence[Mapping[str, Any]], what: str = "rows") -> Split:
-        """Check and tokenise rows, called `what` in messages."""
+        """Check and tokenise rows; messages call them `what`."""
         own = [{c: row[c] for c in self.task.text_columns if c in row} for row in rows]
         # Other columns may hold anything, so they come only where there is nothing else to check.
         table = datasets.Dataset.from_list(own if any(own) else [dict(row) for row in rows])
         return self.split(check_rows(table, self.task, what, labelled=False))
 
     def predict_split(self, split: Rows) -> list[dict[str, Any]]:
-        """`predict` for rows that are tokenised already."""
+        """Predict rows that are tokenised already, as `predict` does."""
         return self.answers(self.outputs(split))
 
     def answers(self, outputs: np.ndarray) -> list[dict[str, Any]]:
-        """What logits [N, num_outputs] say, row by row; AdapterError where one is not finite."""
+        """Turn logits [N, num_outputs] into predictions; AdapterError if one is not finite."""
         if not np.isfinite(outputs).all():
             at = int(np.isfinite(outputs).all(axis=1).argmin())
             raise AdapterError(
@@ -132,7 +132,7 @@ class Predictor:
 
 
 def load_predictor(folder: Path, plm: str | None = None) -> Predictor:
-    """Load an adapter folder together with the PLM it names."""
+    """Load an adapter folder and the PLM that it names."""
     return Predictor(folder, plm=plm)
 
 
@@ -141,41 +141,43 @@ def _plm_of(card: AdapterCard) -> str:
 
 
 class MixedPredictor:
-    """Several adapters on one PLM, for rows that each name theirs.
+    """Several saved adapters on one PLM; each row names the adapter that answers it.
 
-    Rows of all adapters go through the PLM together; each is answered by its own adapter and
-    classifier, as if that were alone.
+    Rows of all adapters share passes through the PLM. The answers are those that each adapter alone
+    would give.
 
     Args:
         folders: adapter folders by name; all were trained on the same PLM.
-        workshop: as in Predictor.
+        model_cache: as in Predictor.
         plm: as in Predictor.
 
     Raises:
-        UsageError: there is no adapter.
-        AdapterError: as Predictor, or the adapters' PLMs are not the same.
+        UsageError: `folders` is empty.
+        AdapterError: as Predictor, or the adapters are not of the same PLM.
         PlmError: the PLM is not found.
     """
 
     def __init__(
         self,
         folders: Mapping[str, Path],
-        workshop: Workshop | None = None,
+        model_cache: ModelCache | None = None,
         plm: str | None = None,
     ) -> None:
         if not folders:
-            raise UsageError("no adapter came; name one at least")
-        workshop = workshop or Workshop()
+            raise UsageError("no adapter came; name at least one")
+        model_cache = model_cache or ModelCache()
         self._models: dict[str, AdaptedModel] = {}
         self.members: dict[str, Predictor] = {}
         try:
             for number, (name, folder) in enumerate(folders.items()):
-                self._add(name, folder, workshop, plm, f"a{number}")
+                self._add(name, folder, model_cache, plm, f"a{number}")
         except BaseException:
             self.close()
             raise
 
-    def _add(self, name: str, folder: Path, workshop: Workshop, plm: str | None, own: str) -> None:
+    def _add(
+        self, name: str, folder: Path, model_cache: ModelCache, plm: str | None, own: str
+    ) -> None:
         card = read_card(folder)
         first = next(iter(self.members.values()), None)
         if first is not None and _plm_of(card) != _plm_of(first.card):
@@ -186,20 +188,20 @@ class MixedPredictor:
             )
         place = card.adapter.placement
         if place not in self._models:
-            loaded = workshop.plm(plm or card.plm.name, card.plm.precision)
+            loaded = model_cache.plm(plm or card.plm.name, card.plm.precision)
             self._models[place] = AdaptedModel(loaded.model, place)
         model = self._models[place]
-        self.members[name] = Predictor(folder, workshop, plm, share=(model, own))
+        self.members[name] = Predictor(folder, model_cache, plm, share=(model, own))
         model.switch(None)  # models of other placements must not meet it
 
     def predict(
         self, rows: Sequence[Mapping[str, Any]], names: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Answer each row by the adapter of its name, as `Predictor.predict` does.
+        """Predict each row by the adapter that is named for it, as `Predictor.predict` does.
 
         Args:
             rows: mappings that hold the text columns of their adapter's task.
-            names: an adapter a row.
+            names: the adapter's name for each row.
 
         Raises:
             UsageError: a name is unknown.
@@ -224,7 +226,7 @@ class MixedPredictor:
     def _outputs(
         self, rows: Sequence[Mapping[str, Any]], places: Mapping[str, Sequence[int]]
     ) -> dict[str, np.ndarray]:
-        """Logits of each name's rows."""
+        """Return the logits of the rows of each adapter."""
         found: dict[str, np.ndarray] = {}
         for model in self._models.values():
             used = {name: m for name, m in self.members.items() if m.model is model}

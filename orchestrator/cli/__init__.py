@@ -23,9 +23,10 @@ from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import cluster_of, placed, store_addresses
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
-from orchestrator.signals import end_by_exception
+from orchestrator.driver.signals import end_by_exception
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
 from tinyattn.errors import TinyAttnError
+from tinyattn.telemetry import switch_telemetry_off
 
 
 class _Group(click.Group):
@@ -33,6 +34,7 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         end_by_exception()
+        switch_telemetry_off()
         set_before_ray()
         warnings.formatwarning = lambda message, *_, **__: placed(f"warning: {message}\n")
         try:
@@ -49,7 +51,7 @@ class _Group(click.Group):
         except Exception as error:
             if not type(error).__module__.startswith("mlflow"):  # it takes seconds to import
                 raise
-            from orchestrator.store import first_line
+            from orchestrator.tracking.reader import first_line
 
             reason = first_line(error, *store_addresses())
             message = f"the MLflow store failed: {reason}; see that it runs, try again"
@@ -75,7 +77,7 @@ def doctor(data: Path | None, on: Path | None) -> None:
 
     network = network_of(cluster_of(on))
 
-    from orchestrator.doctor import Finding, examine
+    from orchestrator.planning.doctor import Finding, examine
 
     findings = [*examine(data), Finding("network", network)]
     for finding in findings:
@@ -96,7 +98,7 @@ def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: P
         set_dotted(raw, key, value)
     config = build(TrainConfig, raw, "train")
 
-    from orchestrator.solo import train_alone
+    from orchestrator.single_trial import train_alone
 
     train_alone(config, output, resume, data, click.echo)
 

@@ -1,4 +1,4 @@
-"""Verbs on clusters: their machines become one Ray, and stop being one."""
+"""Verbs on clusters: start, status and end of their Ray, and Kubernetes manifests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILE = click.argument("file", type=click.Path(path_type=Path), callback=remembe
 @cluster.command("up")
 @_FILE
 def up(file: Path) -> None:
-    """Have Ray running on every machine of the file; what runs already is left alone."""
+    """Start Ray on every machine of the file on which it does not run already."""
     machines = _machines(file)
     machines.up()
 
@@ -44,7 +44,7 @@ def up(file: Path) -> None:
 @cluster.command("status")
 @_FILE
 def status(file: Path) -> None:
-    """Say which machines run; exit code 1 where one does not."""
+    """Say on which machines Ray runs; exit code 1 if it does not on one of them."""
     from cluster.kubernetes import KubernetesCluster
 
     machines = _machines(file)

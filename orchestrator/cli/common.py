@@ -1,4 +1,4 @@
-"""What verbs share: options of place, the next command, the leaderboard's table."""
+"""Helpers of all verbs: options that name places, the next command, the leaderboard's table."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import click
 from rich.console import Console
 
 from tinyattn.errors import UsageError, did_you_mean
-from tinyattn.uris import without_secrets
+from tinyattn.files.uris import without_secrets
 
 _TYPED = f"{__name__}.typed"
-"""Where click's context has the options of place that were typed, as in {"--on": "rack.yaml"}."""
+"""Key in click's context of the place options that were typed, as in {"--on": "rack.yaml"}."""
 _COMMAND = re.compile(r"`(tinyattn (?!train|doctor)[^`]+)`")
 
 
 def remember(flag: str) -> Callable[..., Any]:
-    """A callback of a parameter: what was typed is what a next command must say too."""
+    """Return a callback that records a place option if typed, for the next command's text."""
 
     def note(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         if value is not None:
@@ -34,21 +34,21 @@ def remember(flag: str) -> Callable[..., Any]:
 
 
 def _typed_places() -> dict[str, str]:
-    """The options of place that were typed, as in {"--on": "rack.yaml"}."""
+    """Return the place options that were typed, as in {"--on": "rack.yaml"}."""
     context = click.get_current_context(silent=True)
     return {} if context is None else context.meta.get(_TYPED, {})
 
 
 def store_addresses() -> list[str]:
-    """The addresses of MLflow stores that this command was given; they may hold secrets."""
+    """Return the MLflow store addresses given to this command; they may contain secrets."""
     given = [_typed_places().get("--tracking-uri"), os.environ.get("MLFLOW_TRACKING_URI")]
     return [address for address in given if address]
 
 
 def next_command(command: str) -> str:
-    """A command to type next, with the places of this one: it then means the same sweeps.
+    """Return a command to type next, with this one's place options: it finds the same sweeps.
 
-    Places from the environment are left out: they are there for the next command as well.
+    Places from the environment are left out, since they hold for the next command as well.
     """
     typed = _typed_places()
     if command.startswith("tinyattn cluster "):
@@ -61,15 +61,15 @@ def next_command(command: str) -> str:
 
 
 def placed(message: str) -> str:
-    """A message whose commands, in backticks, are such that they can be typed as they stand.
+    """Return a message with this command's place options added to the commands in backticks.
 
-    What finds a fault or ends a sweep need not know by which options its places were named.
+    Code that raises an error need not know which place options were typed.
     """
     return _COMMAND.sub(lambda found: f"`{next_command(found[1])}`", message)
 
 
 def echo(message: str) -> None:
-    """Print a message of which commands may be a part."""
+    """Print a message, with place options added to the commands in it."""
     click.echo(placed(message))
 
 
@@ -87,7 +87,7 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cluster_of(on: Path | None) -> Any:
-    """The cluster that a verb is for; None: this machine."""
+    """Return the cluster of the option `--on`; None: this machine."""
     from cluster.config import read_cluster
 
     chosen = on or os.environ.get("TINYATTN_CLUSTER")
@@ -95,39 +95,42 @@ def cluster_of(on: Path | None) -> Any:
 
 
 def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: Path | None) -> Any:
-    """Where sweeps are kept; a cluster's are in its storage folder, which all nodes see, or, with
-    an object store, here, but for what its trials leave."""
-    from orchestrator.home import Home
+    """Return the workspace of a command.
+
+    A cluster's sweeps are in its storage folder, which all nodes see. With an object store they are
+    here, and only the trials' checkpoints are in the store.
+    """
+    from orchestrator.state.workspace import Workspace
 
     cluster = cluster_of(on)
     if cluster is None:
-        return Home.find(runs, tracking_uri, data)
+        return Workspace.find(runs, tracking_uri, data)
     from cluster.services import mlflow_environment
 
     if cluster.mlflow is not None and tracking_uri is None:
         os.environ.update(mlflow_environment(cluster.name))
     shared = cluster.folder
-    home = Home.find(
+    workspace = Workspace.find(
         runs or (shared and shared / "runs"),
         tracking_uri or cluster.store,
         data or cluster.environment.data,
         None if shared else cluster.storage,
         shared=shared is not None,
     )
-    if shared and not home.runs.is_relative_to(shared):
+    if shared and not workspace.runs.is_relative_to(shared):
         raise UsageError(
-            f"--runs {home.runs} is not in {shared}, the storage that all nodes of "
+            f"--runs {workspace.runs} is not in {shared}, the storage that all nodes of "
             f"{cluster.name} see; leave it out, or choose a folder there"
         )
-    return home
+    return workspace
 
 
 def capacity_of(on: Path | None) -> Any:
-    """What a cluster has for trials, by its file; None: this machine."""
+    """Return a cluster's resources for trials, by its file; None: this machine."""
     cluster = cluster_of(on)
     if cluster is None:
         return None
-    from orchestrator.plan import Capacity
+    from orchestrator.planning.plan import Capacity
 
     machines = [
         (1 if size.cpus is None else size.cpus, 1 if size.gpus is None else size.gpus)
@@ -143,7 +146,7 @@ def capacity_of(on: Path | None) -> Any:
 
 
 def ray_of(on: Path | None) -> AbstractContextManager[None]:
-    """Ray for the length of a block: the cluster's, or one of this machine alone."""
+    """Return a context with Ray: the cluster's, or a new one on this machine."""
     cluster = cluster_of(on)
     if cluster is None:
         from cluster.local import this_machine
@@ -155,7 +158,7 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
 
 
 def show_leaderboard(
-    home: Any,
+    workspace: Any,
     sweeps: list[str],
     task: str | None = None,
     suite: bool = False,
@@ -163,17 +166,17 @@ def show_leaderboard(
 ) -> None:
     """Print the leaderboard of sweeps, of a task or of everything: the `top` rows of each group, or
     a page."""
-    from orchestrator import leaderboard as board
+    from orchestrator.reporting import leaderboard as board
 
-    store = home.store()
+    store = workspace.store()
     rows = board.leaderboard(store, task, sweeps)
     if not rows:
         tasks = {sweep.task for sweep in store.sweeps()}
         raise UsageError(
-            f"the store {home.place} has no trials of {task or 'any task'}"
+            f"the store {workspace.place} has no trials of {task or 'any task'}"
             f"{did_you_mean(task or '', tasks)}; it has sweeps of: {', '.join(sorted(tasks))}"
             if tasks
-            else f"the store {home.place} has no trials; run a sweep first"
+            else f"the store {workspace.place} has no trials; run a sweep first"
         )
     console = Console(width=None if sys.stdout.isatty() else 140)
     if not suite:
@@ -184,6 +187,17 @@ def show_leaderboard(
         return
     suites = board.suites(rows)
     if not suites:
-        raise UsageError(f"the store {home.place} has no ranked trial of a GLUE task")
+        raise UsageError(f"the store {workspace.place} has no ranked trial of a GLUE task")
     for found in suites:
         console.print(board.render_suite(found))
+
+
+def show_pages(workspace: Any, sweeps: list[str]) -> None:
+    """Print where MLflow's pages have the leaderboards of sweeps."""
+    store = workspace.store()
+    known = {sweep.name: sweep for sweep in store.sweeps()}
+    is_server = str(workspace.tracking_uri or "").startswith(("http:", "https:"))
+    served = "" if is_server else " (while `tinyattn ui` runs)"
+    for name in sweeps:
+        if name in known and store.has_view(known[name]):
+            echo(f"MLflow's page of {name}: {store.pages_of(known[name])}{served}")

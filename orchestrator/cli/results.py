@@ -1,4 +1,4 @@
-"""Verbs on what sweeps left: rank, finalize, promote, use, look."""
+"""Verbs on the results of sweeps: leaderboard, finalize, promote, rollback, predict, report, ui."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from orchestrator.cli.common import (
     place_options,
     ray_of,
     show_leaderboard,
+    show_pages,
 )
 from tinyattn.config import parse_overrides
 
@@ -39,14 +40,16 @@ def leaderboard(
     **places: Any,
 ) -> None:
     """Rank the trials of a task, a sweep, or everything."""
-    from orchestrator import leaderboard as board
+    from orchestrator.reporting import leaderboard as board
 
-    home = home_of(**places)
+    workspace = home_of(**places)
     sweeps = [sweep_name] if sweep_name else []
     if not (as_json or as_csv):
-        show_leaderboard(home, sweeps, task, suite, top)
+        show_leaderboard(workspace, sweeps, task, suite, top)
+        shown = sweeps or [one.name for one in workspace.store().sweeps(task)[-1:]]
+        show_pages(workspace, shown)
         return
-    rows = board.leaderboard(home.store(), task, sweeps)
+    rows = board.leaderboard(workspace.store(), task, sweeps)
     if top is not None:
         rows = board.top(rows, top)
     click.echo(board.to_json(rows) if as_json else board.to_csv(rows), nl=as_json)
@@ -61,17 +64,18 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 
     Overrides change the sweep's finalize section: finalize.finalists=2 finalize.heads=8
     """
-    from orchestrator.finalizer import finalize as run_finalizer
+    from orchestrator.selection.finalizer import finalize as run_finalizer
+    from orchestrator.selection.verdict import render
     from orchestrator.sweep import sweep_as_it_ran
-    from orchestrator.verdict import render
 
-    home = home_of(**places)
-    sweep = sweep_as_it_ran(home.tracker(), name, parse_overrides(overrides))
+    workspace = home_of(**places)
+    sweep = sweep_as_it_ran(workspace.tracker(), name, parse_overrides(overrides))
     with ray_of(places["on"]):
-        verdict = run_finalizer(sweep, home, echo)
+        verdict = run_finalizer(sweep, workspace, echo)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(verdict):
         console.print(part)
+    show_pages(workspace, [name])
     echo(f"next: {next_command(f'tinyattn promote {name}')}")
 
 
@@ -80,18 +84,18 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 @click.option("--force", is_flag=True, help="Move the alias whatever the test says.")
 @place_options
 def promote(name: str, force: bool, **places: Any) -> None:
-    """Register the winner of a sweep (or a run, by id) and make it champion if it is better."""
-    from orchestrator.promotion import promote_adapter
-    from orchestrator.registry import is_finalized
-    from orchestrator.reign import budget_words
+    """Register the winner of a sweep (or SWEEP/TRIAL) and make it champion if it is better."""
+    from orchestrator.registry.promotion import promote_adapter
+    from orchestrator.registry.reign import budget_words
+    from orchestrator.registry.versions import is_finalized
 
-    home = home_of(**places)
-    promotion = promote_adapter(home, name, force, echo)
+    workspace = home_of(**places)
+    promotion = promote_adapter(workspace, name, force, echo)
     state = "is the champion" if promotion.moved else "is registered; the alias did not move"
     click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
     if promotion.challenge is not None:
         click.echo(budget_words(promotion.challenge, promotion.moved))
-    if not is_finalized(home.store(), name):
+    if not is_finalized(workspace.store(), name):
         click.echo(
             "note: the best of many trials is partly luck, and no fresh seeds have tried this one: "
             + next_command(f"tinyattn finalize {name}")
@@ -103,8 +107,8 @@ def promote(name: str, force: bool, **places: Any) -> None:
 @click.option("--plm", help="PLM, where several have a champion of this task.")
 @place_options
 def rollback(task: str, plm: str | None, **places: Any) -> None:
-    """Give the alias champion back to the version that had it before."""
-    from orchestrator import champions
+    """Give the alias `champion` back to the version that had it before."""
+    from orchestrator.registry import champions
 
     store = home_of(**places).tracker()
     model = champions.champion(store, task, plm).model
@@ -121,21 +125,20 @@ def rollback(task: str, plm: str | None, **places: Any) -> None:
 def predict(task: str, file: Path, plm: str | None, output: Path | None, **places: Any) -> None:
     """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities.
 
-    TASK may be several, as in sst2,cola: then each row names its own in a column `adapter`, and
-    rows of all go through the PLM together. Any of them may be an adapter's folder, as `train`
-    leaves it.
+    TASK may be several, as in sst2,cola: then each row names its task in a column `adapter`, and
+    all rows share passes through the PLM. Each may also be an adapter folder, as `train` writes.
     """
-    from orchestrator.promotion import predict_file, predict_mixed
-    from tinyattn.atomic import refuse_folder, write_output
+    from orchestrator.registry.promotion import predict_file, predict_mixed
+    from tinyattn.files.atomic import refuse_folder, write_output
 
     prints = output is None or str(output) == "-"
     if output is not None and not prints:
         refuse_folder(output)
-    home, truncated = home_of(**places), 0
+    workspace, truncated = home_of(**places), 0
     if "," in task:
-        answers = predict_mixed(home, [name.strip() for name in task.split(",")], plm, file)
+        answers = predict_mixed(workspace, [name.strip() for name in task.split(",")], plm, file)
     else:
-        answers, truncated = predict_file(home, task, plm, file)
+        answers, truncated = predict_file(workspace, task, plm, file)
     text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
     if truncated:
         click.echo(
@@ -157,12 +160,12 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
 def report(name: str, output: Path | None, **places: Any) -> None:
     """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow where that
     may be written."""
-    from orchestrator.report import write_report
+    from orchestrator.reporting.report import write_report
 
-    home = home_of(**places)
-    store = home.tracker() if home.may_be_written() else home.store()
+    workspace = home_of(**places)
+    store = workspace.tracker() if workspace.may_be_written() else workspace.store()
     store.find_sweep(name)  # a wrong name must not get a folder
-    folder = output or home.sweep_folder(name) / "report"
+    folder = output or workspace.sweep_folder(name) / "report"
     click.echo(f"the report is {write_report(store, name, folder)}")
 
 
@@ -172,7 +175,7 @@ def report(name: str, output: Path | None, **places: Any) -> None:
 @place_options
 def ui(host: str, port: int, **places: Any) -> None:
     """Serve MLflow's web pages on the sweeps' store."""
-    from orchestrator.ui import serve
+    from orchestrator.reporting.ui import serve
 
     serve(home_of(**places), host, port, click.echo)
 

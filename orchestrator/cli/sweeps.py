@@ -1,4 +1,4 @@
-"""Verbs on sweeps: from a file to trials that have ended."""
+"""Verbs on sweeps: list, check, simulate, run, resume, extend, status, stop."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from orchestrator.cli.common import (
     place_options,
     ray_of,
     show_leaderboard,
+    show_pages,
 )
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
@@ -30,12 +31,18 @@ def sweep() -> None:
 
 @sweep.command("list")
 def list_sweeps() -> None:
-    """List the sweeps and suites that ship with the package."""
+    """List the sweeps and suites that ship with the package, a line each."""
     import search_spaces
+    from orchestrator.spec.config import load_sweep
 
-    click.echo("\n".join(search_spaces.names()))
+    for name in search_spaces.names():
+        sweep = load_sweep(name, {})
+        click.echo(
+            f"{name:20}  {sweep.train.task} on {sweep.train.plm}, {sweep.search.trials} trials by "
+            f"{sweep.search.sampler}: {', '.join(key.rpartition('.')[2] for key in sweep.space)}"
+        )
     for name, members in search_spaces.SUITES.items():
-        click.echo(f"{name}: {', '.join(members)}")
+        click.echo(f"{name:20}  suite of {', '.join(members)}")
 
 
 @sweep.command("check")
@@ -46,10 +53,10 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Say what a sweep would do and cost, and what is missing; start nothing."""
     sweeps = _sweeps(name, overrides)
 
-    from orchestrator.plan import duration, plan_of
+    from orchestrator.planning.plan import duration, plan_of
 
-    home, capacity = home_of(**places), capacity_of(places["on"])
-    plans = [plan_of(sweep, home, capacity) for sweep, _ in sweeps]
+    workspace, capacity = home_of(**places), capacity_of(places["on"])
+    plans = [plan_of(sweep, workspace, capacity) for sweep, _ in sweeps]
     echo("\n\n".join(map(str, plans)))
     hours = sum(plan.hours_there or 0 for plan in plans)
     if capacity is not None and hours and len(plans) > 1:
@@ -59,7 +66,7 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 
 
 def _number(flag: str, default: float, most: int, text: str) -> Callable[..., Any]:
-    """An option: a number from the smallest of its kind to `most`."""
+    """Return an option for a positive number of at most `most`."""
     kind = click.IntRange if isinstance(default, int) else click.FloatRange
     least = 0 if default == 0 else 1
     return click.option(flag, default=default, show_default=True, type=kind(least, most), help=text)
@@ -82,10 +89,10 @@ def simulate(
     """Replay a sweep on a virtual cluster: schedule, cost and losses, before any GPU is spent."""
     sweeps = _sweeps(name, overrides)
 
-    from orchestrator.curves import Curves, Recorded, Synthetic
-    from orchestrator.plan import assumed_rows
-    from orchestrator.preflight import max_evaluations
-    from orchestrator.simulate import VirtualCluster, simulate
+    from orchestrator.planning.curves import Curves, Recorded, Synthetic
+    from orchestrator.planning.plan import assumed_rows
+    from orchestrator.planning.preflight import max_evaluations
+    from orchestrator.planning.simulation import VirtualCluster, simulate
 
     cluster = VirtualCluster(nodes, slots, seconds, losses)
     for sweep, _ in sweeps:
@@ -106,15 +113,15 @@ def simulate(
 @click.argument("overrides", nargs=-1)
 @place_options
 def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
-    """Run a sweep, or a suite such as glue: a sweep a task."""
+    """Run a sweep, or a suite such as glue: one sweep for each task."""
     sweeps = _sweeps(name, overrides)
 
-    from orchestrator.preflight import slow_bf16
-    from orchestrator.remarks import remarks
+    from orchestrator.planning.preflight import slow_bf16
+    from orchestrator.planning.remarks import remarks
     from orchestrator.sweep import prepare, run_sweep
 
-    home = home_of(**places)
-    facts = prepare([sweep for sweep, _ in sweeps], home)
+    workspace = home_of(**places)
+    facts = prepare([sweep for sweep, _ in sweeps], workspace)
     if cluster_of(places["on"]) is None and (slow := slow_bf16(sweeps[0][0])):
         echo(f"note: {slow}")
     for (sweep, _), met in zip(sweeps, facts, strict=True):
@@ -122,12 +129,13 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
             echo(f"note: {remark}")
     with ray_of(places["on"]):
         for (sweep, origin), met in zip(sweeps, facts, strict=True):
-            run_sweep(sweep, met, home, origin)
-    _say_done(home, [sweep.name for sweep, _ in sweeps])
+            run_sweep(sweep, met, workspace, origin)
+    _say_done(workspace, [sweep.name for sweep, _ in sweeps])
 
 
-def _say_done(home: Any, names: list[str]) -> None:
-    show_leaderboard(home, names, suite=len(names) > 1)
+def _say_done(workspace: Any, names: list[str]) -> None:
+    show_leaderboard(workspace, names, suite=len(names) > 1)
+    show_pages(workspace, names)
     for name in names:
         echo(f"sweep {name} is done; next: {next_command(f'tinyattn finalize {name}')}")
 
@@ -137,7 +145,7 @@ def _say_done(home: Any, names: list[str]) -> None:
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
 @place_options
 def resume(name: str, as_it_ran: bool, **places: Any) -> None:
-    """Go on with a sweep, whatever ended it."""
+    """Resume a sweep, whatever ended it."""
     _go_on(name, {}, as_it_ran, **places)
 
 
@@ -147,7 +155,7 @@ def resume(name: str, as_it_ran: bool, **places: Any) -> None:
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
 @place_options
 def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any) -> None:
-    """Give a sweep more trials, 40 in all: tinyattn sweep extend NAME trials=40"""
+    """Add trials to a sweep, here to 40 in all: tinyattn sweep extend NAME trials=40"""
     chosen = parse_overrides(overrides)
     trials = chosen.pop("trials", chosen.pop("search.trials", None))
     if chosen or not isinstance(trials, int):
@@ -161,44 +169,44 @@ def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any
 def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -> None:
     from orchestrator.sweep import resumable, resume_sweep
 
-    home = home_of(**places)
-    home.require_writable(name)
-    definition = resumable(name, home, changes, as_it_ran=as_it_ran)
+    workspace = home_of(**places)
+    workspace.require_writable(name)
+    definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
     with ray_of(places["on"]):
-        resume_sweep(definition, home, echo)
-    _say_done(home, [name])
+        resume_sweep(definition, workspace, echo)
+    _say_done(workspace, [name])
 
 
 @sweep.command("status")
 @click.argument("name")
 @place_options
 def show_status(name: str, **places: Any) -> None:
-    """Say how a sweep stands."""
-    from orchestrator.control import status
+    """Show the status of a sweep."""
+    from orchestrator.reporting.status import status
 
     echo(str(status(home_of(**places), name)))
 
 
 @sweep.command("stop")
 @click.argument("name")
-@click.option("--trial", help="Only this trial: its number, as in 4.")
+@click.option("--trial", help="Only this trial: its name, or its number, as in 4.")
 @place_options
 def stop(name: str, trial: str | None, **places: Any) -> None:
     """End a sweep that runs on this machine, or one of its trials."""
-    from orchestrator import control
+    from orchestrator.state.requests import request_stop
 
-    control.stop(home_of(**places), name, trial, echo)
+    request_stop(home_of(**places), name, trial, echo)
 
 
 def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:
-    """The sweeps of a name with their origins: one, or those of a suite."""
+    """Return the sweep of a name, or the sweeps of a suite, with their origins."""
     import search_spaces
-    from orchestrator.config import load_sweep
+    from orchestrator.spec.config import load_sweep
 
     def load(member: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
         sweep = load_sweep(member, chosen)
 
-        from orchestrator.definition import Origin  # imports torch: after the file's mistakes
+        from orchestrator.state.definition import Origin  # imports torch: after the file's mistakes
 
         path = Path(member)
         file = str(path.absolute()) if path.is_file() else member

@@ -21,9 +21,9 @@ from benchmarks.shapes import (
     write_tokens,
 )
 from benchmarks.throughput import Crowd
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TrainConfig
 from tinyattn.errors import PlmError, TaskError
-from tinyattn.model import AdaptedModel
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 1000,
@@ -164,19 +164,19 @@ def test_token_ids_are_as_they_were_and_cut_to_what_is_asked(tmp_path: Path) -> 
     types = np.ones_like(flat["train"].columns["input_ids"])
     flat["train"].columns["token_type_ids"] = types  # type: ignore[index]
     write_tokens(tmp_path / "rte.npz", flat)
-    workshop = ShapedWorkshop(read_tokens(tmp_path), "cpu")
+    model_cache = ShapedWorkshop(read_tokens(tmp_path), "cpu")
     config = TrainConfig(task="rte", plm="shape:minilm", max_length=8, max_train_rows=20)
-    rows = workshop.data(config).train.flat()
+    rows = model_cache.data(config).train.flat()
     offsets, ids = flat["train"].offsets, flat["train"].columns["input_ids"]
     wanted = [ids[offsets[i] : min(offsets[i] + 8, offsets[i + 1])].tolist() for i in range(20)]
     found = np.split(rows.columns["input_ids"], rows.offsets[1:-1])
     assert [row.tolist() for row in found] == wanted
     assert rows.labels.tolist() == flat["train"].labels[:20].tolist()
     assert set(rows.columns) == {"input_ids", "token_type_ids"}
-    roberta = workshop.data(config.with_overrides({"plm": "shape:roberta-base"})).train.flat()
+    roberta = model_cache.data(config.with_overrides({"plm": "shape:roberta-base"})).train.flat()
     assert set(roberta.columns) == {"input_ids"}  # it has one token type only
     with pytest.raises(TaskError, match="'sst2' has no token ids here; there are those of rte"):
-        workshop.data(config.with_overrides({"task": "sst2"}))
+        model_cache.data(config.with_overrides({"task": "sst2"}))
 
 
 @pytest.mark.parametrize(

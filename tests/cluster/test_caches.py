@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster import services
-from orchestrator import nodes
+from orchestrator.execution import nodes
 
 REQUEST = {
     "name": "r", "host": "10.0.0.2", "head": "10.0.0.1", "is_head": False, "port": 6379,

@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 
 from cluster import config, node, rack, services
 from cluster.config import address_of, read_cluster
-from orchestrator import nodes
 from orchestrator.cli import main
 from orchestrator.cli.common import home_of
+from orchestrator.execution import nodes
 from tinyattn.errors import ConfigError, UsageError
 
 RACK: dict[str, Any] = {

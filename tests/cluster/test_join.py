@@ -10,7 +10,7 @@ import pytest
 from cluster import join
 from cluster.config import Cluster
 from tinyattn.errors import StorageError
-from tinyattn.objects import Objects
+from tinyattn.files.object_store import Objects
 
 
 @pytest.fixture(params=["folder", "objects"])

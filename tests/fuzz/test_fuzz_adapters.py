@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_plm import save_tiny_plm
 
-from tinyattn.checkpoint import CONFIG_FILE, WEIGHTS_FILE, AdapterCard, TaskCard
+from tinyattn.adapters.checkpoint import CONFIG_FILE, WEIGHTS_FILE, AdapterCard, TaskCard
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
-from tinyattn.model import AdaptedModel
-from tinyattn.plm import Plm, load_plm
+from tinyattn.plms.loading import Plm, load_plm
 from tinyattn.predict import Predictor
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
 
 
-class Known(Workshop):
-    """A workshop with one PLM, whatever a card calls it."""
+class Known(ModelCache):
+    """A model cache with one PLM, whatever a card calls it."""
 
     def __init__(self, plm: Plm) -> None:
         super().__init__(device="cpu")

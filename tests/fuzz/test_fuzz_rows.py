@@ -13,7 +13,7 @@ from guard import bounded, damaged_bytes, damaged_json, fresh, refused_or_read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyattn.data import read_rows
+from tinyattn.data.splits import read_rows
 from tinyattn.tasks.base import Task
 
 TASK = Task("t", ("a", "b"), ("no", "yes"), None, ("accuracy",))

@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config import read_cluster
-from orchestrator.config import SearchConfig, load_sweep
-from orchestrator.definition import FILE, Definition
-from orchestrator.home import Home
-from orchestrator.journal import Journal, Past, read_journal, refuse_damaged
-from orchestrator.outcome import Outcome
-from orchestrator.search import OptunaSearcher
-from orchestrator.space import Choice, LogUniform
+from orchestrator.search.searcher import OptunaSearcher
+from orchestrator.spec.config import SearchConfig, load_sweep
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.space import Choice, LogUniform
+from orchestrator.state.definition import FILE, Definition
+from orchestrator.state.event_log import EventLog, Past, read_event_log, refuse_damaged
+from orchestrator.state.workspace import Workspace
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
-from tinyattn.objects import check_url
-from tinyattn.outside import UnfitError, parse_json
+from tinyattn.files.object_store import check_url
+from tinyattn.files.outside import UnfitError, parse_json
+from tinyattn.files.uris import without_secrets
+from tinyattn.files.yaml_files import parse_yaml
 from tinyattn.tasks import find_task
-from tinyattn.uris import without_secrets
-from tinyattn.yaml_files import parse_yaml
 
 SWEEP = {
     "name": "s",
@@ -165,9 +165,9 @@ def test_event_logs(data: st.DataObject, tmp_path_factory: Any) -> None:
         content = data.draw(damaged_bytes(content))
     path.write_bytes(content)
     refused_or_read(lambda: refuse_damaged(folder, ["search_00001"], "search"), folder)
-    trials = refused_or_read(lambda: read_journal(path), folder)
-    opened = refused_or_read(lambda: Journal(path), folder)
-    assert isinstance(trials, dict) == isinstance(opened, Journal)
+    trials = refused_or_read(lambda: read_event_log(path), folder)
+    opened = refused_or_read(lambda: EventLog(path), folder)
+    assert isinstance(trials, dict) == isinstance(opened, EventLog)
     if isinstance(trials, dict):
         refused_or_read(lambda: searcher(folder).catch_up(trials.values()))
 
@@ -237,7 +237,7 @@ ADDRESS = st.lists(
 def test_addresses(uri: str, tmp_path: Path) -> None:
     """Nothing is connected: what is looked at is what messages and checks make of them."""
     refused_or_read(lambda: without_secrets(uri, uri))
-    refused_or_read(lambda: (Home(tmp_path, uri).place, Home(tmp_path, uri).has_store()))
+    refused_or_read(lambda: (Workspace(tmp_path, uri).place, Workspace(tmp_path, uri).has_store()))
     with contextlib.suppress(ValueError):  # what pydantic shows as a fault
         check_url(uri)
 

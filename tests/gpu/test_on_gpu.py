@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES, ShapedWorkshop, drawn_tokens
-from tinyattn import plm_attention
-from tinyattn import pool as pool_module
-from tinyattn import trainer as trainer_module
-from tinyattn.attention import TinyAttention
-from tinyattn.batches import Batches, batches_of
+from tinyattn.adapters.attention import TinyAttention
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.batching.batches import Batches, batches_of
 from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.errors import DivergedError, OutOfMemoryError
-from tinyattn.model import AdaptedModel
-from tinyattn.passes import inputs_of, logits_of
-from tinyattn.pool import Request
-from tinyattn.probe import side_by_side
-from tinyattn.trainer import Trainer, row_losses
-from tinyattn.workshop import give_back_memory
+from tinyattn.passes import executor
+from tinyattn.passes.executor import TrainingPass
+from tinyattn.passes.forward import inputs_of, logits_of
+from tinyattn.plms import packed_attention
+from tinyattn.training import trainer as trainer_module
+from tinyattn.training.model_cache import give_back_memory
+from tinyattn.training.probe import side_by_side
+from tinyattn.training.trainer import Trainer, row_losses
 
 ON_GPU = [
     pytest.mark.gpu,
@@ -70,25 +70,27 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def trained(
-    config: TrainConfig, device: str, workshop: ShapedWorkshop | None = None
+    config: TrainConfig, device: str, model_cache: ShapedWorkshop | None = None
 ) -> Iterator[Trainer]:
-    workshop = workshop or ShapedWorkshop(TOKENS, device)
-    with contextlib.closing(Trainer(config, workshop)) as trainer:
+    model_cache = model_cache or ShapedWorkshop(TOKENS, device)
+    with contextlib.closing(Trainer(config, model_cache)) as trainer:
         yield trainer
 
 
-def losses(config: TrainConfig, device: str, workshop: ShapedWorkshop | None = None) -> list[float]:
-    with trained(config, device, workshop) as trainer:
+def losses(
+    config: TrainConfig, device: str, model_cache: ShapedWorkshop | None = None
+) -> list[float]:
+    with trained(config, device, model_cache) as trainer:
         return [evaluation.train_loss for evaluation in trainer]
 
 
-def losses_after_steps(configs: list[TrainConfig], workshop: ShapedWorkshop) -> list[float]:
+def losses_after_steps(configs: list[TrainConfig], model_cache: ShapedWorkshop) -> list[float]:
     """The loss of each trial over three steps, which it takes alone, after five together.
 
     Over many steps AdamW makes much of rounding.
     """
     with contextlib.ExitStack() as stack:
-        trials = [stack.enter_context(contextlib.closing(Trainer(c, workshop))) for c in configs]
+        trials = [stack.enter_context(contextlib.closing(Trainer(c, model_cache))) for c in configs]
         side_by_side(trials, 5)
         return [trial.take_steps(3) for trial in trials]
 
@@ -229,18 +231,18 @@ def test_the_kernel_for_varying_lengths_is_used_and_right(
     if device == "cpu" or torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("this device has no such kernel")
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch has none before 2.10")
-    names = plm_attention._parameters_of(varlen.varlen_attn)
+    names = packed_attention._parameters_of(varlen.varlen_attn)
     if shape == "tiny-llama" and "enable_gqa" not in names:
         pytest.skip("torch has it for query heads that share key heads from 2.12 on")
-    calls, once = [], plm_attention._varlen
-    monkeypatch.setattr(plm_attention, "_varlen", lambda *args: calls.append(1) or once(*args))
+    calls, once = [], packed_attention._varlen
+    monkeypatch.setattr(packed_attention, "_varlen", lambda *args: calls.append(1) or once(*args))
     config = BASE.with_overrides({"plm": f"shape:{shape}", "precision": "bf16"})
     with trained(config, device) as trainer:
         trainer.take_steps(5)
         calls.clear()
         found = computed(trainer.model, trainer.train_rows, True)
         assert len(calls) == 4, "once a layer"
-        monkeypatch.setattr(plm_attention, "_varlen_works", lambda *_: False)
+        monkeypatch.setattr(packed_attention, "_varlen_works", lambda *_: False)
         wanted = computed(trainer.model, trainer.train_rows, True)
         assert len(calls) == 4
     assert_close(found, wanted, CLOSE["bf16"])
@@ -252,8 +254,8 @@ def test_the_kernel_for_varying_lengths_is_used_and_right(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_learns_and_repeats(device: str, precision: str) -> None:
     config = BASE.with_overrides({"precision": precision, "epochs": 6, "adapter.dropout": 0.1})
-    workshop = ShapedWorkshop(TOKENS, device)
-    first, again = (losses(config, device, workshop) for _ in range(2))
+    model_cache = ShapedWorkshop(TOKENS, device)
+    first, again = (losses(config, device, model_cache) for _ in range(2))
     assert first[0] == pytest.approx(again[0], abs=0.02)  # AdamW makes much of rounding later
     assert first[-1] < 0.6 < first[0]
 
@@ -270,13 +272,13 @@ def test_trials_that_share_passes_train_as_each_alone(
     ]
     common = {"precision": precision, "batch_size": 8}  # a pass of a CPU holds no more tokens
     configs = [BASE.with_overrides(common | point) for point in points]
-    workshop = ShapedWorkshop(TOKENS, device)
-    alone = [losses_after_steps([config], workshop)[0] for config in configs]
+    model_cache = ShapedWorkshop(TOKENS, device)
+    alone = [losses_after_steps([config], model_cache)[0] for config in configs]
     together, run = [], AdaptedModel.run_streams
     monkeypatch.setattr(
         AdaptedModel, "run_streams", lambda m, parts: together.append(len(parts)) or run(m, parts)
     )
-    found = losses_after_steps(configs, workshop)
+    found = losses_after_steps(configs, model_cache)
     assert max(together) == len(configs)
     assert found == pytest.approx(alone, rel=CLOSE[precision])
 
@@ -286,11 +288,11 @@ def test_layers_that_were_run_before_need_not_run_again(
 ) -> None:
     monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path))
     config = BASE.with_overrides({"adapter.layers": "top-2"})
-    workshop = ShapedWorkshop(TOKENS, device)
-    found = losses(config, device, workshop)
+    model_cache = ShapedWorkshop(TOKENS, device)
+    found = losses(config, device, model_cache)
     assert list(tmp_path.rglob("*.bin"))
     monkeypatch.setattr(trainer_module, "bottom_of", lambda *_: None)
-    assert found[0] == pytest.approx(losses(config, device, workshop)[0], rel=CLOSE["fp32"])
+    assert found[0] == pytest.approx(losses(config, device, model_cache)[0], rel=CLOSE["fp32"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -301,12 +303,12 @@ def test_a_resumed_trial_goes_on_as_if_nothing_was(
     config = BASE.with_overrides(
         {"adapter.dropout": 0.1, "precision": precision, "plm_dropout": plm_dropout}
     )
-    workshop = ShapedWorkshop(TOKENS, device)
-    whole = losses(config, device, workshop)
-    with trained(config, device, workshop) as trainer:
+    model_cache = ShapedWorkshop(TOKENS, device)
+    whole = losses(config, device, model_cache)
+    with trained(config, device, model_cache) as trainer:
         next(iter(trainer))
         trainer.save(tmp_path)
-    with trained(config, device, workshop) as trainer:
+    with trained(config, device, model_cache) as trainer:
         trainer.restore(tmp_path)
         rest = [evaluation.train_loss for evaluation in trainer]
     assert len(rest) == len(whole) - 1
@@ -364,19 +366,19 @@ def test_a_shared_pass_that_does_not_fit_is_halved(
     device: str, too_much: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = [BASE.with_overrides({"seed": seed, "batch_size": 4}) for seed in range(4)]
-    workshop = ShapedWorkshop(TOKENS, device)
-    wanted = [losses_after_steps([config], workshop)[0] for config in configs]
+    model_cache = ShapedWorkshop(TOKENS, device)
+    wanted = [losses_after_steps([config], model_cache)[0] for config in configs]
     together: list[int] = []
-    done = pool_module._pass
+    done = executor.run_together
 
-    def counted(requests: list[Request]) -> list[Tensor]:
+    def counted(requests: list[TrainingPass]) -> list[Tensor]:
         found = done(requests)
         together.append(len(requests))
         return found
 
-    monkeypatch.setattr(pool_module, "_pass", counted)
+    monkeypatch.setattr(executor, "run_together", counted)
     too_much(250)
-    found = losses_after_steps(configs, workshop)
+    found = losses_after_steps(configs, model_cache)
     assert found == pytest.approx(wanted, rel=CLOSE["fp32"])
     assert 1 < max(together) < 4
 

@@ -10,10 +10,10 @@ import torch
 from benchmarks import graphs
 from benchmarks.graphs import GraphedSteps
 from benchmarks.shapes import ShapedWorkshop, drawn_tokens
-from tinyattn.batches import epoch_order
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.batching.batches import epoch_order
 from tinyattn.config import TrainConfig
-from tinyattn.model import AdaptedModel
-from tinyattn.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer, row_losses
 
 TOKENS = {"sst2": drawn_tokens({"train": 40, "select": 8, "heldout": 8}, longest=30)}
 CONFIG = TrainConfig(task="sst2", plm="shape:minilm", batch_size=8).with_overrides(
@@ -31,10 +31,10 @@ def test_its_loss_is_that_of_the_weights_it_found(
 ) -> None:
     """On cores only padding and steps are shown; capture and replay need the GPU."""
     monkeypatch.setattr(graphs, "BUCKET", 2)  # batches of several lengths
-    workshop = ShapedWorkshop(TOKENS, device)
-    with contextlib.closing(Trainer(CONFIG, workshop)) as trainer:
+    model_cache = ShapedWorkshop(TOKENS, device)
+    with contextlib.closing(Trainer(CONFIG, model_cache)) as trainer:
         rows = trainer.train_rows
-    model = AdaptedModel(workshop.plm_of(CONFIG).model)
+    model = AdaptedModel(model_cache.plm_of(CONFIG).model)
     adapter = model.add_adapter("graphed", CONFIG.adapter, 2)
     model.train()
     take_step = GraphedSteps(model, adapter.parameters(), rows, lr=1e-3)

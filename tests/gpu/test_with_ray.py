@@ -12,9 +12,9 @@ from tiny_plm import save_tiny_plm
 
 pytest.importorskip("ray", reason="the whole installation is needed: make test-gpu")
 
-from orchestrator.home import Home
-from orchestrator.outcome import Outcome
-from orchestrator.store import TrialRecord
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrialRecord
 
 SETTINGS = (
     "max_length=32", "max_train_rows=160", "epochs=2", "batch_size=16", "asha.grace=4",
@@ -42,7 +42,7 @@ def sweep(folder: Path, name: str, *changes: str) -> list[TrialRecord]:
         capture_output=True, text=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    tracker = Home(folder / "runs").tracker()
+    tracker = Workspace(folder / "runs").tracker()
     trials = tracker.trials_of(tracker.find_sweep(name))
     assert [trial.outcome for trial in trials] == [Outcome.COMPLETED] * len(trials)
     return sorted(trials, key=lambda trial: trial.trial_id)

@@ -35,8 +35,8 @@ def call(*words: object) -> Result:
 
 
 def lines_of(runs: Path) -> int:
-    journal = runs / "sweeps" / "s" / "search.jsonl"
-    return journal.read_bytes().count(b"\n") if journal.exists() else 0
+    event_log = runs / "sweeps" / "s" / "search.jsonl"
+    return event_log.read_bytes().count(b"\n") if event_log.exists() else 0
 
 
 def wait_for(condition: object, seconds: float = 120) -> None:

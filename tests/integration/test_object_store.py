@@ -19,7 +19,7 @@ from s3 import S3, everything, overwrite
 from sweep_truth import histories, untruths
 from tiny_plm import save_tiny_plm
 
-from orchestrator.home import Home
+from orchestrator.state.workspace import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]  # minutes; a cluster of one machine
 SMALL: dict[str, Any] = {
@@ -125,7 +125,7 @@ def test_a_sweep_killed_damaged_and_cut_off_ends_as_one_in_a_folder(
     for words in (["finalize", "s"], ["promote", "s"]):
         done = call(*words, "--runs", runs)
         assert done.exit_code == 0, done.output
-    trials = Home(runs).tracker().trials_of(Home(runs).tracker().find_sweep("s"))
+    trials = Workspace(runs).tracker().trials_of(Workspace(runs).tracker().find_sweep("s"))
     starts = [t.config["start.adapter"] for t in trials if t.kind == "expert"]
     assert all(place.startswith("s3://sweep-tests/sweeps/s-") for place in starts)
     assert len(starts) == 1

@@ -26,18 +26,18 @@ from click.testing import CliRunner, Result
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
-from orchestrator.home import Home
-from orchestrator.outcome import Outcome
-from orchestrator.provenance import LIBRARIES
-from orchestrator.store import SweepRecord, TrialRecord
-from orchestrator.tracking import Tracker
-from tinyattn.batches import labels_of
-from tinyattn.checkpoint import read_adapter
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.provenance import LIBRARIES
+from orchestrator.tracking.reader import SweepRecord, TrialRecord
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.adapters.checkpoint import read_adapter
+from tinyattn.adapters.experts import collapse
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.batching.batches import labels_of
 from tinyattn.config import TrainConfig, build, set_dotted
-from tinyattn.experts import collapse
-from tinyattn.model import AdaptedModel
 from tinyattn.predict import Predictor
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
 
 pytestmark = pytest.mark.slow
 SETTINGS = (
@@ -55,8 +55,8 @@ class Job:
     printed: dict[str, str]
 
     @property
-    def tracker(self) -> Tracker:
-        return Home(self.runs).tracker()
+    def tracker(self) -> TrackingWriter:
+        return Workspace(self.runs).tracker()
 
     @property
     def sweep(self) -> SweepRecord:
@@ -117,9 +117,9 @@ def config_of(trial: TrialRecord) -> TrainConfig:
 
 def accuracy(folder: Path, trial: TrialRecord, split: str) -> float:
     """Accuracy of a saved adapter, with numpy alone from its outputs on."""
-    workshop = Workshop()
-    rows = getattr(workshop.data(config_of(trial)), split)
-    with contextlib.closing(Predictor(folder, workshop)) as predictor:
+    model_cache = ModelCache()
+    rows = getattr(model_cache.data(config_of(trial)), split)
+    with contextlib.closing(Predictor(folder, model_cache)) as predictor:
         outputs = predictor.outputs(rows)
     return float(np.mean(outputs.argmax(axis=1) == labels_of(rows)))
 
@@ -173,14 +173,14 @@ def test_metrics_come_by_evaluation(job: Job) -> None:
 
 
 def test_runs_name_config_versions_and_data(job: Job) -> None:
-    workshop = Workshop()
+    model_cache = ModelCache()
     for trial in job.trials("trial") + job.trials("finalist"):
         config = config_of(trial)
         assert config.plm == job.plm
         for key, value in trial.params.items():
             assert trial.config[key] == value
-        assert trial.tags["data_fingerprint"] == workshop.data(config).fingerprint
-        assert trial.tags["plm_fingerprint"] == workshop.plm(job.plm).fingerprint
+        assert trial.tags["data_fingerprint"] == model_cache.data(config).fingerprint
+        assert trial.tags["plm_fingerprint"] == model_cache.plm(job.plm).fingerprint
         assert trial.tags["train_rows"] == "160"
         for name in LIBRARIES:
             assert trial.tags[f"version.{name}"] == metadata.version(name)
@@ -248,7 +248,7 @@ def test_the_collapsed_score_is_that_of_the_saved_adapter(job: Job, tmp_path: Pa
         change = (trial.best_score or 0) - (expert.best_score or 0)
         assert trial.metrics["collapse_score_change"] == pytest.approx(change, abs=1e-12)
         # The same collapse of the expert's own file gives the same weights.
-        plm = Workshop().plm(job.plm)
+        plm = ModelCache().plm(job.plm)
         model = AdaptedModel(plm.model)
         model.load(job.adapter(expert, tmp_path / f"expert{number}"), plm)
         again = collapse(model.adapter(), plm.model, trial.tags["collapse_method"])
@@ -370,7 +370,7 @@ def test_a_regression_of_ones_own_under_the_papers_protocol(
         *TRAIN[:-1], "search.trials=2", "name=paper",
     )  # fmt: skip
     assert "| paper" in printed.replace("│", "|")
-    tracker = Home(tmp_path / "runs").tracker()
+    tracker = Workspace(tmp_path / "runs").tracker()
     trials = tracker.trials_of(tracker.find_sweep("paper"))
     assert {t.protocol for t in trials} == {"paper"}
     assert not any(t.heldout for t in trials)

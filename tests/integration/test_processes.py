@@ -23,10 +23,10 @@ import pytest
 from listening import assert_loopback_only, listening
 from tiny_plm import save_tiny_plm
 
-from orchestrator.config import SearchConfig
-from orchestrator.definition import Definition
-from orchestrator.home import Home
-from orchestrator.search import OptunaSearcher
+from orchestrator.search.searcher import OptunaSearcher
+from orchestrator.spec.config import SearchConfig
+from orchestrator.state.definition import Definition
+from orchestrator.state.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 SIZES = ("task=agreement", "max_length=32", "max_train_rows=400", "batch_size=16")
@@ -63,10 +63,10 @@ def whole_group(process: subprocess.Popen[str]) -> None:
 
 
 def assert_ended_truthfully(runs: Path, children: list[psutil.Process]) -> None:
-    """Of the sweep `s` nothing runs, MLflow, study and journal agree, and it was interrupted."""
+    """Of the sweep `s` nothing runs, MLflow, study and event log agree, and it was interrupted."""
     assert psutil.wait_procs(children, timeout=10)[1] == []
 
-    tracker = Home(runs).tracker()
+    tracker = Workspace(runs).tracker()
     record = tracker.find_sweep("s")
     trials = tracker.trials_of(record)
     for run in (record, *trials):
@@ -76,9 +76,9 @@ def assert_ended_truthfully(runs: Path, children: list[psutil.Process]) -> None:
     assert record.outcome == "interrupted"
     assert any(trial.outcome == "interrupted" for trial in trials)
 
-    journal = runs / "sweeps" / "s" / "study.journal"
-    space = Definition.read(journal.parent, "s").sweep().space
-    study = OptunaSearcher(space, SearchConfig(), journal, "s")._study
+    event_log = runs / "sweeps" / "s" / "study.journal"
+    space = Definition.read(event_log.parent, "s").sweep().space
+    study = OptunaSearcher(space, SearchConfig(), event_log, "s")._study
     states = Counter(trial.state.name for trial in study.trials)
     assert states["RUNNING"] == 0
     told = {trial.user_attrs["trial"]: trial.user_attrs["outcome"] for trial in study.trials}
@@ -185,7 +185,7 @@ def assert_ends_truthfully_without(
         "error: Ray has died on this machine, perhaps killed because memory ran out; free some; "
         f"then `tinyattn sweep resume s --runs {runs}` goes on\n"
     )
-    tracker = Home(runs).tracker()
+    tracker = Workspace(runs).tracker()
     record = tracker.find_sweep("s")
     for run in (record, *tracker.trials_of(record)):
         assert tracker.client.get_run(run.run_id).info.status != "RUNNING"
@@ -227,7 +227,7 @@ def test_two_trainings_at_once_and_one_of_them_killed_and_resumed(
 
 
 def test_the_pages_are_served_until_asked_to_end(tmp_path: Path) -> None:
-    Home(tmp_path).tracker(create=True)
+    Workspace(tmp_path).tracker(create=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

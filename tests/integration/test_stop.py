@@ -9,7 +9,7 @@ import pytest
 from live import call, start, sweep_words, wait_for
 from tiny_plm import save_tiny_plm
 
-from orchestrator.home import Home
+from orchestrator.state.workspace import Workspace
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     driver = start(*sweep_words(tiny, tmp_path, epochs=400, **{"asha.grace": 700}), log=log)
-    wait_for(lambda: b"#1 evaluation 2/" in log.read_bytes())
+    wait_for(lambda: b"search_00001 evaluation 2/" in log.read_bytes())
     second = call("sweep", "resume", "s", "--runs", tmp_path)
     assert second.exit_code == 2
     assert "another process is working on sweep 's'" in second.stderr
@@ -31,7 +31,7 @@ def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> 
     assert "'77' is not a running trial; running are search_0000" in wrong.stderr
     one = call("sweep", "stop", "s", "--trial", "1", "--runs", tmp_path)
     assert one.exit_code == 0, one.stderr
-    wait_for(lambda: b"#1 stopped: stopped by the user" in log.read_bytes())
+    wait_for(lambda: b"search_00001 stopped: stopped by the user" in log.read_bytes())
     shown = call("sweep", "status", "s", "--runs", tmp_path).stdout
     assert "state    running, last sign of life" in shown
     assert "1 stopped" in shown
@@ -40,7 +40,7 @@ def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> 
     shown = call("sweep", "status", "s", "--runs", tmp_path).stdout
     assert "state    interrupted" in shown
     assert "2 interrupted, 1 stopped" in shown
-    tracker = Home(tmp_path).tracker()
+    tracker = Workspace(tmp_path).tracker()
     states = {
         tracker.client.get_run(t.run_id).info.status
         for t in tracker.trials_of(tracker.find_sweep("s"))
@@ -48,7 +48,7 @@ def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> 
     assert states == {"KILLED", "FINISHED"}
     late = call("sweep", "stop", "s", "--runs", tmp_path)
     assert late.exit_code == 2
-    assert "nobody works on sweep 's'" in late.stderr
+    assert "no process works on sweep 's'" in late.stderr
 
 
 def test_a_killed_driver_shows_in_status_and_a_changed_file_is_named(

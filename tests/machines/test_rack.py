@@ -19,8 +19,8 @@ import pytest
 from machines import Bench, Machine, until, words
 from sweep_truth import histories, untruths
 
-from orchestrator.journal import read_journal
-from orchestrator.outcome import Outcome
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.event_log import read_event_log
 
 TRIALS = 24
 SIZES = {"max_length": 32, "max_train_rows": 400, "batch_size": 16, "epochs": 16}
@@ -119,7 +119,7 @@ def test_machines_without_the_environment_get_it(bench: Bench) -> None:
             lock = machine.run("cat", "/var/lib/tinyattn/lock").stdout.splitlines()
             assert f"ray=={version('ray')}" in lock
             running = machine.run("ps", "axo", "args").stdout
-            assert "/var/lib/tinyattn/env/bin/python -m cluster.node keep" in running
+            assert "/var/lib/tinyattn/env/bin/python -P -m cluster.node keep" in running
         assert f"{head.address}: installing" not in first
         assert "installing" not in again
         assert again.count(": running") == len(bench.machines)
@@ -253,7 +253,7 @@ def test_a_machine_on_which_every_worker_fails_is_set_aside_and_named(
     said = log.read_text()
     assert f"machine {third.address} is set aside: 2 workers in a row failed" in said
     assert said.count(f"lost its worker on {third.address}") == 2
-    past = read_journal(bench.folder / "storage/runs/sweeps/aside/search.jsonl").values()
+    past = read_event_log(bench.folder / "storage/runs/sweeps/aside/search.jsonl").values()
     assert [trial.outcome for trial in past] == [Outcome.COMPLETED] * 6
     used = {result["node_ip"] for trial in past for result in trial.results}
     assert used == {head.address, second.address}
@@ -281,7 +281,7 @@ def test_a_machine_that_is_too_small_leaves_its_trials_to_larger_ones(
     assert driver.wait(timeout=300) == 0, log.read_text()
     said = f"machine {third.address} is set aside: it has too little memory for a row of "
     assert said in log.read_text()
-    past = read_journal(bench.folder / "storage/runs/sweeps/small/search.jsonl").values()
+    past = read_event_log(bench.folder / "storage/runs/sweeps/small/search.jsonl").values()
     assert [trial.outcome for trial in past] == [Outcome.COMPLETED] * 4
     used = {result["node_ip"] for trial in past for result in trial.results}
     assert used == {head.address, second.address}
@@ -298,8 +298,8 @@ def test_a_sweep_with_a_machine_lost_and_another_joined_ends_complete_and_the_sa
     log = tmp_path / "log"
     driver = head.start(*words("sweep", "run", *sweep_words(tiny, "s"), "--on", rack), log=log)
     runs = bench.folder / "storage" / "runs"
-    journal = runs / "sweeps" / "s" / "search.jsonl"
-    until(lambda: journal.exists() and third.address in journal.read_text(), 120)
+    event_log = runs / "sweeps" / "s" / "search.jsonl"
+    until(lambda: event_log.exists() and third.address in event_log.read_text(), 120)
     third.power_off()
     fourth = bench.add(3)
     file = bench.cluster_file(
@@ -318,7 +318,7 @@ def test_a_sweep_with_a_machine_lost_and_another_joined_ends_complete_and_the_sa
     )  # fmt: skip
     assert whole.returncode == 0, whole.stderr
     assert histories(runs, "s", uri) == histories(alone, "s")
-    past = read_journal(journal).values()
+    past = read_event_log(event_log).values()
     used = {result["node_ip"] for trial in past for result in trial.results}
     assert used == {machine.address for machine in (head, second, third, fourth)}
     third.boot()

@@ -10,7 +10,7 @@ import pytest
 from machines import Bench, Machine, until, words
 from sweep_truth import histories, untruths
 
-from orchestrator.journal import Past, read_journal
+from orchestrator.state.event_log import Past, read_event_log
 
 pytestmark = pytest.mark.slow
 TRIALS = 2
@@ -60,8 +60,8 @@ def the_same(runs: Path, name: str, other: str) -> None:
 
 
 def trials(runs: Path, name: str) -> list[Past]:
-    journal = runs / "sweeps" / name / "search.jsonl"
-    return list(read_journal(journal).values()) if journal.exists() else []
+    event_log = runs / "sweeps" / name / "search.jsonl"
+    return list(read_event_log(event_log).values()) if event_log.exists() else []
 
 
 def test_two_ranks_on_two_machines_train_as_one(
@@ -101,7 +101,7 @@ def test_a_trial_that_loses_a_ranks_machine_goes_on_with_another(
         file = bench.cluster_file(**(before | {"nodes": nodes}))
         bench.machines[0].run(*words("cluster", "up", file))
         assert wait() == 0, log.read_text()
-        assert "#1 starts again" in log.read_text()
+        assert "search_00001 starts again" in log.read_text()
         the_same(runs, name, alone)
     finally:
         lost.plug_cable()

@@ -16,7 +16,7 @@ import pytest
 from machines import until, words
 from sweep_truth import untruths
 
-from orchestrator.journal import read_journal
+from orchestrator.state.event_log import read_event_log
 
 CONF = """
 ClusterName=test
@@ -106,7 +106,7 @@ def test_a_job_joins_runs_trials_and_leaves(slurm: Path, tiny: str, tmp_path: Pa
         assert run.returncode == 0, run.stdout + run.stderr
         runs = slurm / "storage" / "runs"
         assert untruths(runs, "s", 3) == []
-        assert len(read_journal(runs / "sweeps" / "s" / "search.jsonl")) == 3
+        assert len(read_event_log(runs / "sweeps" / "s" / "search.jsonl")) == 3
         secret = next((slurm / "storage").glob(".slurmtest-*/node.json"))
         assert secret.stat().st_mode & 0o077 == 0
     finally:

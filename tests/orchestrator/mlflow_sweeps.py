@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.outcome import Outcome
-from orchestrator.tracking import Tracker
-from tinyattn.config import TrainConfig
+from orchestrator.spec.outcome import Outcome
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.adapters.checkpoint import CONFIG_FILE, AdapterCard, PlmCard
+from tinyattn.config import AdapterConfig, TrainConfig
 
 
 class Sweeps:
     """Writes sweeps and trials as the scheduler does, in one line each."""
 
-    def __init__(self, tracker: Tracker, folder: Path) -> None:
+    def __init__(self, tracker: TrackingWriter, folder: Path) -> None:
         self.tracker = tracker
         self.folder = folder
 
@@ -55,10 +56,16 @@ class Sweeps:
         return self.tracker.run_of(trial_id)
 
     def adapter(self, trial_id: str) -> Path:
-        """A folder that stands in for an adapter."""
+        """An adapter folder with a card, whose lineage names the trial, and no weights."""
         folder = self.folder / trial_id / "adapter"
         folder.mkdir(parents=True)
-        (folder / "adapter_config.json").write_text(f'{{"trial": "{trial_id}"}}')
+        card = AdapterCard(
+            adapter=AdapterConfig(),
+            plm=PlmCard(name="p", revision="", family="bert", hidden_size=4, fingerprint="0"),
+            num_outputs=2,
+            lineage={"trial": trial_id},
+        )
+        (folder / CONFIG_FILE).write_text(card.sealed().model_dump_json())
         return folder
 
     @staticmethod

@@ -9,19 +9,19 @@ import pytest
 from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 
-from orchestrator.baseline import ALONE, KIND, find_alone, missing_rates
-from orchestrator.control import status
-from orchestrator.home import Home
-from orchestrator.leaderboard import leaderboard
-from orchestrator.outcome import Outcome
-from orchestrator.promotion import promote_adapter
-from orchestrator.runner import InterruptedSweepError
-from orchestrator.store import TrialRecord
-from orchestrator.worker import result_of
+from orchestrator.execution.tuner import InterruptedSweepError
+from orchestrator.execution.worker import result_of
+from orchestrator.registry.promotion import promote_adapter
+from orchestrator.reporting.leaderboard import leaderboard
+from orchestrator.reporting.status import status
+from orchestrator.selection.baseline import ALONE, KIND, find_alone, missing_rates
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrialRecord
 from tinyattn.config import TrainConfig
 from tinyattn.errors import UsageError
-from tinyattn.trainer import Trainer
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRecord:
         task="agreement", plm=plm, max_train_rows=64, max_length=32, epochs=1, batch_size=32
     )
     sweeps.start("first", task="agreement", plm=plm)
-    workshop, tracker = Workshop(), sweeps.tracker
-    tags = {"data_fingerprint": workshop.data(config).fingerprint, "carve": "2"}
+    model_cache, tracker = ModelCache(), sweeps.tracker
+    tags = {"data_fingerprint": model_cache.data(config).fingerprint, "carve": "2"}
     tracker.start_trial("search_00001", config=config, params={}, tags=tags)
-    with contextlib.closing(Trainer(config, workshop)) as trainer:
+    with contextlib.closing(Trainer(config, model_cache)) as trainer:
         for evaluation in trainer:
             tracker.log_evaluation("search_00001", result_of(trainer, evaluation))
         trainer.save_adapter(tmp_path / "adapter")
@@ -47,19 +47,19 @@ def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRecord:
 def test_promote_trains_it_once_and_tests_against_it(
     sweeps: Sweeps, one_head: TrialRecord, tmp_path: Path
 ) -> None:
-    home, said = Home(tmp_path / "runs"), list[str]()
+    workspace, said = Workspace(tmp_path / "runs"), list[str]()
     assert find_alone(sweeps.tracker, one_head) is None
-    with home.lock("first"), pytest.raises(UsageError, match="another process is working"):
-        promote_adapter(home, one_head.run_id, False)
+    with workspace.lock("first"), pytest.raises(UsageError, match="another process is working"):
+        promote_adapter(workspace, one_head.run_id, False)
 
     def impatient(line: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(InterruptedSweepError, match="promote"):
-        promote_adapter(home, one_head.run_id, False, impatient)
+        promote_adapter(workspace, one_head.run_id, False, impatient)
     assert find_alone(sweeps.tracker, one_head) is None  # the rates that it has tried are not all
 
-    found = promote_adapter(home, one_head.run_id, False, said.append)
+    found = promote_adapter(workspace, one_head.run_id, False, said.append)
     # 0.3, 1, 3 and 10 times the trial's own rate, which is the default 0.001.
     rates = ["0.0003", "0.001", "0.003", "0.01"]
     assert [line.split(": ")[0] for line in said] == [
@@ -77,10 +77,10 @@ def test_promote_trains_it_once_and_tests_against_it(
     assert found.test.old_score == pytest.approx(alone.heldout_score)
     assert found.moved == (found.test.p_value <= 0.05)
 
-    again = promote_adapter(home, one_head.run_id, False, said.append)
+    again = promote_adapter(workspace, one_head.run_id, False, said.append)
     assert len(said) == 4
     assert again.moved or found.test == again.test
-    text = str(status(home, "first"))
+    text = str(status(workspace, "first"))
     assert "trials   1 completed" in text
     assert "finalize" not in text
     assert sweeps.tracker.find_sweep("first").outcome is Outcome.COMPLETED
@@ -117,5 +117,5 @@ def test_promote_trains_the_rates_that_are_missing_and_no_others(
         run_id = sweeps.trial(f"alone-{rate}", [0.99], outcome, overrides=changes)
         sweeps.tracker.tag(run_id, tags)
     said = list[str]()
-    promote_adapter(Home(tmp_path / "runs"), one_head.run_id, False, said.append)
+    promote_adapter(Workspace(tmp_path / "runs"), one_head.run_id, False, said.append)
     assert [line.split(": ")[0].split("=")[1] for line in said] == ["0.003", "0.01"]

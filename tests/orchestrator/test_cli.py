@@ -24,11 +24,11 @@ from click.testing import CliRunner, Result
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
-from orchestrator.home import LEAST_FREE_MB, Home
-from orchestrator.outcome import Outcome
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.workspace import LEAST_FREE_MB, Workspace
 from tinyattn.config import TrainConfig
-from tinyattn.trainer import Trainer
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import Trainer
 
 SWEEP = {
     "train": {"task": "agreement", "plm": "minilm", "max_length": 32, "epochs": 1},
@@ -96,6 +96,10 @@ def write_task(here: Path, train: str, **changes: Any) -> Path:
         (["folder.yaml"], ["folder.yaml", "it is a folder"]),
         (["folder"], ["'folder' is no sweep"]),
         (["agreement", "optimiser.lr=1e-3"], ["unknown key", "did you mean 'optimizer'"]),
+        (["agreement", "lr=3e-3"], ["override lr: unknown key — did you mean 'optimizer.lr'?"]),
+        (["agreement", "seeds=2"], ["did you mean 'finalize.seeds'?"]),
+        (["agreement", "sampler=grid"], ["'search.sampler' or 'finalize.search.sampler'"]),
+        (["agreement", "trials=0"], ["search.trials: 0 came"]),
         (["agreement", "optimizer.rl=1e-3"], ["optimizer.rl", "name, lr, weight_decay"]),
         (["agreement", "epochs=0"], ["epochs: 0 came", "greater than or equal to 1"]),
         (["agreement", "optimizer.lr=fast"], ["'fast' came", "number"]),
@@ -221,13 +225,13 @@ def runs(here: Path, empty_database: Path) -> Path:
 
 
 def statuses(runs: Path) -> list[str]:
-    client = Home(runs).tracker().client
+    client = Workspace(runs).tracker().client
     ids = [experiment.experiment_id for experiment in client.search_experiments()]
     return [run.info.status for run in client.search_runs(ids)]
 
 
 def test_a_name_in_use(runs: Path, tiny: str) -> None:
-    tracker = Home(runs).tracker()
+    tracker = Workspace(runs).tracker()
     tracker.start_sweep(
         name="mine", task="agreement", plm="tiny", protocol="heldout", config={}, tags={}
     )
@@ -432,12 +436,12 @@ def champion(runs: Path, tiny: str) -> Path:
     config = TrainConfig(
         task="agreement", plm=tiny, epochs=1, max_train_rows=64, max_length=32, batch_size=32
     )
-    tracker = Home(runs).tracker()
+    tracker = Workspace(runs).tracker()
     tracker.start_sweep(
         name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={}
     )
     tracker.start_trial("t", config=config, params={}, tags={"identity": "x"})
-    with contextlib.closing(Trainer(config, Workshop())) as trainer:
+    with contextlib.closing(Trainer(config, ModelCache())) as trainer:
         (*_, last) = trainer
         trainer.save_adapter(runs / "adapter")
     numbers = {"evaluation": 1, "score": last.score, "best_score": last.best_score, "seconds": 1.0}
@@ -469,6 +473,13 @@ def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
     assert len(answers) == 2
     assert all(sum(answer["probabilities"].values()) == pytest.approx(1) for answer in answers)
     assert result.stderr == "note: 1 rows were longer than the model reads and were cut\n"
+
+    named = here / "named.csv"
+    named.write_text("id,sentence,note\n07,the dog runs .,x\nb,a cat run .,y\n")
+    kept = [json.loads(line) for line in run("predict", "agreement", named).stdout.splitlines()]
+    assert [(list(row), row["id"]) for row in kept] == [
+        (["id", "label", "probabilities"], name) for name in ("07", "b")
+    ]
 
     assert run("predict", "agreement", good, "-o", "-").stdout == result.stdout
     assert "is a folder" in refused(2, "predict", "agreement", good, "-o", here)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from mlflow_sweeps import Sweeps
 
-from orchestrator import collapsing, finalizer
-from orchestrator.baseline import alone_settings
-from orchestrator.config import Sweep
-from orchestrator.finalizer import batch_name
-from orchestrator.home import Home
-from orchestrator.outcome import BY_USER, Outcome
+from orchestrator.selection import collapsing, finalizer
+from orchestrator.selection.baseline import alone_settings
+from orchestrator.selection.finalizer import batch_name
+from orchestrator.spec.config import Sweep
+from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.state.workspace import Workspace
 from tinyattn.config import TrainConfig
 from tinyattn.errors import UsageError
 
@@ -27,7 +27,7 @@ SWEEP = Sweep(
 )  # fmt: skip
 
 
-def begin(home: Home, monkeypatch: pytest.MonkeyPatch, sweep: Sweep = SWEEP) -> list[str]:
+def begin(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, sweep: Sweep = SWEEP) -> list[str]:
     """Finalize up to the first batch; returns what is said until then."""
 
     def stop(self: object, best: object) -> None:
@@ -35,11 +35,11 @@ def begin(home: Home, monkeypatch: pytest.MonkeyPatch, sweep: Sweep = SWEEP) -> 
 
     facts, said = SimpleNamespace(data_fingerprint="d", fewest_rows=1000), list[str]()
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
-    monkeypatch.setattr(finalizer, "inspect", lambda sweep, workshop: facts)
+    monkeypatch.setattr(finalizer, "inspect", lambda sweep, model_cache: facts)
     monkeypatch.setattr(finalizer, "refuse_other_data", lambda *_: None)
     monkeypatch.setattr(finalizer._Finalizing, "run", stop)
     with pytest.raises(UsageError, match="would begin"):
-        finalizer.finalize(sweep, home, said.append)
+        finalizer.finalize(sweep, workspace, said.append)
     return said
 
 
@@ -50,7 +50,9 @@ def test_a_warmup_that_new_sweeps_may_not_have_is_said_and_stops_none_that_ran(
     sweeps.trial("whole", [0.6, 0.7])
     sweeps.tracker.close_all(Outcome.COMPLETED)
     train = SWEEP.train.with_overrides({"optimizer.warmup": 5000})
-    (note,) = begin(Home(tmp_path / "runs"), monkeypatch, SWEEP.model_copy(update={"train": train}))
+    (note,) = begin(
+        Workspace(tmp_path / "runs"), monkeypatch, SWEEP.model_copy(update={"train": train})
+    )
     assert "5,000 steps of warm-up came" in note
 
 
@@ -63,7 +65,7 @@ def test_a_search_that_was_interrupted_is_named(
     if outcome is Outcome.INTERRUPTED:
         sweeps.trial("open", [0.6], outcome)
     sweeps.tracker.close_all(outcome)
-    said = begin(Home(tmp_path / "runs"), monkeypatch)
+    said = begin(Workspace(tmp_path / "runs"), monkeypatch)
     assert said == (
         []
         if outcome is Outcome.COMPLETED
@@ -100,7 +102,7 @@ def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
     sweeps.tracker.end_trial("search_00001", Outcome.STOPPED, error=BY_USER)
     sweeps.trial("search_00002", [0.7])
     sweeps.tracker.close_all(Outcome.COMPLETED)
-    said = begin(Home(tmp_path / "runs"), monkeypatch)
+    said = begin(Workspace(tmp_path / "runs"), monkeypatch)
     assert said == ["note: #1 has 90.00, but the user stopped it: no candidate"]
 
 
@@ -112,7 +114,7 @@ def test_nothing_that_ended_leads_to_resuming(
     sweeps.tracker.close_all(Outcome.INTERRUPTED)
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="`tinyattn sweep resume first` goes on with it"):
-        finalizer.finalize(SWEEP, Home(tmp_path / "runs"))
+        finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
 
 
 def test_a_classifier_alone_is_no_adapter_to_finalize(
@@ -123,7 +125,7 @@ def test_a_classifier_alone_is_no_adapter_to_finalize(
     sweeps.tracker.close_all(Outcome.COMPLETED)
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="no one-head trial that ended with a score"):
-        finalizer.finalize(SWEEP, Home(tmp_path / "runs"))
+        finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.keeping import Contest, Judgement, contests
-from orchestrator.significance import primary_metric
+from orchestrator.selection.keeping import Contest, Judgement, contests
+from orchestrator.selection.significance import primary_metric
 from tinyattn.tasks import find_task
 
 METRIC = primary_metric(find_task("agreement"))

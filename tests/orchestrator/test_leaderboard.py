@@ -12,7 +12,7 @@ import pytest
 from mlflow_sweeps import Sweeps
 from rich.console import Console
 
-from orchestrator.leaderboard import (
+from orchestrator.reporting.leaderboard import (
     Row,
     leaderboard,
     render,
@@ -21,7 +21,7 @@ from orchestrator.leaderboard import (
     to_csv,
     to_json,
 )
-from orchestrator.outcome import Outcome
+from orchestrator.spec.outcome import Outcome
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
 
@@ -226,11 +226,11 @@ def test_json_and_csv_hold_every_row_and_null_for_nan(sweeps: Sweeps) -> None:
 def test_the_table_fits_its_terminal_and_cuts_no_value(sweeps: Sweeps, width: int) -> None:
     sweeps.start(task="rte")
     overrides = {"optimizer.weight_decay": 0.0572, "optimizer.schedule": "constant"}
-    run_id = sweeps.trial("t1", [0.7976], heldout=0.7376, overrides=LITERAL | overrides)
+    sweeps.trial("search_00001", [0.7976], heldout=0.7376, overrides=LITERAL | overrides)
     sweeps.trial("t2", [0.5], Outcome.OUT_OF_MEMORY)
     text = _text(render(leaderboard(sweeps.tracker)), width)
     assert max(len(line) for line in text.splitlines()) <= width
-    for value in ("79.76", "heldout", "73.76", "88.8", "100,354", "out_of_memory", run_id[:8]):
+    for value in ("79.76", "heldout", "73.76", "88.8", "100,354", "out_of_memory", "search_00001"):
         assert value in text
     assert "schedule=constant" in text
     assert "…" not in text

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from sqlalchemy import event
 
 from benchmarks.many_trials import build
-from orchestrator import figures, leaderboard, report
 from orchestrator.cli import main
-from orchestrator.home import Home
-from orchestrator.store import Store
+from orchestrator.reporting import figures, leaderboard, report
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrackingReader
 
 TRIALS = 300
 
@@ -31,8 +31,8 @@ def runs(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def store(runs: Path) -> Store:
-    return Home(runs).store()
+def store(runs: Path) -> TrackingReader:
+    return Workspace(runs).store()
 
 
 def shown(*words: object) -> str:
@@ -54,7 +54,7 @@ def test_the_leaderboard_is_a_page_and_says_what_it_leaves_out(runs: Path) -> No
     assert few.splitlines()[1:] == shown("leaderboard", "--csv", "--runs", runs).splitlines()[1:4]
 
 
-def test_groups_share_a_page_and_none_is_left_out(store: Store) -> None:
+def test_groups_share_a_page_and_none_is_left_out(store: TrackingReader) -> None:
     rows = leaderboard.leaderboard(store)
     many = [dataclasses.replace(row, task=f"t{n:02d}") for n in range(12) for row in rows[:5]]
     page = leaderboard.top(many, None)
@@ -72,7 +72,7 @@ def test_status_shows_a_page_of_running_trials(runs: Path, tmp_path: Path) -> No
     assert lines[-1].strip() == "280 more"
 
 
-def test_the_report_draws_some_lines_of_many(store: Store) -> None:
+def test_the_report_draws_some_lines_of_many(store: TrackingReader) -> None:
     trials = store.trials_of(store.find_sweep("many"))
     curves = report._curves(store, trials)
     assert len(curves) == TRIALS
@@ -96,7 +96,7 @@ def test_what_sql_reads_is_what_mlflow_says(runs: Path, tmp_path: Path) -> None:
         database.execute("update latest_metrics set is_nan = 1, value = 0 where key = 'train_loss'")
         gone = "select run_uuid from runs where name = 'search_00007'"
         database.execute(f"update runs set lifecycle_stage='deleted' where run_uuid in ({gone})")
-    store = Home(copy).store()
+    store = Workspace(copy).store()
     by_sql = store.trials_of(store.find_sweep("many"))
     points = store.histories(by_sql[:3])
     store._tables = None  # as for a server: by MLflow's client
@@ -106,7 +106,7 @@ def test_what_sql_reads_is_what_mlflow_says(runs: Path, tmp_path: Path) -> None:
     assert points == store.histories(by_sql[:3])
 
 
-def test_the_number_of_queries_does_not_grow_with_the_trials(store: Store) -> None:
+def test_the_number_of_queries_does_not_grow_with_the_trials(store: TrackingReader) -> None:
     assert store._tables is not None
     queries: list[str] = []
     event.listen(
@@ -121,4 +121,4 @@ def test_a_deleted_experiment_has_no_sweeps(runs: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(runs, tmp_path / "copy")
     with sqlite3.connect(copy / "mlflow.db") as database:
         database.execute("update experiments set lifecycle_stage = 'deleted' where name like 's%'")
-    assert Home(copy).store().sweeps() == []
+    assert Workspace(copy).store().sweeps() == []

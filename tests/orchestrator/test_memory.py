@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.memory import FILE, note_too_many, rows_that_fit
+from orchestrator.execution.memory import FILE, note_too_many, rows_that_fit
 from tinyattn.config import TrainConfig
 
 CONFIG = TrainConfig(task="rte", plm="roberta-large", batch_size=48)
@@ -19,14 +19,14 @@ LIMITED = """
 import json, resource, sys
 from pathlib import Path
 import torch
-from orchestrator.trial import SweepTrial
-from orchestrator.batch import Bench
-from orchestrator.depot import SharedFolder
-from orchestrator.worker import Worker
+from orchestrator.execution.trainable import SweepTrainable
+from orchestrator.driver.context import Bench
+from orchestrator.state.checkpoint_store import SharedFolder
+from orchestrator.execution.worker import Worker
 from tinyattn.config import TrainConfig
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
 
-class Bare(SweepTrial):  # without Ray around it
+class Bare(SweepTrainable):  # without Ray around it
     def __init__(self, worker): self.worker = worker
 
 task, rows, length = sys.argv[3:]
@@ -37,7 +37,7 @@ warm = Bare(Worker(Bench(base, SharedFolder(folder)), 1))
 few = {"batch_size": 8, "max_train_rows": 64, "max_length": 32}
 warm.reset_config({"trial": "warm", "point": few})
 warm.step()
-warm.worker.workshop.data(base)
+warm.worker.model_cache.data(base)
 if sys.argv[2] != "none":
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + int(sys.argv[2]) * 2**20
@@ -86,9 +86,9 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from torch.nn.functional import gelu
-from orchestrator.batch import Bench
-from orchestrator.depot import SharedFolder
-from orchestrator.worker import Worker
+from orchestrator.driver.context import Bench
+from orchestrator.state.checkpoint_store import SharedFolder
+from orchestrator.execution.worker import Worker
 from tinyattn.config import TrainConfig
 from tinyattn.errors import OutOfMemoryError
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from orchestrator.cli import main
 from orchestrator.cli.common import echo, next_command, place_options, remember
-from orchestrator.tracking import Tracker
+from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import TinyAttnError
 
 
@@ -97,7 +97,7 @@ def test_a_clusters_file_is_where_its_sweeps_are(monkeypatch: pytest.MonkeyPatch
 
 def test_what_status_says_can_be_typed(tmp_path: Path) -> None:
     runs = tmp_path / "my runs"
-    tracker = Tracker.open(runs)
+    tracker = TrackingWriter.open(runs)
     tracker.start_sweep(name="s", task="rte", plm="p", protocol="heldout", config={}, tags={})
     (runs / "sweeps" / "s").mkdir(parents=True)
     shown = run("sweep", "status", "s", "--runs", runs)

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config import Resources
-from orchestrator.nodes import (
+from orchestrator.execution.nodes import (
     ASIDE_SECONDS,
     GPU_MEMORY,
     PATIENCE_SECONDS,
     Nodes,
     NoMachineError,
-    address_in,
 )
+from orchestrator.spec.config import Resources
 from tinyattn.errors import UsageError
 
 
@@ -51,16 +50,6 @@ def fault(name: str, kind: str = "RuntimeError: CUDA error") -> str:
     """Words as Ray 2.60 writes them."""
     address = f"10.0.0.{ord(name) - ord('a') + 1}"
     return f"ray::ResourceTrainable.train() (pid=7, ip={address}, actor_id=0a, repr=x)\n{kind}"
-
-
-def test_the_innermost_machine_is_the_one_that_failed() -> None:
-    """The trial's supervisor is on one machine, the rank that died on another."""
-    nested = fault("a") + "\nActorDiedError: it died.\n\tpid: 9\n\tip: 10.0.0.2\nThe actor is dead"
-    assert address_in(nested) == "10.0.0.2"
-    assert address_in(fault("c")) == "10.0.0.3"
-    assert address_in("(pid=7, ip=fd00::2, actor_id=0a)") == "fd00::2"
-    assert address_in("Memory on the node (IP: 10.0.0.5, ID: 0a) was 4.55GB used") == "10.0.0.5"
-    assert address_in("a trip: nothing") is None
 
 
 def test_a_machine_that_keeps_failing_is_set_aside_and_gets_another_chance_later() -> None:

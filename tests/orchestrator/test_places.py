@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 from mlflow_sweeps import Sweeps
 
-from orchestrator import database
 from orchestrator.cli import main
-from orchestrator.database import address_here
-from orchestrator.home import Home
-from orchestrator.tracking import Tracker
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking import database
+from orchestrator.tracking.database import address_here
+from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
 
 
@@ -61,7 +61,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 def go_on(runs: Path, scratch: Path) -> tuple[str, str]:
     """Read the old trial's adapter and add a trial; return what MLflow says of both places."""
-    tracker = Tracker.open(runs)
+    tracker = TrackingWriter.open(runs)
     (old,) = tracker.trials_of(tracker.find_sweep("first"))
     kept = tracker.download(old.run_id, "adapter", scratch / "old")
     assert json.loads((kept / "adapter_config.json").read_text()) == {"trial": "t1"}
@@ -93,7 +93,7 @@ def test_a_copy_leaves_the_original_as_it_was(runs: Path, tmp_path: Path) -> Non
         assert address.startswith(copy.as_uri())
     assert hashes(runs) == before
     # The original is opened in the same process, where MLflow's client remembers places of runs.
-    tracker = Tracker.open(runs)
+    tracker = TrackingWriter.open(runs)
     (trial,) = tracker.trials_of(tracker.find_sweep("first"))
     tracker.download(trial.run_id, "adapter", tmp_path / "again")
     assert hashes(runs) == before
@@ -105,7 +105,7 @@ def test_a_database_that_moved_with_its_artifacts_is_named_by_its_address(
     runs.rename(tmp_path / "elsewhere")
     monkeypatch.chdir(tmp_path)  # `./runs` is not where the artifacts are
     uri = f"sqlite:///{tmp_path / 'elsewhere' / 'mlflow.db'}"
-    store = Home.find(tracking_uri=uri).store()
+    store = Workspace.find(tracking_uri=uri).store()
     (trial,) = store.trials_of(store.find_sweep("first"))
     assert store.has_artifact(trial.run_id, "adapter")
 
@@ -129,7 +129,7 @@ def test_two_runs_folders_that_share_a_database_keep_their_artifacts(tmp_path: P
     mine, other = tmp_path / "mine", tmp_path / "other"
     uri = f"sqlite:///{tmp_path / 'shared' / 'mlflow.db'}"
     (other / "artifacts" / "rte-roberta" / ("0" * 32)).mkdir(parents=True)
-    tracker = Tracker.open(mine, uri)
+    tracker = TrackingWriter.open(mine, uri)
     run = tracker.client.create_run(tracker._experiment_id("rte/roberta")).info.run_id
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "card.json").write_text("{}")
@@ -137,13 +137,13 @@ def test_two_runs_folders_that_share_a_database_keep_their_artifacts(tmp_path: P
     places = []
     for _ in range(2):  # the second time where the folder is not to be seen, as on another machine
         for folder in (other, mine):
-            tracker = Tracker.open(folder, uri)
+            tracker = TrackingWriter.open(folder, uri)
             places.append(Path(tracker.client.get_run(run).info.artifact_uri[len("file://") :]))
         if mine.exists():
             mine.rename(tmp_path / "hidden")
     assert {place.parents[2] for place in places} == {mine / "artifacts"}
     shutil.copytree(tmp_path / "hidden", other, dirs_exist_ok=True)  # it has moved there
-    tracker = Tracker.open(other, uri)
+    tracker = TrackingWriter.open(other, uri)
     assert tracker.client.get_run(run).info.artifact_uri.startswith(other.as_uri())
 
 
@@ -157,7 +157,7 @@ def test_a_read_only_folder_can_be_looked_at(read_only: Path, tmp_path: Path) ->
         done = CliRunner().invoke(main, [*map(str, words), "--runs", str(read_only)])
         assert done.exit_code == 0, done.output
     assert (tmp_path / "report" / "report.html").is_file()
-    store = Home(read_only).store()
+    store = Workspace(read_only).store()
     (trial,) = store.trials_of(store.find_sweep("first"))
     store.download(trial.run_id, "adapter", tmp_path / "copy")
     assert hashes(read_only) == before
@@ -183,12 +183,15 @@ def test_what_would_write_to_a_read_only_folder_says_so(read_only: Path, words: 
 
 
 def test_a_held_sweep_shows_without_writing(read_only: Path, runs: Path) -> None:
-    assert not Home(read_only).is_held("first")
+    assert not Workspace(read_only).is_held("first")
     assert not (runs / "sweeps").exists()
-    with Home(runs).lock("first"):
-        assert Home(read_only).is_held("first")
-    assert not Home(read_only).is_held("first")
-    with pytest.raises(StorageError, match="may not be written"), Home(read_only).lock("first"):
+    with Workspace(runs).lock("first"):
+        assert Workspace(read_only).is_held("first")
+    assert not Workspace(read_only).is_held("first")
+    with (
+        pytest.raises(StorageError, match="may not be written"),
+        Workspace(read_only).lock("first"),
+    ):
         pass
 
 
@@ -237,7 +240,7 @@ def test_a_name_that_is_a_path_is_refused_by_every_verb(
 
 SERVER = """
 import subprocess, sys
-from orchestrator.ui import _guarded_group
+from orchestrator.reporting.ui import _guarded_group
 with _guarded_group() as group:
     child = "import subprocess; subprocess.run(['sleep', '99'])"
     subprocess.Popen([sys.executable, "-c", child], process_group=group)

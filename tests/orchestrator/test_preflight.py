@@ -9,11 +9,9 @@ import pytest
 import torch
 from tiny_plm import save_tiny_plm
 
-from orchestrator import preflight
-from orchestrator.config import Sweep
-from orchestrator.home import Home
-from orchestrator.plan import amount, duration, plan_of
-from orchestrator.preflight import (
+from orchestrator.planning import preflight
+from orchestrator.planning.plan import amount, duration, plan_of
+from orchestrator.planning.preflight import (
     check_shapes,
     inspect,
     max_evaluations,
@@ -21,11 +19,13 @@ from orchestrator.preflight import (
     rung_words,
     warmup_note,
 )
-from orchestrator.remarks import remarks
+from orchestrator.planning.remarks import remarks
+from orchestrator.spec.config import Sweep
+from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import prepare
 from tinyattn.config import build
 from tinyattn.errors import ConfigError, TaskError
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
 
 LR = {"optimizer.lr": {"type": "log_uniform", "low": 1e-4, "high": 1e-2}}
 LITERAL = {"norm": "none", "bias": False}
@@ -42,13 +42,13 @@ def sweep(plm: str, space: dict[str, Any] | None = None, **changes: Any) -> Swee
 
 
 def test_facts_are_those_of_the_data(tiny: str) -> None:
-    workshop = Workshop()
+    model_cache = ModelCache()
     made = sweep(tiny, train={"max_train_rows": 500, "epochs": 3})
-    facts = inspect(made, workshop)
-    data = workshop.data(made.train)
+    facts = inspect(made, model_cache)
+    data = model_cache.data(made.train)
     assert (facts.task, facts.train_rows) == ("agreement", 500)
     assert facts.data_fingerprint == data.fingerprint
-    assert facts.plm_fingerprint == workshop.plm(tiny).fingerprint
+    assert facts.plm_fingerprint == model_cache.plm(tiny).fingerprint
     assert data.heldout is not None
     assert (facts.select_rows, facts.heldout_rows) == (len(data.select), len(data.heldout))
     tokens = [len(ids) for ids in data.train.rows["input_ids"]]
@@ -58,14 +58,14 @@ def test_facts_are_those_of_the_data(tiny: str) -> None:
 
 
 def test_no_heldout_rows_under_the_papers_protocol(tiny: str) -> None:
-    facts = inspect(sweep(tiny, train={"protocol": "paper", "max_train_rows": 64}), Workshop())
+    facts = inspect(sweep(tiny, train={"protocol": "paper", "max_train_rows": 64}), ModelCache())
     assert facts.heldout_rows == 0
 
 
 def test_every_length_of_the_space_is_tried_against_the_plm(tiny: str) -> None:
     space = {"max_length": {"type": "choice", "values": [16, 32, 65]}}
     with pytest.raises(ConfigError, match=r"max_length is 65, .* at most 64 tokens"):
-        inspect(sweep(tiny, space), Workshop())
+        inspect(sweep(tiny, space), ModelCache())
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_plan_says_what_is_missing_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("TINYATTN_DATA", str(tmp_path / "nowhere"))
     runs = tmp_path / "runs"
-    plan = plan_of(sweep(tiny, train={"task": "rte"}), Home(runs))
+    plan = plan_of(sweep(tiny, train={"task": "rte"}), Workspace(runs))
     assert plan.facts is None
     assert "its data were not found" in plan.missing
     assert str(tmp_path / "nowhere") in str(plan)
@@ -165,7 +165,7 @@ def test_a_plan_says_where_bf16_is_slow(
 ) -> None:  # fmt: skip
     seconds = {torch.float32: 1.0, torch.bfloat16: bf16}
     monkeypatch.setattr(preflight, "_product_seconds", seconds.__getitem__)
-    plan = plan_of(sweep(tiny, train=train, resources={"gpus": gpus}), Home(tmp_path / "runs"))
+    plan = plan_of(sweep(tiny, train=train, resources={"gpus": gpus}), Workspace(tmp_path / "runs"))
     assert ("slow        " in str(plan)) == bool(said)
     assert said in plan.slow
 
@@ -179,7 +179,7 @@ def test_a_plan_says_the_time_on_cores(
     made = sweep(
         tiny, asha=None, resources={"cpus": 1, "concurrent": 2}, search={"trials": 10},
     )  # fmt: skip
-    plan = plan_of(made, Home(tmp_path / "runs"))
+    plan = plan_of(made, Workspace(tmp_path / "runs"))
     # A product of [128, 384] and [384, 1536] in a millisecond, of which a trial comes to 0.6.
     flops = 0.6 * 2 * 128 * 384 * 1536 / 1e-3
     hours = 10 * plan.cost.trial_pflop * 1e15 / (2 * flops) / 3600
@@ -195,7 +195,7 @@ def test_a_product_takes_longer_the_larger_it_is(monkeypatch: pytest.MonkeyPatch
 
 def test_a_plan_of_an_unknown_task_is_an_error(tiny: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="did you mean 'rte'"):
-        plan_of(sweep(tiny, train={"task": "rtee"}), Home(tmp_path / "runs"))
+        plan_of(sweep(tiny, train={"task": "rtee"}), Workspace(tmp_path / "runs"))
 
 
 @pytest.mark.parametrize(
@@ -255,10 +255,10 @@ def test_warmup_as_long_as_a_training_is_refused_before_it_starts(
 ) -> None:
     made = steps_100(tiny, space, **train)
     with pytest.raises(ConfigError, match=message):
-        prepare([made], Home(tmp_path / "runs"))
+        prepare([made], Workspace(tmp_path / "runs"))
     with pytest.raises(ConfigError, match=message):
-        plan_of(made, Home(tmp_path / "runs"))
-    (note,) = warmup_note(made, inspect(made, Workshop()))  # of a sweep that was begun earlier
+        plan_of(made, Workspace(tmp_path / "runs"))
+    (note,) = warmup_note(made, inspect(made, ModelCache()))  # of a sweep that was begun earlier
     assert message in note
 
 
@@ -269,14 +269,14 @@ def test_warmup_as_long_as_an_experts_training_is_refused_before_the_search(
     final = {"space": {"epochs": {"type": "choice", "values": [1]}}}
     made = sweep(tiny, train=train, finalize=final)
     with pytest.raises(ConfigError, match="60 steps of warm-up came, training has 50"):
-        prepare([made], Home(tmp_path / "runs"))
+        prepare([made], Workspace(tmp_path / "runs"))
 
 
 def test_a_warmup_that_is_shorter_than_each_training_is_not_refused(tiny: str) -> None:
     """100 rows are 25 steps, 200 are 50, whatever `max_train_rows` is outside the space."""
     space = {"max_train_rows": {"type": "choice", "values": [200, 400]}}
     made = steps_100(tiny, space, max_train_rows=100, optimizer={"warmup": 30})
-    assert warmup_note(made, inspect(made, Workshop())) == []
+    assert warmup_note(made, inspect(made, ModelCache())) == []
 
 
 @pytest.mark.parametrize(
@@ -310,4 +310,4 @@ def test_what_a_user_may_not_expect_is_said(
 
 def test_the_plan_has_the_remarks(tiny: str, tmp_path: Path) -> None:
     made = steps_100(tiny, {"adapter.num_heads": {"type": "int", "low": 1, "high": 4}})
-    assert "\nnote        adapter.num_heads is searched" in str(plan_of(made, Home(tmp_path)))
+    assert "\nnote        adapter.num_heads is searched" in str(plan_of(made, Workspace(tmp_path)))

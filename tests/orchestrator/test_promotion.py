@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tiny_plm import save_tiny_plm
 
-from orchestrator.promotion import _heldout_for, _objection, fingerprint_of
-from tinyattn.checkpoint import TaskCard
+from orchestrator.registry.promotion import _heldout_for, _objection, fingerprint_of
+from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.config import TrainConfig
-from tinyattn.workshop import Workshop
+from tinyattn.training.model_cache import ModelCache
 
 TASK = """
     name: pairs
@@ -62,7 +62,7 @@ def card_of(config: TrainConfig) -> TaskCard:
 
 def test_an_adapter_is_judged_on_rows_cut_as_it_was_trained(pairs: Path, plm: str) -> None:
     newcomer, champion = config_of(pairs, plm), config_of(pairs, plm, max_length=32)
-    rows = _heldout_for(card_of(champion), newcomer, Workshop())
+    rows = _heldout_for(card_of(champion), newcomer, ModelCache())
     # Two texts of ten tokens, each followed by [SEP], and [CLS] before them.
     assert np.diff(rows.flat().offsets).tolist() == 20 * [23]
 
@@ -70,18 +70,18 @@ def test_an_adapter_is_judged_on_rows_cut_as_it_was_trained(pairs: Path, plm: st
 def test_a_budget_is_of_rows_whatever_their_tokens_and_the_rows_to_train_on(
     pairs: Path, plm: str
 ) -> None:
-    workshop = Workshop()
+    model_cache = ModelCache()
 
     def found(**changes: Any) -> str:
         config = config_of(pairs, plm, **changes)
-        return fingerprint_of(workshop.data(config), config)
+        return fingerprint_of(model_cache.data(config), config)
 
     whole = found()
     for same in ({"max_length": 32}, {"token_version": 1}, {"max_train_rows": 20},
                  {"carve_version": 1}):  # fmt: skip
         assert found(**same) == whole, same
     write(pairs.parent, "validation", range(301, 321))
-    workshop = Workshop()
+    model_cache = ModelCache()
     assert found() != whole
 
 
@@ -89,15 +89,15 @@ def test_carved_dev_rows_are_others_for_each_carve_and_do_not_compare(
     pairs: Path, plm: str
 ) -> None:
     (pairs.parent / "files" / "validation.jsonl").unlink()
-    workshop = Workshop()
+    model_cache = ModelCache()
     one, two = (config_of(pairs, plm, carve_version=version) for version in (1, 2))
-    names = [fingerprint_of(workshop.data(config), config) for config in (one, two)]
+    names = [fingerprint_of(model_cache.data(config), config) for config in (one, two)]
     assert len(set(names)) == 2
-    task = workshop.data(one).task
+    task = model_cache.data(one).task
     assert _objection(card_of(one), task, one) == ""
     assert "carve_version=1" in _objection(card_of(one), task, two)
 
 
 def test_adapters_of_any_carve_compare_on_dev_rows_of_their_own_file(pairs: Path, plm: str) -> None:
     one, two = (config_of(pairs, plm, carve_version=version) for version in (1, 2))
-    assert _objection(card_of(one), Workshop().data(two).task, two) == ""
+    assert _objection(card_of(one), ModelCache().data(two).task, two) == ""

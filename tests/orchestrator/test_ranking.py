@@ -10,18 +10,18 @@ import pytest
 from mlflow_sweeps import Sweeps
 from rich.console import Console
 
-from orchestrator.control import status
-from orchestrator.figures import Curve, best_of
-from orchestrator.finalizer import best_one_head
-from orchestrator.home import Home
-from orchestrator.journal import Past
-from orchestrator.leaderboard import leaderboard, render
-from orchestrator.outcome import BY_USER, Outcome
-from orchestrator.ranking import standing_of
-from orchestrator.registry import candidate
-from orchestrator.report import _facts
-from orchestrator.store import TrialRecord
-from orchestrator.view import Progress
+from orchestrator.registry.versions import candidate
+from orchestrator.reporting.figures import Curve, best_of
+from orchestrator.reporting.leaderboard import leaderboard, render
+from orchestrator.reporting.report import _facts
+from orchestrator.reporting.status import status
+from orchestrator.reporting.view import Progress
+from orchestrator.selection.finalizer import best_one_head
+from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.state.event_log import Past
+from orchestrator.state.ranking import standing_of
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrialRecord
 
 
 def stopped_by_user(sweeps: Sweeps, trial_id: str, scores: list[float]) -> str:
@@ -33,7 +33,7 @@ def stopped_by_user(sweeps: Sweeps, trial_id: str, scores: list[float]) -> str:
 
 
 def view_of(trials: list[TrialRecord]) -> Progress:
-    """The numbers of a driver that saw these trials from their journal."""
+    """The numbers of a driver that saw these trials from their event log."""
     progress = Progress("t", 9, 4, lambda: 1)
     for trial in trials:
         results = [
@@ -45,22 +45,23 @@ def view_of(trials: list[TrialRecord]) -> Progress:
     return progress
 
 
-def named(sweeps: Sweeps, home: Home) -> dict[str, str | None]:
+def named(sweeps: Sweeps, workspace: Workspace) -> dict[str, str | None]:
     """Who each place names as the best trial of the sweep."""
     store = sweeps.tracker
     record = store.find_sweep("first")
     trials = store.trials_of(record)
-    by_run = {trial.run_id[:8]: trial.trial_id for trial in trials}
     rows = leaderboard(store)
     curves = [
         Curve(t.trial_id, t.outcome, [], t.params, t.best_score, standing=standing_of(t))
         for t in trials
     ]
-    best_line = next(line for line in str(status(home, "first")).splitlines() if "best" in line)
+    best_line = next(
+        line for line in str(status(workspace, "first")).splitlines() if "best" in line
+    )
     heldout = dict(_facts(rows, trials, None))["its held-out score"]
     figure, view = best_of(curves), view_of(trials).best
     return {
-        "status": by_run[best_line[-8:]],
+        "status": best_line.rpartition(", ")[2],
         "leaderboard": next(row.trial for row in rows if row.rank == 1),
         "report": next(r.trial for r in rows if f"{100 * (r.heldout or 0):.2f}" == heldout),
         "figure": figure.name if figure else None,
@@ -89,21 +90,21 @@ def test_every_place_names_the_same_best(
     sweeps.trial("large", [1.0], params=(500, 10), heldout=0.6)
     sweeps.trial("whole", [0.9, 1.0], params=(100, 10), heldout=0.5)
     sweeps.trial("later", [1.0], params=(100, 10), heldout=0.7)
-    found = named(sweeps, Home(tmp_path / "runs"))
+    found = named(sweeps, Workspace(tmp_path / "runs"))
     assert set(found.values()) == {"whole"}, (found, why)
 
 
 def test_a_leader_that_the_user_stopped_is_named_as_no_candidate(
     sweeps: Sweeps, tmp_path: Path
 ) -> None:
-    home = Home(tmp_path / "runs")
+    workspace = Workspace(tmp_path / "runs")
     sweeps.start("first")
     stopped_by_user(sweeps, "search_00001", [0.9, 1.0])
     sweeps.trial("search_00002", [0.8], heldout=0.7)
-    found = named(sweeps, home)
+    found = named(sweeps, workspace)
     assert set(found.values()) == {"search_00002"}, found
-    words = "#1 has 100.00, but the user stopped it: no candidate"
-    assert words in str(status(home, "first"))
+    words = "search_00001 has 100.00, but the user stopped it: no candidate"
+    assert words in str(status(workspace, "first"))
     trials = sweeps.tracker.trials_of(sweeps.tracker.find_sweep("first"))
     assert words in view_of(trials).summary()
     rows = leaderboard(sweeps.tracker)
@@ -117,7 +118,7 @@ def test_one_that_does_not_lead_is_not_worth_a_word(sweeps: Sweeps, tmp_path: Pa
     sweeps.start("first")
     stopped_by_user(sweeps, "search_00001", [0.8])
     sweeps.trial("search_00002", [0.8])
-    assert "no candidate" not in str(status(Home(tmp_path / "runs"), "first"))
+    assert "no candidate" not in str(status(Workspace(tmp_path / "runs"), "first"))
 
 
 def test_status_names_the_winner_of_the_finalizer(sweeps: Sweeps, tmp_path: Path) -> None:
@@ -126,9 +127,9 @@ def test_status_names_the_winner_of_the_finalizer(sweeps: Sweeps, tmp_path: Path
     winner = sweeps.trial("c_1_collapsed", [0.8], kind="collapsed")
     sweeps.tracker.tag(parent, {"winner": winner})
     sweeps.tracker.settle(30)
-    lines = str(status(Home(tmp_path / "runs"), "first")).splitlines()
+    lines = str(status(Workspace(tmp_path / "runs"), "first")).splitlines()
     assert [line[:15] for line in lines if line.startswith(("best", "winner"))] == [
         "best     90.00 ",
         "winner   80.00 ",
     ]
-    assert any(line.endswith(f"run {winner[:8]}") for line in lines)
+    assert any(line.endswith(", c_1_collapsed") for line in lines)

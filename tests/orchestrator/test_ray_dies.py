@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from orchestrator import nodes
+from orchestrator.execution import nodes
 
 
 def test_a_connection_that_is_refused_means_death_and_a_closed_one_does_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,19 @@ from mlflow import MlflowClient
 from mlflow.models import validate_serving_input
 from mlflow_sweeps import Sweeps
 
-from orchestrator import serving
-from orchestrator.champions import champion, rollback
-from orchestrator.outcome import BY_USER, Outcome
-from orchestrator.promotion import _benchmark_of
-from orchestrator.registry import Benchmark, HeldOut, Promotion, ahead_of_candidate, promote
-from orchestrator.store import TrialRecord
+from orchestrator.registry.champions import champion, rollback
+from orchestrator.registry.promotion import _benchmark_of
+from orchestrator.registry.versions import (
+    Benchmark,
+    HeldOut,
+    Promotion,
+    ahead_of_candidate,
+    promote,
+)
+from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.tracking.reader import TrialRecord
+from tinyattn import serving
+from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
 
@@ -46,7 +54,7 @@ class Gate:
         return Benchmark(find_task("sst2"), HeldOut(LABELS, self._outputs_of))
 
     def _outputs_of(self, adapter: Path) -> np.ndarray:
-        name = (adapter / "adapter_config.json").read_text().split('"')[3]
+        name = read_card(adapter).lineage["trial"]
         self.asked.append(name)
         return _outputs(int(name.split("-")[1]) / 100)
 
@@ -166,7 +174,7 @@ def _no_training(trial: TrialRecord, config: object) -> None:
 
 
 def _one_data(**fields: object) -> Any:
-    """Stands in for a workshop: the same data whatever the config."""
+    """Stands in for a model cache: the same data whatever the config."""
     data = SimpleNamespace(task=find_task("sst2"), **fields)
     return SimpleNamespace(data=lambda config: data)
 
@@ -358,8 +366,11 @@ def test_nothing_in_the_registered_model_is_a_pickle(sweeps: Sweeps, tmp_path: P
     promote(sweeps.tracker, run_id, Gate())
     folder = sweeps.tracker.download(run_id, "model", tmp_path / "copy")
     suffixes = {path.suffix for path in folder.rglob("*") if path.is_file()}
-    assert suffixes <= {".json", ".yaml", ".txt", ""}
-    assert "loader_module: orchestrator.serving" in (folder / "MLmodel").read_text()
+    assert suffixes <= {".json", ".yaml", ".txt", ".whl", ""}
+    (wheel,) = folder.rglob("*.whl")  # our own code: text, and what says of it that it is ours
+    inside = {Path(name).suffix for name in zipfile.ZipFile(wheel).namelist()}
+    assert inside <= {".py", ".typed", ".yaml", ".html", ".txt", ""}
+    assert "loader_module: tinyattn.serving" in (folder / "MLmodel").read_text()
 
 
 def test_an_unfinished_finalizer_is_no_reason_to_promote_the_search(sweeps: Sweeps) -> None:

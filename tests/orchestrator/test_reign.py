@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from mlflow_sweeps import Sweeps
 
-from orchestrator.champions import rollback
-from orchestrator.registry import Benchmark, HeldOut, Promotion, promote
-from orchestrator.reign import BUDGET, budget_words, enter, left, level
-from orchestrator.store import TrialRecord
+from orchestrator.registry.champions import rollback
+from orchestrator.registry.reign import BUDGET, budget_words, enter, left, level
+from orchestrator.registry.versions import Benchmark, HeldOut, Promotion, promote
+from orchestrator.tracking.reader import TrialRecord
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
 

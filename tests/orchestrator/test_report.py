@@ -11,10 +11,10 @@ import pytest
 from matplotlib.image import imread
 from mlflow_sweeps import Sweeps
 
-from orchestrator.figures import COLOURS, Curve, best_of, best_so_far, score_by_parameter
-from orchestrator.outcome import Outcome
-from orchestrator.report import log_keys, write_report
-from orchestrator.store import Point
+from orchestrator.reporting.figures import COLOURS, Curve, best_of, best_so_far, score_by_parameter
+from orchestrator.reporting.report import log_keys, write_report
+from orchestrator.spec.outcome import Outcome
+from orchestrator.tracking.reader import Point
 from tinyattn.errors import StorageError, UsageError
 
 FIGURES = {"learning_curves", "rungs", "best_so_far", "hyperparameters", "importance"}
@@ -197,3 +197,24 @@ def test_a_parameter_absent_from_some_trials_shows_only_the_others() -> None:
 def test_every_outcome_has_a_colour_of_its_own() -> None:
     assert set(COLOURS) == {*Outcome, None}
     assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_ticks_of_whole_numbers_are_whole() -> None:
+    curves = [
+        Curve(name=f"t{n}", outcome=Outcome.COMPLETED, points=(), params={"epochs": n},
+              best_score=n / 10)
+        for n in (1, 2)
+    ]  # fmt: skip
+    figure = score_by_parameter(curves, "accuracy", set())
+    assert figure is not None
+    ticks = figure.axes[0].get_xticks()
+    assert [tick for tick in ticks if tick != int(tick)] == []
+
+
+def test_where_all_trials_tie_no_hyperparameter_is_drawn(sweeps: Sweeps, tmp_path: Path) -> None:
+    sweeps.start("first")
+    for name in ("t1", "t2", "t3"):
+        sweeps.trial(name, [1.0])
+    write_report(sweeps.tracker, "first", tmp_path)
+    drawn = {png.stem for png in (tmp_path / "figures").iterdir()}
+    assert drawn == FIGURES - {"hyperparameters", "importance"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import search_spaces
-from orchestrator.config import load_sweep
-from orchestrator.paper import PRESUPPOSED
-from orchestrator.space import count
+from orchestrator.reporting.paper import PRESUPPOSED
+from orchestrator.spec.config import load_sweep
+from orchestrator.spec.space import count
 from tinyattn.errors import ConfigError
 
 # Zhao, Tan, Mei (EMNLP 2022), tables 4-6: lr, weight decay, warm-up, schedule.

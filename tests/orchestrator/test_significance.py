@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 from sklearn.metrics import accuracy_score, matthews_corrcoef
 
-from orchestrator import significance
-from orchestrator.significance import (
+from orchestrator.selection import significance
+from orchestrator.selection.significance import (
     Metric,
     max_t_test,
     paired_test,

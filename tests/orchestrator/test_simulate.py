@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import main
-from orchestrator.config import Sweep
-from orchestrator.curves import Recorded, Synthetic, unit
-from orchestrator.outcome import Outcome
-from orchestrator.simulate import VirtualCluster, simulate
+from orchestrator.planning.curves import Recorded, Synthetic, unit
+from orchestrator.planning.simulation import VirtualCluster, simulate
+from orchestrator.spec.config import Sweep
+from orchestrator.spec.outcome import Outcome
 from tinyattn.config import build
 
 SPACE = {

@@ -10,9 +10,9 @@ from textwrap import dedent
 
 import pytest
 
-from orchestrator.config import Sweep, check, default_name, load_sweep
-from orchestrator.definition import FILE, Definition, Origin
-from orchestrator.space import count, enumerate_points
+from orchestrator.spec.config import Sweep, check, default_name, load_sweep
+from orchestrator.spec.space import count, enumerate_points
+from orchestrator.state.definition import FILE, Definition, Origin
 from tinyattn.config import FIRST_VERSIONS, build
 from tinyattn.errors import ConfigError
 
@@ -184,6 +184,10 @@ def test_a_grid_may_become_finite_by_fixing(tmp_path):
         ("epochs: {type: int, low: 1.5, high: 2}", "1.5 came"),
         ("epochs: {type: int, low: 1}", "high: this key is required"),
         ("epochs: {type: int, low: 3, high: 3}", "to fix a key give it under train"),
+        ("optimizer.warmup: {type: uniform, low: 0.2, high: 0}",
+         "space.optimizer.warmup: low is 0.2 and high is 0.0"),
+        ("optimizer.lr: {type: log_uniform, low: -1, high: 1}", "space.optimizer.lr.low: -1 came"),
+        ("lr: {type: uniform, low: 0.1, high: 1}", "space.lr: unknown key — did you mean 'optimi"),
         ("epochs: {type: int, low: 0, high: 3, log: true}", "allowed with log: true is 1 or more"),
         ("optimizer.lr: {type: log_uniform, low: 0, high: 1}", "greater than 0"),
         ("optimizer.lr: {type: uniform, low: 0.1, high: .nan}", "finite"),
@@ -254,7 +258,7 @@ def test_point_faults(tmp_path, point, said):
 
 
 def build_point(text: str) -> dict:
-    from tinyattn.yaml_files import parse_yaml
+    from tinyattn.files.yaml_files import parse_yaml
 
     return parse_yaml(text, "point")
 
@@ -273,7 +277,7 @@ def test_default_names():
 
 def test_other_faults(tmp_path):
     assert "did you mean 'search'?" in fault(tmp_path, BASE, serch__trials=3)
-    assert "did you mean 'search.trials'?" in fault(tmp_path, BASE, trials=3)
+    assert "did you mean 'search.sampler' or" in fault(tmp_path, BASE, sampler="tpe")
     assert "did you mean 'lr'?" in fault(tmp_path, BASE, optimizer__lrr=3)
     assert "did you mean 'trials'?" in fault(tmp_path, BASE, search__trial=3)
     assert "train.task: this key is required" in fault(tmp_path, "train: {plm: x}\nspace: {}")

@@ -19,19 +19,19 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, TEMPORARILY_UNAVAILABLE
 from mlflow_sweeps import Sweeps
 
-from orchestrator import provenance, tracking
-from orchestrator.outcome import Outcome
-from orchestrator.tracking import Tracker
+from orchestrator.spec.outcome import Outcome
+from orchestrator.tracking import provenance, writer
+from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 
 
-def _client(tracker: Tracker) -> MlflowClient:
+def _client(tracker: TrackingWriter) -> MlflowClient:
     tracker.settle(30)
     return MlflowClient(tracker.uri)
 
 
-def _log(tracker: Tracker, trial: str, result: dict[str, object]) -> None:
+def _log(tracker: TrackingWriter, trial: str, result: dict[str, object]) -> None:
     tracker.log_evaluation(trial, result)
     tracker.settle(30)
 
@@ -41,7 +41,7 @@ def test_a_sweep_is_a_parent_run_and_its_trials_are_children(sweeps: Sweeps) -> 
     child = sweeps.trial("t1", [0.5, 0.7, 0.6])
     sweeps.tracker.end_sweep(Outcome.COMPLETED)
     client = _client(sweeps.tracker)
-    experiment = client.get_experiment_by_name("rte/roberta-large")
+    experiment = client.get_experiment_by_name("rte on roberta-large")
     run = client.get_run(child)
     assert run.info.experiment_id == experiment.experiment_id
     assert run.data.tags["mlflow.parentRunId"] == parent
@@ -104,7 +104,7 @@ def test_the_adapter_is_an_artifact_and_the_error_a_tag(sweeps: Sweeps, tmp_path
     copy = sweeps.tracker.download(kept, "adapter", tmp_path)
     assert json.loads((copy / "adapter_config.json").read_text()) == {"trial": "t1"}
     tags = _client(sweeps.tracker).get_run(broken).data.tags
-    assert tags["tinyattn.error"] == "x" * tracking.TAG_LENGTH
+    assert tags["tinyattn.error"] == "x" * writer.TAG_LENGTH
 
 
 def test_nan_and_infinite_losses_read_back_as_not_a_number(sweeps: Sweeps) -> None:
@@ -130,7 +130,7 @@ def test_a_resumed_sweep_goes_on_in_the_same_runs_without_repeated_steps(sweeps:
     parent = sweeps.start("first")
     run_id = sweeps.trial("t1", [0.5, 0.6, 0.7], None)
     sweeps.tracker.close_all(Outcome.INTERRUPTED)
-    again = Tracker(sweeps.tracker.uri)
+    again = TrackingWriter(sweeps.tracker.uri)
     assert again.resume_sweep("first") == parent
     config = TrainConfig(task="sst2", plm="roberta-large")
     again.start_trial("t1", config=config, params={}, tags={})
@@ -148,7 +148,7 @@ def test_a_resumed_sweep_goes_on_in_the_same_runs_without_repeated_steps(sweeps:
 def test_close_all_also_ends_what_a_killed_process_left_running(sweeps: Sweeps) -> None:
     sweeps.start("first")
     orphan = sweeps.trial("t1", [0.5], None)  # the process died here: no close_all
-    again = Tracker(sweeps.tracker.uri)
+    again = TrackingWriter(sweeps.tracker.uri)
     again.resume_sweep("first")
     again.close_all(Outcome.INTERRUPTED)
     assert _client(again).get_run(orphan).info.status == "KILLED"
@@ -158,7 +158,7 @@ def test_a_used_name_is_refused_and_nothing_is_written(sweeps: Sweeps) -> None:
     sweeps.start("first", task="rte")
     with pytest.raises(NameTakenError, match="'first' exists already"):
         sweeps.start("first", task="cola")
-    assert _client(sweeps.tracker).get_experiment_by_name("cola/roberta-large") is None
+    assert _client(sweeps.tracker).get_experiment_by_name("cola on roberta-large") is None
 
 
 def test_names_with_quotes_are_found(sweeps: Sweeps) -> None:
@@ -282,7 +282,7 @@ def test_a_trial_is_found_by_the_start_of_its_run_id(sweeps: Sweeps) -> None:
     run_id = sweeps.trial("t1", [0.5])
     assert sweeps.tracker.trial(run_id[:8]).trial_id == "t1"
     for wrong in ("", "zzzzzzzz", parent):
-        with pytest.raises(UsageError, match="is no trial's run id"):
+        with pytest.raises(UsageError, match="is no trial's name or run id"):
             sweeps.tracker.trial(wrong)
 
 
@@ -300,8 +300,8 @@ def test_a_run_deleted_meanwhile_warns_and_the_sweep_goes_on(sweeps: Sweeps) -> 
 def test_who_is_killed_while_the_store_is_made_leaves_no_half_of_it(tmp_path: Path) -> None:
     """MLflow can neither use nor complete a database with some of its tables."""
     code = (
-        "from pathlib import Path; from orchestrator.tracking import Tracker; "
-        f"Tracker.open(Path({str(tmp_path)!r}))"
+        "from pathlib import Path; from orchestrator.tracking.writer import TrackingWriter; "
+        f"TrackingWriter.open(Path({str(tmp_path)!r}))"
     )
     making = subprocess.Popen([sys.executable, "-c", code])
     while not list(tmp_path.glob(".mlflow-*/mlflow.db*")):
@@ -311,29 +311,29 @@ def test_who_is_killed_while_the_store_is_made_leaves_no_half_of_it(tmp_path: Pa
     making.kill()
     making.wait()
     assert not (tmp_path / "mlflow.db").exists()
-    assert Tracker.open(tmp_path).sweeps() == []
-    assert Tracker.open(tmp_path).sweeps() == []
+    assert TrackingWriter.open(tmp_path).sweeps() == []
+    assert TrackingWriter.open(tmp_path).sweeps() == []
 
 
 def test_a_store_that_is_away_is_one_clear_error_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(StorageError, match=r"u:\*\*\*@127.0.0.1:9/db cannot be opened"):
-        Tracker("postgresql://u:secret@127.0.0.1:9/db")
+        TrackingWriter("postgresql://u:secret@127.0.0.1:9/db")
     with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9 cannot be opened"):
-        Tracker("http://127.0.0.1:9")
+        TrackingWriter("http://127.0.0.1:9")
     assert time.monotonic() - began < 10
 
 
 def test_a_file_that_is_no_database_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"this is not a database, whatever its name says" * 100)
     with pytest.raises(StorageError, match="file is not a database"):
-        Tracker.open(tmp_path)
+        TrackingWriter.open(tmp_path)
 
 
 def test_a_folder_in_the_way_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     with pytest.raises(StorageError, match="cannot be opened"):
-        Tracker.open(tmp_path / "runs")
+        TrackingWriter.open(tmp_path / "runs")
 
 
 def test_sqlite_artifacts_stay_beside_the_database(sweeps: Sweeps, tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.collapsing import Collapse
-from orchestrator.keeping import Contest, Judgement
-from orchestrator.verdict import Candidate, Collapsed, Verdict, gain, sentence
+from orchestrator.selection.collapsing import Collapse
+from orchestrator.selection.keeping import Contest, Judgement
+from orchestrator.selection.verdict import Candidate, Collapsed, Verdict, gain, sentence
 
 
 def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False) -> Verdict:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator.journal import Past
-from orchestrator.outcome import Outcome
-from orchestrator.view import LineView, LiveView, Progress, brief, clock, short, view_of
+from orchestrator.reporting.view import LineView, LiveView, Progress, brief, clock, view_of
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.event_log import Past
 
 
 class Clock:
@@ -100,6 +100,28 @@ def test_a_paused_trial_has_the_rest_of_its_time_to_come(progress: Progress, now
     assert progress.seconds_left == pytest.approx((4 * 30 + 10) / 2)
 
 
+def test_no_time_is_left_when_paused_trials_end(progress: Progress, now: Clock) -> None:
+    """They end when none of them will go on; what they had before them does not come any more."""
+    progress.total = 3
+    for trial in ("search_00001", "search_00002", "search_00003"):
+        progress.started(trial, {})
+    now.time += 30
+    progress.finished("search_00001", Outcome.COMPLETED)
+    for trial in ("search_00002", "search_00003"):
+        progress.paused(trial)
+    assert "left" in progress.summary()
+    progress.finished("search_00002", Outcome.STOPPED)
+    assert "1 paused" in progress.summary()
+    assert "left" not in progress.summary()
+
+
+def test_a_best_without_a_searched_key_has_no_empty_brackets(progress: Progress) -> None:
+    progress.started("finalists_00001", {})
+    progress.evaluated("finalists_00001", result(1, 1.0))
+    assert "best 100.00" in progress.summary()
+    assert "()" not in progress.summary()
+
+
 def test_no_time_is_left_when_all_have_ended(progress: Progress, now: Clock) -> None:
     for i in range(6):
         progress.started(f"a_{i}", {})
@@ -159,10 +181,10 @@ def test_lines(progress: Progress, now: Clock) -> None:
         view.finished("a_00003", Outcome.FAILED, "no space")
     assert out.getvalue().splitlines() == [
         "[0:00:00] demo: 6 trials",
-        "[0:00:00] #3 starts: lr=0.000679 schedule=linear",
-        "[0:01:05] #3 evaluation 1/4: score 51.23, loss 0.5000",
-        "[0:01:05] #3 starts again: lr=0.000679 schedule=linear",
-        "[0:01:05] #3 failed: no space | 1 failed, 5 to come | about 0:02:42 left",
+        "[0:00:00] a_00003 starts: lr=0.000679 schedule=linear",
+        "[0:01:05] a_00003 evaluation 1/4: score 51.23, loss 0.5000",
+        "[0:01:05] a_00003 starts again: lr=0.000679 schedule=linear",
+        "[0:01:05] a_00003 failed: no space | 1 failed, 5 to come | about 0:02:42 left",
         "[0:01:05] demo: 1 failed, 5 to come | about 0:02:42 left",
     ]
 
@@ -178,11 +200,11 @@ def test_live_panel_shows_running_trials_rungs_and_ended_ones(progress: Progress
         view.finished("a_00001", Outcome.DIVERGED, "the loss is [nan]")
         view.live.refresh()
     shown = out.getvalue()
-    assert "#1 diverged layers=[1, 2] the loss is [nan]" in shown
+    assert "a_00001 diverged layers=[1, 2] the loss is [nan]" in shown
     last = shown[shown.rindex("demo") :]
     assert "1 diverged, 1 running, 4 to come" in last
-    row = next(line for line in last.splitlines() if line.startswith("#0"))
-    assert row.split() == ["#0", "2/4", "50.00", "75.00", "0.5000", "lr=0.01"]
+    row = next(line for line in last.splitlines() if line.startswith("a_00000"))
+    assert row.split() == ["a_00000", "2/4", "50.00", "75.00", "0.5000", "lr=0.01"]
     assert "rungs (evaluation: trials): 2: 2 came, 6: 0 came" in last
 
 
@@ -209,8 +231,8 @@ def test_live_panel_before_anything_happened(progress: Progress) -> None:
     console = Console(file=out, force_terminal=True, width=80, color_system=None)
     with LiveView(progress, console) as view:
         view.started("a_0", {})
-    row = next(line for line in out.getvalue().splitlines() if line.startswith("#0"))
-    assert row.split() == ["#0", "starting"]
+    row = next(line for line in out.getvalue().splitlines() if line.startswith("a_0 "))
+    assert row.split() == ["a_0", "starting"]
 
 
 def test_plain_lines_where_output_is_no_terminal(
@@ -218,13 +240,6 @@ def test_plain_lines_where_output_is_no_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stdout", io.StringIO())
     assert isinstance(view_of(progress), LineView)
-
-
-@pytest.mark.parametrize(
-    ("trial_id", "shown"), [("1f3a9_00004", "#4"), ("3c4338f8", "3c4338f8"), ("x_y", "x_y")]
-)
-def test_short_names(trial_id: str, shown: str) -> None:
-    assert short(trial_id) == shown
 
 
 def test_words_of_a_configuration_and_of_time() -> None:

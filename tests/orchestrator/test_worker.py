@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tiny_plm import fingerprints_of, save_tiny_plm
 
-from orchestrator.batch import Bench
-from orchestrator.depot import SharedFolder
-from orchestrator.nodes import MachineError
-from orchestrator.outcome import Outcome
-from orchestrator.worker import Worker
+from orchestrator.driver.context import TrialContext
+from orchestrator.execution.nodes import MachineError
+from orchestrator.execution.worker import Worker
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.checkpoint_store import SharedFolder
 from tinyattn.config import TrainConfig
 
 
@@ -25,8 +25,8 @@ def base(plm: Path) -> TrainConfig:
 
 
 def worker(plm: Path, folder: Path, **seen: str) -> Worker:
-    bench = Bench(base(plm), SharedFolder(folder / "sweeps" / "s"), fingerprints=seen)
-    return Worker(bench, cores=1)
+    context = TrialContext(base(plm), SharedFolder(folder / "sweeps" / "s"), fingerprints=seen)
+    return Worker(context, cores=1)
 
 
 def test_a_point_that_cannot_be_is_the_trials_fault(plm: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tinyattn.atomic import refuse_folder, write_output, write_text
 from tinyattn.errors import StorageError, UsageError
+from tinyattn.files.atomic import refuse_folder, write_output, write_text
 
 
 def entries(folder: Path) -> list[str]:
@@ -94,7 +94,7 @@ def test_device_files_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_what_a_process_has_open_is_added_to(tmp_path: Path, place: str) -> None:
     """As `{ echo first; tinyattn predict ... -o /dev/stdout; echo last; } > log` is read."""
-    code = "import sys; from pathlib import Path; from tinyattn.atomic import write_output\n"
+    code = "import sys; from pathlib import Path; from tinyattn.files.atomic import write_output\n"
     code += "write_output(Path(sys.argv[1]), 'middle\\n')"
     log = tmp_path / "log"
     shell = f"{{ echo first; '{sys.executable}' -c \"$0\" {place}; echo last; }} >> '{log}'"

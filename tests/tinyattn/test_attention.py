@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyattn.attention import Norm, TinyAttention, kept_weights
-from tinyattn.stream import Stream
+from tinyattn.adapters.attention import Norm, TinyAttention, kept_weights
+from tinyattn.batching.packed_sequence import PackedSequence
 
 Vector = list[float]
 
@@ -269,7 +269,9 @@ def test_a_rows_mask_depends_neither_on_other_rows_nor_on_padding(is_causal: boo
     mask = (torch.arange(5) < torch.tensor(lengths)[:, None])[:, None, None]
     module.row_keys = keys
     flat = torch.cat([z[row, :length] for row, length in enumerate(lengths)])[None]
-    stream = Stream({}, torch.zeros(1, 11, dtype=torch.long), (np.array(lengths),)).filled(2)
+    stream = PackedSequence({}, torch.zeros(1, 11, dtype=torch.long), (np.array(lengths),)).filled(
+        2
+    )
     flat = torch.cat([flat, flat[:, -2:]], dim=1)
     for turn in range(2):  # a layer that is called again drops others
         before = module.row_keys

@@ -15,13 +15,13 @@ import torch
 import transformers
 from mapped import mapped_from, needs_maps
 
-from tinyattn.batches import Batches, batches_of, labels_of
-from tinyattn.cutting import split_by_length
-from tinyattn.passes import EVAL_TOKENS, by_length, cut, in_passes
-from tinyattn.plm import find_plm
+from tinyattn.batching.batches import Batches, batches_of, labels_of
+from tinyattn.batching.length_buckets import split_by_length
+from tinyattn.data.tokenise import as_split, tokenise
+from tinyattn.data.tokens import Split
+from tinyattn.passes.forward import EVAL_TOKENS, by_length, cut, in_passes
+from tinyattn.plms.loading import find_plm
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.tokenise import as_split, tokenise
-from tinyattn.tasks.tokens import Split
 
 TASK = Task("t", ("a", "b"), ("no", "yes"), None, ("accuracy",))
 SCORES = Task("t", ("a", "b"), None, (0.0, 5.0), ("pearson",))
@@ -114,7 +114,7 @@ def test_evaluation_passes_hold_every_row_once_within_the_budget(streams: bool) 
 def test_a_row_longer_than_the_budget_comes_alone(
     streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tinyattn.passes.EVAL_TOKENS", 20)
+    monkeypatch.setattr("tinyattn.passes.forward.EVAL_TOKENS", 20)
     found = by_length(np.array([30, 6, 9]), streams)
     assert [indices.tolist() for indices in found] == [[0], [2, 1]]
 
@@ -187,7 +187,8 @@ def test_a_huge_batch_is_split_by_its_lengths_not_by_its_rows(
     tried: list[int] = []
     search = bisect.bisect_left
     monkeypatch.setattr(
-        "tinyattn.cutting.bisect.bisect_left", lambda *a: tried.append(1) or search(*a)
+        "tinyattn.batching.length_buckets.bisect.bisect_left",
+        lambda *a: tried.append(1) or search(*a),
     )
     cuts = split_by_length(lengths, len(lengths), 32.0)
     assert sum(map(len, cuts)) == 20_000

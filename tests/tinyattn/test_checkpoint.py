@@ -15,8 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tinyattn.atomic import replace_folder, write_text
-from tinyattn.checkpoint import (
+from tinyattn.adapters.checkpoint import (
     CONFIG_FILE,
     STATE_FILE,
     WEIGHTS_FILE,
@@ -31,6 +30,7 @@ from tinyattn.checkpoint import (
 )
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import AdapterError, DamagedError, StorageError
+from tinyattn.files.atomic import replace_folder, write_text
 
 PLM = PlmCard(name="minilm", revision="local", family="bert", hidden_size=4, fingerprint="f" * 32)
 TASK = TaskCard(

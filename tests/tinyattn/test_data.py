@@ -21,11 +21,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from tinyattn.batches import Batches, epoch_order
-from tinyattn.data import TaskData, load_data, read_rows, tokenise
+from tinyattn.batching.batches import Batches, epoch_order
+from tinyattn.data import cache
+from tinyattn.data.rows import check_rows, with_groups
+from tinyattn.data.splits import TaskData, load_data, read_rows, tokenise
 from tinyattn.errors import ConfigError, StorageError, TaskError
-from tinyattn.tasks import Task, cache, find_task
-from tinyattn.tasks.rows import check_rows, with_groups
+from tinyattn.tasks import Task, find_task
 
 Rows = list[dict[str, Any]]
 WORDS = (
@@ -407,7 +408,7 @@ def test_missing_data_is_one_error_with_the_ways_to_get_it(
 def test_unreachable_hub_fails_fast_and_leaves_settings_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tinyattn.tasks import sources
+    from tinyattn.data import sources
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(sources.constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
@@ -567,8 +568,8 @@ def test_other_tokenizers_lengths_and_data_get_caches_of_their_own(tmp_path: Pat
 def test_damaged_cache_is_rebuilt(tmp_path: Path, harm: str) -> None:
     folder = sst2(tmp_path, sentences(200))
     good = load("sst2", folder).train.rows["input_ids"][:]
-    (home,) = [p for p in (tmp_path / "cache" / "data").iterdir() if p.is_dir()]
-    arrow, meta = home / "0.arrow", home / "meta.json"
+    (workspace,) = [p for p in (tmp_path / "cache" / "data").iterdir() if p.is_dir()]
+    arrow, meta = workspace / "0.arrow", workspace / "meta.json"
     match harm:
         case "cut":
             os.truncate(arrow, arrow.stat().st_size // 2)
@@ -612,7 +613,7 @@ sys.path.insert(0, {here!r})
 import test_data
 from pathlib import Path
 from tinyattn.errors import StorageError
-from tinyattn.tasks import cache
+from tinyattn.data import cache
 {harm}
 try:
     test_data.load("sst2", Path({folder!r}))

@@ -12,8 +12,8 @@ TRAINS_AND_ENDS = """
 import atexit, contextlib, os, sys
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU's collectives are not gloo's
 from tinyattn.config import TrainConfig
-from tinyattn.trainer import Trainer
-from tinyattn.workshop import Workshop
+from tinyattn.training.trainer import Trainer
+from tinyattn.training.model_cache import ModelCache
 
 def name_threads():
     for each in os.listdir("/proc/self/task"):
@@ -23,7 +23,7 @@ def name_threads():
 
 def train(plm):
     trainer = Trainer(TrainConfig(task="agreement", plm=plm, zero_stage=2,
-                                  max_train_rows=16, max_length=32), Workshop())
+                                  max_train_rows=16, max_length=32), ModelCache())
     list(trainer)
     trainer.close()
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from tinyattn.evaluation import final_metrics
+from tinyattn.data.tokens import FlatRows, TaskData
 from tinyattn.tasks import find_task
-from tinyattn.tasks.tokens import FlatRows, TaskData
+from tinyattn.training.evaluation import final_metrics
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tinyattn.attention import TinyAttention
+from tinyattn.adapters.attention import TinyAttention
+from tinyattn.adapters.experts import CollapseMethod, collapse, perturb, to_equation_1
+from tinyattn.adapters.model import AdaptedModel, Adapter
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
-from tinyattn.experts import CollapseMethod, collapse, perturb, to_equation_1
-from tinyattn.model import AdaptedModel, Adapter
 
 METHODS: tuple[CollapseMethod, ...] = get_args(CollapseMethod)
 PER_HEAD = ("qkv_weight", "query_bias", "out_weight")

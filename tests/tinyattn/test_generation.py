@@ -11,9 +11,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import PlmError, UsageError
-from tinyattn.model import AdaptedModel
 
 PLACEMENTS = ["sequential", "parallel", "parallel_heads"]
 KINDS = ["gpt2", "llama"]

@@ -17,11 +17,17 @@ import transformers
 from pydantic import ValidationError
 from torch import Tensor
 
-from tinyattn.checkpoint import CONFIG_FILE, WEIGHTS_FILE, AdapterCard, TaskCard, write_adapter
+from tinyattn.adapters.checkpoint import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterCard,
+    TaskCard,
+    write_adapter,
+)
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import AdapterError, NameTakenError, PlmError, UsageError
-from tinyattn.model import AdaptedModel
-from tinyattn.plm import Plm, empty_plm, fingerprint
+from tinyattn.plms.loading import Plm, empty_plm, fingerprint
 
 SENTENCES = ["The dogs near the tree bark.", "No.", "A cat that the dogs chase runs away quickly."]
 

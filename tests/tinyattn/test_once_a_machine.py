@@ -19,12 +19,12 @@ from tiny_plm import save_tiny_plm
 PROCESSES = 3
 WORKER = """
 from tinyattn.config import TrainConfig
-from tinyattn.tasks import cache
-from tinyattn.workshop import Workshop
+from tinyattn.data import cache
+from tinyattn.training.model_cache import ModelCache
 build = cache._build
 cache._build = lambda *parts: (print("tokenised"), build(*parts))
 config = TrainConfig(task="agreement", plm="lab/tiny", max_length=32)
-print(len(Workshop().data(config).train))
+print(len(ModelCache().data(config).train))
 """
 
 

@@ -18,7 +18,7 @@ import torch
 from peak import mark, peak
 from tiny_plm import save_tiny_plm
 
-from tinyattn.checkpoint import (
+from tinyattn.adapters.checkpoint import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     AdapterCard,
@@ -26,11 +26,11 @@ from tinyattn.checkpoint import (
     read_adapter,
     read_card,
 )
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import AdapterError
-from tinyattn.model import AdaptedModel
-from tinyattn.outside import UnfitError, decode, open_file, parse_json, read_bytes, read_text
-from tinyattn.plm import Plm, load_plm
+from tinyattn.files.outside import UnfitError, decode, open_file, parse_json, read_bytes, read_text
+from tinyattn.plms.loading import Plm, load_plm
 from tinyattn.predict import Predictor
 
 

@@ -16,10 +16,10 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
+from tinyattn.adapters.model import AdaptedModel, Adapter
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import PlmError
-from tinyattn.model import AdaptedModel, Adapter
-from tinyattn.placement import FAMILIES, Family, register_family, select_layers
+from tinyattn.plms.families import FAMILIES, Family, register_family, select_layers
 
 Tiny = Callable[[Tensor], Tensor]
 ENCODERS = ["bert", "roberta", "xlm-roberta", "electra", "distilbert", "deberta-v2"]

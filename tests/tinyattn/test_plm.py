@@ -20,8 +20,8 @@ from tiny_plm import save_tiny_plm
 
 from tinyattn.config import TrainConfig
 from tinyattn.errors import PlmError
-from tinyattn.plm import Plm, empty_plm, find_plm, load_plm, read_config
-from tinyattn.workshop import Workshop
+from tinyattn.plms.loading import Plm, empty_plm, find_plm, load_plm, read_config
+from tinyattn.training.model_cache import ModelCache
 
 MINILM_PARAMETERS = 22_713_216  # 384 wide, 6 layers, 30,522 tokens, pooler included (model card)
 
@@ -54,9 +54,9 @@ def test_weights_that_were_converted_are_pages_of_one_file_for_all(
     safetensors.torch.save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
 
     def load() -> transformers.PreTrainedModel:
-        workshop = Workshop(device="cpu")
+        model_cache = ModelCache(device="cpu")
         config = TrainConfig(task="agreement", plm=str(folder), precision="bf16")
-        return workshop.attach(workshop.plm_of(config), config).plm
+        return model_cache.attach(model_cache.plm_of(config), config).plm
 
     load()
     (file,) = (tmp_path / "cache" / "mapped").rglob("*.bin")
@@ -76,10 +76,10 @@ def test_without_room_each_process_keeps_its_own(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path / "file" / "cache"))
-    workshop = Workshop(device="cpu")
+    model_cache = ModelCache(device="cpu")
     plm = str(save_tiny_plm(tmp_path / "plm"))
     config = TrainConfig(task="agreement", plm=plm, precision="bf16")
-    model = workshop.attach(workshop.plm_of(config), config).plm
+    model = model_cache.attach(model_cache.plm_of(config), config).plm
     assert all(weight.dtype == torch.bfloat16 for weight in model.parameters())
 
 
@@ -252,6 +252,22 @@ def test_a_plm_that_is_not_there(name: str) -> None:
     assert time.perf_counter() - begin < 5
 
 
+def test_a_mistyped_folder_is_no_name_on_a_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plms" / "roberta-small").mkdir(parents=True)
+    (tmp_path / "plms" / "weights.bin").touch()
+    monkeypatch.chdir(tmp_path)
+    for name in ("plms/roberta-smal", "./plms/roberta-smal", f"{tmp_path}/plms/roberta-smal"):
+        with pytest.raises(PlmError, match="no such folder — did you mean 'roberta-small'") as said:
+            load_plm(name)
+        assert ("hub" in str(said.value)) == (name == "plms/roberta-smal"), "a name there too"
+    with pytest.raises(PlmError, match=f"{tmp_path} has no 'models'"):
+        load_plm(f"{tmp_path}/models/bert/base")
+    with pytest.raises(PlmError, match="it is a file; name the folder"):
+        load_plm(str(tmp_path / "plms" / "weights.bin"))
+
+
 def test_weights_that_only_the_hub_has() -> None:
     """The shapes of the paper's PLMs are known without files, their weights are not."""
     assert isinstance(read_config("roberta-base"), transformers.RobertaConfig)
@@ -268,7 +284,8 @@ def test_minilm_without_its_package_names_the_package(monkeypatch: pytest.Monkey
 def test_without_a_network_and_without_offline_mode_it_fails_soon() -> None:
     """The hub's client would retry for long; an address that refuses stands for no network."""
     code = (
-        "from tinyattn.plm import load_plm; from tinyattn.errors import PlmError; import time\n"
+        "import time; from tinyattn.errors import PlmError\n"
+        "from tinyattn.plms.loading import load_plm\n"
         "begin = time.perf_counter()\n"
         "try: load_plm('no-such/plm')\n"
         "except PlmError: print(time.perf_counter() - begin)"

@@ -12,12 +12,12 @@ import pytest
 import torch
 from tiny_plm import save_tiny_plm
 
-from tinyattn.checkpoint import CONFIG_FILE, WEIGHTS_FILE, TaskCard
+from tinyattn.adapters.checkpoint import CONFIG_FILE, WEIGHTS_FILE, TaskCard
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
-from tinyattn.data import read_rows
+from tinyattn.data.splits import read_rows
 from tinyattn.errors import AdapterError, TaskError, UsageError
-from tinyattn.model import AdaptedModel
-from tinyattn.plm import load_plm
+from tinyattn.plms.loading import load_plm
 from tinyattn.predict import MixedPredictor, Predictor, load_predictor
 
 LABELS = ("rain", "sun", "snow")

@@ -6,11 +6,11 @@ import pytest
 import torch
 from tiny_plm import save_tiny_plm
 
-from tinyattn import probe
 from tinyattn.config import TrainConfig
-from tinyattn.probe import best_number, step_seconds
-from tinyattn.trainer import Trainer
-from tinyattn.workshop import Workshop
+from tinyattn.training import probe
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.probe import best_number, step_seconds
+from tinyattn.training.trainer import Trainer
 
 
 @pytest.mark.parametrize(
@@ -36,11 +36,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 
 def test_all_numbers_are_timed_and_nothing_is_left(config: TrainConfig) -> None:
-    workshop = Workshop()
-    seconds = step_seconds(config, workshop, 4)
+    model_cache = ModelCache()
+    seconds = step_seconds(config, model_cache, 4)
     assert list(seconds) == [1, 2, 4]
     assert all(value > 0 for value in seconds.values())
-    model = workshop.plm_of(config).model
+    model = model_cache.plm_of(config).model
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -63,7 +63,7 @@ def test_one_number_that_brings_nothing_is_not_the_end(
         "side_by_side",
         lambda trainers, steps: seconds[len(trainers)] * len(trainers) * steps,
     )
-    assert list(step_seconds(config, Workshop(), 8)) == tried
+    assert list(step_seconds(config, ModelCache(), 8)) == tried
 
 
 def test_what_does_not_fit_is_not_counted(
@@ -78,13 +78,13 @@ def test_what_does_not_fit_is_not_counted(
         return whole(trainer, count)
 
     monkeypatch.setattr(Trainer, "take_steps", only_two)
-    assert list(step_seconds(config, Workshop(), 8)) == [1, 2]
+    assert list(step_seconds(config, ModelCache(), 8)) == [1, 2]
 
     def not_even_one(trainer: Trainer, count: int) -> float:
         raise torch.OutOfMemoryError("too large")
 
     monkeypatch.setattr(Trainer, "take_steps", not_even_one)
-    assert step_seconds(config, Workshop(), 8) == {}
+    assert step_seconds(config, ModelCache(), 8) == {}
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_all_numbers_take_about_as_many_steps_in_all(
         return step * steps * len(trainers) / len(trainers) ** 0.5
 
     monkeypatch.setattr(probe, "side_by_side", timed)
-    step_seconds(config, Workshop(), 8)
+    step_seconds(config, ModelCache(), 8)
     assert taken == expected

@@ -15,27 +15,27 @@ from tiny_plm import save_tiny_plm
 from torch.distributed import FileStore
 
 from tinyattn.config import TrainConfig
-from tinyattn.evaluation import Evaluation
-from tinyattn.ranks import Ranks, use_interface_of
-from tinyattn.trainer import Trainer
-from tinyattn.workshop import Workshop
+from tinyattn.passes.ranks import Ranks, use_interface_of
+from tinyattn.training.evaluation import Evaluation
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import Trainer
 
 
 def numbers(evaluations: Iterable[Evaluation]) -> list[float]:
     return [n for e in evaluations for n in (e.train_loss, e.score, *e.heldout.values())]
 
 
-def losses(config: TrainConfig, workshop: Workshop) -> list[float]:
-    with contextlib.closing(Trainer(config, workshop)) as trainer:
+def losses(config: TrainConfig, model_cache: ModelCache) -> list[float]:
+    with contextlib.closing(Trainer(config, model_cache)) as trainer:
         return numbers(trainer)
 
 
-def losses_after_a_break(config: TrainConfig, workshop: Workshop, folder: Path) -> list[float]:
-    with contextlib.closing(Trainer(config, workshop)) as trainer:
+def losses_after_a_break(config: TrainConfig, model_cache: ModelCache, folder: Path) -> list[float]:
+    with contextlib.closing(Trainer(config, model_cache)) as trainer:
         first = numbers([next(iter(trainer))])
-        with workshop.ranks.one_folder(folder) as fresh:
+        with model_cache.ranks.one_folder(folder) as fresh:
             trainer.save(fresh)
-    with contextlib.closing(Trainer(config, workshop)) as trainer:
+    with contextlib.closing(Trainer(config, model_cache)) as trainer:
         trainer.restore(folder)
         return first + numbers(trainer)
 
@@ -43,14 +43,14 @@ def losses_after_a_break(config: TrainConfig, workshop: Workshop, folder: Path) 
 def one_of_two(rank: int, config: TrainConfig, folder: Path) -> None:
     """What each process does: a trial on a PLM split in two, and again with a break."""
     use_interface_of("127.0.0.1")
-    workshop = Workshop(ranks=Ranks(rank, 2, FileStore(str(folder / "store"), 2)))
-    plm = workshop.plm_of(config)
+    model_cache = ModelCache(ranks=Ranks(rank, 2, FileStore(str(folder / "store"), 2)))
+    plm = model_cache.plm_of(config)
     shares = [parameter.ds_tensor.numel() for parameter in plm.model.parameters()]  # type: ignore[attr-defined]
     left = [parameter.numel() for parameter in plm.model.parameters()]
     state = folder / "state"
-    found = [losses(config, workshop), losses_after_a_break(config, workshop, state)]
+    found = [losses(config, model_cache), losses_after_a_break(config, model_cache, state)]
     assert_loopback_only(listening([os.getpid()]))
-    again = workshop.plm_of(config)
+    again = model_cache.plm_of(config)
     torch.save((sum(shares), sum(left), plm is again, found), folder / f"{rank}.pt")
     os._exit(0)  # as Ray ends workers: gloo's threads may abort an interpreter that ends by itself
 
@@ -70,7 +70,7 @@ def test_each_holds_half_and_both_compute_the_same(
     ).with_overrides(changes)  # fmt: skip
     mp.spawn(one_of_two, (config, tmp_path), nprocs=2)
 
-    whole = Workshop()
+    whole = ModelCache()
     weights = sum(parameter.numel() for parameter in whole.plm_of(config).model.parameters())
     expected = losses(config, whole)
     for rank in (0, 1):

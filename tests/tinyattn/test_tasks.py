@@ -130,6 +130,13 @@ def test_own_regression_and_single_words(tmp_path: Path) -> None:
     assert (task.splits.validation, task.splits.extra) == ("dev", {"hard": "dev_hard"})
 
 
+def test_a_task_file_without_metrics_takes_the_commonest(tmp_path: Path) -> None:
+    text = OWN.replace("    metrics: [accuracy, matthews]\n", "")
+    assert own_task(tmp_path, text).metrics == ("accuracy",)
+    scores = text.replace("[billing, network, other]", "null\n    score_range: [1, 5]")
+    assert own_task(tmp_path, scores).metrics == ("pearson",)
+
+
 FAULTS = [
     (
         "metrics: [accuracy, matthews]",

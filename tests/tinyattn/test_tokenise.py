@@ -13,9 +13,9 @@ import transformers
 from tokenizers import SentencePieceUnigramTokenizer, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from tinyattn.plm import find_plm
+from tinyattn.data.tokenise import TokenRules, token_rules, tokenise
+from tinyattn.plms.loading import find_plm
 from tinyattn.tasks import find_task
-from tinyattn.tasks.tokenise import TokenRules, token_rules, tokenise
 
 LETTERS = "a b c d e f g h i j k l m n o p q r s t u v w x y z [ ] < > / | . A C D E K L M N P S U"
 BERT_SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
@@ -171,7 +171,7 @@ def test_what_is_cut_keeps_its_separator(side: str) -> None:
 def test_tokens_of_other_rules_lie_in_other_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinyattn.data import load_data
+    from tinyattn.data.splits import load_data
 
     monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path))
     bert, options = tokenizer("bert"), {"protocol": "heldout", "max_train_rows": 100}

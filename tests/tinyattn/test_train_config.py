@@ -17,7 +17,7 @@ from tinyattn.config import (
     stored_config,
 )
 from tinyattn.errors import ConfigError
-from tinyattn.yaml_files import parse_yaml, read_yaml
+from tinyattn.files.yaml_files import parse_yaml, read_yaml
 
 CONFIG = TrainConfig(task="rte", plm="minilm")
 
@@ -71,6 +71,8 @@ def test_words_that_are_no_overrides(word: str) -> None:
     [
         ({"optimizer.lrr": 1}, "optimizer.lrr: unknown key — did you mean 'lr'?; allowed are name"),
         ({"optimiser.lr": 1}, "optimiser: unknown key — did you mean 'optimizer'?"),
+        ({"lr": 3e-3}, "lr: unknown key — did you mean 'optimizer.lr'?"),
+        ({"adapter.lr": 3e-3}, "adapter.lr: unknown key — did you mean 'optimizer.lr'?"),
         ({"seed.x": 1}, "override seed.x: 'seed' has no keys of its own"),
         ({"optimizer.lr": "fast"}, "optimizer.lr: 'fast' came, allowed is a valid number"),
         ({"optimizer.lr": 0}, "optimizer.lr: 0 came, allowed is greater than 0"),

@@ -15,17 +15,18 @@ import pytest
 import torch
 from torch import nn
 
-from tinyattn import passes, stream
-from tinyattn.batches import batches_of
-from tinyattn.checkpoint import STATE_FILE
+from tinyattn.adapters.checkpoint import STATE_FILE
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.batching import packed_sequence
+from tinyattn.batching.batches import batches_of
 from tinyattn.config import TrainConfig
-from tinyattn.data import TaskData
+from tinyattn.data.splits import TaskData
 from tinyattn.errors import ConfigError, DamagedError, DivergedError, OutOfMemoryError, StorageError
-from tinyattn.evaluation import Evaluation, evaluation_steps
-from tinyattn.model import AdaptedModel
-from tinyattn.objects import Objects, files_in
-from tinyattn.trainer import Trainer, row_losses
-from tinyattn.workshop import Workshop
+from tinyattn.files.object_store import Objects, files_in
+from tinyattn.passes import forward
+from tinyattn.training.evaluation import Evaluation, evaluation_steps
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import Trainer, row_losses
 
 pytestmark = pytest.mark.slow
 BASE = TrainConfig(
@@ -33,7 +34,7 @@ BASE = TrainConfig(
 ).with_overrides({"optimizer.lr": 5e-3, "optimizer.warmup": 0.1})
 
 
-class FewRows(Workshop):
+class FewRows(ModelCache):
     """Has fewer rows to score: they take longer than the steps between, and any will do."""
 
     def data(self, config: TrainConfig) -> TaskData:
@@ -44,13 +45,13 @@ class FewRows(Workshop):
 
 
 @pytest.fixture(scope="module")
-def workshop() -> Workshop:
+def model_cache() -> ModelCache:
     return FewRows()
 
 
 @contextlib.contextmanager
-def trained(config: TrainConfig, workshop: Workshop) -> Iterator[Trainer]:
-    with contextlib.closing(Trainer(config, workshop)) as trainer:
+def trained(config: TrainConfig, model_cache: ModelCache) -> Iterator[Trainer]:
+    with contextlib.closing(Trainer(config, model_cache)) as trainer:
         yield trainer
 
 
@@ -60,14 +61,14 @@ def numbers(evaluation: Evaluation) -> dict[str, object]:
     return {key: value for key, value in asdict(evaluation).items() if key not in timed}
 
 
-def run(config: TrainConfig, workshop: Workshop) -> list[dict[str, object]]:
-    with trained(config, workshop) as trainer:
+def run(config: TrainConfig, model_cache: ModelCache) -> list[dict[str, object]]:
+    with trained(config, model_cache) as trainer:
         return [numbers(evaluation) for evaluation in trainer]
 
 
-def test_evaluates_twice_an_epoch_with_short_last_batch(workshop: Workshop) -> None:
+def test_evaluates_twice_an_epoch_with_short_last_batch(model_cache: ModelCache) -> None:
     # 72 rows in batches of 16: 5 steps an epoch, evaluated after steps 2, 5, 7 and 10.
-    found = run(BASE, workshop)
+    found = run(BASE, model_cache)
     assert [e["step"] for e in found] == [2, 5, 7, 10]
     assert [e["index"] for e in found] == [1, 2, 3, 4]
     assert found[0]["epoch"] == pytest.approx(0.4)
@@ -101,11 +102,11 @@ def test_evaluation_steps(steps_per_epoch: int, every: int | None, expected: lis
     ids=["dropout", "plm_dropout", "radam", "zero1", "zero2"],
 )
 def test_resumed_equals_uninterrupted(
-    changes: dict[str, object], workshop: Workshop, tmp_path: Path
+    changes: dict[str, object], model_cache: ModelCache, tmp_path: Path
 ) -> None:
     config = BASE.with_overrides(changes)
-    whole = run(config, workshop)
-    with trained(config, workshop) as trainer:
+    whole = run(config, model_cache)
+    with trained(config, model_cache) as trainer:
         first = numbers(next(iter(trainer)))
         trainer.save(tmp_path)
     torch.manual_seed(999)  # what happens between must not matter
@@ -115,15 +116,15 @@ def test_resumed_equals_uninterrupted(
     assert [first, *rest] == whole
 
 
-def test_used_and_fresh_worker_give_identical_losses(workshop: Workshop) -> None:
+def test_used_and_fresh_worker_give_identical_losses(model_cache: ModelCache) -> None:
     config = BASE.with_overrides({"adapter.dropout": 0.1})
-    run(config.with_overrides({"optimizer.lr": 1e-2, "adapter.num_heads": 4}), workshop)
-    used = run(config, workshop)
+    run(config.with_overrides({"optimizer.lr": 1e-2, "adapter.num_heads": 4}), model_cache)
+    used = run(config, model_cache)
     assert used == run(config, FewRows())
-    assert used != run(config.with_overrides({"seed": 1}), workshop)
+    assert used != run(config.with_overrides({"seed": 1}), model_cache)
 
 
-def test_micro_batches_are_the_same_mathematics(workshop: Workshop) -> None:
+def test_micro_batches_are_the_same_mathematics(model_cache: ModelCache) -> None:
     """With dropout, which drops the same however rows are cut, grouped and padded."""
     config = BASE.with_overrides({"adapter.dropout": 0.2})
     passed: list[str] = []
@@ -134,17 +135,17 @@ def test_micro_batches_are_the_same_mathematics(workshop: Workshop) -> None:
 
     def run_seen(**changes: Any) -> list[dict[str, Any]]:
         passed.append("")
-        return run(config.with_overrides(changes), workshop)
+        return run(config.with_overrides(changes), model_cache)
 
-    handle = workshop.plm_of(config).model.register_forward_pre_hook(look, with_kwargs=True)
+    handle = model_cache.plm_of(config).model.register_forward_pre_hook(look, with_kwargs=True)
     whole, parts = run_seen(), run_seen(micro_batch_size=3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(stream.GROUP_COST, "cpu", 0.0)
+        patch.setitem(packed_sequence.GROUP_COST, "cpu", 0.0)
         finely = run_seen()
         patch.setattr(AdaptedModel, "can_stream", lambda model: False)
-        patch.setitem(passes._PASS_COST, "cpu", 1e9)  # passes cost too much to split
+        patch.setitem(forward._PASS_COST, "cpu", 1e9)  # passes cost too much to split
         padded = run_seen()
-        patch.setitem(passes._PASS_COST, "cpu", 0.0)
+        patch.setitem(forward._PASS_COST, "cpu", 0.0)
         split = run_seen()
     handle.remove()
     for a, *others in zip(whole, parts, finely, padded, split, strict=True):
@@ -153,8 +154,8 @@ def test_micro_batches_are_the_same_mathematics(workshop: Workshop) -> None:
     assert len(set(passed)) == 5  # they did run differently
 
 
-def test_plm_weights_are_bit_identical_after_training(workshop: Workshop) -> None:
-    plm = workshop.plm("minilm").model
+def test_plm_weights_are_bit_identical_after_training(model_cache: ModelCache) -> None:
+    plm = model_cache.plm("minilm").model
 
     def digest() -> str:
         content = hashlib.sha256()
@@ -163,17 +164,17 @@ def test_plm_weights_are_bit_identical_after_training(workshop: Workshop) -> Non
         return content.hexdigest()
 
     before, hooks = digest(), sum(len(m._forward_hooks) for m in plm.modules())
-    run(BASE.with_overrides({"optimizer.weight_decay": 0.5}), workshop)
+    run(BASE.with_overrides({"optimizer.weight_decay": 0.5}), model_cache)
     assert digest() == before
     assert sum(len(m._forward_hooks) for m in plm.modules()) == hooks
     assert not any(p.requires_grad or p.grad is not None for p in plm.parameters())
 
 
-def test_matches_a_plain_loop(workshop: Workshop) -> None:
+def test_matches_a_plain_loop(model_cache: ModelCache) -> None:
     """The same training written with torch alone: no engine, no batches module, no schedule."""
     config = BASE.with_overrides({"adapter.dropout": 0.0, "optimizer.weight_decay": 0.05})
-    expected = run(config, workshop)
-    with trained(config, workshop) as trainer, trainer.model.using(trainer.name):
+    expected = run(config, model_cache)
+    with trained(config, model_cache) as trainer, trainer.model.using(trainer.name):
         rows = trainer.data.train.rows
         parameters = list(trainer.adapter.parameters())
         optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.lr, weight_decay=0.05)
@@ -203,9 +204,9 @@ def test_matches_a_plain_loop(workshop: Workshop) -> None:
     assert expected[-1]["train_loss"] == pytest.approx(np.mean(losses[72 + 32 :]), rel=1e-4)
 
 
-def test_best_evaluation_is_kept(workshop: Workshop, tmp_path: Path) -> None:
+def test_best_evaluation_is_kept(model_cache: ModelCache, tmp_path: Path) -> None:
     config = BASE.with_overrides({"evaluate_every": 1, "optimizer.lr": 5e-2, "epochs": 1})
-    with trained(config, workshop) as trainer:
+    with trained(config, model_cache) as trainer:
         seen = []
         for evaluation in trainer:
             seen.append((evaluation.score, {k: v.clone() for k, v in trainer.best_weights.items()}))
@@ -216,19 +217,19 @@ def test_best_evaluation_is_kept(workshop: Workshop, tmp_path: Path) -> None:
         assert all(torch.equal(trainer.best_weights[k], v) for k, v in seen[best][1].items())
 
 
-def test_nan_loss_is_diverged_at_once(workshop: Workshop) -> None:
+def test_nan_loss_is_diverged_at_once(model_cache: ModelCache) -> None:
     config = BASE.with_overrides({"optimizer.lr": 10.0, "optimizer.schedule": "constant"})
-    with trained(config, workshop) as trainer:
+    with trained(config, model_cache) as trainer:
         with torch.no_grad():
             next(iter(trainer.adapter.layers.values())).out_weight.fill_(float("inf"))
         with pytest.raises(DivergedError, match=r"lower optimizer\.lr"):
             next(iter(trainer))
         assert trainer.step == 1
-    run(BASE.with_overrides({"epochs": 1}), workshop)  # the next trial is not touched by it
+    run(BASE.with_overrides({"epochs": 1}), model_cache)  # the next trial is not touched by it
 
 
 def test_an_evaluation_that_is_short_of_memory_takes_smaller_passes(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    model_cache: ModelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_streams, tried, failing = AdaptedModel.run_streams, [], [40]
 
@@ -240,7 +241,7 @@ def test_an_evaluation_that_is_short_of_memory_takes_smaller_passes(
                 raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
         return run_streams(model, parts)
 
-    with trained(BASE, workshop) as trainer:
+    with trained(BASE, model_cache) as trainer:
         wanted, labels = trainer.outputs(trainer.data.select)
         monkeypatch.setattr(AdaptedModel, "run_streams", short)
         found, again = trainer.outputs(trainer.data.select)
@@ -249,7 +250,7 @@ def test_an_evaluation_that_is_short_of_memory_takes_smaller_passes(
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
         assert np.array_equal(again, labels)
         rows = batches_of(trainer.data.select, trainer.plm.tokenizer)
-        mixed = passes.mixed_outputs(trainer.model, {trainer.name: rows}, trainer.device)
+        mixed = forward.mixed_outputs(trainer.model, {trainer.name: rows}, trainer.device)
         np.testing.assert_allclose(mixed[trainer.name], wanted, rtol=1e-5, atol=1e-6)
         failing[0] = 0
         with pytest.raises(RuntimeError, match="can't allocate"):
@@ -257,9 +258,9 @@ def test_an_evaluation_that_is_short_of_memory_takes_smaller_passes(
 
 
 def test_running_out_of_memory_is_its_own_error(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+    model_cache: ModelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with trained(BASE, workshop) as trainer:
+    with trained(BASE, model_cache) as trainer:
 
         def full(**_: object) -> None:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory")
@@ -270,37 +271,37 @@ def test_running_out_of_memory_is_its_own_error(
 
 
 def test_state_holds_no_plm_and_is_refused_by_another_trial(
-    workshop: Workshop, tmp_path: Path
+    model_cache: ModelCache, tmp_path: Path
 ) -> None:
-    with trained(BASE, workshop) as trainer:
+    with trained(BASE, model_cache) as trainer:
         next(iter(trainer))
         trainer.save(tmp_path)
     assert sum(file.stat().st_size for file in tmp_path.rglob("*")) < 400_000
     other = BASE.with_overrides({"seed": 5})
-    with trained(other, workshop) as trainer, pytest.raises(ConfigError, match="with config"):
+    with trained(other, model_cache) as trainer, pytest.raises(ConfigError, match="with config"):
         trainer.restore(tmp_path)
     content = (tmp_path / STATE_FILE).read_bytes()
     (tmp_path / STATE_FILE).write_bytes(content[: len(content) // 2])
-    with trained(BASE, workshop) as trainer, pytest.raises(StorageError, match="cannot be read"):
+    with trained(BASE, model_cache) as trainer, pytest.raises(StorageError, match="cannot be read"):
         trainer.restore(tmp_path)
 
 
-def test_bf16_plm_trains_fp32_adapters(workshop: Workshop) -> None:
+def test_bf16_plm_trains_fp32_adapters(model_cache: ModelCache) -> None:
     config = BASE.with_overrides({"precision": "bf16", "epochs": 1, "adapter.dropout": 0.0})
     shop = FewRows()
     with trained(config, shop) as trainer:
         assert next(trainer.plm.model.parameters()).dtype == torch.bfloat16
         assert {p.dtype for p in trainer.adapter.parameters()} == {torch.float32}
         half = [evaluation.train_loss for evaluation in trainer]
-    full = [e["train_loss"] for e in run(config.with_overrides({"precision": "fp32"}), workshop)]
+    full = [e["train_loss"] for e in run(config.with_overrides({"precision": "fp32"}), model_cache)]
     assert half == pytest.approx(full, rel=0.05)
 
 
-def test_clipping_and_decay_spare_list(workshop: Workshop) -> None:
+def test_clipping_and_decay_spare_list(model_cache: ModelCache) -> None:
     config = BASE.with_overrides(
         {"optimizer.max_grad_norm": 1e-6, "optimizer.decay_bias_and_norm": False, "epochs": 1}
     )
-    with trained(config, workshop) as trainer:
+    with trained(config, model_cache) as trainer:
         spared = trainer.engine.optimizer.param_groups[1]
         assert spared["weight_decay"] == 0
         # 6 query biases [1, 1], 6 output biases [384], 1 classifier bias [2].
@@ -319,13 +320,13 @@ def test_regression_loss_is_the_squared_error() -> None:
     assert row_losses(outputs, torch.tensor([0.5, 5.0])).tolist() == pytest.approx([0.25, 2.25])
 
 
-def test_max_length_beyond_the_plm_is_refused(workshop: Workshop) -> None:
+def test_max_length_beyond_the_plm_is_refused(model_cache: ModelCache) -> None:
     with pytest.raises(ConfigError, match="at most 512 tokens"):
-        Trainer(BASE.with_overrides({"max_length": 600}), workshop)
+        Trainer(BASE.with_overrides({"max_length": 600}), model_cache)
 
 
-def test_start_from_one_head_begins_where_it_ended(workshop: Workshop, tmp_path: Path) -> None:
-    with trained(BASE, workshop) as trainer:
+def test_start_from_one_head_begins_where_it_ended(model_cache: ModelCache, tmp_path: Path) -> None:
+    with trained(BASE, model_cache) as trainer:
         for _ in trainer:
             pass
         trainer.save_adapter(tmp_path / "one")
@@ -333,18 +334,18 @@ def test_start_from_one_head_begins_where_it_ended(workshop: Workshop, tmp_path:
             expected, _ = trainer.outputs(trainer.data.select)
     start = {"adapter": str(tmp_path / "one"), "noise": 1e-3}
     wide = BASE.with_overrides({"adapter.num_heads": 4, "start": start})
-    with trained(wide, workshop) as trainer:
+    with trained(wide, model_cache) as trainer:
         found, _ = trainer.outputs(trainer.data.select)
         assert np.abs(found - expected).max() < 1e-3 * np.abs(expected).max()
     other = wide.with_overrides({"adapter.norm": "affine"})
     with pytest.raises(ConfigError, match="only num_heads and dropout may differ"):
-        Trainer(other, workshop)
+        Trainer(other, model_cache)
     with pytest.raises(ConfigError, match=r"version 2, the trial has 1; set token_version=2$"):
-        Trainer(wide.with_overrides({"token_version": 1}), workshop)
+        Trainer(wide.with_overrides({"token_version": 1}), model_cache)
     Objects(tmp_path.as_uri()).put("one.tar", files_in(tmp_path / "one"))
     url = f"{tmp_path.as_uri()}/one.tar"
     with pytest.raises(ConfigError, match=f"start.adapter {re.escape(url)} has"):
-        Trainer(other.with_overrides({"start.adapter": url}), workshop)
+        Trainer(other.with_overrides({"start.adapter": url}), model_cache)
 
 
 class _Touch:
@@ -357,13 +358,16 @@ class _Touch:
         return Path.touch, (self.path,)
 
 
-def test_nothing_in_a_zero_state_is_executed(workshop: Workshop, tmp_path: Path) -> None:
+def test_nothing_in_a_zero_state_is_executed(model_cache: ModelCache, tmp_path: Path) -> None:
     config = BASE.with_overrides({"zero_stage": 1})
-    with trained(config, workshop) as trainer:
+    with trained(config, model_cache) as trainer:
         next(iter(trainer))
         trainer.save(tmp_path)
     (shard,) = tmp_path.glob("*/*optim_states.pt")
     torch.save({"optimizer_state_dict": _Touch(tmp_path / "executed")}, shard)
-    with trained(config, workshop) as trainer, pytest.raises(DamagedError, match="cannot be read"):
+    with (
+        trained(config, model_cache) as trainer,
+        pytest.raises(DamagedError, match="cannot be read"),
+    ):
         trainer.restore(tmp_path)
     assert not (tmp_path / "executed").exists()

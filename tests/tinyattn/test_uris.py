@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import URL
 
-from tinyattn.uris import has_secret, names_secret, without_secrets
+from tinyattn.files.uris import has_secret, names_secret, without_secrets
 
 PASSWORDS = st.text(string.printable.strip(), min_size=6, max_size=20)
 

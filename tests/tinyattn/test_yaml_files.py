@@ -11,7 +11,7 @@ from peak import mark, peak
 
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
 from tinyattn.errors import ConfigError
-from tinyattn.yaml_files import MOST_NODES, parse_yaml, read_yaml
+from tinyattn.files.yaml_files import MOST_NODES, parse_yaml, read_yaml
 
 
 def laughs(levels: int) -> str:

@@ -1,4 +1,4 @@
-"""Tasks: what they are, where their rows come from, how they are scored."""
+"""Tasks: their columns, labels and metrics; GLUE, a generated one, and YAML files of one's own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["TASKS", "Splits", "Task", "compute_metrics", "find_task", "noise_of"
 
 
 def find_task(name_or_path: str) -> Task:
-    """Return a built-in task by name, or a task of one's own from its YAML file.
+    """Return a built-in task by name, or a user's own task from its YAML file.
 
     Raises:
-        TaskError: there is no such task or file.
+        TaskError: the name is unknown or the file is not there.
         ConfigError: the file is not a task's YAML file.
     """
     if name_or_path in TASKS:

@@ -1,9 +1,9 @@
-"""The embedded task `agreement`: is a sentence grammatical in number? Generated, no files.
+"""The built-in task `agreement`: is a sentence grammatical in number? It is generated, not read.
 
-Each sentence has a twin that differs from it in the number of one word only, a determiner
-(*these old clerk*) or a verb (*the clerks near the door is*). One is acceptable, the other not, so
-no single word says which: the answer takes a word and another position, several words away and
-past nouns of the other number. Twins stay in one split, and no sentence is in two.
+Each sentence has a twin that differs only in the number of one word, a determiner (*these old
+clerk*) or a verb (*the clerks near the door is*). One twin is acceptable, the other not, so no
+single word tells which: a model must compare two words, several words apart, with nouns of the
+other number between them. Twins are in the same split, and no sentence is in two splits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ AGREEMENT = Task(
 )
 
 SIZES = {"train": 3_000, "validation": 1_000, "test": 1_000}
-"""Rows a split, half of them acceptable."""
+"""Rows of each split, half of them acceptable."""
 
 _SEED = 20_221_207  # of the one published version of these data; a change makes another task
 
@@ -96,7 +96,7 @@ class _Draw:
 
 
 def _twins(draw: _Draw) -> tuple[str, str]:
-    """An acceptable sentence and its unacceptable twin."""
+    """Draw an acceptable sentence and its unacceptable twin."""
     words = _expand("SENTENCE", draw, marks="")
     subject, between = draw.number(), draw.number()
 

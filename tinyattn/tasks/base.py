@@ -1,4 +1,4 @@
-"""What a task is: its columns, labels, metrics and split names. No file is read."""
+"""Task: columns, labels, metrics and split names of a task. Rows are read in `data/`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tinyattn.errors import TaskError, did_you_mean
 CLASSIFICATION_METRICS: tuple[str, ...] = ("accuracy", "f1", "f1_macro", "matthews")
 REGRESSION_METRICS: tuple[str, ...] = ("pearson", "spearman")
 ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
-"""File names that are understood."""
+"""Endings of data files, each with its format."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Splits:
     train: str = "train"
     """Rows to train on."""
     validation: str | None = "validation"
-    """Official dev rows. None: there are none, and rows carved from train take their place."""
+    """Official dev rows; None: rows carved from train are used instead."""
     test: str = "test"
     """Rows to predict, usually unlabelled."""
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -41,18 +41,18 @@ class Task:
     score_range: tuple[float, float] | None
     """Lowest and highest score of a regression task; None: classification."""
     metrics: tuple[str, ...]
-    """Names for `compute_metrics`; the first is the primary one. Higher is better."""
+    """Names of metrics as in `compute_metrics`; the first is the primary one. Higher is better."""
     label_column: str = "label"
     """Column with the class id, class name or score."""
     splits: Splits = Splits()
     """Names of its splits."""
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
-    """PLM -> heads -> the paper's dev score, e.g. `{"roberta-large": {"1H": 96.6}}`: percent
-    points of the primary metric."""
+    """PLM -> heads -> the paper's dev score, e.g. `{"roberta-large": {"1H": 96.6}}`, in percent
+    of the primary metric."""
     folder: Path | None = None
-    """Where a task of one's own keeps its files; None: the data folder, cache or hub is asked."""
+    """Folder of the files of a user's own task; None: the data folder, cache or hub has them."""
     group_column: str | None = None
-    """Rows that share a value here are never parted by a carve (the twins of a minimal pair)."""
+    """Column of group names; a carve keeps rows with equal names together (minimal pairs)."""
 
     @property
     def num_outputs(self) -> int:
@@ -66,7 +66,7 @@ class Task:
 
 
 def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -> None:
-    """Raise TaskError unless every metric suits the task; `num_labels` is None for regression."""
+    """Raise TaskError unless all metrics suit the task; `num_labels` is None for regression."""
     allowed = REGRESSION_METRICS if num_labels is None else CLASSIFICATION_METRICS
     if num_labels is not None and num_labels > 2:
         allowed = tuple(metric for metric in allowed if metric != "f1")
@@ -80,7 +80,7 @@ def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -
 
 
 def find_split(folder: Path, split: str) -> Path | None:
-    """Return the file of a split in `folder`, or None; two files for one split are a TaskError."""
+    """Return the file of a split in a folder, or None; TaskError if there are two."""
     found = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)

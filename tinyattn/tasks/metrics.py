@@ -1,4 +1,4 @@
-"""Scores of a model's outputs, by scikit-learn and scipy. Higher is better, 1.0 is perfect.
+"""Metrics of a model's outputs, by scikit-learn and scipy. Higher is better, 1.0 is perfect.
 
 Undefined cases score 0.0 instead of NaN: Matthews, Pearson and Spearman where predictions or
 labels are constant, F1 where class 1 is neither present nor predicted.
@@ -18,12 +18,12 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
     """Return the task's metrics by name, in the task's order.
 
     Args:
-        task: names the metrics and says whether it is a regression.
+        task: the task: its metrics, and whether it is a regression.
         outputs: [N, num_outputs] logits, or [N, 1] scores of a regression.
         labels: [N] class ids or scores.
 
     Raises:
-        DivergedError: an output is NaN or infinite, so nothing can be ranked.
+        DivergedError: an output is NaN or infinite.
     """
     outputs, labels = np.asarray(outputs, np.float64), np.asarray(labels)
     if outputs.shape != (len(labels), task.num_outputs) or not len(labels):
@@ -38,10 +38,10 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
 
 
 def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
-    """Return the standard error of the primary metric on other rows of the same kind.
+    """Return the standard error of the primary metric: its spread over other rows of this kind.
 
-    By the bootstrap (Efron 1979): the metric's spread over samples of these rows, drawn with
-    replacement. Arguments are as in `compute_metrics`; the same ones give the same number.
+    It is estimated by the bootstrap (Efron 1979): the metric's spread over samples of these rows,
+    drawn with replacement. Arguments are those of `compute_metrics`; the result is deterministic.
     """
     metric, predictions = _METRICS[task.metrics[0]], _predictions(task, np.asarray(outputs))
     draws = np.random.default_rng(0).integers(0, len(labels), (_RESAMPLES, len(labels)))
@@ -53,7 +53,7 @@ def _predictions(task: Task, outputs: np.ndarray) -> np.ndarray:
 
 
 _RESAMPLES = 50
-"""Enough to know a standard error to a tenth."""
+"""Bootstrap samples; enough for a standard error to one tenth of its value."""
 
 # scikit-learn and scipy are imported where they are used: together they take a second, which
 # every command that only looks up a task would wait for.
@@ -70,7 +70,7 @@ def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
 
 
 def _f1_macro(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """The mean over classes that are present or predicted, as SuperGLUE scores CB."""
+    """Return macro F1 over classes that are present or predicted, as SuperGLUE scores CB."""
     from sklearn.metrics import f1_score
 
     return f1_score(labels, predictions, average="macro", zero_division=0.0)
@@ -101,7 +101,7 @@ def _is_constant(*columns: np.ndarray) -> bool:
 
 
 def _standardised(column: np.ndarray) -> np.ndarray:
-    """Same correlation, but safe from scipy's warning on values that differ only slightly."""
+    """Standardise a column; its correlations stay, scipy's warning on tiny differences goes."""
     column = np.asarray(column, np.float64)
     centered = column - column.mean()
     return centered / np.abs(centered).max()

@@ -1,14 +1,14 @@
-"""A task of one's own: a YAML file that names a folder, its columns, labels and metrics.
+"""A user's own task: a YAML file that names a folder of data files, columns, labels, metrics.
 
     name: tickets
     folder: tickets/              # relative to this file: train.csv, validation.jsonl.gz, ...
     text_columns: [subject, body]
     label_column: team
     labels: [billing, network, other]
-    metrics: [accuracy]
+    metrics: [accuracy]           # this one, of a regression pearson, if the key is left out
 
-A regression has `labels: null` and `score_range: [0, 5]`. Files hold label names or ids; where a
-label name is itself a whole number (`labels: [1, 2, 3]`), names only. Without a validation file,
+A regression has `labels: null` and `score_range: [0, 5]`. Files hold label names or ids, but only
+names if a label name is itself a whole number (`labels: [1, 2, 3]`). Without a validation file,
 rows are carved from train.
 """
 
@@ -23,8 +23,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tinyattn.config import StrictModel, build
 from tinyattn.errors import TaskError
+from tinyattn.files.yaml_files import read_yaml
 from tinyattn.tasks.base import Splits, Task, check_metrics, find_split
-from tinyattn.yaml_files import read_yaml
 
 
 def _as_list(value: Any) -> Any:
@@ -54,7 +54,7 @@ class SplitsFile(StrictModel):
 
 
 class TaskFile(StrictModel):
-    """The YAML file of a task of one's own."""
+    """The content of a task's YAML file."""
 
     name: str
     """Name in sweeps and leaderboards: letters, digits, `_`, `-` and `.`."""
@@ -70,8 +70,11 @@ class TaskFile(StrictModel):
     """Class names by id; null: regression."""
     score_range: tuple[float, float] | None = None
     """Lowest and highest score, for a regression."""
-    metrics: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(min_length=1)
-    """The first one selects; see `tinyattn.tasks.base` for the allowed names."""
+    metrics: Annotated[tuple[str, ...] | None, BeforeValidator(_as_list)] = Field(
+        None, min_length=1
+    )
+    """Names of metrics; the first one selects. An unknown name's error lists those allowed. None:
+    accuracy, of a regression Pearson's correlation."""
     splits: SplitsFile = SplitsFile()
     """Names of the files, where they differ from train, validation and test."""
 
@@ -97,24 +100,23 @@ class TaskFile(StrictModel):
 
 
 def read_task(path: Path, taken: Collection[str]) -> Task:
-    """Read the YAML file of a task of one's own.
+    """Read a task's YAML file.
 
     Args:
         path: the YAML file.
-        taken: names of the built-in tasks, which it must not use.
+        taken: names of built-in tasks, which the file must not use.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is not allowed.
-        TaskError: its name is taken, a metric does not suit it, or its folder is not there.
+        TaskError: the task's name is taken, a metric does not suit it, or its folder is not there.
     """
     content = build(TaskFile, read_yaml(path), str(path))
     if content.name in taken:
         raise TaskError(
             f"{path}: the name '{content.name}' is that of a built-in task: choose another"
         )
-    check_metrics(
-        content.name, content.metrics, None if content.labels is None else len(content.labels)
-    )
+    metrics = content.metrics or (("pearson",) if content.labels is None else ("accuracy",))
+    check_metrics(content.name, metrics, None if content.labels is None else len(content.labels))
     folder = (path.parent / Path(content.folder).expanduser()).resolve()
     if not folder.is_dir():
         raise TaskError(f"{path}: folder: {folder} came, which is not a folder that can be read")
@@ -125,7 +127,7 @@ def read_task(path: Path, taken: Collection[str]) -> Task:
         text_columns=content.text_columns,
         labels=content.labels,
         score_range=content.score_range,
-        metrics=content.metrics,
+        metrics=metrics,
         label_column=content.label_column,
         splits=Splits(names.train, validation, names.test, names.extra),
         folder=folder,

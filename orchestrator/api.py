@@ -1,0 +1,96 @@
+"""The sweep as a function: what `import tinyattn` offers as `tinyattn.run_sweep`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.settings import set_before_ray
+from orchestrator.cli.common import home_of, ray_of
+from orchestrator.spec.config import Sweep, load_sweep, resolved
+
+if TYPE_CHECKING:  # it imports mlflow, which takes seconds, and a mistake in a file shows sooner
+    from orchestrator.tracking.reader import TrialRecord
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep left."""
+
+    name: str
+    """The sweep's name, which `tinyattn finalize` and other commands take."""
+    folder: Path
+    """The sweep's folder within the runs folder."""
+    trials: list[TrialRecord]
+    """Its trials, the best first; those that are no candidates for the best come last."""
+    best: TrialRecord | None
+    """The best trial; None: none may be called so."""
+    adapter: Path | None
+    """The best trial's adapter folder, for `tinyattn.load_predictor`; None: there is none."""
+
+
+def run_sweep(
+    sweep: str | Path | Sweep,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    runs: str | Path | None = None,
+    data: str | Path | None = None,
+    tracking_uri: str | None = None,
+    cluster: str | Path | None = None,
+) -> SweepResult:
+    """Run a new sweep to its end, as `tinyattn sweep run` does, and return what it left.
+
+    Ray is started for it and ended after it. Call it from a program's main thread: Ctrl-C ends the
+    sweep truthfully, and `tinyattn sweep resume NAME` goes on with it.
+
+    Args:
+        sweep: a sweep file's path, a short name such as `glue/rte`, or a Sweep made in code.
+        overrides: dotted keys and values, as in `{"optimizer.lr": 3e-4, "trials": 8}`.
+        runs: folder in which sweeps are kept; None: TINYATTN_RUNS, else `./runs`.
+        data: folder with task files; None: TINYATTN_DATA, else the Hugging Face cache or hub.
+        tracking_uri: MLflow store; None: MLFLOW_TRACKING_URI, else SQLite in the runs folder.
+        cluster: cluster file; None: TINYATTN_CLUSTER, else this machine.
+
+    Raises:
+        UsageError: a key, value, task, PLM or the sweep's name does not do. Nothing was started.
+        InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
+        TinyAttnError: no trial reached a score, or a machine or store failed.
+    """
+    chosen = dict(overrides or {})
+    if isinstance(sweep, Sweep):
+        found = resolved(sweep.model_dump(mode="json"), chosen, f"sweep {sweep.name}")
+    else:
+        found = load_sweep(str(sweep), chosen)
+    set_before_ray()
+
+    from orchestrator import sweep as driver
+    from orchestrator.state.definition import Origin
+    from orchestrator.state.ranking import candidates, standing_of
+
+    origin = None
+    if not isinstance(sweep, Sweep):
+        file = Path(sweep)
+        origin = Origin(file=str(file.absolute() if file.is_file() else sweep), overrides=chosen)
+    on = _path(cluster)
+    workspace = home_of(_path(runs), tracking_uri, _path(data), on)
+    (facts,) = driver.prepare([found], workspace)
+    with ray_of(on):
+        ended = driver.run_sweep(found, facts, workspace, origin)
+    store = workspace.store()
+    trials = store.trials_of(store.find_sweep(found.name))
+    trials.sort(key=lambda trial: standing_of(trial).order)
+    best = next(iter(candidates(trials)), None)
+    adapters = {trial.run_id: trial.adapter for trial in ended}
+    return SweepResult(
+        name=found.name,
+        folder=workspace.path_of(found.name),
+        trials=trials,
+        best=best,
+        adapter=None if best is None else adapters.get(best.run_id),
+    )
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)

@@ -1,0 +1,1 @@
+"""What a sweep's driver decides: which trial is next, which is tried again, whether to end."""

@@ -1,0 +1,73 @@
+"""What the trials of a batch share while a driver runs them: context, retries, the wish to end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.state.checkpoint_store import CheckpointStore
+from tinyattn.config import TrainConfig
+from tinyattn.errors import TinyAttnError
+
+UNWRITABLE = "unwritable"
+"""Key of a result that says why a worker could not write: the driver then ends the sweep."""
+
+
+@dataclass(frozen=True)
+class TrialContext:
+    """What all trials of a batch have in common, wherever they run."""
+
+    base: TrainConfig
+    """Their common configuration."""
+    checkpoints: CheckpointStore
+    """Where they leave their best adapters, and what they need to go on."""
+    data_dir: Path | None = None
+    """Where task files are."""
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    """Of PLM and data as the driver has them; a machine with others is refused."""
+
+
+RETRIES = 3
+"""Times that a trial whose worker died is started again from its last evaluation."""
+
+
+class RetryBudget:
+    """How often each trial may still lose its worker while this driver runs."""
+
+    def __init__(self) -> None:
+        self._lost: Counter[str] = Counter()
+
+    def lose(self, trial: str) -> None:
+        """Note that a trial lost its worker."""
+        self._lost[trial] += 1
+
+    def renew(self, trial: str) -> None:
+        """Note that a trial was not to blame: it came to another evaluation."""
+        del self._lost[trial]
+
+    def has(self, trial: str) -> bool:
+        """Whether it goes on."""
+        return self._lost[trial] <= RETRIES
+
+
+@dataclass
+class Stop:
+    """Whether a batch is to end at Tune's next step."""
+
+    asked: bool = False
+    at_once: bool = False
+    """Whether it was asked for again: what Tune raises after that came of it."""
+    error: TinyAttnError | None = None
+    """Why, where it was no wish: an event log cannot be written, say."""
+
+    @contextmanager
+    def on_error(self) -> Iterator[None]:
+        """Let an error of the block end the batch: Tune would log it, call it the trial's and go
+        on. Callers do nothing more once `error` is set."""
+        try:
+            yield
+        except TinyAttnError as error:
+            self.asked, self.error = True, error

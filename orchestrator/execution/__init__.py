@@ -1,0 +1,1 @@
+"""How trials run on Ray: Ray Tune's tuner, trainable and callback, and the workers behind them."""

@@ -1,0 +1,109 @@
+"""What the execution of trials uses of Ray beyond its public interface, all of it in this file.
+
+Each entry says what it is, why it is needed and in which version it was seen;
+tests/compat/test_ray_compat.py fails where Ray changes one. How Ray is started and ended is in
+cluster/ray_compat.py, which may not be imported from here and shares nothing with this file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from types import SimpleNamespace
+from typing import Any
+
+from ray._private import state
+from ray.actor import ActorHandle
+from ray.air.execution._internal import actor_manager
+from ray.exceptions import (
+    NodeDiedError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
+from ray.experimental import internal_kv
+
+WORKER_ENDS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
+"""How a worker of Ray can end. (ray 2.60)"""
+_TUNE_ENVIRONMENT = {
+    # Tune starts one worker after the other unless told how many may be on their way; here the
+    # trial queue sees to that. (ray 2.60)
+    "TUNE_MAX_PENDING_TRIALS_PG": "10000",
+    # Tune's own handler of Ctrl-C ends its loop silently, as if all trials had run. (ray 2.60)
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+}
+_ADDRESS = re.compile(r"\bip[:=] ?([0-9a-f.:]*[0-9a-f])", re.IGNORECASE)
+
+
+def prepare_tune() -> None:
+    """Set what Ray Tune needs before it runs trials for this project; doing it again is harmless.
+
+    - `actor_manager.RayActorError`, the only way in which Tune of Ray 2.60 knows that a worker can
+      end: it would end itself where Ray kills a worker because its machine runs low on memory.
+      `isinstance` takes a tuple of classes as well as a class.
+    - Tune's switches in the environment, which it reads while it runs.
+    - The level of the logger `ray.tune`: tracebacks of trials are in MLflow.
+    """
+    vars(actor_manager)["RayActorError"] = WORKER_ENDS
+    os.environ.update(_TUNE_ENVIRONMENT)
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+
+
+def actor_id(actor: ActorHandle[Any]) -> str:
+    """Return an actor's id in hex digits: a handle has no public name for it. (ray 2.60)"""
+    return str(actor._actor_id.hex())
+
+
+def is_dead(actor: str) -> bool:
+    """Whether Ray has given up an actor, named by its id.
+
+    The public `ray.util.state.get_actor` asks the dashboard, which a sweep does not start.
+    (ray 2.60)
+    """
+    return bool(state.actors(actor).get("State") == "DEAD")
+
+
+def address_in(error: str) -> str | None:
+    """Return the address of the machine that Ray's message of a failure names, the innermost.
+
+    Ray's exceptions have no field for it. Messages read `ip=10.0.0.2` where a worker raised or
+    died, and `(IP: 10.0.0.5, ID: ...)` where memory ran out. (ray 2.60)
+    """
+    found = _ADDRESS.findall(error)
+    return found[-1] if found else None
+
+
+def nothing_saved() -> SimpleNamespace:
+    """Return what Tune takes as the checkpoint of a trainable that has saved nothing.
+
+    Tune asks for a checkpoint at every pause and end and reads these two attributes of the answer;
+    its own class for it is private. (ray 2.60)
+    """
+    return SimpleNamespace(checkpoint=None, metrics={})
+
+
+class KeyValueStore:
+    """A namespace in the key-value store of Ray's head, which asks for Ray's token.
+
+    `ray.experimental.internal_kv` is the only way to it. (ray 2.60)
+    """
+
+    def __init__(self, namespace: bytes) -> None:
+        self._namespace = namespace
+
+    def put(self, key: bytes, value: str | bytes) -> None:
+        """Set a key, which may be there already."""
+        internal_kv._internal_kv_put(key, value, namespace=self._namespace)
+
+    def get(self, key: bytes) -> bytes:
+        """Return the value of a key that is there."""
+        return bytes(internal_kv._internal_kv_get(key, namespace=self._namespace))
+
+    def has(self, key: bytes) -> bool:
+        """Whether a key is there."""
+        return bool(internal_kv._internal_kv_exists(key, namespace=self._namespace))
+
+    def remove_all(self, prefix: bytes) -> None:
+        """Remove all keys that begin with a prefix."""
+        internal_kv._internal_kv_del(prefix, del_by_prefix=True, namespace=self._namespace)

@@ -1,0 +1,248 @@
+"""Processes that several trials share: one PLM and one pool of passes for K of them.
+
+A trial of Tune is then a light actor, which has a slot in such a process on its own machine. Slots
+differ in all that belongs to a trial; a slot that a trial leaves is the next one's at once. The
+processes belong to the driver and die with it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.driver.context import TrialContext
+from orchestrator.execution.nodes import MachineError, alive, nodes_of_ray, size_of
+from orchestrator.execution.ray_compat import actor_id, is_dead
+from orchestrator.search.asha import NAME
+from orchestrator.spec.config import Resources
+from tinyattn.errors import TinyAttnError
+
+if TYPE_CHECKING:  # it imports torch, which must not see a GPU before it is known which
+    from orchestrator.execution.worker import Worker
+
+PATIENCE_SECONDS = 120.0
+"""How long a trial looks for a slot: a machine that joins gets its processes within moments."""
+_POLL_SECONDS = 2.0
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class SharedWorkers:
+    """The shared processes of a batch, as its driver keeps them."""
+
+    def __init__(self, context: TrialContext, resources: Resources) -> None:
+        self._bench, self._resources = context, resources
+        self._packs: dict[str, Any] = {}
+        self._next_look = 0.0
+
+    def look_after(self) -> None:
+        """Start the processes of machines that lack some."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _POLL_SECONDS
+        for node in alive(nodes_of_ray):
+            for number in range(self._resources.processes_on(*size_of(node))):
+                name = f"{_prefix(node['NodeID'])}{number}"
+                if name not in self._packs or is_dead(actor_id(self._packs[name])):
+                    self._packs[name] = self._start(name, node["NodeID"])
+
+    def _start(self, name: str, node: str) -> Any:
+        return SharedWorker.options(  # type: ignore[attr-defined]
+            name=name,
+            num_cpus=0,  # its trials have reserved what it uses
+            max_restarts=-1,
+            max_concurrency=self._resources.trials_a_process + 1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(self._bench, self._resources)
+
+    def end(self) -> None:
+        """End them."""
+        for pack in self._packs.values():
+            ray.kill(pack)
+        self._packs = {}
+
+
+@contextmanager
+def shared_workers_of(context: TrialContext, resources: Resources) -> Iterator[Callable[[], None]]:
+    """Keep shared processes while the block runs, where trials share some.
+
+    Yields:
+        What to call now and then: machines come and go.
+    """
+    if resources.trials_a_process == 1:
+        yield lambda: None
+        return
+    packs = SharedWorkers(context, resources)
+    packs.look_after()
+    try:
+        yield packs.look_after
+    finally:
+        packs.end()
+
+
+@ray.remote
+class SharedWorker:
+    """A process with slots for trials."""
+
+    def __init__(self, context: TrialContext, resources: Resources) -> None:
+        """Load nothing yet.
+
+        Args:
+            context: what all trials have in common.
+            resources: of such a process, and its number of slots.
+        """
+        self._bench, self._resources = context, resources
+        self._device: str | None = None
+        """The GPU of its first trial; it stays with it."""
+        self._workers: list[Worker] = []
+        self._owners: dict[int, str] = {}
+        """Ids of the actors that have a slot."""
+        self._at_work: dict[int, str] = {}
+        """Names of the trials whose slots do something."""
+        self._changed = threading.Condition()
+
+    def room(self) -> tuple[int, str | None]:
+        """How many slots are free, and for trials of which GPU."""
+        with self._changed:
+            return self._resources.trials_a_process - len(self._owners), self._device
+
+    def join(self, owner: str, device: str) -> int | None:
+        """Give an actor a slot; None: it has another GPU, or all are taken."""
+        with self._changed:
+            if self._device is None:
+                self._start(device)
+            if device != self._device:
+                return None
+            for slot, worker in enumerate(self._workers):
+                before = self._owners.get(slot)
+                if before is None or (slot not in self._at_work and is_dead(before)):
+                    worker.end()
+                    self._owners[slot] = owner
+                    return slot
+        return None
+
+    def holds(self, owner: str, slot: int) -> bool:
+        """Whether an actor has that slot; not if this process was started anew."""
+        return self._owners.get(slot) == owner
+
+    def call(self, owner: str, slot: int, method: str, *words: Any) -> Any:
+        """Have a slot's worker do something."""
+        worker = self._workers[slot] if self.holds(owner, slot) else None
+        if worker is None:
+            raise MachineError("this shared process was started anew, and the slot is another's")
+        name = words[0][NAME] if method == "begin" else worker.name
+        with self._changed:  # a trial whose actor died may still be on its way to an evaluation
+            self._changed.wait_for(lambda: name not in self._at_work.values())
+            self._at_work[slot] = name
+        try:
+            return getattr(worker, method)(*words)
+        except TinyAttnError:
+            raise
+        except Exception:
+            _end_if_gpu_is_lost()
+            raise
+        finally:
+            with self._changed:
+                del self._at_work[slot]
+                self._changed.notify_all()
+
+    def leave(self, owner: str, slot: int) -> None:
+        """Take a slot back."""
+        if self.holds(owner, slot):
+            self._workers[slot].end()
+            with self._changed:
+                del self._owners[slot]
+
+    def _start(self, device: str) -> None:
+        self._device = os.environ[_DEVICES] = device
+        from orchestrator.execution.worker import Worker
+        from tinyattn.training.model_cache import ModelCache
+
+        model_cache, cores = ModelCache(self._bench.data_dir), int(self._resources.cpus)
+        self._workers = [
+            Worker(self._bench, cores, model_cache=model_cache)
+            for _ in range(self._resources.trials_a_process)
+        ]
+
+
+class SharedSlot:
+    """A trial's place in a shared process on its own machine, seen as a worker."""
+
+    def __init__(self) -> None:
+        """Find a free one.
+
+        Raises:
+            MachineError: there is none.
+        """
+        context = ray.get_runtime_context()
+        self._own, self._node = context.get_actor_id(), context.get_node_id()
+        self._device = os.environ.get(_DEVICES, "")  # as Ray has set it for this trial
+        self._join()
+
+    def _join(self) -> None:
+        until = time.monotonic() + PATIENCE_SECONDS
+        while (found := self._free_slot()) is None:
+            if time.monotonic() > until:
+                raise MachineError(f"no shared process had room here for {PATIENCE_SECONDS:.0f} s")
+            time.sleep(_POLL_SECONDS / 4)
+        self._pack, self._slot = found
+
+    def _free_slot(self) -> tuple[Any, int] | None:
+        """A process of this machine, and its slot that is now this trial's."""
+        prefix = _prefix(self._node)
+        names = sorted(name for name in ray.util.list_named_actors() if name.startswith(prefix))
+        packs: list[Any] = [ray.get_actor(name) for name in names]
+        rooms = [ray.get(pack.room.remote()) for pack in packs]
+        # Where all trials have the same device, the emptiest; a GPU's trials fill its own first.
+        own = [number for number, (_, device) in enumerate(rooms) if device == self._device]
+        new = [number for number, (_, device) in enumerate(rooms) if device is None]
+        order = own + new if self._device else sorted(own + new, key=lambda n: -rooms[n][0])
+        for number in order:
+            slot = ray.get(packs[number].join.remote(self._own, self._device))
+            if slot is not None:
+                return packs[number], slot
+        return None
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Go over to a trial."""
+        if not ray.get(self._pack.holds.remote(self._own, self._slot)):
+            self._join()
+        self._call("begin", dict(config))
+
+    def step(self) -> dict[str, Any]:
+        """As Worker.step."""
+        return self._call("step")
+
+    def halve(self) -> None:
+        """As Worker.halve."""
+        self._call("halve")
+
+    def end(self) -> None:
+        """Let go of the trial and of the slot."""
+        with suppress(RayError):  # the process is gone, and the slot with it
+            ray.get(self._pack.leave.remote(self._own, self._slot))
+
+    def _call(self, method: str, *words: Any) -> Any:
+        return ray.get(self._pack.call.remote(self._own, self._slot, method, *words))
+
+
+def _prefix(node: str) -> str:
+    return f"tinyattn-pack-{node}-"
+
+
+def _end_if_gpu_is_lost() -> None:
+    """End this process if an error has left its GPU unusable: nothing else would bring it back."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            os._exit(1)

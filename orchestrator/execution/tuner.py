@@ -1,0 +1,246 @@
+"""One batch of trials through Ray Tune, each tracked as it happens.
+
+A sweep, its finalists and its four-head experts are all such batches: there is one path to
+training, and one to MLflow.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ray import tune
+from ray.exceptions import RayError
+from ray.tune.error import TuneError
+
+from orchestrator.driver.context import RetryBudget, Stop, TrialContext
+from orchestrator.driver.signals import handled, leave_terminal
+from orchestrator.driver.trial_queue import Source, TrialQueue
+from orchestrator.execution.callback import SweepCallback
+from orchestrator.execution.nodes import (
+    Nodes,
+    NoMachineError,
+    placement_of,
+    refuse_dead_ray,
+    watched_ray,
+)
+from orchestrator.execution.ray_compat import prepare_tune
+from orchestrator.execution.shared_worker import shared_workers_of
+from orchestrator.execution.sharing import settled
+from orchestrator.execution.trainable import SweepTrainable
+from orchestrator.reporting.view import Progress, say, view_of
+from orchestrator.search.asha import Asha, make_scheduler
+from orchestrator.spec.batch import TrialBatch
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.checkpoint_store import CheckpointStore
+from orchestrator.state.event_log import EventLog, Past
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.errors import StorageError, TinyAttnError
+
+
+class InterruptedSweepError(TinyAttnError):
+    """The user asked to stop."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One trial that ended."""
+
+    trial_id: str
+    run_id: str
+    outcome: Outcome
+    params: dict[str, Any]
+    result: dict[str, Any]
+    error: str | None
+    adapter: Path | None
+    """Its best adapter; None: it had no evaluation."""
+
+    @classmethod
+    def of(cls, past: Past, tracker: TrackingWriter, checkpoints: CheckpointStore) -> Ended:
+        """From what the event log tells of it."""
+        assert past.outcome is not None
+        return cls(
+            trial_id=past.name,
+            run_id=tracker.run_of(past.name),
+            outcome=past.outcome,
+            params=past.params,
+            result=past.last,
+            error=past.error,
+            adapter=checkpoints.adapter(past.name, past.best_index),
+        )
+
+
+def run_batch(
+    batch: TrialBatch,
+    source: Source,
+    *,
+    checkpoints: CheckpointStore,
+    tracker: TrackingWriter,
+    data_dir: Path | None = None,
+) -> list[Ended]:
+    """Run trials until the source has no more; go on where an earlier call with `batch` ended.
+
+    Args:
+        batch: what they have in common.
+        source: suggests the trials.
+        checkpoints: the sweep's folder, and where its trials leave what others need.
+        tracker: writes their runs.
+        data_dir: where task files are.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, SIGTERM, a closed terminal or `sweep stop`.
+        TinyAttnError: Tune failed; trials that fail do not raise, they end with an outcome.
+    """
+    event_log = EventLog(checkpoints.folder / f"{batch.name}.jsonl")
+    seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
+    context = TrialContext(batch.base, checkpoints, data_dir, seen)
+    left = batch.trials - sum(past.outcome is not None for past in event_log.trials.values())
+    with signals_noted() as stop, watched_ray():
+        batch, found = settled(batch, context, len(event_log.trials), left, stop, say)
+        _run_trials(batch, context, source, event_log, tracker, stop, found)
+    tracker.settle()
+    return [
+        Ended.of(past, tracker, checkpoints)
+        for past in event_log.trials.values()
+        if past.outcome is not None
+    ]
+
+
+def _run_trials(
+    batch: TrialBatch,
+    context: TrialContext,
+    source: Source,
+    event_log: EventLog,
+    tracker: TrackingWriter,
+    stop: Stop,
+    note: str | None,
+) -> None:
+    """Run what the source suggests, and tell the view first what there is to note."""
+    checkpoints, retry_budget, nodes = context.checkpoints, RetryBudget(), Nodes(batch.resources)
+    scheduler = make_scheduler(batch.asha, batch.evaluations)
+    with view_of(_progress_of(batch, nodes, scheduler)) as view:
+        if note:
+            view.note(note)
+        callback = SweepCallback(
+            batch, checkpoints, event_log, scheduler, tracker, view, stop, nodes, retry_budget
+        )
+        callback.catch_up()
+        trial_queue = TrialQueue(
+            source, event_log, scheduler, batch.name, nodes.slots, stop, retry_budget
+        )
+        try:
+            with shared_workers_of(context, batch.resources) as look_after_packs:
+                callback.look_after = look_after_packs
+                _fit(_tuner(batch, context, trial_queue, callback), checkpoints.folder, stop)
+            for name in callback.end_paused():
+                source.on_trial_complete(name, event_log.trials[name].last)
+        except KeyboardInterrupt:
+            if stop.error is not None:
+                raise stop.error from None
+            raise
+        finally:
+            if stop.error is None:  # else the next driver settles what the study lacks
+                with handled(signal.SIG_IGN):
+                    source.finish(Outcome.INTERRUPTED)
+
+
+def _progress_of(batch: TrialBatch, nodes: Nodes, scheduler: Asha) -> Progress:
+    slots, rungs = nodes.last_slots, scheduler.rungs
+    return Progress(batch.title, batch.trials, batch.evaluations, slots, rungs=rungs)
+
+
+def _tuner(
+    batch: TrialBatch, context: TrialContext, trial_queue: TrialQueue, callback: SweepCallback
+) -> tune.Tuner:
+    prepare_tune()
+    trainable = tune.with_resources(
+        SweepTrainable.on(context, batch.resources), placement_of(batch.resources)
+    )
+    return tune.Tuner(
+        trainable,
+        tune_config=tune.TuneConfig(
+            search_alg=trial_queue,
+            scheduler=callback.scheduler,
+            num_samples=-1,  # the source knows when it has no more
+            reuse_actors=True,
+            # A folder named after the configuration would be longer than some disks allow.
+            trial_dirname_creator=lambda trial: trial.trial_id,
+        ),
+        run_config=tune.RunConfig(
+            name=f"{batch.name}-{time.time_ns()}",  # Tune's own notes, which nobody reads again
+            storage_path=str(context.checkpoints.folder / "tune"),
+            callbacks=[callback],
+            verbose=0,
+        ),
+    )
+
+
+def _fit(tuner: tune.Tuner, folder: Path, stop: Stop) -> None:
+    """Let Tune run; turn what it raises into errors of this project where a user caused it."""
+    try:
+        tuner.fit()
+    except (TuneError, RayError, OSError) as error:
+        if stop.at_once:  # as a scratch file of Tune's that is gone where it was interrupted
+            raise KeyboardInterrupt from None
+        refuse_dead_ray()
+        cause = error.__cause__ or error
+        if isinstance(cause, TinyAttnError):
+            raise cause from None
+        if isinstance(cause, OSError):
+            raise StorageError(f"{folder}: {cause}; free space or choose another") from None
+        raise
+
+
+@contextmanager
+def signals_noted() -> Iterator[Stop]:
+    """Note what asks to end instead of dying of it; a second Ctrl-C or SIGTERM ends at once."""
+    stop = Stop()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # nobody is impatient
+            leave_terminal()
+        elif stop.asked:
+            stop.at_once = True
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    with handled(note):
+        yield stop
+
+
+@contextmanager
+def closed_in_any_case(
+    tracker: TrackingWriter, go_on: str, sweep: Outcome | None = None
+) -> Iterator[None]:
+    """End all that runs, and the sweep's run, with a truthful outcome however the block ends.
+
+    Args:
+        tracker: the sweep's.
+        go_on: the command that goes on, such as `sweep resume NAME`, for the message.
+        sweep: outcome of the search, if it had ended before: what comes after does not change it.
+
+    Raises:
+        InterruptedSweepError: in the place of a KeyboardInterrupt.
+        StorageError, NoMachineError: as they came, and what to type once the cause is mended.
+    """
+    try:
+        yield
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        with handled(signal.SIG_IGN):  # an impatient second Ctrl-C must not leave runs open
+            tracker.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED, sweep=sweep)
+        if interrupted:
+            raise InterruptedSweepError(
+                "interrupted; what had ended is kept with its adapters, what was running is closed "
+                f"in MLflow as interrupted; `tinyattn {go_on}` goes on where it was"
+            ) from None
+        if isinstance(error, StorageError | NoMachineError):
+            raise type(error)(f"{error}; then `tinyattn {go_on}` goes on") from error
+        raise
+    tracker.end_sweep(sweep or Outcome.COMPLETED)

@@ -1,0 +1,254 @@
+"""What one process does for a trial: train to the next evaluation, keep the state, say how it went.
+
+The process's ModelCache (PLM, tokenizer, tokenised data) outlives a trial; the Trainer, which holds
+all that belongs to a trial, does not.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import ray
+import torch
+
+from orchestrator.driver.context import UNWRITABLE, TrialContext
+from orchestrator.execution.memory import (
+    FILE,
+    is_room_for_a_thread,
+    note_too_many,
+    rows_that_fit,
+)
+from orchestrator.execution.nodes import MachineError, TooSmallError, is_larger_elsewhere
+from orchestrator.search.asha import NAME, POINT
+from orchestrator.spec.outcome import Outcome
+from tinyattn.config import TrainConfig
+from tinyattn.errors import (
+    DamagedError,
+    DivergedError,
+    OutOfMemoryError,
+    StorageError,
+    TinyAttnError,
+    is_thread_spoilt,
+)
+from tinyattn.passes.ranks import ONE, Ranks, use_interface_of
+from tinyattn.training.evaluation import Evaluation
+from tinyattn.training.model_cache import ModelCache, give_back_memory
+from tinyattn.training.trainer import Trainer, out_of_memory_is_an_error
+
+
+class Worker:
+    """A process that trials pass through, or one of several that share a trial.
+
+    Steps run in a thread of their own, which can be left: see `is_thread_spoilt`.
+    """
+
+    def __init__(
+        self,
+        context: TrialContext,
+        cores: int,
+        ranks: Ranks = ONE,
+        model_cache: ModelCache | None = None,
+    ) -> None:
+        """Start without a trial.
+
+        Args:
+            context: what trials have in common.
+            cores: threads to use: more than a worker's cores would only contend.
+            ranks: where this process stands among those of its trials.
+            model_cache: of a process that several trials share; None: one of its own.
+        """
+        torch.set_num_threads(max(1, cores))
+        if ranks.size > 1:
+            use_interface_of(ray.util.get_node_ip_address())
+        self.context, self.ranks = context, ranks
+        self.memory = context.checkpoints.notes / FILE
+        self.model_cache = model_cache or ModelCache(context.data_dir, ranks=ranks)
+        self.trainer: Trainer | None = None
+        self.name = ""
+        """Of the trial."""
+        self._shares = model_cache is not None
+        self._is_checked = False
+        self._thread, self._is_spoilt = _new_thread(), False
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Go over to a trial, `{"trial": its name, "point": its overrides}`."""
+        self.end()
+        self._leave_spoilt_thread()
+        self.name, self.overrides = config[NAME], dict(config[POINT])
+        self.rows = sys.maxsize
+        """Rows a pass, once it has started."""
+        self.evaluations: Any = None
+        if torch.cuda.is_available() and not self._shares:
+            torch.cuda.reset_peak_memory_stats()
+
+    def step(self) -> dict[str, Any]:
+        """Train to the next evaluation and return it as a flat result.
+
+        The first step of a trial that goes on returns its last evaluation again: its worker may
+        have died before the driver heard of it.
+
+        Raises:
+            OutOfMemoryError: fewer rows a pass may fit: `halve`, then `step` again.
+            TooSmallError: not even one fits, but another machine has more memory.
+            MachineError: this machine lacks what trials need.
+        """
+        try:
+            evaluation = self._thread.submit(self._next_evaluation).result()
+        except OutOfMemoryError as error:
+            cause = error.__cause__
+            self._is_spoilt |= cause is not None and is_thread_spoilt(cause)
+            if self.rows > 1:
+                raise
+            if is_larger_elsewhere(gpu=torch.cuda.is_available()):
+                raise TooSmallError(f"{error}; another machine has more memory") from None
+            return self._ended(Outcome.OUT_OF_MEMORY, error)
+        except DivergedError as error:
+            return self._ended(Outcome.DIVERGED, error)
+        except StorageError as error:  # no fault of the trial: it goes on when there is a place
+            interrupted = Outcome.INTERRUPTED.value
+            return {"done": True, UNWRITABLE: str(error), "outcome": interrupted, "evaluation": 0}
+        except MachineError:
+            raise
+        except TinyAttnError as error:  # it would come again; other errors cost the worker
+            return self._ended(Outcome.FAILED, error)
+        assert self.trainer is not None
+        result = result_of(self.trainer, evaluation)
+        if torch.cuda.is_available() and not self._shares:
+            result["peak_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
+        return result
+
+    def halve(self) -> None:
+        """Go back to the last state, with half the rows a pass."""
+        config = self.context.base.with_overrides(self.overrides)
+        note_too_many(config, self.rows, self.memory)
+        self.rows //= 2
+        self.end()
+        give_back_memory()
+        self._leave_spoilt_thread()
+
+    def _leave_spoilt_thread(self) -> None:
+        """Go on in a new thread, if this one can compile no kernels and there is room for one."""
+        if self._is_spoilt and is_room_for_a_thread():
+            self._thread.shutdown()
+            self._thread, self._is_spoilt = _new_thread(), False
+
+    def end(self) -> None:
+        """Let go of the trial; the PLM is as it was."""
+        trainer, self.trainer = self.trainer, None
+        if trainer is not None:
+            trainer.close()
+
+    def _next_evaluation(self) -> Evaluation:
+        """Train to the next evaluation and keep its state; or the last one, of a trial restored."""
+        if self.trainer is None:
+            self.rows = min(self.rows, rows_that_fit(self._config(), self.memory))
+        with out_of_memory_is_an_error(self._config()):
+            if self.trainer is None and (last := self._start()) is not None:
+                return last
+            evaluation = next(self.evaluations)
+        self._keep(evaluation)
+        return evaluation
+
+    def _config(self) -> TrainConfig:
+        """Of the trial, with no more rows a pass than are known to fit."""
+        config = self.context.base.with_overrides(self.overrides)
+        if self.rows < (config.micro_batch_size or config.batch_size):
+            return config.with_overrides({"micro_batch_size": self.rows})
+        return config
+
+    def _start(self) -> Evaluation | None:
+        """Make this trial's Trainer, from its newest state that can be read if it has one.
+
+        Returns:
+            The last evaluation of that state.
+        """
+        if not self._is_checked:
+            self._refuse_other_inputs()
+            self._is_checked = True
+        self.trainer = Trainer(self._config(), self.model_cache)
+        self.rows = self.trainer.micro_batch_size
+        seen = self.ranks.gather(self.context.checkpoints.states(self.name))
+        for name in sorted(set.intersection(*seen), reverse=True):
+            if all(self.ranks.gather(self._restored(self.trainer, name))):
+                break
+            self.trainer.close()  # a torn or damaged state: the one before will do
+            self.trainer = Trainer(self._config(), self.model_cache)
+        self.evaluations = iter(self.trainer)
+        return self.trainer.last
+
+    def _refuse_other_inputs(self) -> None:
+        """Raise MachineError where PLM or data are missing, or not those that the driver has."""
+        base = self.context.base
+        try:
+            here = {
+                "plm_fingerprint": self.model_cache.plm_of(base).fingerprint,
+                "data_fingerprint": self.model_cache.data(base).fingerprint,
+            }
+        except (OutOfMemoryError, StorageError):
+            raise
+        except TinyAttnError as error:
+            raise MachineError(f"{error}; the driver's machine has it") from None
+        for what, there in self.context.fingerprints.items():
+            if here[what] != there:
+                raise MachineError(
+                    f"{what} is {here[what]} on this machine and {there} on the driver's; copy "
+                    f"{base.plm if what.startswith('plm') else base.task} from there"
+                )
+
+    def _restored(self, trainer: Trainer, name: str) -> bool:
+        try:
+            with self.context.checkpoints.state(self.name, name) as state:
+                trainer.restore(state)
+        except DamagedError as error:
+            warnings.warn(f"{error}; going back to the state before", stacklevel=2)
+            return False
+        return True
+
+    def _keep(self, evaluation: Evaluation) -> None:
+        """Write adapter and state to the checkpoint store, before the evaluation is reported."""
+        trainer, checkpoints, index = self.trainer, self.context.checkpoints, evaluation.index
+        assert trainer is not None
+        if self.ranks.writes and (evaluation.best_index == index or evaluation.is_last):
+            with checkpoints.fresh_adapter(self.name, evaluation.best_index) as folder:
+                trainer.save_adapter(folder)
+        with checkpoints.fresh_state(self.name, index, self.ranks) as folder:
+            trainer.save(folder)
+
+    def _ended(self, outcome: Outcome, error: Exception) -> dict[str, Any]:
+        """The result of a trial that ends without an evaluation."""
+        last = self.trainer.last if self.trainer is not None else None
+        return {
+            "done": True,
+            "outcome": outcome.value,
+            "error": str(error),
+            "evaluation": 0 if last is None else last.index,
+            "score": float("nan"),
+            "best_score": float("nan") if last is None else last.best_score,
+        }
+
+
+def result_of(trainer: Trainer, evaluation: Evaluation) -> dict[str, Any]:
+    """Return what is reported of an evaluation: its numbers and the trial's counts."""
+    counts = trainer.counts()
+    result = asdict(evaluation)
+    result["evaluation"] = result.pop("index")
+    result |= {
+        "adapter_params": counts.adapter,
+        "classifier_params": counts.classifier,
+        "micro_batch_size": trainer.micro_batch_size,
+    }
+    if evaluation.is_last:
+        result |= {"done": True, "outcome": Outcome.COMPLETED.value}
+    return result
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    """A thread that has begun: later there may be no memory for that."""
+    thread = ThreadPoolExecutor(1)
+    thread.submit(int).result()
+    return thread

@@ -1,0 +1,87 @@
+"""Findings of `tinyattn doctor`: what this machine has, what it lacks, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from orchestrator.tracking.provenance import LIBRARIES
+from tinyattn.data.sources import DATA_VARIABLE
+from tinyattn.errors import PlmError
+from tinyattn.plms.loading import find_plm
+from tinyattn.tasks import TASKS
+from tinyattn.tasks.agreement import AGREEMENT
+
+GIB = 2**30
+LEAST_DISK_GIB = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    what: str
+    found: str
+    remedy: str = ""
+    """How to get what is missing; empty: nothing is."""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether something is lacking."""
+        return bool(self.remedy)
+
+    def __str__(self) -> str:
+        mark = "missing" if self.remedy else "ok"
+        tail = f" -> {self.remedy}" if self.remedy else ""
+        return f"{mark:8}{self.what:10}{self.found}{tail}"
+
+
+def examine(data_dir: Path | None) -> list[Finding]:
+    """Check libraries, devices, memory, disk, the built-in PLM and the tasks' data."""
+    import psutil
+    import torch
+
+    from orchestrator.planning.preflight import bf16_ratio
+
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES)
+    memory = psutil.virtual_memory()
+    free = shutil.disk_usage(Path.cwd()).free / GIB
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return [
+        Finding("libraries", versions),
+        Finding("cores", f"{os.cpu_count()}"),
+        Finding("bf16", f"takes {bf16_ratio():.1f} times as long as fp32 on these cores"),
+        Finding("GPUs", ", ".join(gpus) or "none: sweeps run on cores with resources.gpus=0"),
+        Finding("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"),
+        Finding(
+            "disk",
+            f"{free:.1f} GiB free here",
+            "" if free > LEAST_DISK_GIB else "free space, or use --runs on another disk",
+        ),
+        _plm(),
+        _data(data_dir),
+    ]
+
+
+def _plm() -> Finding:
+    try:
+        return Finding("minilm", find_plm("minilm"))
+    except PlmError as error:
+        return Finding("minilm", "not installed", str(error).rsplit(": ", 1)[-1])
+
+
+def _data(data_dir: Path | None) -> Finding:
+    """Check which tasks have a folder of files; others come from the hub or its cache."""
+    folder = data_dir or Path(os.environ.get(DATA_VARIABLE, ""))
+    if folder != Path() and not folder.is_dir():
+        remedy = f"name a folder that is there by --data or {DATA_VARIABLE}"
+        return Finding("tasks", f"{folder} is not there", remedy)
+    here = [name for name in TASKS if name == AGREEMENT.name or _has_files(folder, name)]
+    return Finding("tasks", f"here are {', '.join(here)}; others come from the Hugging Face hub")
+
+
+def _has_files(folder: Path, task: str) -> bool:
+    return folder != Path() and (folder / "glue" / task).is_dir()

@@ -1,0 +1,280 @@
+"""Plan of a sweep (`sweep check`): what it would do and cost, and what is missing for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from orchestrator.execution.memory import FILE, rows_that_fit
+from orchestrator.planning.preflight import (
+    A4000_FLOPS,
+    Cost,
+    check_shapes,
+    check_warmup,
+    core_flops,
+    inspect,
+    max_evaluations,
+    predict_cost,
+    rung_words,
+    slow_bf16,
+)
+from orchestrator.planning.remarks import remarks
+from orchestrator.spec.config import AUTO, Resources, Sweep, rungs
+from orchestrator.spec.facts import Facts
+from orchestrator.spec.space import count
+from orchestrator.state.checkpoint_store import notes_of_machine
+from orchestrator.state.workspace import Workspace
+from tinyattn.errors import ConfigError, StorageError, TinyAttnError, UsageError
+from tinyattn.tasks import find_task
+from tinyattn.training.model_cache import ModelCache
+
+TABLE_3 = {
+    "sst2": 67_000, "cola": 8_500, "mnli": 393_000, "qqp": 364_000, "rte": 2_500, "mrpc": 3_700,
+    "qnli": 105_000, "stsb": 7_000,
+}  # fmt: skip
+"""Training rows of the GLUE tasks (the paper's table 3), assumed where the data are not here."""
+TYPICAL_ROWS = 10_000
+"""Training rows assumed of any other task whose data are not here."""
+TYPICAL_LENGTH = 40.0
+"""Tokens a row assumed where the data are not here."""
+PROCESS_GB = 0.6
+"""Main memory of a process with torch, transformers and DeepSpeed, without PLM and rows."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The resources that a sweep would run on."""
+
+    name: str
+    machines: list[tuple[float, float]]
+    """Cores and GPUs of each machine."""
+    tflops: float
+    """Sustained speed of all GPUs together."""
+    gpu_memory_gb: float | None = None
+    """Of the largest; None: not known."""
+
+    @classmethod
+    def here(cls) -> Self:
+        """This machine."""
+        gpus = torch.cuda.device_count()
+        return cls("this machine", [(os.cpu_count() or 1, gpus)], gpus * A4000_FLOPS / 1e12)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The result of `sweep check`; str() is its output."""
+
+    sweep: Sweep
+    cost: Cost
+    facts: Facts | None
+    """None: PLM or data are not here."""
+    missing: str
+    """Why a run would not start; empty: it would."""
+    name_taken: bool
+    lacking: str
+    """Which resources a trial lacks there; empty: none."""
+    capacity: Capacity
+    """Where it would run."""
+    rows: int
+    """Rows of a pass that trials would use on this machine."""
+    slow: str
+    """Why the sweep would be slower than necessary; empty: it would not."""
+    core_flops: float
+    """Operations per second of a core there; 0: not known, or trials use GPUs."""
+
+    def __str__(self) -> str:
+        sweep, cost, facts = self.sweep, self.cost, self.facts
+        rows = facts.train_rows if facts else assumed_rows(sweep)
+        evaluations = facts.evaluations if facts else max_evaluations(sweep, rows)
+        size = _space_size(sweep)
+        trials = sweep.search.trials
+        packed = sweep.resources.packed
+        who = {1: "trial", AUTO: "process of trials, how many is measured at the start"}.get(
+            packed, f"process of {packed} trials"
+        )
+        lines = [
+            f"sweep       {sweep.name}: {sweep.train.task} on {sweep.train.plm}, "
+            f"protocol {sweep.train.protocol}",
+            f"trials      {trials}{size} by {sweep.search.sampler}, "
+            f"known points first: {len(sweep.search.points)}",
+            f"searched    {', '.join(sweep.space) or 'nothing'}",
+            f"rungs       {rung_words(sweep, evaluations)}",
+            f"parameters  adapter {cost.counts.adapter:,} + classifier "
+            f"{cost.counts.classifier:,} = {cost.counts.trainable:,}; PLM "
+            f"{cost.counts.plm:,} frozen",
+            f"memory      at most {cost.memory_gb:.1f} GB a trial{self._smaller_passes()}; "
+            f"a process takes {PROCESS_GB} GB of main memory beside that",
+            f"compute     {self._compute(asha_share(sweep, evaluations))}",
+            f"resources   {amount(sweep.resources.cpus, 'core')}, "
+            f"{amount(sweep.resources.gpus, 'GPU')} a {who}",
+        ]
+        if facts:
+            lines.insert(
+                1,
+                f"rows        train {facts.train_rows:,}, select {facts.select_rows:,}, held-out "
+                f"{facts.heldout_rows:,}; {facts.mean_length:.0f} tokens a row, "
+                f"{facts.truncated_rows:,} rows cut to {sweep.train.max_length}",
+            )
+            lines[2:2] = [f"beware      {note}" for note in facts.carve_notes]
+        else:
+            lines.append("assumed     rows and lengths, since they could not be counted here")
+        if self.missing:
+            lines.append(f"missing     {self.missing}")
+        if self.hours_there is not None:
+            lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
+        fewest = facts.fewest_rows if facts else rows
+        lines += [f"note        {remark}" for remark in remarks(sweep, fewest)]
+        if self.slow:
+            lines.append(f"slow        {self.slow}")
+        if self.lacking:
+            lines.append(f"missing     {self.lacking}")
+        if self.name_taken:
+            lines.append(f"missing     a free name: a sweep '{sweep.name}' exists; set name=...")
+        return "\n".join(lines)
+
+    def _compute(self, with_stopping: float) -> str:
+        """Return the operations as text, and the GPU hours if trials ask for GPUs.
+
+        Args:
+            with_stopping: share of the operations that is left with early stopping.
+        """
+        one, trials = self.cost.trial_pflop, self.sweep.search.trials
+        said = (
+            f"{one:,.2f} PFLOP a whole trial, {one * trials:,.1f} for all without early stopping, "
+            f"about {one * trials * with_stopping:,.1f} with it"
+        )
+        if not self.sweep.resources.gpus:
+            return said
+        return (
+            f"{said}: {self.gpu_hours:,.1f} and {self.gpu_hours * with_stopping:,.1f} GPU-hours on "
+            "an RTX A4000 (8 TFLOP/s sustained)"
+        )
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all trials to their end, on an RTX A4000."""
+        return self.sweep.search.trials * self.cost.trial_pflop * 1e15 / A4000_FLOPS / 3600
+
+    @property
+    def hours_there(self) -> float | None:
+        """With early stopping and all GPUs (or cores) busy; None: there are none of known speed."""
+        flops = self.capacity.tflops * 1e12 if self.sweep.resources.gpus else self._cores_flops()
+        if not flops:
+            return None
+        rows = self.facts.train_rows if self.facts else assumed_rows(self.sweep)
+        evaluations = self.facts.evaluations if self.facts else max_evaluations(self.sweep, rows)
+        share = asha_share(self.sweep, evaluations)
+        return self.gpu_hours * share * A4000_FLOPS / flops
+
+    def _cores_flops(self) -> float:
+        """Of all cores that trials would use at once."""
+        try:
+            slots = self.sweep.resources.trials_at_once(self.capacity.machines)
+        except UsageError:  # not even one fits
+            return 0.0
+        return self.core_flops * slots * self.sweep.resources.share[0] * self.sweep.resources.ranks
+
+    def _smaller_passes(self) -> str:
+        train = self.sweep.train
+        asked = train.micro_batch_size or train.batch_size
+        if self.rows == asked:
+            return ""
+        return f"; {asked} rows a pass did not fit here before, trials use {self.rows}"
+
+
+def plan_of(sweep: Sweep, workspace: Workspace, capacity: Capacity | None = None) -> Plan:
+    """Work out a sweep's plan; nothing is started and nothing is trained.
+
+    Args:
+        sweep: what would run.
+        workspace: where it would be kept.
+        capacity: where it would run; None: this machine.
+
+    Raises:
+        ConfigError: a value of the space does not fit the PLM or the task.
+    """
+    task = find_task(sweep.train.task)
+    check_shapes(sweep)
+    facts, missing = None, ""
+    try:
+        facts = inspect(sweep, ModelCache(workspace.data_dir))
+        check_warmup(sweep, facts.fewest_rows)
+    except ConfigError:
+        raise
+    except TinyAttnError as error:
+        missing = str(error)
+    rows = facts.train_rows if facts else assumed_rows(sweep)
+    length = facts.mean_length if facts else TYPICAL_LENGTH
+    scored = facts.select_rows * facts.evaluations if facts else 0
+    cost = predict_cost(sweep, rows, length, task.num_outputs, scored)
+    taken = False
+    try:
+        taken = workspace.has_store() and not workspace.store().name_is_free(sweep.name)
+    except StorageError as error:  # of a cluster that is not up yet, say
+        missing = missing or str(error)
+    notes = workspace.runs if workspace.storage is None else notes_of_machine()
+    rows_a_pass = rows_that_fit(sweep.train, notes / FILE)
+    there = capacity or Capacity.here()
+    lacking = _lacking(sweep.resources, cost, there)
+    on_cores = capacity is None and not sweep.resources.gpus
+    speed = core_flops(sweep.train.precision) if on_cores else 0.0
+    slow = "" if capacity else slow_bf16(sweep)
+    return Plan(sweep, cost, facts, missing, taken, lacking, there, rows_a_pass, slow, speed)
+
+
+def _lacking(resources: Resources, cost: Cost, there: Capacity) -> str:
+    """Return why no trial fits the machines; empty if one does."""
+    try:
+        resources.trials_at_once(there.machines)
+    except UsageError as error:
+        return str(error)
+    room = there.gpu_memory_gb
+    if resources.gpus and room is not None and cost.memory_gb > room * resources.gpus:
+        return (
+            f"a trial may need {cost.memory_gb:.1f} GB, its share of the largest GPU is "
+            f"{room * resources.gpus:.1f} GB; set a smaller micro_batch_size or more resources.gpus"
+        )
+    return ""
+
+
+def asha_share(sweep: Sweep, evaluations: int) -> float:
+    """Return the share of all evaluations that is computed if 1 in η continues at each rung."""
+    if sweep.asha is None:
+        return 1.0
+    found = rungs(sweep.asha.grace, sweep.asha.reduction, evaluations)
+    ends = [*found, evaluations]
+    begins = [0, *found]
+    computed = sum(
+        (end - begin) / sweep.asha.reduction**rung
+        for rung, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    )
+    return computed / evaluations
+
+
+def duration(hours: float) -> str:
+    """Return a duration as text, in minutes, hours or days."""
+    if hours < 1:
+        return f"about {amount(max(1, round(60 * hours)), 'minute')}"
+    return f"about {hours:.1f} hours" if hours < 48 else f"about {hours / 24:.1f} days"
+
+
+def amount(number: float, unit: str) -> str:
+    """Return a number with its unit as text: `1 core`, `0.5 GPUs`."""
+    return f"{number:g} {unit}{'' if number == 1 else 's'}"
+
+
+def _space_size(sweep: Sweep) -> str:
+    """As in ` of 24 points`; empty where a domain has no end."""
+    if any(domain.size is None for domain in sweep.space.values()):
+        return ""
+    points = count(sweep.space)
+    return f" of {points:,} point{'' if points == 1 else 's'}"
+
+
+def assumed_rows(sweep: Sweep) -> int:
+    """Training rows of a task whose data are not here."""
+    rows = TABLE_3.get(sweep.train.task, TYPICAL_ROWS)
+    return min(rows, sweep.train.max_train_rows or rows)

@@ -1,0 +1,269 @@
+"""Preflight checks of a sweep: facts, faults and costs that are known before it starts.
+
+`inspect` is also the first step of `sweep run`, so that a user's mistake ends there, not in a
+worker. Nothing is trained here.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from orchestrator.spec.config import Sweep, rungs
+from orchestrator.spec.facts import Facts
+from orchestrator.tracking.provenance import code_tags
+from tinyattn.adapters.model import AdaptedModel, Counts
+from tinyattn.config import TrainConfig
+from tinyattn.errors import ConfigError, TinyAttnError
+from tinyattn.plms.families import select_layers
+from tinyattn.plms.loading import empty_plm
+from tinyattn.tasks import Task
+from tinyattn.training.engine import warmup_steps
+from tinyattn.training.evaluation import evaluation_steps
+from tinyattn.training.model_cache import ModelCache
+
+LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")
+"""Keys that set how many evaluations a trial has."""
+BYTES = {"fp32": 4, "bf16": 2}
+A4000_FLOPS = 8e12
+"""Sustained fp32 operations per second assumed of an RTX A4000 (16 GB): 40 % of its peak."""
+
+
+WORTH_SAYING = 1.2
+"""How many times slower than fp32 bf16 must be for a warning."""
+_PRODUCT = 128, 384, 1536
+"""Shape of the matrix product that is timed: a feed-forward layer of MiniLM."""
+_CORE_SHARE = 0.6
+"""Speed of a trial as a share of that product's speed: with MiniLM 0.44 (bf16, SST-2, batches of 8)
+to 0.82 (fp32, RTE, batches of 16), from the steps in docs/experiments/speed.md."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted costs of a trial, from shapes alone."""
+
+    counts: Counts
+    """Parameters of a trial with the common config."""
+    memory_gb: float
+    """Largest memory of a trial: weights and activations of a full micro-batch."""
+    trial_pflop: float
+    """Operations of one whole trial, 10^15."""
+
+
+def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
+    """Load PLM and data as a trial would, and check the space's extremes against them.
+
+    Raises:
+        UsageError: PLM, task, data or a value of the space do not fit.
+    """
+    plm = model_cache.plm(sweep.train.plm, sweep.train.precision)
+    check_shapes(sweep)
+    lengths = {config.max_length for config in extremes(sweep, ("max_length",))}
+    for length in sorted(lengths):
+        data = model_cache.data(sweep.train.with_overrides({"max_length": length}))
+    return Facts(
+        task=data.task.name,
+        primary_metric=data.task.metrics[0],
+        plm_fingerprint=plm.fingerprint,
+        data_fingerprint=data.fingerprint,
+        carve=sweep.train.carve_version if _is_carved(sweep, data.task) else None,
+        carve_notes=data.carve_notes,
+        train_rows=len(data.train),
+        select_rows=len(data.select),
+        heldout_rows=0 if data.heldout is None else len(data.heldout),
+        truncated_rows=data.truncated,
+        mean_length=float(np.diff(data.train.flat().offsets).mean()),
+        evaluations=max_evaluations(sweep, len(data.train)),
+        fewest_rows=min(
+            len(model_cache.data(config).train)
+            for config in extremes(_with_experts(sweep), ("max_train_rows",))
+        ),
+    )
+
+
+def run_tags(facts: Facts) -> dict[str, str]:
+    """Return the tags that record facts about the sweep on each of its MLflow runs."""
+    carve = {} if facts.carve is None else {"carve": str(facts.carve)}
+    return {
+        **carve,
+        "data_fingerprint": facts.data_fingerprint,
+        "plm_fingerprint": facts.plm_fingerprint,
+        "train_rows": str(facts.train_rows),
+        "truncated_rows": str(facts.truncated_rows),
+        "primary_metric": facts.primary_metric,
+        "commit": code_tags().get("commit", "unknown"),
+    }
+
+
+def _with_experts(sweep: Sweep) -> Sweep:
+    """Return the sweep with the space of its experts, which else train as the best trial does."""
+    return sweep.model_copy(update={"space": {**sweep.space, **sweep.finalize.space}})
+
+
+def _is_carved(sweep: Sweep, task: Task) -> bool:
+    return sweep.train.protocol == "heldout" or task.splits.validation is None
+
+
+def values_of(sweep: Sweep, key: str) -> list[Any]:
+    """Return the extremes of a searched key, or the one value that all trials share."""
+    if key in sweep.space:
+        return sweep.space[key].extremes()
+    return [functools.reduce(getattr, key.split("."), sweep.train)]
+
+
+def fewest_steps(sweep: Sweep, train_rows: int) -> int:
+    """Optimizer steps of the shortest training that the space allows."""
+    return -(-train_rows // max(values_of(sweep, "batch_size"))) * min(values_of(sweep, "epochs"))
+
+
+def check_warmup(sweep: Sweep, fewest_rows: int) -> None:
+    """Compare each warm-up with the shortest training, of trials and of experts.
+
+    A new sweep is refused if it fails; a sweep begun before this rule existed may be resumed.
+
+    Raises:
+        ConfigError: warm-up would take all steps of a training.
+    """
+    for one in (sweep, _with_experts(sweep)):
+        for warmup in values_of(one, "optimizer.warmup"):
+            warmup_steps(warmup, fewest_steps(one, fewest_rows))
+
+
+def warmup_note(sweep: Sweep, facts: Facts) -> list[str]:
+    """Return the remark on too long a warm-up for a sweep that is resumed."""
+    try:
+        check_warmup(sweep, facts.fewest_rows)
+    except ConfigError as error:
+        return [f"note: {error}; a trial like this fails, the others go on"]
+    return []
+
+
+def max_evaluations(sweep: Sweep, train_rows: int) -> int:
+    """Evaluations of the longest trial that the space allows."""
+    return max(
+        len(evaluation_steps(config, -(-train_rows // config.batch_size)))
+        for config in extremes(sweep, LENGTH_KEYS)
+    )
+
+
+def check_shapes(sweep: Sweep) -> None:
+    """Check the layers and placements of every extreme of the space against the PLM's config.
+
+    Raises:
+        UsageError: the PLM lacks a layer or a place for an adapter.
+    """
+    plm = empty_plm(sweep.train.plm)
+    keys = [key for key in sweep.space if key.startswith("adapter.")]
+    for key in [None, *keys]:
+        for config in extremes(sweep, (key,) if key else ()):
+            try:
+                model = AdaptedModel(plm, config.adapter.placement)
+                select_layers(config.adapter.layers, len(model.sites.calls))
+                model.detach()
+            except TinyAttnError as error:
+                raise ConfigError(f"space: {key}: {error}" if key else str(error)) from None
+
+
+def extremes(sweep: Sweep, keys: tuple[str, ...]) -> Iterator[TrainConfig]:
+    """Yield the common configuration with every combination of the extremes of these keys."""
+    searched = [key for key in keys if key in sweep.space]
+    for values in itertools.product(*(sweep.space[key].extremes() for key in searched)):
+        yield sweep.trial_config(dict(zip(searched, values, strict=True)))
+
+
+def predict_cost(
+    sweep: Sweep, train_rows: int, mean_length: float, num_outputs: int = 2, scored_rows: int = 0
+) -> Cost:
+    """Predict parameters, memory and arithmetic of a trial from the PLM's shape.
+
+    Args:
+        sweep: the sweep.
+        train_rows: training rows of an epoch.
+        mean_length: mean tokens of a row.
+        num_outputs: outputs of the classifier.
+        scored_rows: rows that all evaluations of a trial score together.
+    """
+    config, plm = sweep.train, empty_plm(sweep.train.plm)
+    model = AdaptedModel(plm, config.adapter.placement)
+    model.add_adapter("count", config.adapter, num_outputs)
+    counts = model.counts()
+    shape = plm.config
+    layers, hidden = shape.num_hidden_layers, shape.hidden_size
+    body = layers * 12 * hidden**2  # weights that every token passes: attention and feed-forward
+    micro, size = config.micro_batch_size or config.batch_size, BYTES[config.precision]
+    # Activations kept for the backward pass, per token and layer: 34 H + 5 heads T bytes at two
+    # bytes a number (Korthikanti et al., 2022, table 2): an upper bound, since frozen weights
+    # need no inputs kept.
+    per_token = 34 * hidden + 5 * shape.num_attention_heads * config.max_length
+    activations = micro * config.max_length * layers * per_token * size / 2
+    trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
+    parts = sweep.resources.ranks if config.zero_stage == 3 else 1
+    return Cost(
+        counts=counts,
+        memory_gb=(counts.plm * size / parts + activations + 16 * counts.trainable) / 1e9,
+        # Forward 2 operations a weight, backward to the activations 2 more; no weight gradients.
+        trial_pflop=body * (4 * trained + 2 * scored) / 1e15,
+    )
+
+
+def core_flops(precision: str) -> float:
+    """Return the operations per second of a trial on one of this machine's cores, measured."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _CORE_SHARE * 2 * math.prod(_PRODUCT) / _product_seconds(dtype)
+    finally:
+        torch.set_num_threads(before)
+
+
+def slow_bf16(sweep: Sweep) -> str:
+    """Return a warning if bf16 is slower than fp32 on this machine's cores, else ''.
+
+    A processor without instructions for bf16 takes many times as long.
+    """
+    if sweep.train.precision != "bf16" or sweep.resources.gpus:
+        return ""
+    ratio = bf16_ratio()
+    if ratio < WORTH_SAYING:
+        return ""
+    return (
+        f"precision=bf16 will be slower than fp32: this processor takes {ratio:.1f} times as long "
+        "for a product of matrices in it; precision=fp32 does without"
+    )
+
+
+def bf16_ratio() -> float:
+    """Return the time of a matrix product in bf16 on this machine's cores, relative to fp32."""
+    return _product_seconds(torch.bfloat16) / _product_seconds(torch.float32)
+
+
+def _product_seconds(dtype: torch.dtype) -> float:
+    """Return the shortest of several measured times of the matrix product."""
+    rows, inner, columns = _PRODUCT
+    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def rung_words(sweep: Sweep, evaluations: int) -> str:
+    """The rungs in words, as in `2, 6, 18 of 40 evaluations`."""
+    if sweep.asha is None:
+        return f"none: every trial runs its {evaluations} evaluations"
+    found = rungs(sweep.asha.grace, sweep.asha.reduction, evaluations)
+    if not found:
+        return f"none within {evaluations} evaluations: every trial runs to its end"
+    words = ", ".join(map(str, found))
+    return f"{words} of {evaluations} evaluations, about 1 in {sweep.asha.reduction} goes on"

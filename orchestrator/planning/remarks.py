@@ -1,0 +1,63 @@
+"""Remarks before a sweep starts, on what it will do that its user may not expect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.planning.preflight import fewest_steps, values_of
+from orchestrator.spec.config import Sweep
+from tinyattn.training.engine import warmup_steps
+
+HEADS = "adapter.num_heads"
+_EXACT = 1e-6
+"""A share times a number of steps counts as whole if it is at most this far from a whole number."""
+
+
+def remarks(sweep: Sweep, fewest_rows: int) -> list[str]:
+    """Return a sentence for each remark.
+
+    Args:
+        sweep: the sweep.
+        fewest_rows: training rows of an epoch of the shortest training.
+    """
+    steps = fewest_steps(sweep, fewest_rows)
+    return [*_heads(sweep), *_rounded(sweep, steps), *_rare(sweep, steps)]
+
+
+def _heads(sweep: Sweep) -> Iterator[str]:
+    """Say what happens to trials whose number of heads the finalizer does not take."""
+    heads = values_of(sweep, HEADS)
+    domain = sweep.space.get(HEADS)
+    if heads == [1]:
+        return
+    if not (1 in heads if domain is None else domain.contains(1)):
+        yield (
+            f"the finalizer takes trials of one head, and here {HEADS} is never 1: there will be "
+            f"nothing to finalize; set {HEADS}=1, finalize.heads grows more"
+        )
+    else:
+        yield (
+            f"{HEADS} is searched, and the finalizer takes trials of one head alone: the others "
+            f"are ranked, but none becomes a finalist; with {HEADS}=1 all can"
+        )
+
+
+def _rounded(sweep: Sweep, steps: int) -> Iterator[str]:
+    """Say how many steps a share of warm-up is, where it is not a whole number of steps."""
+    for share in values_of(sweep, "optimizer.warmup"):
+        warmup = warmup_steps(share, steps)
+        if share < 1 and abs(warmup - share * steps) > _EXACT:
+            yield (
+                f"optimizer.warmup={share:g} of {steps:,} steps is rounded to {warmup:,}"
+                + ("" if warmup else ": there is no warm-up")
+            )
+
+
+def _rare(sweep: Sweep, steps: int) -> Iterator[str]:
+    """Say if a training ends before its first regular evaluation."""
+    for every in values_of(sweep, "evaluate_every"):
+        if every is not None and every >= steps:
+            yield (
+                f"evaluate_every={every:,} is no less than the {steps:,} steps of a training, "
+                "which is evaluated once, at its end"
+            )

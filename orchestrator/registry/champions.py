@@ -1,0 +1,173 @@
+"""Champions: the registered versions that hold, or held, the alias `champion` of a task.
+
+A registered model is a task on a PLM: `tinyattn-rte-roberta-large`. Its tag `tinyattn.champions`
+lists the versions that held the alias, oldest first; `rollback` goes back in this list.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+
+from orchestrator.registry.reign import VACANT, renew
+from orchestrator.tracking.provenance import slug
+from orchestrator.tracking.reader import TAG, TrackingReader
+from tinyattn.errors import UsageError, did_you_mean
+
+ALIAS = "champion"
+_HISTORY = TAG + "champions"
+
+
+@dataclass(frozen=True)
+class Champion:
+    """The version of a registered model that holds the alias `champion`."""
+
+    model: str
+    version: int
+    run_id: str
+    task: str
+    plm: str
+    tags: dict[str, str]
+    """Tags of the project on this version, without their prefix."""
+
+
+def model_name(task: str, plm: str) -> str:
+    """Return the name of the registered model of a task on a PLM."""
+    return f"tinyattn-{slug(task)}-{slug(plm)}"
+
+
+def champion(store: TrackingReader, task: str, plm: str | None = None) -> Champion:
+    """Return the champion of a task, on one PLM or on the only PLM that has one.
+
+    Raises:
+        UsageError: the task has no champion, or champions on several PLMs; the message lists them.
+    """
+    if plm is not None:
+        return champion_of(store, model_name(task, plm))
+    found = [known for known in champions(store) if known.task == task]
+    if len(found) > 1:
+        plms = ", ".join(sorted(known.plm for known in found))
+        raise UsageError(f"task '{task}' has champions on several PLMs: {plms}; add --plm NAME")
+    if not found:
+        tasks = sorted({known.task for known in champions(store)})
+        known = f"champions exist for {', '.join(tasks)}" if tasks else "no task has a champion yet"
+        raise UsageError(
+            f"task '{task}' has no champion{did_you_mean(task, tasks)}; {known}. "
+            "`tinyattn promote NAME` makes one"
+        )
+    return found[0]
+
+
+def champions(store: TrackingReader) -> list[Champion]:
+    """Return every champion in the store, by model name."""
+    return [champion_of(store, m) for m, aliases in models(store).items() if ALIAS in aliases]
+
+
+def rollback(store: TrackingReader, model: str) -> Champion:
+    """Give the alias back to the previous champion; repeated calls go further back.
+
+    Raises:
+        UsageError: unknown model, no champion, or none before it.
+    """
+    current = champion_of(store, model)
+    history = _history(store, model, current.version)[:-1]
+    while history and not _exists(store, model, history[-1]):
+        history.pop()  # its version was deleted since
+    if not history:
+        raise UsageError(
+            f"{model} version {current.version} is the first champion: there is none before it to "
+            "return to"
+        )
+    store.client.set_registered_model_alias(model, ALIAS, str(history[-1]))
+    _begin_reign(store, model, history)
+    return champion_of(store, model)
+
+
+def move_alias(store: TrackingReader, model: str, version: int) -> None:
+    """Give the alias to a version, and record it in the history."""
+    before = holder(store, model)
+    history = _history(store, model, int(before.version)) if before is not None else []
+    store.client.set_registered_model_alias(model, ALIAS, str(version))
+    _begin_reign(store, model, [*history, version])
+
+
+def reigning(store: TrackingReader, model: str) -> ModelVersion | None:
+    """Return the version that holds the alias, adding it to the history if it is missing there.
+
+    The alias itself is the truth: it may have been moved by hand in MLflow's pages, or by a process
+    that died before it wrote the history.
+    """
+    current = holder(store, model)
+    if current is not None and _noted(store, model)[-1:] != [int(current.version)]:
+        _begin_reign(store, model, _history(store, model, int(current.version)))
+    return current
+
+
+def _begin_reign(store: TrackingReader, model: str, history: list[int]) -> None:
+    """Write a history whose last version holds the alias now, and renew that version's budget."""
+    for version in (VACANT, history[-1]):
+        renew(store, model, version)
+    _write_history(store, model, history)
+
+
+def _history(store: TrackingReader, model: str, current: int) -> list[int]:
+    """Return the versions that held the alias, up to its present holder `current`."""
+    history = _noted(store, model)
+    if current in history:
+        return history[: len(history) - history[::-1].index(current)]
+    return [*history, current]
+
+
+def _noted(store: TrackingReader, model: str) -> list[int]:
+    noted: list[int] = json.loads(store.client.get_registered_model(model).tags.get(_HISTORY, "[]"))
+    return noted
+
+
+def _write_history(store: TrackingReader, model: str, history: list[int]) -> None:
+    store.client.set_registered_model_tag(model, _HISTORY, json.dumps(history))
+
+
+def champion_of(store: TrackingReader, model: str) -> Champion:
+    """Return the champion of a registered model; UsageError if there is none."""
+    names = list(models(store))
+    if model not in names:
+        known = f"known are {', '.join(names)}" if names else "none is registered yet"
+        raise UsageError(f"no model is called '{model}'{did_you_mean(model, names)}; {known}")
+    version = holder(store, model)
+    if version is None:
+        raise UsageError(f"{model} has no champion; `tinyattn promote NAME` makes one")
+    tags = store.client.get_registered_model(model).tags
+    return Champion(
+        model=model,
+        version=int(version.version),
+        run_id=version.run_id or "",
+        task=tags[TAG + "task"],
+        plm=tags[TAG + "plm"],
+        tags={k.removeprefix(TAG): v for k, v in version.tags.items() if k.startswith(TAG)},
+    )
+
+
+def holder(store: TrackingReader, model: str) -> ModelVersion | None:
+    """Return the version that the alias points to; None if there is none."""
+    version = models(store).get(model, {}).get(ALIAS)
+    return store.client.get_model_version(model, str(version)) if version is not None else None
+
+
+def models(store: TrackingReader) -> dict[str, dict[str, str]]:
+    """Return the aliases of each registered model of the project, by model name."""
+    found = store.client.search_registered_models("name LIKE 'tinyattn-%'", max_results=1000)
+    names = [model.name for model in found if TAG + "task" in model.tags]
+    return {name: store.client.get_registered_model(name).aliases for name in sorted(names)}
+
+
+def _exists(store: TrackingReader, model: str, version: int) -> bool:
+    try:
+        store.client.get_model_version(model, str(version))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # the store failed: nothing is known
+            raise
+        return False
+    return True

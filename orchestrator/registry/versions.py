@@ -1,0 +1,433 @@
+"""Versions of registered adapters, and the rule that moves the alias `champion` to one."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from mlflow.entities.model_registry import ModelVersion
+
+from orchestrator.registry.champions import holder, model_name, models, move_alias, reigning
+from orchestrator.registry.reign import FIRST, VACANT, Challenge, enter, record
+from orchestrator.selection.baseline import find_alone, is_alone
+from orchestrator.selection.significance import (
+    PairedTest,
+    paired_test,
+    permutations_for,
+    primary_metric,
+)
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of
+from orchestrator.tracking.pages import run_page
+from orchestrator.tracking.reader import FINAL_KINDS, TAG, TrackingReader, TrialRecord
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.errors import UsageError
+from tinyattn.serving import save_model
+from tinyattn.tasks import Task, compute_metrics
+
+_IDLE = "; beware: always giving the commonest answer scores as much on the held-out rows"
+
+
+def _fits(adapter: Path) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out rows, which chose nothing, and how to run an adapter on them."""
+
+    labels: np.ndarray
+    """[N] class ids or scores."""
+    outputs_of: Callable[[Path], np.ndarray]
+    """Adapter folder → outputs [N, num_outputs] on the held-out rows."""
+    groups: np.ndarray | None = None
+    """[N] the same number for rows that belong together; None: all are independent."""
+    fingerprint: str = ""
+    """Hash of these rows; other rows have a budget of their own."""
+    objection: Callable[[Path], str] = _fits
+    """Adapter folder → why it may not be judged on these rows; empty: it may."""
+
+
+def _trains_nothing() -> None:
+    """Default of `train_alone`: the classifier alone has been trained, or cannot be."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """How runs of one task are compared."""
+
+    task: Task
+    heldout: HeldOut | None
+    """The held-out rows; None under the protocol `paper`, where all labelled rows choose."""
+    train_alone: Callable[[], None] = _trains_nothing
+    """Trains what the sweep lacks of the classifier alone, which a first champion must beat."""
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """The result of `promote`."""
+
+    model: str
+    version: int
+    moved: bool
+    """Whether the alias now points to this version because of this call."""
+    previous: int | None
+    """Version of the previous champion; None: there was none."""
+    test: PairedTest | None
+    """The paired test; None: no rival to compare with, or a run without comparison was forced."""
+    forced: bool
+    """Whether `force` moved the alias against the rule."""
+    reason: str
+    """One sentence for the user."""
+    challenge: Challenge | None = None
+    """The challenge that the test counted as; None: no test was counted."""
+
+
+def promote(
+    tracker: TrackingWriter,
+    name: str,
+    benchmark_of: Callable[[TrialRecord], Benchmark],
+    *,
+    force: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Promotion:
+    """Register a run's adapter, and make it champion if it passes the test.
+
+    It must be better than the champion on the held-out rows, or if there is none than its sweep's
+    classifier alone, at the level that the reign's budget leaves.
+
+    Args:
+        tracker: the MLflow store.
+        name: a trial's run id, or a sweep's name for its winner.
+        benchmark_of: returns a run's task and held-out rows.
+        force: move the alias whatever the test says, also without a held-out score. That is not
+            counted as a challenge: the reign that it begins has its whole budget.
+        say: takes progress messages of a long comparison.
+
+    Raises:
+        UsageError: the run is unknown or has no adapter; without `force` also if it has no held-out
+            score or no rival to compare with. Nothing has changed.
+    """
+    trial = candidate(tracker, name, force)
+    _refuse_without_adapter(tracker, trial)
+    _refuse_unmeasured(trial, force)
+    benchmark = benchmark_of(trial)
+    model = model_name(trial.task, trial.plm)
+    previous = reigning(tracker, model) if model in models(tracker) else None
+    rival = _rival(tracker, benchmark, trial, previous, force)
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = tracker.download(trial.run_id, "adapter", Path(folder))
+        rival_adapter, objection = _fetch(tracker, benchmark, rival, Path(folder))
+        if objection and not force:
+            raise UsageError(f"{objection}; --force promotes the run without a comparison")
+        version = _register(tracker, model, trial, adapter, benchmark.task, Path(folder))
+        number = int(version.version)
+        if previous is not None and int(previous.version) == number:
+            why = "it is the champion already"
+            return Promotion(model, number, False, number, None, False, why)
+        challenge = None if force else _enter(tracker, model, rival, benchmark, trial)
+        test = challenge.test if challenge is not None else None
+        if test is None and rival_adapter is not None:
+            test = _compare(benchmark, adapter, rival_adapter, challenge, say)
+        if challenge is not None and test is not None:
+            record(tracker, model, challenge, test)
+    level = FIRST if challenge is None else challenge.level
+    supported = test is not None and test.p_value <= level
+    forced = force and not supported
+    moved = forced or supported
+    old = int(previous.version) if previous is not None else None
+    _tag_version(tracker, model, number, _evidence(trial, test, old if moved else None))
+    if moved:
+        if not force:
+            _refuse_moved(tracker, model, previous)
+        move_alias(tracker, model, number)
+    reason = _reason(test, rival, trial, forced, level, objection)
+    reason += _IDLE if _is_idle(benchmark, trial) else ""
+    about = _description(trial, "champion" if moved else "not the champion", reason)
+    tracker.client.update_model_version(model, str(number), about)
+    return Promotion(model, number, moved, old, test, forced, reason, challenge)
+
+
+@dataclass(frozen=True)
+class _Rival:
+    """The adapter that a newcomer is compared with."""
+
+    version: int
+    """Version of the champion; VACANT for the classifier alone."""
+    run_id: str
+    name: str
+
+
+def _rival(
+    tracker: TrackingWriter,
+    benchmark: Benchmark,
+    trial: TrialRecord,
+    previous: ModelVersion | None,
+    force: bool,
+) -> _Rival | None:
+    """Return the champion, or without one the sweep's classifier alone; None: no test is possible.
+
+    Raises:
+        UsageError: the run is a classifier alone itself, or all of these diverged; not with
+            `force`.
+    """
+    if benchmark.heldout is None or trial.heldout_score is None:
+        return None
+    if previous is not None:
+        return _Rival(int(previous.version), previous.run_id or "", f"version {previous.version}")
+    if is_alone(trial) and not force:
+        raise UsageError(
+            f"trial {trial.name} is a classifier alone, which a first champion must be better "
+            "than; --force promotes it anyway"
+        )
+    if not force:
+        benchmark.train_alone()
+    found = find_alone(tracker, trial)
+    if found is None and not force:
+        raise UsageError(
+            f"sweep '{trial.sweep}' has no classifier alone that was trained to its end, as none "
+            "of the learning rates tried gave one, and a first champion must be better than it; "
+            "--force promotes the run without a comparison"
+        )
+    if found is None or found.run_id == trial.run_id:
+        return None
+    return _Rival(VACANT, found.run_id, "the classifier alone")
+
+
+def _enter(
+    tracker: TrackingWriter,
+    model: str,
+    rival: _Rival | None,
+    benchmark: Benchmark,
+    trial: TrialRecord,
+) -> Challenge | None:
+    """Count the challenge before its outcome is known; None if there is no rival."""
+    if rival is None or benchmark.heldout is None:
+        return None
+    return enter(tracker, model, rival.version, benchmark.heldout.fingerprint, trial.run_id)
+
+
+def _refuse_moved(tracker: TrackingWriter, model: str, previous: ModelVersion | None) -> None:
+    """Raise UsageError if the alias was moved since the test began."""
+    now = holder(tracker, model)
+    if (now and now.version) != (previous and previous.version):
+        raise UsageError(
+            f"{model} got another champion while this run was compared; promote it again"
+        )
+
+
+def is_finalized(store: TrackingReader, name: str) -> bool:
+    """Whether `name` is a finalized sweep, or a run named by its id."""
+    return all("winner" in sweep.tags for sweep in store.sweeps() if sweep.name == name)
+
+
+def candidate(store: TrackingReader, name: str, force: bool = False) -> TrialRecord:
+    """Return the trial that `name` means: a run id, or a sweep's winner.
+
+    A sweep's winner is the run that its finalizer chose (tag `winner`), else its completed trial
+    with the best selection score: never the best held-out score, which is kept for judging. A
+    finalizer that was begun and not ended is a UsageError, unless forced.
+    """
+    if not any(sweep.name == name for sweep in store.sweeps()):
+        try:
+            return store.trial(name)
+        except UsageError:
+            store.find_sweep(name)  # raises, with the names of the sweeps there are
+    sweep = store.find_sweep(name)
+    if "winner" in sweep.tags:
+        return store.trial(sweep.tags["winner"])
+    trials = store.trials_of(sweep)
+    if not force and any(trial.kind in FINAL_KINDS for trial in trials):
+        raise UsageError(
+            f"sweep '{name}' was not finalized to the end; `tinyattn finalize {name}` goes on "
+            "where it was, --force promotes the search's best trial"
+        )
+    completed = [t for t in trials if t.outcome is Outcome.COMPLETED and t.kind == "trial"]
+    best = best_of(completed, standing_of)
+    if best is None:
+        raise UsageError(f"sweep '{name}' has no completed trial yet: there is nothing to promote")
+    return best
+
+
+def ahead_of_candidate(store: TrackingReader, name: str) -> list[str]:
+    """Return a sentence for each trial that scored more than the sweep's candidate.
+
+    For a finalized sweep the list is empty: its finalizer has named them already.
+    """
+    if not any(s.name == name and "winner" not in s.tags for s in store.sweeps()):
+        return []
+    searched = [t for t in store.trials_of(store.find_sweep(name)) if t.kind == "trial"]
+    said = []
+    if (ahead := passed_over(searched, standing_of)) is not None:
+        said.append(no_candidate(ahead.trial_id, ahead.best_score))
+    best = best_of(searched, standing_of)
+    if best is not None and best.outcome is not Outcome.COMPLETED:
+        said.append(
+            f"{best.trial_id} leads with {100 * (best.best_score or 0.0):.2f}, but it "
+            f"{'was ' + best.outcome.value if best.outcome else 'is still running'}: only a "
+            "completed trial has a held-out score to be promoted by"
+        )
+    return said
+
+
+def _refuse_without_adapter(store: TrackingReader, trial: TrialRecord) -> None:
+    """Raise UsageError for a run that kept no adapter."""
+    if not store.has_artifact(trial.run_id, "adapter"):
+        raise UsageError(
+            f"trial {trial.name} kept no adapter: there is nothing to promote; choose a completed "
+            "trial from `tinyattn leaderboard`"
+        )
+
+
+def _refuse_unmeasured(trial: TrialRecord, force: bool) -> None:
+    """Raise UsageError for a run that has no held-out score, unless forced."""
+    if trial.heldout_score is not None or force:
+        return
+    if trial.protocol == "paper":
+        why = (
+            "protocol 'paper' selects on the official dev set, so no held-out rows are left to "
+            "judge it by; run the sweep with protocol=heldout"
+        )
+    elif trial.outcome is Outcome.COMPLETED:
+        found = ", ".join(trial.heldout) or "nothing"
+        metric = trial.primary_metric or "the task's primary metric"
+        why = f"{metric} was not measured on the held-out rows, only {found}"
+    else:
+        outcome = trial.outcome.value if trial.outcome else "still running"
+        why = f"it is {outcome}: only a completed trial is scored on the held-out rows"
+    raise UsageError(f"trial {trial.name} has no held-out score: {why}; --force promotes it anyway")
+
+
+def _fetch(
+    tracker: TrackingWriter, benchmark: Benchmark, rival: _Rival | None, folder: Path
+) -> tuple[Path | None, str]:
+    """Return the rival's adapter and '', or None and why it may not be compared."""
+    if rival is None or benchmark.heldout is None:
+        return None, ""
+    (folder / "old").mkdir()
+    adapter = tracker.download(rival.run_id, "adapter", folder / "old")
+    objection = benchmark.heldout.objection(adapter)
+    return (None if objection else adapter), objection
+
+
+def _compare(
+    benchmark: Benchmark,
+    adapter: Path,
+    old: Path,
+    challenge: Challenge | None,
+    say: Callable[[str], None],
+) -> PairedTest:
+    """Test the newcomer against its rival, finely enough for the challenge's level."""
+    heldout = benchmark.heldout
+    assert heldout is not None
+    level = FIRST if challenge is None else challenge.level
+    return paired_test(
+        primary_metric(benchmark.task),
+        heldout.outputs_of(adapter),
+        heldout.outputs_of(old),
+        heldout.labels,
+        groups=heldout.groups,
+        permutations=permutations_for(level),
+        level=level,
+        say=say,
+    )
+
+
+def _register(
+    tracker: TrackingWriter, model: str, trial: TrialRecord, adapter: Path, task: Task, folder: Path
+) -> ModelVersion:
+    """Return the run's version of the registered model, making both where needed."""
+    known = [v for v in _versions(tracker, model) if v.run_id == trial.run_id]
+    if known:  # MLflow would make a second version of the same run
+        return known[0]
+    save_model(adapter, folder / "model", task=task)
+    tracker.log_folder(trial.run_id, folder / "model", "model")
+    if model not in models(tracker):
+        tags = {TAG + "task": trial.task, TAG + "plm": trial.plm}
+        tracker.client.create_registered_model(model, tags)
+    source = f"runs:/{trial.run_id}/model"
+    return tracker.client.create_model_version(model, source, trial.run_id)
+
+
+def _evidence(trial: TrialRecord, test: PairedTest | None, previous: int | None) -> dict[str, str]:
+    """Return the tags of a version that record the evidence for its promotion."""
+    tags = {
+        "run": trial.run_id,
+        "sweep": trial.sweep,
+        "trial": trial.trial_id,
+        "kind": trial.kind,
+        "protocol": trial.protocol,
+        "score": str(trial.best_score),
+        "heldout": json.dumps(trial.heldout),
+    }
+    if test is not None:
+        tags |= {"p_value": str(test.p_value), "heldout_score": str(test.new_score)}
+    if previous is not None:
+        tags["previous_champion"] = str(previous)
+    if "lineage" in trial.tags:
+        tags["lineage"] = trial.tags["lineage"]
+    return tags
+
+
+def _is_idle(benchmark: Benchmark, trial: TrialRecord) -> bool:
+    """Whether giving the same answer for all rows would score as much on the held-out rows."""
+    if benchmark.heldout is None or trial.heldout_score is None:
+        return False
+    labels, task = benchmark.heldout.labels, benchmark.task
+    if task.is_regression:  # correlation with a constant is none
+        return trial.heldout_score <= 0
+    always = np.zeros((len(labels), task.num_outputs), dtype=np.float32)
+    always[:, np.bincount(labels.astype(int)).argmax()] = 1
+    return trial.heldout_score <= compute_metrics(task, always, labels)[task.metrics[0]] + 1e-9
+
+
+def _reason(
+    test: PairedTest | None,
+    rival: _Rival | None,
+    trial: TrialRecord,
+    forced: bool,
+    level: float,
+    objection: str,
+) -> str:
+    if objection:
+        return f"forced, though it could not be compared: {objection}"
+    if test is None or rival is None:
+        scored = trial.heldout_score is not None
+        why = "it was compared with nothing" if scored else "it has no held-out score"
+        return f"forced, though {why}"
+    p = f"{test.p_value:.4f}" if test.p_value >= 0.001 else f"{test.p_value:.1e}"
+    why = (
+        f"{test.new_score:.4f} against {test.old_score:.4f} of {rival.name} on the held-out rows, "
+        f"p = {p}"
+    )
+    if forced:
+        return f"forced, though {why}"
+    if test.p_value > level:
+        stays = "there is no champion yet" if rival.version == VACANT else "the champion stays"
+        return f"{why}: not within {level:.2g}, {stays}"
+    return why
+
+
+def _description(trial: TrialRecord, state: str, reason: str) -> str:
+    """Return what MLflow's page of a version says in Markdown."""
+    page = run_page(trial.experiment_id, trial.run_id)
+    scores = [("selection", trial.best_score), ("held-out", trial.heldout_score)]
+    words = ", ".join(f"{100 * value:.2f} {rows}" for rows, value in scores if value is not None)
+    return (
+        f"**{trial.task}** on {trial.plm}: {trial.kind} [{trial.name}]({page}), "
+        f"{words or 'no score'}.\n\nAt its promotion: {state}. {reason}\n\n"
+        f"On a file of rows, as champion: `tinyattn predict {trial.task} FILE`"
+    )
+
+
+def _tag_version(tracker: TrackingWriter, model: str, version: int, tags: dict[str, str]) -> None:
+    for key, value in tags.items():
+        tracker.client.set_model_version_tag(model, str(version), TAG + key, value)
+
+
+def _versions(store: TrackingReader, model: str) -> list[ModelVersion]:
+    return list(store.client.search_model_versions(f"name='{model}'"))

@@ -1,0 +1,1 @@
+"""Reporting of sweeps: live view, status, leaderboard, report, MLflow's pages."""

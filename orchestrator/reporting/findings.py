@@ -1,0 +1,85 @@
+"""What a finalizer found, as the sweep's MLflow run keeps it: rows, sentences and a p-value.
+
+The terminal, the report and MLflow's description of the sweep show the same rows and sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+HEAD = ("adapter", "select", "held-out", "parameters", "trial")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An adapter of the verdict's table; scores are shares of 1, means where several seeds ran."""
+
+    adapter: str
+    """As in `1 head, rank 1`."""
+    trial: str
+    """Its name in the sweep; of several seeds the best one's."""
+    run_id: str
+    select: float
+    select_std: float | None
+    heldout: float | None
+    """None: the protocol `paper` holds no rows out."""
+    heldout_std: float | None
+    parameters: int
+    is_winner: bool
+
+    def cells(self) -> list[str]:
+        """Return what a table shows, in the order of `HEAD`."""
+        heldout = "–" if self.heldout is None else _spread(self.heldout, self.heldout_std)
+        select = _spread(self.select, self.select_std)
+        return [self.adapter, select, heldout, f"{self.parameters:,}", self.trial]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The verdict on a sweep's finalists, classifier alone, experts and collapsed heads."""
+
+    rows: Sequence[Finding]
+    sentences: Sequence[str]
+    """What was decided and why."""
+    p_value: float | None
+    """Of the collapsed heads against one head; None: nothing was tested."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is kept."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> Findings:
+        """Read what was kept."""
+        rows = [Finding(**row) for row in kept["rows"]]
+        return cls(rows, kept["sentences"], kept["p_value"])
+
+    def to_html(self) -> str:
+        """Return a section of the report."""
+        head = "".join(f"<th>{name}</th>" for name in HEAD)
+        body = "".join(_html_row(row) for row in self.rows)
+        said = "".join(f"<p>{escape(line)}</p>" for line in self.sentences)
+        tested = "" if self.p_value is None else f"<p>p = {self.p_value:.4f}</p>"
+        return (
+            f"<section><h2>Verdict</h2>{said}{tested}<div class='scroll'><table><thead><tr>{head}"
+            f"</tr></thead><tbody>{body}</tbody></table></div></section>"
+        )
+
+
+def _html_row(row: Finding) -> str:
+    style = " style='font-weight:bold'" if row.is_winner else ""
+    return f"<tr{style}>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.cells()) + "</tr>"
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as MLflow's descriptions show it."""
+    lines = [head, ["---"] * len(head), *rows]
+    cells = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _spread(value: float, std: float | None) -> str:
+    return f"{100 * value:.2f}" + ("" if std is None else f" ± {100 * std:.2f}")

@@ -1,0 +1,338 @@
+"""The leaderboard: the trials of a task, ranked, and the tasks of the GLUE suite.
+
+Scores rank only among trials of one task, protocol and PLM: the protocol `paper` selects on the
+official dev set, `heldout` on a split carved from train, and the two do not compare; nor do splits
+that different versions of the carve made.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.reporting.paper import paper_score
+from orchestrator.state.ranking import standing_of
+from orchestrator.tracking.reader import TrackingReader, TrialRecord, protocol_words
+
+GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
+"""The eight tasks of the paper's table 8, in its order."""
+NUMBERS = ("rank", "score", "held-out", "paper", "params", "time")
+"""Columns that are aligned on the right."""
+_NAMES = "rank task plm score protocol held-out paper params outcome time trial config"
+WIDE: tuple[tuple[str, ...], ...] = tuple((name,) for name in _NAMES.split())
+NARROW: tuple[tuple[str, ...], ...] = (
+    ("rank",),
+    ("task", "plm"),
+    ("score", "protocol"),
+    ("held-out", "paper"),
+    ("params", "time"),
+    ("outcome", "trial"),
+    ("config",),
+)
+"""Columns in a narrow terminal, with two values above each other."""
+PAGE_ROWS = 20
+"""Rows that make a page, all groups together."""
+LEAST_ROWS = 3
+"""Rows of a group on a page of many groups."""
+WIDE_COLUMNS = 130
+"""Terminal columns from which each value has a column of its own."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trial on the leaderboard. Scores are shares (0.84), not points (84)."""
+
+    rank: int | None
+    """Rank within its task, protocol and PLM; None: it is no candidate, since it failed or was
+    stopped by the user."""
+    task: str
+    plm: str
+    protocol: str
+    score: float | None
+    """Best primary metric on the selection split."""
+    heldout: float | None
+    """Primary metric on the held-out split, if it was measured."""
+    paper: float | None
+    """The paper's number, if the trial differs from the paper's only in what the paper searched."""
+    adapter_params: int | None
+    classifier_params: int | None
+    config: dict[str, Any]
+    """What was searched, by dotted key."""
+    kind: str
+    """trial, finalist, expert or collapsed."""
+    outcome: str
+    seconds: float
+    """Seconds of training and evaluation."""
+    sweep: str
+    trial: str
+    run_id: str
+    by_user: bool = False
+    """Whether the user stopped it; it is then no candidate, whatever its score."""
+    carve: int | None = None
+    """Version of carving of its selection or dev rows; None: none were carved."""
+
+    @property
+    def parameters(self) -> int:
+        """Trainable parameters, adapter and classifier."""
+        return (self.adapter_params or 0) + (self.classifier_params or 0)
+
+    @property
+    def dev(self) -> float | None:
+        """Score on the official dev set, as in the paper's tables."""
+        return self.score if self.protocol == "paper" else self.heldout
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The best row of each GLUE task on one PLM under one protocol, and their mean."""
+
+    plm: str
+    protocol: str
+    rows: list[Row]
+    """In the order of table 8; only tasks that were swept."""
+    missing: list[str]
+    """Tasks of table 8 without a score on the official dev set."""
+    average: float | None
+    """Mean of the primary metrics on the official dev set, in points (89.1); None: no task yet."""
+    paper_average: float | None
+    """The paper's mean over the same tasks; None where the PLM is not the paper's."""
+
+
+def leaderboard(
+    store: TrackingReader, task: str | None = None, sweeps: Sequence[str] = ()
+) -> list[Row]:
+    """Return the rows of a task, of some sweeps or of everything, the best first in each group.
+
+    Raises:
+        UsageError: there is no such sweep.
+    """
+    chosen = [store.find_sweep(name) for name in sweeps] or store.sweeps(task)
+    groups: dict[tuple[str, str, int, str], list[TrialRecord]] = defaultdict(list)
+    for trial in (t for s in chosen for t in store.trials_of(s)):
+        if task is None or trial.task == task:
+            groups[trial.task, trial.protocol, -(trial.carve or 0), trial.plm].append(trial)
+    return [row for key in sorted(groups) for row in ranked(groups[key])]
+
+
+def top(rows: Sequence[Row], count: int | None) -> list[Row]:
+    """Return the first rows of each task, protocol and PLM.
+
+    Args:
+        rows: as `leaderboard` returns them.
+        count: rows of each; None: as many as make a page together.
+    """
+    groups: dict[tuple[str, str, int | None, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.task, row.protocol, row.carve, row.plm].append(row)
+    count = count or max(LEAST_ROWS, PAGE_ROWS // max(1, len(groups)))
+    return [row for group in groups.values() for row in group[:count]]
+
+
+def suites(rows: Iterable[Row]) -> list[Suite]:
+    """Return a suite for each PLM and protocol that has a ranked trial of a GLUE task."""
+    groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.task in GLUE and row.rank is not None:
+            groups[row.plm, row.protocol, -(row.carve or 0)].append(row)
+    return [_suite(groups[key]) for key in sorted(groups)]
+
+
+def _suite(rows: Sequence[Row]) -> Suite:
+    """Return the best row of each task, chosen by selection score, and the mean over tasks."""
+    best: dict[str, Row] = {}
+    for row in rows:
+        if _better(row, best.get(row.task)):
+            best[row.task] = row
+    found = [best[task] for task in GLUE if task in best]
+    scored = [row for row in found if row.dev is not None]
+    known = [row.paper for row in scored if row.paper is not None]
+    return Suite(
+        plm=rows[0].plm,
+        protocol=protocol_words(rows[0].protocol, rows[0].carve),
+        rows=found,
+        missing=[task for task in GLUE if task not in {row.task for row in scored}],
+        average=_points(row.dev for row in scored if row.dev is not None),
+        paper_average=_points(known) if len(known) == len(scored) else None,
+    )
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Rows as a terminal table that fits its terminal; scores in points, as in the paper."""
+
+    rows: Sequence[Row]
+    title: str = "Leaderboard"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table: one line a row where there is room, two columns in one where not."""
+        groups = WIDE if options.max_width >= WIDE_COLUMNS else NARROW
+        same = {name for name in ("task", "plm") if len({getattr(r, name) for r in self.rows}) == 1}
+        groups = tuple(
+            kept for group in groups if (kept := tuple(n for n in group if n not in same))
+        )
+        table = Table(title=self.title, title_justify="left", header_style="bold")
+        for group in groups:
+            justify: JustifyMethod = "right" if group[0] in NUMBERS else "left"
+            last = group == ("config",)
+            table.add_column(
+                "\n".join(group), justify=justify, no_wrap=not last, ratio=1 if last else None
+            )
+        of_one = len({row.sweep for row in self.rows}) == 1
+        for row in self.rows:
+            cells = _cells(row) | ({} if of_one else {"trial": f"{row.sweep}/{row.trial}"})
+            lines = ("\n".join(cells[name] for name in group) for group in groups)
+            table.add_row(*lines, style="bold" if row.rank == 1 else None)
+        yield table
+
+
+def render(rows: Sequence[Row], title: str = "Leaderboard") -> Leaderboard:
+    """Return the rows as something that rich prints as a table."""
+    return Leaderboard(rows, title)
+
+
+def render_suite(found: Suite) -> Table:
+    """Return the suite as a terminal table, one row a task, the average below."""
+    title = f"GLUE, {_short_plm(found.plm)}, protocol {found.protocol}"
+    table = Table(title=title, title_justify="left", header_style="bold", show_footer=True)
+    missing = f"without {', '.join(found.missing)}" if found.missing else "all eight tasks"
+    table.add_column("task", Text(f"average ({missing})"))
+    table.add_column("score", justify="right")
+    table.add_column("dev", _number(found.average, 1), justify="right")
+    table.add_column("paper", _number(found.paper_average, 1), justify="right")
+    table.add_column("parameters", justify="right")
+    table.add_column("sweep")
+    for row in found.rows:
+        table.add_row(
+            row.task, _share(row.score), _share(row.dev), _share(row.paper, 1),
+            f"{row.parameters:,}", row.sweep,
+        )  # fmt: skip
+    return table
+
+
+def to_json(rows: Sequence[Row]) -> str:
+    """Return the rows as JSON; what was not measured is null."""
+    plain = [{k: _finite(v) for k, v in asdict(row).items()} for row in rows]
+    return json.dumps(plain, indent=2, allow_nan=False)
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """Return the rows as CSV with a header."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(Row.__dataclass_fields__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) | {"config": overrides(row.config)} for row in rows)
+    return text.getvalue()
+
+
+def overrides(config: Mapping[str, Any]) -> str:
+    """Return what was searched as `tinyattn train` takes it: `optimizer.lr=0.00068 …`."""
+    words = (f"{key}={json.dumps(v) if not isinstance(v, str) else v}" for key, v in config.items())
+    return " ".join(word.replace(", ", ",") for word in sorted(words))
+
+
+def short_config(config: Mapping[str, Any]) -> str:
+    """Return what was searched in few characters: `lr=0.00068 schedule=cosine`."""
+    return " ".join(f"{key.rpartition('.')[2]}={_brief(v)}" for key, v in sorted(config.items()))
+
+
+def ranked(trials: Sequence[TrialRecord]) -> list[Row]:
+    """Return the rows of one task, protocol and PLM: ranked ones first, then the others."""
+    by_run = {trial.run_id: trial for trial in trials}
+    ordered = sorted(trials, key=lambda trial: standing_of(trial).order)
+    return [
+        _row(t, i, paper_score(t, by_run.get(t.tags.get("lineage", ""))))
+        for i, t in enumerate(ordered, start=1)
+    ]
+
+
+def _row(trial: TrialRecord, place: int, paper: float | None) -> Row:
+    standing = standing_of(trial)
+    return Row(
+        rank=place if standing.is_candidate else None,
+        task=trial.task,
+        plm=trial.plm,
+        protocol=trial.protocol,
+        carve=trial.carve,
+        score=trial.best_score,
+        heldout=trial.heldout_score,
+        paper=paper,
+        adapter_params=trial.adapter_params,
+        classifier_params=trial.classifier_params,
+        config=trial.params,
+        kind=trial.kind,
+        outcome=trial.outcome.value if trial.outcome is not None else "running",
+        seconds=trial.seconds,
+        sweep=trial.sweep,
+        trial=trial.trial_id,
+        run_id=trial.run_id,
+        by_user=standing.by_user,
+    )
+
+
+def _better(row: Row, other: Row | None) -> bool:
+    """Return whether `row` is the one to show: measured on dev first, then by selection score."""
+    if other is None:
+        return True
+    return (row.dev is not None, row.score or 0.0) > (other.dev is not None, other.score or 0.0)
+
+
+def _cells(row: Row) -> dict[str, str]:
+    """Return what a row shows, by column."""
+    kind = "" if row.kind == "trial" else f"[{row.kind}] "
+    return {
+        "rank": str(row.rank or "–"),
+        "task": row.task,
+        "plm": escape(_short_plm(row.plm)),
+        "score": _share(row.score),
+        "protocol": _protocol(row),
+        "held-out": _share(row.heldout),
+        "paper": _share(row.paper, 1),
+        "params": f"{row.parameters:,}",
+        "outcome": "stopped by user" if row.by_user else row.outcome,
+        "time": str(timedelta(seconds=round(row.seconds))),
+        "trial": row.trial,
+        "config": escape(kind + short_config(row.config)),
+    }
+
+
+def _short_plm(plm: str) -> str:
+    """Return a PLM's name; of a folder its last part."""
+    return Path(plm).name if plm.startswith((".", "/", "~")) else plm
+
+
+def _protocol(row: Row) -> str:
+    return protocol_words("paper (dev)" if row.protocol == "paper" else row.protocol, row.carve)
+
+
+def _points(shares: Iterable[float]) -> float | None:
+    values = list(shares)
+    return 100 * sum(values) / len(values) if values else None
+
+
+def _share(value: float | None, digits: int = 2) -> str:
+    return _number(None if value is None else 100 * value, digits)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _brief(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value).replace(" ", "")
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,94 @@
+"""The page of a sweep's run in MLflow: its description, its counts, its best trial's scores."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+
+from orchestrator.reporting.findings import HEAD, Findings, markdown_table
+from orchestrator.reporting.leaderboard import Row, ranked, short_config
+from orchestrator.tracking.pages import run_page, view_page
+from orchestrator.tracking.reader import SweepRecord, TrialRecord
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.errors import StorageError
+
+SETTLE_SECONDS = 30.0
+ROWS = 5
+"""Trials in the description: MLflow cuts long ones, and a link has all."""
+
+
+def publish(tracker: TrackingWriter, name: str) -> None:
+    """Write a sweep's results on its page; a store that is away does not fail a sweep that ran."""
+    try:
+        sweep = tracker.find_sweep(name)
+        trials = tracker.trials_of(sweep)
+        kept = tracker.verdict_of(sweep)
+        findings = None if kept is None else Findings.of(kept)
+        tracker.describe_sweep(describe(sweep, trials, findings), numbers(sweep, trials))
+        tracker.settle(SETTLE_SECONDS)
+    except StorageError as error:
+        warnings.warn(f"the sweep's page in MLflow is not up to date: {error}", stacklevel=2)
+
+
+def numbers(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> dict[str, float]:
+    """Return the metrics of a sweep's run: trials by outcome, and its winner's scores."""
+    searched = [trial for trial in trials if trial.kind == "trial"]
+    counts = Counter(t.outcome.value if t.outcome else "running" for t in searched)
+    found = {"trials": float(len(searched))}
+    found |= {f"trials_{outcome}": float(count) for outcome, count in counts.items()}
+    chosen = _winner(sweep, trials)
+    if chosen is None:
+        return found
+    for key in ("best_score", "adapter_params", "classifier_params"):
+        if key in chosen.metrics:
+            found[key] = chosen.metrics[key]
+    return found | {f"heldout/{name}": value for name, value in chosen.heldout.items()}
+
+
+def _winner(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the finalizer's choice, else the best trial of the search."""
+    by_run = {trial.run_id: trial for trial in trials}
+    if sweep.tags.get("winner") in by_run:
+        return by_run[sweep.tags["winner"]]
+    rows = ranked([trial for trial in trials if trial.kind == "trial"])
+    best = next((row for row in rows if row.rank is not None), None)
+    return None if best is None else by_run[best.run_id]
+
+
+def describe(sweep: SweepRecord, trials: Sequence[TrialRecord], findings: Findings | None) -> str:
+    """Return a sweep's description in Markdown: verdict, best trials, links."""
+    rows = ranked([trial for trial in trials if trial.kind == "trial"])
+    links = [f"[all trials, by score]({view_page(sweep.experiment_id, sweep.name)})"]
+    parts = []
+    if findings is not None:
+        links.append(
+            f"[finalists and experts]({view_page(sweep.experiment_id, sweep.name, 'finalists')})"
+        )
+        table = [
+            [*cells[:-1], f"[{cells[-1]}]({run_page(sweep.experiment_id, row.run_id)})"]
+            for row in findings.rows
+            for cells in [row.cells()]
+        ]
+        parts += ["## Verdict", *findings.sentences, markdown_table(HEAD, table)]
+    head = ("rank", "trial", "score", "held-out", "outcome", "values")
+    body = [_line(sweep, row) for row in rows[:ROWS]]
+    parts += ["## Best trials", markdown_table(head, body), " · ".join(links)]
+    following = "promote" if findings is not None else "finalize"
+    parts.append(f"Next: `tinyattn {following} {sweep.name}`")
+    return "\n\n".join(parts)
+
+
+def _line(sweep: SweepRecord, row: Row) -> list[str]:
+    return [
+        "–" if row.rank is None else str(row.rank),
+        f"[{row.trial}]({run_page(sweep.experiment_id, row.run_id)})",
+        _points(row.score),
+        _points(row.heldout),
+        row.outcome.replace("_", " "),
+        short_config(row.config),
+    ]
+
+
+def _points(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}"

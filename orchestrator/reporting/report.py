@@ -1,0 +1,278 @@
+"""The report of a finished or running sweep: one HTML file without external links, and PNGs.
+
+Both are also kept on the sweep's MLflow run, as `report/report.html` and `figures/*.png`.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+from matplotlib.figure import Figure
+
+from orchestrator.reporting import figures
+from orchestrator.reporting.figures import COLOURS, Curve
+from orchestrator.reporting.findings import Findings
+from orchestrator.reporting.leaderboard import Row, ranked, short_config
+from orchestrator.search.searcher import importances
+from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.state.ranking import standing_of
+from orchestrator.tracking.reader import SweepRecord, TrackingReader, TrialRecord, protocol_words
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.errors import StorageError, UsageError
+from tinyattn.files.atomic import write_output, write_text
+
+DPI = 130
+ANALYSED = 300
+"""Most trials in the analysis by hyper-parameter; of more, every second, third, … is taken."""
+ROWS = 200
+"""Most trials in the page's table."""
+LOG_RATIO = 30
+"""A grid of positive values that spans more than this factor gets a log axis."""
+CAPTIONS = {
+    "learning_curves": (
+        "Learning curves",
+        "Score on the selection split at each evaluation. Lines that end early were stopped.",
+    ),
+    "rungs": (
+        "How far each trial came",
+        "Trials by best score. Dotted lines: rungs at which ASHA stopped trials, and how many.",
+    ),
+    "best_so_far": (
+        "Best score against compute spent",
+        "Trial-seconds of training and evaluation, trials in the order in which they ended. "
+        "Dots: best score of each trial.",
+    ),
+    "hyperparameters": (
+        "Score against each hyper-parameter",
+        "Each dot a trial, at its best score. Stopped trials had fewer evaluations to reach it.",
+    ),
+    "importance": (
+        "Importance of the hyper-parameters",
+        "Functional ANOVA over completed and stopped trials; rough below about 30 trials, "
+        f"a sample above {ANALYSED}.",
+    ),
+}
+
+
+def write_report(store: TrackingReader, name: str, folder: Path) -> Path:
+    """Write `report.html` and `figures/*.png` of a sweep into `folder`; return the HTML's path.
+
+    Args:
+        store: the MLflow store; a writer also stores page and figures with the sweep's run.
+        name: the sweep's name.
+        folder: output folder, made if needed.
+
+    Raises:
+        UsageError: unknown sweep, or one without any trial yet.
+        StorageError: the folder cannot be written.
+    """
+    sweep = store.find_sweep(name)
+    trials = store.trials_of(sweep)
+    if not trials:
+        raise UsageError(f"sweep '{name}' has no trial yet: there is nothing to report")
+    config = store.sweep_config(sweep)
+    metric = trials[0].primary_metric or "score"
+    drawn = draw(_curves(store, trials), metric, log_keys(config, trials))
+    try:
+        images = _save(drawn, folder / "figures")
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(
+            f"the report cannot be written to {folder}: {reason}; choose another folder with -o"
+        ) from None
+    page = folder / "report.html"
+    text = _page(sweep, trials, ranked(trials), config, images, store.verdict_of(sweep))
+    write_output(page, text)
+    if isinstance(store, TrackingWriter):
+        _keep(store, sweep, folder / "figures", text)
+    return page
+
+
+def _keep(tracker: TrackingWriter, sweep: SweepRecord, images: Path, text: str) -> None:
+    """Store figures and page with the sweep's MLflow run."""
+    tracker.log_folder(sweep.run_id, images, "figures")
+    with tempfile.TemporaryDirectory() as scratch:  # the report's folder may hold other files too
+        write_text(Path(scratch) / "report.html", text)
+        tracker.log_folder(sweep.run_id, Path(scratch), "report")
+
+
+def draw(curves: Sequence[Curve], metric: str, logs: set[str]) -> dict[str, Figure]:
+    """Return the figures by name; those that have nothing to show are left out."""
+    judged = [c for c in curves if c.outcome in (Outcome.COMPLETED, Outcome.STOPPED)]
+    scored = [(c.params, c.best_score) for c in judged if c.best_score is not None]
+    analysed = scored[:: math.ceil(len(scored) / ANALYSED) or 1]
+    tied = figures.all_tie(curves)
+    found = {
+        "learning_curves": figures.learning_curves(curves, metric),
+        "rungs": figures.rungs(curves),
+        "best_so_far": figures.best_so_far(curves, metric),
+        "hyperparameters": None if tied else figures.score_by_parameter(curves, metric, logs),
+        "importance": None if tied else figures.importance(importances(analysed)),
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def log_keys(config: Mapping[str, Any], trials: Sequence[TrialRecord]) -> set[str]:
+    """Return the searched keys whose axis is logarithmic: as in the space, or by a grid's span."""
+    keys = set()
+    for key, domain in (config.get("space") or {}).items():
+        values = [t.params[key] for t in trials if key in t.params]
+        numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        wide = bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) > LOG_RATIO
+        kind = domain["type"]
+        if kind == "log_uniform" or domain.get("log") or (kind == "choice" and wide):
+            keys.add(key)
+    return keys
+
+
+def _curves(store: TrackingReader, trials: Sequence[TrialRecord]) -> list[Curve]:
+    """Return what the figures show: the search itself, not the finalizer's re-runs."""
+    searched = [trial for trial in trials if trial.kind == "trial"] or trials
+    lines = figures.with_lines(sorted(searched, key=lambda trial: standing_of(trial).order))
+    points = dict(zip((t.run_id for t in lines), store.histories(lines), strict=True))
+    return [
+        Curve(
+            name=trial.trial_id,
+            outcome=trial.outcome,
+            points=points.get(trial.run_id, ()),
+            params=trial.params,
+            best_score=trial.best_score,
+            end_time=trial.end_time if trial.end_time is not None else math.inf,
+            standing=standing_of(trial),
+            evaluations=trial.evaluations,
+            seconds=trial.seconds,
+        )
+        for trial in searched
+    ]
+
+
+def _save(drawn: Mapping[str, Figure], folder: Path) -> dict[str, Path]:
+    """Write the figures as PNG, and remove those of an earlier report that are not among them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in CAPTIONS.keys() - drawn.keys():
+        (folder / f"{name}.png").unlink(missing_ok=True)
+    paths = {name: folder / f"{name}.png" for name in drawn}
+    for name, figure in drawn.items():
+        figure.savefig(paths[name], dpi=DPI, facecolor="white")
+    return paths
+
+
+def _page(
+    sweep: SweepRecord,
+    trials: Sequence[TrialRecord],
+    rows: Sequence[Row],
+    config: Mapping[str, Any],
+    images: Mapping[str, Path],
+    verdict: Mapping[str, Any] | None,
+) -> str:
+    template = Template(Path(__file__).with_name("report.html").read_text("utf-8"))
+    outcome = sweep.outcome.value if sweep.outcome else "running"
+    protocol = f"protocol {protocol_words(sweep.protocol, sweep.carve)}"
+    about = [sweep.task, sweep.plm, protocol, outcome]
+    about.append(f"commit {sweep.tags.get('commit', 'unknown')[:12]}")
+    return template.substitute(
+        title=escape(f"Sweep {sweep.name}"),
+        subtitle=escape(" · ".join(about)),
+        verdict="" if verdict is None else Findings.of(verdict).to_html(),
+        facts="".join(
+            f"<div class='fact'><b>{v}</b><span>{k}</span></div>"
+            for k, v in _facts(rows, trials, sweep.tags.get("winner"))
+        ),
+        figures="\n".join(_section(name, path) for name, path in images.items()),
+        ranking=_ranking_note(sweep.protocol),
+        leaderboard=_table(rows[:ROWS]) + _more(len(rows)),
+        config=escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)),
+    )
+
+
+def _facts(
+    rows: Sequence[Row], trials: Sequence[TrialRecord], winner: str | None
+) -> list[tuple[str, str]]:
+    """Return the numbers at the top of the page: (what, value); `winner` is a run id."""
+    own = [row for row in rows if row.kind == "trial"]  # those that the figures show
+    counts = Counter(row.outcome for row in own or rows)
+    ended = ", ".join(f"{n} {escape(word.replace('_', ' '))}" for word, n in counts.most_common())
+    searched = [trial for trial in trials if trial.kind == "trial"]
+    run = sum(trial.evaluations for trial in searched)
+    planned = sum(int(trial.metrics.get("total", 0)) for trial in searched)
+    best = next((row for row in rows if row.kind == "trial" and row.rank is not None), None)
+    chosen = next((row for row in rows if row.run_id == winner), None)
+    spent = timedelta(seconds=round(sum(trial.seconds for trial in trials)))
+    return [
+        (f"trials: {ended}", str(len(own or rows))),
+        *(
+            [("runs of the finalizer", str(len(rows) - len(own)))]
+            if 0 < len(own) < len(rows)
+            else []
+        ),
+        ("best selection score", _percent(best.score if best else None)),
+        ("its held-out score", _percent(best.heldout if best else None)),
+        *([("winner's selection score", _percent(chosen.score))] if chosen else []),
+        *([("its held-out score", _percent(chosen.heldout))] if chosen else []),
+        (f"of {planned} planned evaluations run", str(run)),
+        ("compute spent on trials", str(spent)),
+    ]
+
+
+def _section(name: str, path: Path) -> str:
+    title, caption = CAPTIONS[name]
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return (
+        f"<section><h2>{title}</h2><p>{caption}</p>"
+        f"<img alt='{title}' src='data:image/png;base64,{data}'></section>"
+    )
+
+
+def _ranking_note(protocol: str) -> str:
+    if protocol == "paper":
+        return (
+            "Protocol paper: selected and scored on the official dev set, as in the paper. The "
+            "best of many evaluations on the same rows is optimistic."
+        )
+    return (
+        "Ranked by the score on a split carved from train. The held-out score is measured once, on "
+        "rows that played no part in choosing."
+    )
+
+
+def _table(rows: Sequence[Row]) -> str:
+    """Return the leaderboard as an HTML table; scores in points."""
+    names = ["rank", "score", "held-out", "paper", "parameters"]
+    head = "".join(f"<th class='number'>{name}</th>" for name in names)
+    head += "".join(f"<th>{name}</th>" for name in ("outcome", "config", "kind", "time", "trial"))
+    body = "".join(f"<tr>{_table_row(row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _more(rows: int) -> str:
+    """Say how many trials the table leaves out."""
+    command = "<code>tinyattn leaderboard --csv</code>"
+    return f"<p>{rows - ROWS:,} more: {command} has all.</p>" if rows > ROWS else ""
+
+
+def _table_row(row: Row) -> str:
+    numbers = [str(row.rank or "–"), _percent(row.score), _percent(row.heldout)]
+    numbers += [_percent(row.paper), f"{row.parameters:,}"]
+    outcome = None if row.outcome == "running" else Outcome(row.outcome)
+    dot = f"<span class='dot' style='background:{COLOURS[outcome]}'></span>"
+    cells = [f"<td class='number'>{number}</td>" for number in numbers]
+    words = BY_USER if row.by_user else row.outcome.replace("_", " ")
+    cells.append(f"<td>{dot}{escape(words)}</td>")
+    cells.append(f"<td class='wide'><code>{escape(short_config(row.config))}</code></td>")
+    cells.append(f"<td>{escape(row.kind)}</td><td>{timedelta(seconds=round(row.seconds))}</td>")
+    cells.append(f"<td><code>{escape(row.trial)}</code></td>")
+    return "".join(cells)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.2f}"

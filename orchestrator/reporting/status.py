@@ -1,0 +1,126 @@
+"""Status of a sweep (`sweep status`), read from MLflow while its driver may be writing."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from orchestrator.reporting.view import brief, clock, in_brackets
+from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import FINAL_KINDS, SweepRecord, TrialRecord, protocol_words
+
+_PAGE_TRIALS = 20
+"""Trials that are shown one by one."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """The status of a sweep, as its MLflow store has it."""
+
+    sweep: SweepRecord
+    trials: list[TrialRecord]
+    driver_here: bool | None
+    """Whether a driver holds it; None: its folder is not on this machine."""
+
+    def __str__(self) -> str:
+        sweep = self.sweep
+        return "\n".join(
+            [
+                f"sweep    {sweep.name}: {sweep.task} on {sweep.plm}, protocol "
+                f"{protocol_words(sweep.protocol, sweep.carve)}",
+                f"state    {self._state()}",
+                f"trials   {self._counts(self._searched)}",
+                *([f"finalize {self._counts(self._finalizing)}"] if self._finalizing else []),
+                f"best     {self._best()}",
+                *(f"note     {line}" for line in self._ahead()),
+                *(f"winner   {line}" for line in self._winner()),
+                *self._lines_of_open(),
+            ]
+        )
+
+    @property
+    def _searched(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.kind == "trial"]
+
+    @property
+    def _finalizing(self) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.kind in FINAL_KINDS]
+
+    @property
+    def _open(self) -> str:
+        """Name for trials without an outcome: running, or waiting if the driver is gone."""
+        return "waiting" if self.driver_here is False else "running"
+
+    def _lines_of_open(self) -> list[str]:
+        """Lines for the trials without an outcome, as many as fit a page."""
+        found = [trial for trial in self.trials if trial.outcome is None]
+        lines = [f"{self._open:9}{_line(trial)}" for trial in found[:_PAGE_TRIALS]]
+        return [*lines, *([f"{'':9}{more} more"] if (more := len(found) - len(lines)) else [])]
+
+    def _counts(self, trials: list[TrialRecord]) -> str:
+        found = Counter(self._open if t.outcome is None else t.outcome.value for t in trials)
+        return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
+
+    def _state(self) -> str:
+        outcome, name = self.sweep.outcome, self.sweep.name
+        words = f"last sign of life {clock(self._silence())} ago"
+        if self.driver_here:
+            return f"{'running' if outcome is None else 'finalizing'}, {words}"
+        left_open = any(trial.outcome is None for trial in self._finalizing)
+        if outcome is not None and left_open and self.driver_here is False:
+            return f"{outcome.value}, its finalize is gone; `tinyattn finalize {name}` goes on"
+        if outcome is not None:
+            return outcome.value
+        if self.driver_here is False:
+            return f"its driver is gone ({words}); `tinyattn sweep resume {name}` goes on"
+        return f"running, {words}"
+
+    def _silence(self) -> float:
+        """Seconds since the driver's last heartbeat."""
+        last = float(self.sweep.tags.get("heartbeat", self.sweep.start_time / 1000))
+        return max(0.0, time.time() - last)
+
+    def _best(self) -> str:
+        best = best_of(self._searched, standing_of)
+        if best is None:
+            return "no score yet"
+        config = in_brackets(brief(best.params))
+        return f"{100 * (best.best_score or 0):.2f}{config}, {best.trial_id}"
+
+    def _ahead(self) -> list[str]:
+        """Lines for a leading trial that is no candidate."""
+        ahead = passed_over(self._searched, standing_of)
+        return [] if ahead is None else [no_candidate(ahead.trial_id, ahead.best_score)]
+
+    def _winner(self) -> list[str]:
+        """Lines for the adapter that the finalizer chose."""
+        chosen = [t for t in self.trials if t.run_id == self.sweep.tags.get("winner")]
+        return [
+            f"{100 * (t.best_score or 0):.2f} "
+            f"({', '.join(filter(None, (t.kind, brief(t.params))))}), {t.trial_id}"
+            for t in chosen
+        ]
+
+
+def _line(trial: TrialRecord) -> str:
+    since = datetime.fromtimestamp(trial.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    score = "–" if trial.best_score is None else f"{100 * trial.best_score:.2f}"
+    return (
+        f"{trial.kind} {trial.trial_id} since {since}, {trial.evaluations} evaluations, "
+        f"best {score}{f': {brief(trial.params)}' if trial.params else ''}"
+    )
+
+
+def status(workspace: Workspace, name: str) -> Status:
+    """Return the status of a sweep.
+
+    Raises:
+        UsageError: the store has no such sweep.
+    """
+    here = workspace.is_held(name) if workspace.path_of(name).is_dir() else None
+    store = workspace.store()
+    sweep = store.find_sweep(name)
+    return Status(sweep, store.trials_of(sweep), here)

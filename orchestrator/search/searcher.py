@@ -1,0 +1,539 @@
+"""What to try next: an Optuna study that Ray Tune asks and tells.
+
+Tune's own OptunaSearch tells trials that ASHA stopped as complete at the score of a low rung, and
+leaves trials with NaN running for ever. Here every end of a trial is told as what it was:
+
+| outcome       | Optuna state | what TPE makes of it                                           |
+|---------------|--------------|----------------------------------------------------------------|
+| completed     | COMPLETE     | its best score                                                 |
+| stopped       | PRUNED       | ranked by its last rung, then by its score there                |
+| diverged      | PRUNED       | infeasible: ranked below all others, so search goes elsewhere  |
+| out_of_memory | PRUNED       | infeasible, as above                                           |
+| failed        | FAIL         | nothing: the error says little about the region                |
+| interrupted   | FAIL         | nothing: the trial may be tried again                          |
+| (duplicate)   | FAIL         | nothing: a suggestion that was there before and was never run  |
+| (none yet)    | RUNNING      | as if stopped, from its first rung on; before, keep away       |
+
+The study is a journal file and the only state: a searcher made anew on the same file goes on as
+if it had never stopped. A file that is damaged or gone is made again from the sweep's event log;
+what that does not have, suggestions that never started, is suggested anew. Every trial carries
+`outcome` and, unless it is a duplicate, `trial` as user attributes.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import os
+import random
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.trial import FrozenTrial, TrialState
+
+from orchestrator.search.optuna_compat import SamplingStudy, begin_trial, id_of, storage_of
+from orchestrator.spec.config import AshaConfig, SearchConfig, rungs
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.space import (
+    Choice,
+    Domain,
+    Integer,
+    LogUniform,
+    Point,
+    count,
+    enumerate_points,
+)
+from orchestrator.state.event_log import Past, append, cut_torn_end
+from tinyattn.errors import StorageError
+from tinyattn.files.outside import open_file
+
+DUPLICATE = "duplicate"
+"""`outcome` of a suggestion that was discarded because it was there before."""
+
+INFEASIBLE = (Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
+"""Outcomes that say: nothing good lies here."""
+
+_SAMPLER_TRIES = 10
+"""Draws of the sampler before a suggestion that was there before is replaced in another way."""
+
+_RANDOM_TRIES = 100
+"""Independent draws after that, where the space has infinitely many points."""
+
+
+class OptunaSearcher:
+    """Suggests configs and tells an Optuna study truthfully how they ended."""
+
+    def __init__(
+        self,
+        space: Mapping[str, Domain],
+        search: SearchConfig,
+        path: Path,
+        name: str,
+        asha: AshaConfig | None = None,
+    ) -> None:
+        """Open the study `name` in the journal file `path`, or begin it.
+
+        Args:
+            space: domains by dotted key; a key comes after those that its `when` names.
+            search: sampler, number of trials, seed and points to try first.
+            path: the journal file; folders on the way are made.
+            name: name of the study: the sweep's.
+            asha: settings of ASHA, which stops or pauses trials; None: no early stopping.
+
+        Raises:
+            StorageError: the file cannot be read or written.
+        """
+        self._space = dict(space)
+        self._search = search
+        self._ids: dict[str, int] = {}
+        """Optuna's ids of trials by name."""
+        self._seen: _Seen | None = None
+        """None: to be read from the study."""
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._study = _open_study(Path(path), name, self._space)
+        self._storage = storage_of(self._study)
+        self._learning = _Learning(name, self._storage, asha)
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+        """Return dotted keys and values for a new trial; None: there are none left."""
+        seen = self._seen = self._seen or _Seen(self._trials(), self._search.points)
+        if seen.count >= self._search.trials:
+            return None
+        for proposal in self._proposals(seen):
+            trial = self._ask(proposal)
+            if _key(trial.params) not in seen.keys:
+                trial.set_user_attr("trial", trial_id)
+                self._ids[trial_id] = id_of(trial)
+                seen.add(trial.params)
+                return trial.params
+            self._end(trial, TrialState.FAIL, DUPLICATE)
+        return None
+
+    def _proposals(self, seen: _Seen) -> Iterator[Point | BaseSampler]:
+        """Yield what to draw from, best first: points, then samplers, then what is left."""
+        yield from list(seen.wanted)
+        finite = all(domain.size is not None for domain in self._space.values())
+        if finite and seen.count >= count(self._space):
+            return
+        if self._search.sampler != "grid":
+            yield from (self._sampler(seen.count, i) for i in range(_SAMPLER_TRIES))
+        if finite:
+            yield from self._unseen(seen.keys)
+        else:
+            yield from (RandomSampler(self._seed(seen.count, i, 1)) for i in range(_RANDOM_TRIES))
+
+    def _unseen(self, keys: set[str]) -> Iterator[Point]:
+        """Yield the points of a finite space that were not tried, a grid's in random order."""
+        points: Iterable[Point] = enumerate_points(self._space)
+        if self._search.sampler == "grid":
+            points = list(points)
+            random.Random(self._search.seed).shuffle(points)
+        return (point for point in points if _key(point) not in keys)
+
+    def _seed(self, *numbers: int) -> int:
+        """A seed that depends on how far the search is, but not on how often it was interrupted."""
+        return int(np.random.SeedSequence([self._search.seed, *numbers]).generate_state(1)[0])
+
+    def _sampler(self, *numbers: int) -> BaseSampler:
+        """The sampler for one draw; its settings are pinned, as Optuna's defaults change."""
+        seed = self._seed(*numbers)
+        if self._search.sampler == "random":
+            return RandomSampler(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return TPESampler(
+                seed=seed,
+                n_startup_trials=self._search.startup_trials,
+                n_ei_candidates=24,
+                multivariate=True,  # keys depend on each other, as lr does on warm-up
+                group=True,  # keys with and without conditions are modelled apart
+                constant_liar=True,  # keep away from what is running
+            )
+
+    def _ask(self, proposal: Point | BaseSampler) -> optuna.Trial:
+        """Begin a trial at a point, or where a sampler says."""
+        if isinstance(proposal, BaseSampler):
+            self._learning.sampler = proposal
+            trial = begin_trial(self._study, self._learning)
+        else:
+            self._study.sampler = RandomSampler(self._search.seed)
+            self._study.enqueue_trial(dict(proposal))
+            trial = self._study.ask()
+        for key, domain in self._space.items():
+            if domain.active(trial.params):
+                _suggest(trial, key, domain)
+        return trial
+
+    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Note the best score so far at this evaluation."""
+        if trial := self._running(trial_id):
+            _report(trial, result)
+
+    def on_trial_complete(
+        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Tell how a trial ended; a trial that was told before stays as it was told."""
+        trial = self._running(trial_id)
+        if trial is None:
+            return
+        result = result or {}
+        _report(trial, result)
+        outcome = _outcome(result, error)
+        if outcome == Outcome.COMPLETED:
+            self._end(trial, TrialState.COMPLETE, outcome, result["best_score"])
+        elif outcome == Outcome.STOPPED:
+            self._end(trial, TrialState.PRUNED, outcome)
+        elif outcome in INFEASIBLE:
+            trial.set_constraint("feasible", 1.0)
+            self._end(trial, TrialState.PRUNED, outcome)
+        else:
+            self._end(trial, TrialState.FAIL, outcome)
+
+    def finish(self, outcome: Outcome = Outcome.INTERRUPTED) -> None:
+        """Settle every trial that still runs in the study: the sweep itself was ended."""
+        for frozen in self._trials():
+            if frozen.state == TrialState.RUNNING:
+                self._end(optuna.Trial(self._study, id_of(frozen)), TrialState.FAIL, outcome)
+
+    def catch_up(self, trials: Iterable[Past]) -> None:
+        """Make the study agree with a sweep that goes on after an interruption or a crash.
+
+        Trials that the study believes running, and that the sweep does not know, were asked for
+        but never started: their configs are the next to be suggested.
+
+        Args:
+            trials: all trials of the sweep; those without an outcome go on, also where the study
+                says that they were interrupted.
+        """
+        trials = list(trials)
+        names = {past.name for past in trials}
+        for frozen in self._trials():
+            known = frozen.user_attrs.get("trial")
+            if frozen.state == TrialState.RUNNING and known not in names:
+                trial = optuna.Trial(self._study, id_of(frozen))
+                self._end(trial, TrialState.FAIL, Outcome.INTERRUPTED)
+        for past in trials:
+            if self._latest(past.name) is None:
+                self._make_again(past)
+            if past.outcome is None:
+                self._revive(past.name)  # it may have been told an end that the event log never had
+            for result in past.results:
+                self.on_trial_result(past.name, result)
+            if past.outcome is not None:
+                self.on_trial_complete(past.name, {**past.last, "outcome": past.outcome.value})
+
+    def _make_again(self, past: Past) -> None:
+        """Begin a trial in the study that lost it, with the values that it has."""
+        trial = self._ask(past.params)
+        trial.set_user_attr("trial", past.name)
+        self._ids[past.name] = id_of(trial)
+        self._seen = None
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _running(self, trial_id: str) -> optuna.Trial | None:
+        """The running trial of this name, revived if interrupted; None if it is settled."""
+        mine = self._latest(trial_id)
+        if mine is not None and _interrupted(mine):
+            mine = self._revive(trial_id)
+        if mine is None or mine.state.is_finished():
+            return None
+        return optuna.Trial(self._study, id_of(mine))
+
+    def _revive(self, trial_id: str) -> FrozenTrial | None:
+        """Let a trial run again that the study has settled; None: it has none of this name."""
+        mine = self._latest(trial_id)
+        if mine is None or not mine.state.is_finished():
+            return mine
+        self._seen = None
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.RUNNING,
+                params=mine.params,
+                distributions=mine.distributions,
+                user_attrs={"trial": trial_id},
+                intermediate_values=mine.intermediate_values,
+            )
+        )
+        self._ids[trial_id] = id_of(self._trials()[-1])
+        return self._latest(trial_id)
+
+    def _latest(self, trial_id: str) -> FrozenTrial | None:
+        """The study's last trial of this name; found without looking at all of them."""
+        if trial_id not in self._ids:
+            named = (t for t in self._trials() if t.user_attrs.get("trial") == trial_id)
+            found = deque(named, maxlen=1)
+            if not found:
+                return None
+            self._ids[trial_id] = id_of(found[0])
+        return self._storage.get_trial(self._ids[trial_id])
+
+    def _end(
+        self, trial: optuna.Trial, state: TrialState, outcome: str, value: float | None = None
+    ) -> None:
+        if outcome == Outcome.INTERRUPTED:
+            self._seen = None
+        trial.set_user_attr("outcome", str(outcome))
+        self._study.tell(trial, value, state)
+
+
+class _Seen:
+    """What was suggested so far: kept up to date, as a look at all trials takes ever longer."""
+
+    def __init__(self, trials: Sequence[FrozenTrial], points: Iterable[Point]) -> None:
+        """Look at all trials of a study, and at the points that are to be tried first."""
+        named = {t.user_attrs["trial"]: t.params for t in trials if _counts(t)}
+        self.count = 0  # a trial that was revived is there twice, and counts once
+        self.keys: set[str] = set()
+        interrupted = [trial.params for trial in trials if _interrupted(trial)]
+        self.wanted: list[Point] = [*interrupted, *points]
+        """Points that are to be tried and were not."""
+        for params in named.values():
+            self.add(params)
+
+    def add(self, params: Point) -> None:
+        """Note one more."""
+        self.count += 1
+        self.keys.add(_key(params))
+        self.wanted = [point for point in self.wanted if not point.items() <= params.items()]
+
+
+class _Learning(SamplingStudy):
+    """A study as a sampler sees it: trials that have come to a rung are as good as pruned.
+
+    TPE learns nothing from running trials. Those that wait at a rung run on in the study, perhaps
+    to the end of the search, which by then would have drawn all trials at random. Of a trial that
+    runs what it had at its last rung counts: how far it is from there says when it began, not how
+    good it is.
+    """
+
+    def __init__(self, name: str, storage: BaseStorage, asha: AshaConfig | None) -> None:
+        """Open a study that exists; `asha` has the rungs."""
+        super().__init__(name, storage)
+        self._asha = asha
+
+    def shown(self, trial: FrozenTrial) -> FrozenTrial:
+        """A trial that has come to a rung is shown as pruned there."""
+        values = trial.intermediate_values
+        if trial.state != TrialState.RUNNING or not (rung := self._rung(max(values, default=0))):
+            return trial
+        trial = copy.copy(trial)
+        trial.state = TrialState.PRUNED
+        trial.intermediate_values = {at: value for at, value in values.items() if at <= rung}
+        return trial
+
+    def _rung(self, evaluations: int) -> int:
+        """The last rung until then; 0: none."""
+        asha = self._asha
+        found = rungs(asha.grace, asha.reduction, evaluations + 1) if asha else []
+        return found[-1] if found else 0
+
+
+class _DurableFile(JournalFileBackend):
+    """Optuna's journal file; a write that fails, on a full disk, leaves no half line behind."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the file, without a last line that a crash may have torn."""
+        self._path, self._own_lock = path, JournalFileSymlinkLock(str(path))
+        super().__init__(str(path), self._own_lock)
+        with self._held():
+            cut_torn_end(path)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """As Optuna's.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        with self._held():
+            try:
+                append(self._path, lines.encode())
+            except OSError as error:
+                raise StorageError(
+                    f"{self._path}: the search's journal cannot be written: {error.strerror}; "
+                    "free space"
+                ) from None
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self._own_lock.acquire()
+        try:
+            yield
+        finally:
+            self._own_lock.release()
+
+
+def _open_study(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.Study:
+    """Open or begin a study in a journal file; one that is damaged is put aside.
+
+    Raises:
+        StorageError: the file cannot be read or written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return _study_in(path, name, space)
+        except (OSError, StorageError):
+            raise
+        except Exception as error:  # Optuna takes lines as they come: there is no end of kinds
+            aside = _unused(path.with_name(f"{path.name}.damaged"))
+            os.replace(path, aside)
+            warnings.warn(
+                f"{path}: the search's journal is damaged ({type(error).__name__}: {error}); it is "
+                f"made again from the sweep's event log, and the damaged one is kept as "
+                f"{aside.name}",
+                stacklevel=2,
+            )
+            return _study_in(path, name, space)
+    except OSError as error:
+        raise StorageError(
+            f"{path}: the search's journal cannot be used: {error}; check space and permissions, "
+            "or give the sweep another name"
+        ) from None
+
+
+def _unused(path: Path) -> Path:
+    """A path at which there is nothing: this one, else one with a number."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
+    return next(p for p in itertools.chain([path], numbered) if not os.path.lexists(p))
+
+
+def _study_in(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.Study:
+    """Open or begin a study; a last line that a crash may have torn is cut off."""
+    if path.exists():
+        open_file(path).close()  # UnfitError where a pipe would have us wait
+    study = optuna.create_study(
+        study_name=name,
+        storage=JournalStorage(_DurableFile(path)),
+        direction="maximize",
+        load_if_exists=True,
+    )
+    for trial in study.get_trials():  # copies all that lines may have made of trials
+        _refuse_odd(trial, space)
+    return study
+
+
+def _refuse_odd(trial: FrozenTrial, space: Mapping[str, Domain]) -> None:
+    """Raise ValueError where a study's trial is none that a searcher of this space made."""
+    for key, value in trial.params.items():
+        if key not in space or not space[key].contains(value):
+            raise ValueError(f"trial {trial.number} has {key}={value!r}")
+    told = [*trial.intermediate_values.values(), *(trial.values or [])]
+    named = [word for word in trial.user_attrs.values() if not isinstance(word, str)]
+    if named or not all(isinstance(value, float) for value in told):
+        raise ValueError(f"trial {trial.number} has {named or told}")
+    if trial.state == TrialState.COMPLETE and not trial.values:
+        raise ValueError(f"trial {trial.number} is complete without a score")
+
+
+def _counts(trial: FrozenTrial) -> bool:
+    """Whether a trial was run, or is running, and needs no second try."""
+    return "trial" in trial.user_attrs and not _interrupted(trial)
+
+
+def _interrupted(trial: FrozenTrial) -> bool:
+    return (
+        "trial" in trial.user_attrs
+        and trial.state == TrialState.FAIL
+        and trial.user_attrs.get("outcome") == Outcome.INTERRUPTED
+    )
+
+
+def _key(params: Point) -> str:
+    return json.dumps(params, sort_keys=True)
+
+
+def _suggest(trial: optuna.Trial, key: str, domain: Domain) -> None:
+    if isinstance(domain, Choice):
+        with warnings.catch_warnings():  # Optuna doubts lists, which its journal keeps well
+            warnings.filterwarnings("ignore", "Choices for a categorical distribution")
+            trial.suggest_categorical(key, domain.values)
+    elif isinstance(domain, Integer):
+        trial.suggest_int(key, domain.low, domain.high, log=domain.log)
+    else:
+        trial.suggest_float(key, domain.low, domain.high, log=isinstance(domain, LogUniform))
+
+
+def _report(trial: optuna.Trial, result: Mapping[str, Any]) -> None:
+    """Note the best score at this evaluation, once: a resumed trial may report it again."""
+    step = result.get("evaluation")
+    seen = trial.storage.get_trial(id_of(trial)).intermediate_values
+    if step is not None and step not in seen and _finite(result):
+        trial.report(float(result["best_score"]), step=int(step))
+
+
+def _finite(result: Mapping[str, Any]) -> bool:
+    scores = (result.get("score", 0.0), result.get("best_score", math.nan))
+    return all(math.isfinite(score) for score in scores)
+
+
+def _outcome(result: Mapping[str, Any], error: bool) -> Outcome:
+    """How a trial ended, from its last result: one that ends without a word was stopped."""
+    if "outcome" in result:
+        outcome = Outcome(result["outcome"])
+        lost = outcome == Outcome.COMPLETED and not _finite(result)
+        return Outcome.DIVERGED if lost else outcome
+    if error:
+        return Outcome.FAILED
+    if "evaluation" not in result:  # removed before it began
+        return Outcome.INTERRUPTED
+    return Outcome.STOPPED if _finite(result) else Outcome.DIVERGED
+
+
+def importances(rows: Sequence[tuple[Point, float]]) -> dict[str, float]:
+    """Return how much of the score's variance each key explains, by fANOVA (Hutter et al. 2014).
+
+    Args:
+        rows: (values of the searched keys, score) of each trial.
+
+    Returns:
+        {key: share}, most important first, summing to 1. Keys that some row lacks or that never
+        change are left out; empty if fewer than two rows, or no difference between scores, remain.
+    """
+    rows = [(dict(point), float(score)) for point, score in rows if math.isfinite(score)]
+    if len({score for _, score in rows}) < 2:
+        return {}
+    shared = [key for key in rows[0][0] if all(key in point for point, _ in rows)]
+    columns = {key: _column([point[key] for point, _ in rows]) for key in shared}
+    columns = {key: values for key, values in columns.items() if len(set(values)) > 1}
+    if not columns:
+        return {}
+    domains = {key: _distribution(values) for key, values in columns.items()}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction="maximize")
+    for i, (_, score) in enumerate(rows):
+        params = {key: values[i] for key, values in columns.items()}
+        study.add_trial(
+            optuna.trial.create_trial(value=score, params=params, distributions=domains)
+        )
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: float(share) for key, share in shares.items()}
+
+
+def _column(values: Sequence[Any]) -> list[Any]:
+    """The values as they are if all are numbers, else as words."""
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return list(values) if numbers else [str(value) for value in values]
+
+
+def _distribution(values: Sequence[Any]) -> BaseDistribution:
+    """The narrowest distribution that holds the values; logarithmic from a factor of 20 on."""
+    if isinstance(values[0], str):
+        return CategoricalDistribution(sorted(set(values)))
+    low, high = min(values), max(values)
+    return FloatDistribution(low, high, log=low > 0 and high / low >= 20)

@@ -1,0 +1,1 @@
+"""Selection of the adapter to promote: finalists, four heads, collapse, permutation tests."""

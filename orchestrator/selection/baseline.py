@@ -1,0 +1,160 @@
+"""The baseline: the classifier alone, on the same PLM and with the same training, no adapter.
+
+A first champion has no predecessor to beat, so it must beat this baseline at the best of several
+learning rates. The finalizer has trained it at all of them; for a sweep that was not finalized,
+`promote` trains what is missing, in MLflow runs of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.ranking import candidates
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrackingReader, TrialRecord
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.config import TrainConfig
+from tinyattn.errors import DivergedError
+from tinyattn.training.model_cache import ModelCache
+
+ALONE = {"adapter.layers": "none"}
+"""Overrides that leave the classifier alone."""
+RATES = (0.3, 1, 3, 10)
+"""Learning rates of the classifier alone, as multiples of the adapter's. Without an adapter larger
+ones are better: on three of four tasks with MiniLM the best was 10 to 100 times the finalist's. It
+needs no backward pass through the PLM, so four such trials cost about one of an adapter."""
+KIND = "baseline"
+"""Kind of an MLflow run that `promote` trained."""
+_INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "truncated_rows")
+"""Tags of the trial that hold for the baseline too, which has the same rows and PLM."""
+
+
+def alone_settings(params: Mapping[str, Any], rate: float) -> list[dict[str, Any]]:
+    """Return the overrides of each baseline trial: a trial's own, at several learning rates."""
+    return [{**params, **ALONE, "optimizer.lr": each} for each in _rates(rate)]
+
+
+def _rates(rate: float) -> list[float]:
+    """Return the baseline's learning rates for an adapter that was trained at `rate`."""
+    most = 10  # TrainConfig allows no more
+    return list(dict.fromkeys(min(times * rate, most) for times in RATES))
+
+
+def is_alone(trial: TrialRecord) -> bool:
+    """Whether a trial trained the classifier alone."""
+    return trial.config.get("adapter.layers") == ALONE["adapter.layers"]
+
+
+def find_alone(store: TrackingReader, trial: TrialRecord) -> TrialRecord | None:
+    """Return the best baseline of a trial's sweep, by selection score; None: there is none.
+
+    Only baselines that completed on the same data and have a held-out score count.
+    """
+    for other in candidates(_alones(store, trial)):
+        whole = other.outcome is Outcome.COMPLETED and other.heldout_score is not None
+        if whole and store.has_artifact(other.run_id, "adapter"):
+            return other
+    return None
+
+
+def missing_rates(store: TrackingReader, trial: TrialRecord) -> list[float]:
+    """Return the learning rates that a trial's sweep has yet to try for the classifier alone.
+
+    They are multiples of the trial's own rate. None is missing if all multiples of another rate
+    were tried, as the finalizer does for its best finalist. A trial that diverged counts as tried.
+    """
+    ended = (Outcome.COMPLETED, Outcome.DIVERGED)
+    tried = [t.config["optimizer.lr"] for t in _alones(store, trial) if t.outcome in ended]
+
+    def untried(rates: Iterable[float]) -> list[float]:
+        return [r for r in rates if not any(math.isclose(r, t, rel_tol=1e-6) for t in tried)]
+
+    if any(not untried(_rates(lowest / RATES[0])) for lowest in tried):
+        return []
+    return untried(_rates(trial.config["optimizer.lr"]))
+
+
+def _alones(store: TrackingReader, trial: TrialRecord) -> list[TrialRecord]:
+    """Return the baselines of a trial's sweep on the trial's data."""
+    data = trial.tags.get("data_fingerprint")
+    trials = store.trials_of(store.find_sweep(trial.sweep))
+    return [t for t in trials if is_alone(t) and t.tags.get("data_fingerprint") == data]
+
+
+def train_alone(
+    workspace: Workspace,
+    tracker: TrackingWriter,
+    trial: TrialRecord,
+    config: TrainConfig,
+    model_cache: ModelCache,
+    say: Callable[[str], None],
+) -> None:
+    """Train the baseline of a trial in this process, at the rates that its sweep has not tried.
+
+    The MLflow runs end together, so that an interrupted call leaves no run that would be taken for
+    the best of all rates.
+
+    Args:
+        workspace: where the trial's sweep is kept; no other process may be working on it.
+        tracker: writer of the MLflow runs.
+        trial: the adapter's trial.
+        config: the config of that trial.
+        model_cache: cache of PLM and data.
+        say: takes the score of each baseline, for the user.
+
+    Raises:
+        UsageError: another process works on the sweep.
+        TinyAttnError: the training failed.
+    """
+    if not (missing := missing_rates(tracker, trial)):
+        return
+    from orchestrator.execution.tuner import (
+        closed_in_any_case,  # imports Ray, and few promotions train
+    )
+
+    single = config.with_overrides({"adapter.num_heads": 1, "start": None})
+    tags = {key: trial.tags[key] for key in _INHERITED if key in trial.tags}
+    tags["primary_metric"] = model_cache.task(config).metrics[0]
+    trained: dict[str, Path | None] = {}
+    go_on = f"promote {trial.run_id}"
+    with workspace.lock(trial.sweep, go_on), tempfile.TemporaryDirectory() as scratch:
+        outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
+        with closed_in_any_case(tracker, go_on, outcome):
+            tracker.resume_sweep(trial.sweep, search_goes_on=False)
+            for number, params in enumerate(alone_settings({}, config.optimizer.lr), start=1):
+                if params["optimizer.lr"] not in missing:
+                    continue
+                name = f"{trial.trial_id}_alone{number}"
+                alone, folder = single.with_overrides(params), Path(scratch) / name
+                tracker.start_trial(name, config=alone, params=params, tags=tags, kind=KIND)
+                score = _train(tracker, name, alone, model_cache, folder)
+                trained[name] = None if score is None else folder
+                words = "diverged" if score is None else f"{100 * score:.2f} on the selection rows"
+                say(f"classifier alone, optimizer.lr={alone.optimizer.lr:.3g}: {words}")
+            for name, adapter in trained.items():
+                ended = Outcome.DIVERGED if adapter is None else Outcome.COMPLETED
+                tracker.end_trial(name, ended, adapter=adapter)
+            tracker.settle()
+
+
+def _train(
+    tracker: TrackingWriter, name: str, config: TrainConfig, model_cache: ModelCache, folder: Path
+) -> float | None:
+    """Train one baseline into `folder` and return its best score; None: it diverged."""
+    from orchestrator.execution.worker import result_of
+    from tinyattn.training.trainer import Trainer  # DeepSpeed
+
+    with contextlib.closing(Trainer(config, model_cache)) as trainer:
+        try:
+            for evaluation in trainer:
+                tracker.log_evaluation(name, result_of(trainer, evaluation))
+        except DivergedError:
+            return None
+        trainer.save_adapter(folder)
+        return evaluation.best_score

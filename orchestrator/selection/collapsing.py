@@ -1,0 +1,92 @@
+"""Collapsing: an expert's heads merged into one head by each method, and the outputs of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from tinyattn.adapters.checkpoint import read_card
+from tinyattn.adapters.experts import CollapseMethod, collapse
+from tinyattn.adapters.model import AdaptedModel, Adapter, Counts
+from tinyattn.batching.batches import batches_of, labels_of
+from tinyattn.config import TrainConfig
+from tinyattn.data.tokens import Rows
+from tinyattn.passes.forward import outputs_of
+from tinyattn.tasks import Task, compute_metrics
+from tinyattn.training.model_cache import ModelCache
+
+
+class Loaded:
+    """A saved adapter, loaded on its PLM within a `with` block."""
+
+    def __init__(self, folder: Path, config: TrainConfig, model_cache: ModelCache) -> None:
+        self.folder, self.model_cache = folder, model_cache
+        self.plm = model_cache.plm(config.plm, config.precision)
+        self.card = read_card(folder)
+
+    def __enter__(self) -> Loaded:
+        self.model = AdaptedModel(self.plm.model, self.card.adapter.placement)
+        self.model.load(self.folder, self.plm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.detach()
+
+    def use(self, adapter: Adapter) -> None:
+        """Use another adapter in place of the loaded one."""
+        self.model.adapters["used"] = adapter.to(self.model_cache.device)
+        self.model.switch("used")
+
+    def outputs(self, split: Rows) -> np.ndarray:
+        """Return the logits of a split, [N, num_outputs]."""
+        rows = batches_of(split, self.plm.tokenizer)
+        assert self.model.active is not None
+        return outputs_of(self.model, self.model.active, rows, self.model_cache.device)[0]
+
+    def scores(self, task: Task, split: Rows) -> dict[str, float]:
+        """The task's metrics on a labelled split."""
+        return compute_metrics(task, self.outputs(split), labels_of(split))
+
+    def counts(self) -> Counts:
+        """Return the numbers of parameters of the adapter in use."""
+        return self.model.counts()
+
+    def save(self, folder: Path, scores: dict[str, float], lineage: dict[str, Any]) -> None:
+        """Save the adapter in use."""
+        lineage = {**self.card.lineage, **lineage}
+        self.model.save(folder, self.plm, task=self.card.task, scores=scores, lineage=lineage)
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """The result of one collapse method on an expert."""
+
+    method: CollapseMethod
+    adapter: Adapter
+    """The one-head adapter."""
+    outputs: np.ndarray
+    """Its logits [N, num_outputs]."""
+    logit_distance: float
+    """Root mean square difference of the logits from the expert's, relative to their size."""
+
+
+def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
+    """Collapse a loaded expert by each method; one whose logits are not finite is left out.
+
+    Args:
+        loaded: the expert.
+        rows: rows on which the methods are compared: selection rows, never held-out ones.
+    """
+    wide, before = loaded.model.adapter(), loaded.outputs(rows)
+    found: list[Collapse] = []
+    for method in get_args(CollapseMethod):
+        single = collapse(wide, loaded.model.plm, method)
+        loaded.use(single)
+        after = loaded.outputs(rows)
+        if np.isfinite(after).all():
+            distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
+            found.append(Collapse(method, single, after, distance))
+    return found

@@ -1,0 +1,116 @@
+"""A single trial (`tinyattn train`) in this process, without Ray, Optuna or MLflow."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tinyattn.adapters.checkpoint import read_state
+from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
+from tinyattn.errors import NameTakenError, StorageError, UsageError
+from tinyattn.files.atomic import replace_folder
+from tinyattn.training.evaluation import Evaluation
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import Trainer
+
+STATE = "state"
+"""Folder in the output folder with the state of an unfinished training."""
+
+
+def train_alone(
+    config: TrainConfig,
+    output: Path | None,
+    resume: bool,
+    data_dir: Path | None,
+    say: Callable[[str], None],
+) -> Evaluation:
+    """Train one adapter and print each evaluation; state and best adapter go into `output`.
+
+    Raises:
+        NameTakenError: `output` holds something already and `resume` is not asked for.
+        UsageError: `resume` without an output, or the request does not fit.
+    """
+    state = _state_folder(output, resume)
+    if resume and state is not None:
+        config = _with_versions_of(state, config)
+    model_cache = ModelCache(data_dir)
+    with contextlib.closing(Trainer(config, model_cache)) as trainer:
+        counts = trainer.counts()
+        say(
+            f"{trainer.task.name} on {config.plm}: {counts.adapter:,} adapter + "
+            f"{counts.classifier:,} classifier parameters, the PLM's {counts.plm:,} are frozen; "
+            f"{len(trainer.data.train):,} rows, {trainer.total_steps:,} steps"
+            + (
+                f", the first {trainer.warmup_steps:,} of them warm-up"
+                if config.optimizer.warmup
+                else ""
+            )
+        )
+        for note in trainer.data.carve_notes:
+            say(f"beware: {note}")
+        if resume and state is not None:
+            trainer.restore(state)
+        elif output is not None:
+            _make(output)  # what cannot be written must show now, not after hours
+        for evaluation in trainer:
+            say(_line(evaluation, trainer.task.metrics[0]))
+            if state is not None and output is not None:
+                with replace_folder(state) as fresh:
+                    trainer.save(fresh)
+                trainer.save_adapter(output / "adapter")
+    last = trainer.last
+    assert last is not None
+    for name, value in last.heldout.items():
+        say(f"held-out {name}: {100 * value:.2f}")
+    if output is not None:
+        say(f"the best adapter is in {output / 'adapter'}")
+    return last
+
+
+def _state_folder(output: Path | None, resume: bool) -> Path | None:
+    if output is None:
+        if resume:
+            raise UsageError("--resume came without --output; name the folder to go on in")
+        return None
+    state = output / STATE
+    if resume and not state.is_dir():
+        raise UsageError(f"{output} holds no interrupted training; leave --resume out")
+    if not resume and output.exists() and any(_entries(output)):
+        raise NameTakenError(f"{output} is not empty; choose another --output, or add --resume")
+    return state
+
+
+def _with_versions_of(state: Path, config: TrainConfig) -> TrainConfig:
+    """Return the config with the carve and token versions that the training began with."""
+    begun = stored_config(json.loads(read_state(state)["config"]))
+    return config.with_overrides({key: begun[key] for key in FIRST_VERSIONS})
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    try:
+        yield from folder.iterdir()
+    except NotADirectoryError:
+        raise NameTakenError(f"{folder} is a file; choose another --output") from None
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be used as a folder: {error.strerror}") from None
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(
+            f"{folder}: cannot be made: {error.strerror}; choose another --output"
+        ) from None
+
+
+def _line(evaluation: Evaluation, metric: str) -> str:
+    left = evaluation.seconds / evaluation.index * (evaluation.total - evaluation.index)
+    return (
+        f"evaluation {evaluation.index}/{evaluation.total} (epoch {evaluation.epoch:.1f}): "
+        f"{metric} {100 * evaluation.score:.2f}, best {100 * evaluation.best_score:.2f}, "
+        f"loss {evaluation.train_loss:.4f}, {evaluation.rows_per_second:,.0f} rows/s, "
+        f"about {left:.0f} s left"
+    )

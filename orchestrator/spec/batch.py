@@ -1,0 +1,32 @@
+"""TrialBatch: trials that belong together, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.spec.config import AshaConfig, Resources
+from tinyattn.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class TrialBatch:
+    """Trials that belong together: a sweep's search, its finalists, its experts."""
+
+    name: str
+    """First part of the names of its trials and files."""
+    title: str
+    """Title of the batch in the view."""
+    kind: str
+    """Kind of its trials, a tag of their MLflow runs: trial, finalist or expert."""
+    base: TrainConfig
+    """The config that its trials have in common."""
+    trials: int
+    """Most trials of the batch."""
+    evaluations: int
+    """Evaluations of its longest trial."""
+    resources: Resources
+    tags: Mapping[str, str]
+    """Tags of its MLflow runs: fingerprints, counts."""
+    asha: AshaConfig | None = None
+    """Settings of ASHA; None switches early stopping off."""

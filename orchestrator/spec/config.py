@@ -1,0 +1,491 @@
+"""The sweep file: what trials have in common, the space, the search, early stopping, finalizing.
+
+    extends: ../paper-grid.yaml      # files whose keys come first, relative to this one
+    name: my-sweep                   # default: the file's name and the time
+    train: {task: sst2, plm: minilm, epochs: 3}
+    space:
+      optimizer.lr: {type: log_uniform, low: 1e-4, high: 1e-2}
+      optimizer.schedule: {type: choice, values: [linear, constant]}
+      optimizer.warmup: {type: uniform, low: 0, high: 0.2, when: {optimizer.schedule: [linear]}}
+    search: {sampler: tpe, trials: 80, points: [{optimizer.lr: 8e-4}]}
+    asha: {grace: 2, reduction: 3}   # or null: no early stopping
+    finalize: {finalists: 3, seeds: 3, heads: 4, space: {...}, search: {...}}
+    resources: {cpus: 1, gpus: 0}
+
+`load_sweep` reads such a file by path, or by short name from `search_spaces`, and applies dotted
+overrides: `search.trials=10` (or `trials=10`) is a key of the sweep, `optimizer.lr=3e-4` one of the
+trials' common config. An override that fixes a searched key takes it out of the space.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+import search_spaces
+from orchestrator.spec.space import (
+    Point,
+    Space,
+    complete,
+    count,
+    endless,
+    fix,
+    point_faults,
+    same,
+)
+from tinyattn.config import StrictModel, TrainConfig, build, dotted_keys, set_dotted
+from tinyattn.errors import ConfigError, UsageError, did_you_mean
+from tinyattn.files.yaml_files import read_yaml
+
+SECTIONS = ("name", "train", "space", "search", "asha", "finalize", "resources")
+"""First parts of a dotted override that address the sweep; any other addresses `train`."""
+SHORT = {"trials": "search.trials"}
+"""Overrides with a short form, the same in all verbs that take one."""
+
+
+class SearchConfig(StrictModel):
+    """Settings of the search: how the next trial's point is chosen."""
+
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
+    """tpe: model-based; random: independent draws; grid: every point, in random order."""
+    trials: int = Field(20, ge=1, le=1_000_000)
+    """Number of trials in all; fewer if the space has fewer points."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of the suggestions."""
+    startup_trials: int = Field(10, ge=0)
+    """Trials with random points, until so many have ended or reached a rung that tpe begins."""
+    points: list[dict[str, Any]] = []
+    """Points tried first, in this order; searched keys that a point leaves out have the value of
+    `train` if the space holds it, else they are suggested."""
+
+
+class AshaConfig(StrictModel):
+    """Settings of ASHA, asynchronous successive halving, which stops trials early."""
+
+    grace: int = Field(2, ge=1)
+    """Evaluations that every trial gets (two an epoch unless train.evaluate_every says other)."""
+    reduction: int = Field(3, ge=2)
+    """η: about one trial in η goes on at each rung; rungs are at grace · η^k evaluations."""
+    mode: Literal["stop", "promote"] = "promote"
+    """promote: a trial pauses at a rung, and goes on when it is among the rung's best (Li et al.
+    2020); stop: it is stopped at a rung, or goes on, by the scores known when it arrives."""
+
+
+MOST_PAIRS = 50_000
+"""Most pairs of values of two searched keys that are checked before a sweep, in some seconds."""
+
+
+def rungs(grace: int, reduction: int, total: int) -> list[int]:
+    """Return the evaluations grace · reduction^k below `total` at which trials may be stopped."""
+    levels = []
+    level = grace
+    while level < total:
+        levels.append(level)
+        level *= reduction
+    return levels
+
+
+class FinalizeConfig(StrictModel):
+    """Settings of the finalizer: the best on fresh seeds, then more heads, collapsed into one."""
+
+    finalists: int = Field(3, ge=1, le=1000)
+    """Number of best one-head trials that are run again."""
+    seeds: int = Field(3, ge=1, le=1000)
+    """Fresh seeds for each finalist."""
+    heads: int = Field(4, ge=2, le=256)
+    """M: heads that the winner's single head is perturbed into."""
+    noise: float = Field(0.01, ge=0, le=1)
+    """σ of the zero-sum perturbation between heads."""
+    space: Space = {}
+    """Space of the M-head adapters; other keys are the winner's. Empty: one trial."""
+    search: SearchConfig = SearchConfig(trials=8)
+    """Settings of that search."""
+
+
+AUTO = "auto"
+
+
+class Resources(StrictModel):
+    """The resources of one trial."""
+
+    cpus: float = Field(1, ge=0.001)
+    """CPU cores of a process."""
+    gpus: float = Field(0, ge=0)
+    """GPUs of a process: a fraction up to 1; below 1, trials share a GPU."""
+    ranks: int = Field(1, ge=1)
+    """Processes of a trial, which share its batches, perhaps on several nodes; each has its own
+    cpus and gpus."""
+    packed: int | str = 1
+    """Trials that share a process, with its cpus, gpus, PLM and passes; `auto`: the fastest number,
+    by a measurement before the first trial."""
+    concurrent: int | None = Field(None, ge=1)
+    """Most trials that run at once; None: as many as fit."""
+
+    @field_validator("packed", mode="before")
+    @classmethod
+    def _number_or_auto(cls, packed: Any) -> int | str:
+        if isinstance(packed, str) and packed.isdecimal():
+            packed = int(packed)
+        if packed != AUTO and not (isinstance(packed, int) and 1 <= packed <= 64):
+            raise ValueError(f"allowed is a number from 1 to 64, or {AUTO}")
+        return packed
+
+    @field_validator("gpus")
+    @classmethod
+    def _one_at_most(cls, gpus: float) -> float:
+        if gpus > 1 or 0 < gpus < 0.001:
+            raise ValueError(
+                "allowed is 0, or a fraction up to 1 from 0.001 on; several GPUs a trial are ranks"
+            )
+        return gpus
+
+    def trials_at_once(self, machines: Iterable[tuple[float, float]]) -> int:
+        """Return how many trials run at once on machines given as (cores, GPUs).
+
+        Raises:
+            UsageError: no machine has room for a trial.
+        """
+        there = list(machines)
+        fits = sum(self._shares_on(cpus, gpus) for cpus, gpus in there) // self.ranks
+        if fits < 1:
+            cpus, gpus = (max((size[i] for size in there), default=0) for i in (0, 1))
+            raise UsageError(
+                f"a trial needs {self.ranks} x {self.cpus:g} cores and {self.gpus:g} GPUs, the "
+                f"largest of {len(there)} machines has {cpus:g} cores and {gpus:g} GPUs; set "
+                "resources.cpus, resources.ranks, resources.gpus=0 (for cores alone), or use a "
+                "larger cluster"
+            )
+        return min(fits, self.concurrent or fits)
+
+    @property
+    def trials_a_process(self) -> int:
+        """Trials that share a process; 1 while `auto` is not measured yet."""
+        return self.packed if isinstance(self.packed, int) else 1
+
+    @property
+    def share(self) -> tuple[float, float]:
+        """CPU cores and GPUs that are reserved for one trial, or for one rank of it."""
+        return self.cpus / self.trials_a_process, self.gpus / self.trials_a_process
+
+    def processes_on(self, cpus: float, gpus: float) -> int:
+        """Return how many processes hold all trials that fit one machine."""
+        trials = min(self._shares_on(cpus, gpus), self.concurrent or 10**9)
+        return math.ceil(trials / self.trials_a_process)
+
+    def _shares_on(self, cpus: float, gpus: float) -> int:
+        """Return how many trials, or ranks, fit one machine; a share of a GPU never spans two."""
+        own_cpus, own_gpus = self.share
+        fits = math.floor(cpus / own_cpus + 1e-9)
+        if own_gpus:
+            fits = min(fits, math.floor(gpus) * math.floor(1 / own_gpus + 1e-9))
+        return fits
+
+    @model_validator(mode="after")
+    def _one_kind_of_sharing(self) -> Self:
+        if self.packed != 1 and self.ranks > 1:
+            raise ValueError(
+                f"packed is {self.packed} and ranks is {self.ranks}; allowed is 1 for one of them"
+            )
+        return self
+
+
+class Sweep(StrictModel):
+    """The complete specification of one sweep."""
+
+    name: str
+    """Name of the sweep, its Optuna study, its MLflow run and its folder; not a path."""
+    train: TrainConfig
+    """The config that all trials have in common."""
+    space: Space
+    """Searched keys of `train` and their domains."""
+    search: SearchConfig = SearchConfig()
+    """Settings of the search."""
+    asha: AshaConfig | None = AshaConfig()
+    """Settings of ASHA; None switches early stopping off."""
+    finalize: FinalizeConfig = FinalizeConfig()
+    """Settings of the finalizer."""
+    resources: Resources = Resources()
+    """The resources of one trial."""
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        check_name(name)
+        return name
+
+    def trial_config(self, point: Point) -> TrainConfig:
+        """Return the config of the trial at `point` of the space."""
+        return self.train.with_overrides(point, "trial")
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless a sweep may have this name, which becomes a part of paths."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}", name):
+        raise ValueError(
+            "allowed are 1 to 80 letters, digits, '.', '_' and '-', the first one none of . -"
+        )
+
+
+def load_sweep(name_or_path: str, overrides: Mapping[str, Any]) -> Sweep:
+    """Read a sweep by short name (`glue/rte`) or path, apply overrides and check everything.
+
+    Args:
+        name_or_path: a name that `search_spaces` knows, or the path of a YAML file.
+        overrides: dotted keys and values, as from `tinyattn.config.parse_overrides`.
+
+    Raises:
+        ConfigError: one line a fault.
+    """
+    path = Path(name_or_path)
+    shipped = path.suffix not in (".yaml", ".yml") and not path.is_file()
+    data = _read(search_spaces.find(name_or_path) if shipped else path)
+    stem = name_or_path if shipped else path.stem
+    data.setdefault("name", default_name(stem, datetime.now()))
+    return resolved(data, overrides, name_or_path)
+
+
+def resolved(data: dict[str, Any], overrides: Mapping[str, Any], source: str) -> Sweep:
+    """Return the sweep that raw data and overrides make together, checked.
+
+    Args:
+        data: what a sweep file holds; it is changed in place.
+        overrides: as of `load_sweep`.
+        source: the first part of each message.
+
+    Raises:
+        ConfigError: one line a fault.
+    """
+    fixed = apply_overrides(data, overrides)
+    sweep = _without(build(Sweep, data, source), fixed)
+    check(sweep, source)
+    return _with_whole_points(sweep)
+
+
+def default_name(stem: str, now: datetime) -> str:
+    """Return the name of a sweep that was given none, as in `glue-rte-20260131-235959`."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-.")[:60] or "sweep"
+    return f"{plain}-{now:%Y%m%d-%H%M%S}"
+
+
+def _read(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a file after the ones that it extends; a key of null takes a base's domain away."""
+    if path in children:
+        raise ConfigError(f"{path}: extends: files extend each other in a circle")
+    if children and not path.is_file():
+        raise ConfigError(f"{children[-1]}: extends: {path} is not there")
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: a mapping of keys is needed, what came is {data!r}")
+    bases = data.pop("extends", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: extends: {bases!r} came, allowed is a file or a list of files")
+    merged: dict[str, Any] = {}
+    for base in bases:
+        _merge(merged, _read((path.parent / base).resolve(), (*children, path)))
+    _merge(merged, data)
+    return merged
+
+
+def _merge(data: dict[str, Any], update: Mapping[str, Any], *, whole: bool = False) -> None:
+    """Merge `update` into `data`, mappings into mappings; domains of a space are taken whole."""
+    for key, value in update.items():
+        old = data.get(key)
+        if whole and value is None:
+            data.pop(key, None)
+        elif not whole and isinstance(value, Mapping):
+            data[key] = dict(old) if isinstance(old, Mapping) else {}
+            _merge(data[key], value, whole=key == "space")
+        else:
+            data[key] = value
+
+
+def apply_overrides(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply overrides to the raw sweep in place; return those that fix keys of `train`."""
+    fixed: dict[str, Any] = {}
+    for typed, value in overrides.items():
+        key = SHORT.get(typed, typed)
+        head, _, rest = key.partition(".")
+        if head not in SECTIONS and head not in TrainConfig.model_fields:
+            allowed = [*SECTIONS, *TrainConfig.model_fields]
+            hint = did_you_mean(head, allowed) if rest else _hint(key)
+            raise ConfigError(
+                f"override {key}: unknown key{hint}; allowed are {', '.join(allowed)}"
+            )
+        if head not in SECTIONS or head == "train":
+            fixed.update(_leaves(rest if head == "train" else key, value))
+        elif key.startswith(("space.", "finalize.space.")):
+            _override_domain(data, key, value)
+        else:
+            set_dotted(data, key, value)
+    for key, value in fixed.items():
+        set_dotted(data, f"train.{key}", value)
+    return fixed
+
+
+def _hint(word: str) -> str:
+    """Return ` — did you mean 'x'?` for a word that may be the last part of an override's key."""
+    keys = [key.removeprefix("train.") for key in dotted_keys(Sweep)]
+    return did_you_mean(word, [*SECTIONS, *keys, *TrainConfig.model_fields])
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and values of a mapping, or the pair itself."""
+    if isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from _leaves(f"{key}.{name}" if key else str(name), part)
+    elif key:
+        yield key, value
+    else:
+        raise ConfigError(f"override train: {value!r} came, allowed is a mapping of keys")
+
+
+def _override_domain(data: dict[str, Any], key: str, value: Any) -> None:
+    """Apply `space.optimizer.lr={...}` or `space.optimizer.lr.low=1e-5`; null takes a key away."""
+    section, _, rest = key.rpartition("space.")
+    if section:
+        data = data.setdefault("finalize", {})
+    space = data.setdefault("space", {})
+    name = next((known for known in space if rest.startswith(f"{known}.")), rest)
+    if name != rest:
+        space[name] = dict(space[name])
+        set_dotted(space[name], rest.removeprefix(f"{name}."), value)
+    else:
+        _merge(space, {name: value}, whole=True)
+
+
+def _without(sweep: Sweep, fixed: Point) -> Sweep:
+    """Return the sweep without fixed keys in its spaces and points."""
+    space, search = _fix(sweep.space, sweep.search, fixed)
+    final_space, final_search = _fix(sweep.finalize.space, sweep.finalize.search, fixed)
+    finalize = sweep.finalize.model_copy(update={"space": final_space, "search": final_search})
+    return sweep.model_copy(update={"space": space, "search": search, "finalize": finalize})
+
+
+def _fix(space: Space, search: SearchConfig, fixed: Point) -> tuple[Space, SearchConfig]:
+    rest = fix(space, fixed)
+    gone = space.keys() - rest.keys()
+    points: list[dict[str, Any]] = []
+    for point in search.points:
+        kept = {key: value for key, value in point.items() if key not in gone}
+        if (kept or not point) and kept not in points:
+            points.append(kept)
+    return rest, search.model_copy(update={"points": points})
+
+
+def _with_whole_points(sweep: Sweep) -> Sweep:
+    """Return the sweep with each of its points completed from what all trials share."""
+    defaults = dict(_leaves("", sweep.train.model_dump(mode="json")))
+    points = [complete(sweep.space, point, defaults) for point in sweep.search.points]
+    search = sweep.search.model_copy(update={"points": points})
+    return sweep.model_copy(update={"search": search})
+
+
+def check(sweep: Sweep, source: str = "sweep") -> None:
+    """Check what needs the whole sweep: points, the grid's size, every extreme of the spaces.
+
+    Raises:
+        ConfigError: one line a fault.
+    """
+    faults = _search_faults(sweep.space, sweep.search, "")
+    faults += _search_faults(sweep.finalize.space, sweep.finalize.search, "finalize.")
+    searched = sweep.space.get("zero_stage")
+    stages = set(searched.extremes() if searched else [sweep.train.zero_stage])
+    if max(stages) > 1 and sweep.resources.packed != 1:
+        faults.append(
+            f"zero_stage: {max(stages)} came with resources.packed={sweep.resources.packed}, "
+            "allowed are 0 and 1, since from 2 on a gradient must come from its own engine's pass; "
+            "set resources.packed=1"
+        )
+    if 3 in stages and len(stages) > 1 and sweep.resources.ranks > 1:
+        faults.append(
+            f"zero_stage: {sorted(stages)} came, allowed is 3 for all trials or for none: a worker "
+            "would have to hold the PLM now whole, now split"
+        )
+    if faults:
+        raise ConfigError("\n".join(f"{source}: {fault}" for fault in faults))
+    check_extremes(sweep, source)
+
+
+def _search_faults(space: Space, search: SearchConfig, section: str) -> list[str]:
+    faults = [
+        f"{section}search.points: point {i}: {fault}"
+        for i, point in enumerate(search.points, 1)
+        for fault in point_faults(space, point)
+    ]
+    if search.sampler != "grid":
+        return faults
+    if keys := endless(space):
+        faults.append(
+            f"{section}search.sampler: a grid needs finitely many values, but {', '.join(keys)} "
+            "have no end; use type choice or int there, or the sampler random or tpe"
+        )
+    elif (size := count(space)) > search.trials:
+        faults.append(
+            f"{section}search.trials: {search.trials} came, the grid has {size} points; set "
+            f"{section}search.trials={size}, or use the sampler random or tpe"
+        )
+    return faults
+
+
+def check_extremes(sweep: Sweep, source: str = "sweep") -> None:
+    """Check that each bound and choice, alone and with each other one, makes a valid trial.
+
+    Raises:
+        ConfigError: one line a fault.
+    """
+    grown = sweep.train.with_overrides(
+        {
+            "adapter.num_heads": sweep.finalize.heads,
+            "start": {"adapter": "winner", "noise": sweep.finalize.noise},
+        }
+    )
+    faults = [
+        *_extreme_faults(sweep.train, sweep.space, f"{source}: space"),
+        *_extreme_faults(grown, sweep.finalize.space, f"{source}: finalize.space"),
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
+    singles = [_with_parents(space, k, v) for k, d in space.items() for v in d.extremes()]
+    sizes = [len(domain.extremes()) for domain in space.values()]
+    pairs = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+    if pairs > MOST_PAIRS:
+        return [
+            f"{source}: {pairs:,} pairs of choices came, checked can be {MOST_PAIRS:,}; take fewer "
+            "values, or type int, uniform or log_uniform for numbers"
+        ]
+    return _build_faults(train, singles, source) or _build_faults(train, _pairs(singles), source)
+
+
+def _with_parents(space: Space, key: str, value: Any) -> dict[str, Any]:
+    """The point {key: value}, with values for the keys that switch this one on."""
+    point: dict[str, Any] = {}
+    for parent, values in space[key].when.items():
+        point.update(_with_parents(space, parent, values[0]))
+    return {**point, key: value}
+
+
+def _pairs(points: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for a, b in itertools.combinations(points, 2):
+        if all(same(a[key], b[key]) for key in a.keys() & b.keys()):
+            yield {**a, **b}
+
+
+def _build_faults(train: TrainConfig, points: Iterable[Point], source: str) -> list[str]:
+    faults: dict[str, None] = {}
+    for point in points:
+        try:
+            train.with_overrides(point, source)
+        except ConfigError as error:
+            faults[str(error)] = None
+    return list(faults)

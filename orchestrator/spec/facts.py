@@ -1,0 +1,29 @@
+"""Facts about a sweep, known before it starts: fingerprints, rows, evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The PLM and data of a sweep by fingerprint, and counts of rows and evaluations."""
+
+    task: str
+    primary_metric: str
+    plm_fingerprint: str
+    data_fingerprint: str
+    carve: int | None
+    """Version of carving, if selection or dev rows are carved from train; None: none are."""
+    carve_notes: tuple[str, ...]
+    """Remarks that belong beside scores on carved rows."""
+    train_rows: int
+    select_rows: int
+    heldout_rows: int
+    truncated_rows: int
+    mean_length: float
+    """Mean number of real tokens of a training row."""
+    evaluations: int
+    """Evaluations of the longest trial of the space."""
+    fewest_rows: int
+    """Fewest training rows of an epoch, of all trials and experts."""

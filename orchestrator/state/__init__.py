@@ -1,0 +1,1 @@
+"""State of a sweep on disk: event log, checkpoints, definition, and the workspace of all sweeps."""

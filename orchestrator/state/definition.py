@@ -1,0 +1,165 @@
+"""Definition: a sweep on disk, with its resolved file, that file's origin, and its data's facts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import ValidationError
+
+import search_spaces
+from orchestrator.spec.config import Sweep, apply_overrides, check, load_sweep
+from tinyattn.config import FIRST_VERSIONS, StrictModel, build, stored_config
+from tinyattn.errors import StorageError, TinyAttnError, UsageError
+from tinyattn.files.atomic import write_text
+from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
+
+if TYPE_CHECKING:  # it imports torch, which takes seconds, and a mistake in a file shows sooner
+    from orchestrator.spec.facts import Facts
+
+FILE = "sweep.json"
+_MOST_BYTES = 2**24
+_FINGERPRINTS = {"data_fingerprint": "the task's data", "plm_fingerprint": "the PLM"}
+
+
+class Origin(StrictModel):
+    """The file and overrides that a sweep was read from."""
+
+    file: str
+    """Short name or path."""
+    overrides: dict[str, Any]
+    """Dotted keys and values."""
+
+    def is_there(self) -> bool:
+        """Whether the file still exists."""
+        return Path(self.file).is_file() or self.file in search_spaces.names()
+
+
+class Definition(StrictModel):
+    """A sweep as it was started, with the changes that `extend` made later."""
+
+    resolved: dict[str, Any]
+    """The sweep as given by file and overrides."""
+    changes: dict[str, Any] = {}
+    """Later overrides, by dotted key."""
+    origin: Origin | None = None
+    data_fingerprint: str
+    plm_fingerprint: str
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a sweep was started in this folder."""
+        return (folder / FILE).exists()
+
+    @classmethod
+    def of(cls, sweep: Sweep, facts: Facts, origin: Origin | None) -> Self:
+        """Return the definition of a new sweep."""
+        return cls(
+            resolved=sweep.model_dump(mode="json"),
+            origin=origin,
+            data_fingerprint=facts.data_fingerprint,
+            plm_fingerprint=facts.plm_fingerprint,
+        )
+
+    @classmethod
+    def read(cls, folder: Path, name: str) -> Self:
+        """Read the definition of the sweep `name`.
+
+        Raises:
+            UsageError: no sweep was started in the folder.
+            StorageError: the definition cannot be read.
+        """
+        path = folder / FILE
+        try:
+            found = cls.model_validate(parse_json(read_text(path, _MOST_BYTES)))
+        except FileNotFoundError:
+            there = sorted(found.parent.name for found in folder.parent.glob(f"*/{FILE}"))
+            raise UsageError(
+                f"no sweep '{name}' was started in {folder.parent} (there are: "
+                f"{', '.join(there) or 'none'}); name the place where it was with --runs"
+            ) from None
+        except ValidationError as error:
+            fault = error.errors()[0]
+            key = ".".join(str(part) for part in fault["loc"])[:200]
+            raise StorageError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
+        except (OSError, UnfitError) as error:
+            raise StorageError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
+        train = found.resolved.get("train")
+        if found.resolved.get("name") != name or not isinstance(train, dict):
+            raise StorageError(f"{path}: is not the definition of sweep '{name}'; restore a copy")
+        resolved = {**found.resolved, "train": stored_config(train)}
+        return found.model_copy(update={"resolved": resolved})
+
+    def write(self, folder: Path) -> None:
+        """Write the file as a whole or not at all."""
+        write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
+
+    def sweep(self) -> Sweep:
+        """Return the sweep with all changes."""
+        data = json.loads(json.dumps(self.resolved))
+        apply_overrides(data, self.changes)
+        sweep = build(Sweep, data, f"sweep {self.resolved['name']}")
+        check(sweep, f"sweep {sweep.name}")
+        return sweep
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return a copy with more changes; ConfigError if they do not fit."""
+        definition = self.model_copy(update={"changes": {**self.changes, **changes}})
+        definition.sweep()
+        return definition
+
+    def refuse_changed_file(self) -> None:
+        """Raise UsageError if the file has changed since the sweep was started; it says how."""
+        if self.origin is None:
+            return
+        overrides = {**self.origin.overrides, "name": self.resolved["name"]}
+        # A file that names no version means the newest; the sweep goes on with its own.
+        overrides |= {key: self.resolved["train"][key] for key in FIRST_VERSIONS}
+        try:
+            now = load_sweep(self.origin.file, overrides).model_dump(mode="json")
+        except TinyAttnError as error:
+            if not self.origin.is_there():
+                return  # nothing to compare with
+            raise UsageError(
+                f"{self.origin.file} has changed since sweep '{self.resolved['name']}' was started "
+                f"and is no sweep any more: {error}\nmend it, or go on as the sweep was started "
+                "with --as-it-ran"
+            ) from None
+        lines = [
+            f"  {key}: {_word(before)} → {_word(after)}"
+            for key, before, after in _differences(self.resolved, now)
+        ]
+        if lines:
+            raise UsageError(
+                f"{self.origin.file} has changed since sweep '{self.resolved['name']}' was "
+                "started:\n" + "\n".join(lines) + "\nchange it back, or go on as the sweep was "
+                "started with --as-it-ran; another sweep needs another name"
+            )
+
+    def refuse_other(self, facts: Facts) -> None:
+        """Raise UsageError unless data and PLM are those that the sweep was started with."""
+        for key, what in _FINGERPRINTS.items():
+            before, now = getattr(self, key), getattr(facts, key)
+            if before != now:
+                raise UsageError(
+                    f"{what} had fingerprint {before} when sweep '{self.resolved['name']}' was "
+                    f"started, now it is {now}: trials would not compare; use the same again"
+                )
+
+
+def _differences(before: Any, after: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+    """Return the differences of two nested mappings as (dotted key, before, after)."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        keys = [*before, *(k for k in after if k not in before)]
+        return [
+            difference
+            for k in keys
+            for difference in _differences(before.get(k), after.get(k), f"{key}.{k}".strip("."))
+        ]
+    return [] if before == after else [(key, before, after)]
+
+
+def _word(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)

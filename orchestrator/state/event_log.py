@@ -1,0 +1,248 @@
+"""EventLog: the events of a batch of trials, a JSON line each; the only truth after a crash.
+
+All other state of a sweep follows from this file. Each event is on disk before anything acts on it,
+so that a crash leaves a prefix of the truth. A driver that opens the event log brings everything
+else up to it: ASHA's rungs by deciding again in the same order, the Optuna study by telling it what
+it was not told, MLflow by sending what it lacks, the view by counting. A new batch is one with an
+empty event log.
+
+| event  | written                                   | says                                       |
+|--------|-------------------------------------------|--------------------------------------------|
+| start  | when it is given to Tune: first, or again | its overrides                              |
+| result | when a worker reports                     | one evaluation, or how the trial ended     |
+| end    | when it ends without saying so itself     | stopped or failed, and why                 |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.events import parse_event
+from tinyattn.errors import StorageError
+from tinyattn.files.outside import UnfitError, read_bytes, reason
+
+MOST_BYTES = 2**30
+"""Largest event log, in bytes: a hundred times that of ten thousand trials."""
+
+
+@dataclass
+class Past:
+    """What an event log tells of one trial."""
+
+    name: str
+    params: dict[str, Any]
+    results: list[dict[str, Any]] = field(default_factory=list)
+    """Results in order: evaluations, and perhaps an end without an evaluation as the last."""
+    outcome: Outcome | None = None
+    """None: it was running when the event log ends."""
+    error: str | None = None
+
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations in the event log."""
+        return int(self.last.get("evaluation", 0))
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last result; empty before the first."""
+        return self.results[-1] if self.results else {}
+
+    @property
+    def best_index(self) -> int:
+        """Index of the best evaluation so far; 0 before the first."""
+        found = (result.get("best_index", 0) for result in reversed(self.results))
+        return int(next(filter(None, found), 0))
+
+    def knows(self, result: Mapping[str, Any]) -> bool:
+        """Whether a result is known already, as when a restarted trial reports it again."""
+        ends = "outcome" in result
+        known = not ends and result["evaluation"] <= self.evaluations
+        return self.outcome is not None or known
+
+
+class EventLog:
+    """The events of one batch, appended to a file.
+
+    Attributes:
+        trials: what happened to each trial, by name, in order of their starts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or begin an event log.
+
+        Raises:
+            StorageError: it cannot be read or written, or a line in it is broken.
+        """
+        self.path = path
+        self.trials: dict[str, Past] = {}
+        self.events: list[dict[str, Any]] = []
+        """All events in their order."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            cut_torn_end(path)
+        except OSError as error:
+            raise self._unusable(error) from None
+        except UnfitError as error:
+            raise StorageError(f"{path}: cannot be read: {error}") from None
+        for event in _events(path, self.trials):
+            self.events.append(event)
+
+    def start(self, trial: str, params: Mapping[str, Any]) -> None:
+        """Record that a trial starts, or resumes after a pause or a crash."""
+        self._write({"event": "start", "trial": trial, "params": dict(params)})
+
+    def result(self, trial: str, result: Mapping[str, Any]) -> bool:
+        """Note what a worker reported; False: it was known."""
+        if self.trials[trial].knows(result):
+            return False
+        self._write({"event": "result", "trial": trial, "result": dict(result)})
+        return True
+
+    def end(self, trial: str, outcome: Outcome, error: str | None = None) -> None:
+        """Record the end of a trial that did not report it itself."""
+        if self.trials[trial].outcome is None:
+            self._write({"event": "end", "trial": trial, "outcome": outcome.value, "error": error})
+
+    def _take_in(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+        _take_in(self.trials, event)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        """Append one line and wait until the disk has it; a line that fails leaves nothing."""
+        try:
+            append(self.path, (json.dumps(event) + "\n").encode())
+        except OSError as error:
+            raise self._unusable(error) from None
+        self._take_in(event)
+
+    def _unusable(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"{self.path}: the sweep's event log cannot be written: {error.strerror or error}; "
+            "free space or check permissions"
+        )
+
+
+def append(path: Path, content: bytes) -> None:
+    """Append to a file and wait until the disk has it; an error leaves the file as it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            rest = content
+            while rest:  # a disk that fills up takes a part
+                rest = rest[os.write(descriptor, rest) :]
+            os.fsync(descriptor)
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read_event_log(path: Path) -> dict[str, Past]:
+    """Return the trials of an event log, which its driver may be writing meanwhile.
+
+    Raises:
+        StorageError: it is not there, or a line is broken.
+    """
+    trials: dict[str, Past] = {}
+    for _ in _events(path, trials):
+        pass
+    return trials
+
+
+def _take_in(trials: dict[str, Past], event: Mapping[str, Any]) -> None:
+    name = event["trial"]
+    if event["event"] == "start":
+        trials.setdefault(name, Past(name, event["params"]))
+        return
+    past, end = trials[name], event
+    if event["event"] == "result":
+        end = event["result"]
+        past.results.append(event["result"])
+    if end.get("outcome") is not None:
+        past.outcome, past.error = Outcome(end["outcome"]), end.get("error")
+
+
+def _events(path: Path, trials: dict[str, Past]) -> Iterator[dict[str, Any]]:
+    """Yield the new events of an event log, after adding each to `trials`.
+
+    A last line without its end was torn by a crash, and is left out.
+    """
+    try:
+        content = read_bytes(path, MOST_BYTES)
+    except (OSError, UnfitError) as error:
+        raise StorageError(f"{path}: cannot be read: {reason(error)}") from None
+    whole = content[: content.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.split(b"\n")[:-1], 1):
+        try:
+            event = parse_event(line)
+            is_new = _is_new(event, trials)
+        except UnfitError as error:
+            raise StorageError(
+                f"{path}:{number}: not a line of an event log: {error}; restore the file from a "
+                "copy"
+            ) from None
+        if is_new:
+            _take_in(trials, event)
+            yield event
+
+
+def _is_new(event: Mapping[str, Any], trials: Mapping[str, Past]) -> bool:
+    """Whether an event is new, not a repetition such as a line that was written twice."""
+    name = event["trial"]
+    if event["event"] == "start":
+        return True
+    if name not in trials:
+        raise UnfitError(f"trial {name!r} has not started before")
+    if event["event"] == "result":
+        return not trials[name].knows(event["result"])
+    return trials[name].outcome is None
+
+
+def refuse_damaged(folder: Path, known: Iterable[str], needed: str | None = None) -> None:
+    """Check all event logs of a sweep, before anything else of the sweep is opened or changed.
+
+    Args:
+        folder: the sweep's folder.
+        known: names of the trials in MLflow; each must be in an event log too, since events are
+            logged before MLflow is told.
+        needed: the batch whose event log must exist; others may have been removed.
+
+    Raises:
+        StorageError: a line is not an event, or an event log was emptied, cut or, if needed,
+            removed.
+    """
+    found = {path.stem: read_event_log(path) for path in sorted(folder.glob("*.jsonl"))}
+    for name in known:
+        batch = name.rpartition("_")[0]
+        trials = found.get(batch, {} if batch == needed else None)
+        if trials is not None and name not in trials:
+            raise StorageError(
+                f"{folder / batch}.jsonl: trial {name}, which MLflow has, is not in it: it was "
+                "emptied, cut or removed; restore it from a copy, or begin a sweep of another name"
+            )
+
+
+def cut_torn_end(path: Path) -> None:
+    """Remove an incomplete last line, which a crash may have left.
+
+    Raises:
+        OSError, UnfitError: it cannot be read, or is no ordinary file.
+    """
+    content = read_bytes(path, MOST_BYTES)
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)

@@ -1,0 +1,94 @@
+"""The ranking of trials, by which all parts of the project agree on the best one.
+
+Status, view, leaderboard, report, finalizer and promotion use it. A trial is a candidate if it has
+a finite score and is running, completed or was stopped by ASHA. A trial that the user stopped, or
+that failed, is not a candidate, however high its score: how it would have ended is unknown.
+Promotion takes the best completed trial, since others have no held-out score, and names a candidate
+ahead of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.tracking.reader import TrialRecord
+
+T = TypeVar("T")
+
+RANKED = (None, Outcome.COMPLETED, Outcome.STOPPED)
+"""Outcomes of candidates; None: it runs."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What decides a trial's rank: score, outcome, size and start."""
+
+    score: float | None
+    """Best primary metric on the selection rows; None: it has not been evaluated."""
+    outcome: Outcome | None = None
+    """None while it runs."""
+    by_user: bool = False
+    """Whether the user stopped it."""
+    parameters: int = 0
+    """Number of trainable parameters."""
+    start: float = 0.0
+    """Time of its start."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the trial has a finite score and did not fail."""
+        finite = self.score is not None and math.isfinite(self.score)
+        return finite and self.outcome in RANKED
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether the trial may be called the best."""
+        return self.is_scored and not self.by_user
+
+    @property
+    def order(self) -> tuple[bool, float, bool, int, float]:
+        """Sort key, candidates first: by score; of equals the completed, smaller, earlier one."""
+        score = self.score if self.is_scored and self.score is not None else -math.inf
+        unfinished = self.outcome is not Outcome.COMPLETED
+        return (not self.is_candidate, -score, unfinished, self.parameters, self.start)
+
+
+def standing_of(trial: TrialRecord) -> Standing:
+    """Return the standing of a trial of the store."""
+    return Standing(
+        score=trial.best_score,
+        outcome=trial.outcome,
+        by_user=trial.tags.get("error") == BY_USER,
+        parameters=(trial.adapter_params or 0) + (trial.classifier_params or 0),
+        start=trial.start_time,
+    )
+
+
+def candidates(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials that may be called the best, the best first."""
+    found = [trial for trial in trials if standing_of(trial).is_candidate]
+    return sorted(found, key=lambda trial: standing_of(trial).order)
+
+
+def best_of(trials: Iterable[T], standing: Callable[[T], Standing]) -> T | None:
+    """Return the best candidate; None: there is none."""
+    found = [trial for trial in trials if standing(trial).is_candidate]
+    return min(found, key=lambda trial: standing(trial).order, default=None)
+
+
+def passed_over(trials: Collection[T], standing: Callable[[T], Standing]) -> T | None:
+    """Return the trial with the best score if it is no candidate, since the user stopped it."""
+    scored = [trial for trial in trials if standing(trial).is_scored]
+    best = best_of(scored, standing)
+    lead = -math.inf if best is None else standing(best).score or 0.0
+    ahead = [t for t in scored if standing(t).by_user and (standing(t).score or 0.0) > lead]
+    return max(ahead, key=lambda trial: standing(trial).score or 0.0, default=None)
+
+
+def no_candidate(name: str, score: float | None) -> str:
+    """Return the remark on a leading trial that is no candidate."""
+    return f"{name} has {100 * (score or 0.0):.2f}, but the user stopped it: no candidate"

@@ -1,0 +1,92 @@
+"""Requests to a sweep's driver from another process: end the sweep, or one of its trials.
+
+A request is an empty file in the sweep's folder, which the driver looks for once a second.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.state.definition import Definition
+from orchestrator.state.event_log import Past, read_event_log
+from orchestrator.state.workspace import REQUESTS, STOP_ALL, Workspace
+from tinyattn.errors import StorageError, TinyAttnError, UsageError
+
+_WAIT_SECONDS = 120.0
+"""Seconds that a stopped sweep may take to close its runs."""
+
+
+def request_stop(
+    workspace: Workspace, name: str, trial: str | None, say: Callable[[str], None]
+) -> None:
+    """Ask the driver of a sweep on this machine to end it, or one of its trials.
+
+    Args:
+        workspace: where the sweep is kept.
+        name: the sweep.
+        trial: `search_00004`, or its number alone, `4` or `#4`; None: all of it.
+        say: takes progress messages.
+
+    Raises:
+        UsageError: no process works on the sweep here, or no such trial is running.
+    """
+    folder = workspace.path_of(name)
+    Definition.read(folder, name)  # UsageError that lists the sweeps there are
+    if not workspace.is_held(name):
+        raise UsageError(
+            f"no process works on sweep '{name}' in {workspace.runs}; `tinyattn sweep status "
+            f"{name}` shows how it stands"
+        )
+    if trial is not None:
+        live = _live_trial(folder, trial)
+        _request(folder, live.name)
+        say(f"trial {live.name} ends at its next evaluation")
+        return
+    go_on = workspace.goes_on_by(name)
+    _request(folder, STOP_ALL)
+    say(f"sweep {name} ends: waiting until its runs are closed")
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while workspace.is_held(name):
+        if time.monotonic() > deadline:
+            raise TinyAttnError(
+                f"sweep '{name}' was asked to end and has not within {_WAIT_SECONDS:.0f} s; it "
+                f"may still, see `tinyattn sweep status {name}`, or kill its process: nothing is "
+                "lost by that"
+            )
+        time.sleep(0.5)
+    say(f"it has ended; `tinyattn {go_on}` goes on with it")
+
+
+def _live_trial(folder: Path, word: str) -> Past:
+    """Return the running trial that a user named."""
+    trials = [
+        past
+        for path in folder.glob("*.jsonl")
+        for past in read_event_log(path).values()
+        if past.outcome is None
+    ]
+    found = [past for past in trials if _is_called(past.name, word)]
+    if len(found) != 1:
+        names = ", ".join(past.name for past in trials) or "none"
+        raise UsageError(f"'{word}' is not a running trial; running are {names}")
+    return found[0]
+
+
+def _is_called(name: str, word: str) -> bool:
+    """Whether a word is a trial's name or its number."""
+    number = name.rpartition("_")[2]
+    return word == name or (number.isdigit() and word.lstrip("#") == str(int(number)))
+
+
+def _request(folder: Path, word: str) -> None:
+    requests = folder / REQUESTS
+    try:
+        requests.mkdir(exist_ok=True)
+        (requests / word).touch()
+    except OSError as error:
+        raise StorageError(
+            f"{requests}: the wish to stop cannot be left there: {error.strerror}; only an account "
+            "that may write there can end the sweep"
+        ) from None

@@ -1,0 +1,277 @@
+"""Workspace: the places of a project, which are runs folder, MLflow store and task data."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
+
+from orchestrator.spec.config import check_name
+from orchestrator.tracking.database import file_of, may_be_written
+from tinyattn.errors import StorageError, UsageError
+from tinyattn.files.atomic import write_text
+from tinyattn.files.outside import UnfitError, read_text, reason
+from tinyattn.files.uris import without_secrets
+
+if TYPE_CHECKING:  # they import mlflow and torch, which takes seconds; a check may need neither
+    from orchestrator.state.checkpoint_store import CheckpointStore
+    from orchestrator.tracking.reader import TrackingReader
+    from orchestrator.tracking.writer import TrackingWriter
+
+
+LEAST_FREE_MB = 100
+"""Least free disk space for a sweep: store, adapters and states of some dozens of trials."""
+
+_LOCK = "driver.lock"
+_STORAGE = "storage"
+"""File in a sweep's folder with the URL of its checkpoint store, or the word `folder` if that is
+the sweep's folder itself."""
+_FOLDER = "folder"
+_MOST_NOTE = 10_000
+"""Largest size of that file, in bytes."""
+REQUESTS = "stop"
+"""Folder in a sweep's folder for the requests of `sweep stop`."""
+STOP_ALL = "all"
+"""Name of the request to stop the whole sweep; other requests have the names of trials."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The places where a project keeps its sweeps, store and data."""
+
+    runs: Path
+    """Folder of the SQLite store, its artifacts, and a folder for each sweep."""
+    tracking_uri: str | None = None
+    """MLflow store; None: SQLite in `runs`."""
+    data_dir: Path | None = None
+    """Folder with task files; None: TINYATTN_DATA, then the Hugging Face cache or hub."""
+    storage: str | None = None
+    """URL of the object store for trials' checkpoints; None: `runs`, which all nodes then see."""
+    shared: bool = False
+    """Whether a cluster file says that all nodes see `runs`; then no sweep uses an object store.
+    Without a cluster file a sweep stays where it was begun."""
+
+    @classmethod
+    def find(
+        cls,
+        runs: Path | None = None,
+        tracking_uri: str | None = None,
+        data: Path | None = None,
+        storage: str | None = None,
+        shared: bool = False,
+    ) -> Workspace:
+        """Return the workspace as given, by TINYATTN_RUNS and MLFLOW_TRACKING_URI, or `./runs`."""
+        runs = runs or Path(os.environ.get("TINYATTN_RUNS") or "runs")
+        uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        return cls(runs.expanduser().absolute(), uri or None, data, storage, shared)
+
+    def has_store(self) -> bool:
+        """Whether the MLflow store exists."""
+        file = self._database
+        return file is None or file.exists()  # whether a server is there, opening shows
+
+    @property
+    def _database(self) -> Path | None:
+        """The store's SQLite file; None: the store is a server or another database."""
+        return file_of(self.tracking_uri or f"sqlite:///{self.runs}/mlflow.db")
+
+    @property
+    def place(self) -> str:
+        """Address of the store for messages, without secrets."""
+        if self.tracking_uri is None:
+            return str(self.runs)
+        return without_secrets(self.tracking_uri, self.tracking_uri)
+
+    def may_be_written(self) -> bool:
+        """Whether this account may change the store; assumed of a server, which decides itself."""
+        file = self._database
+        return file is None or may_be_written(file)
+
+    def require_writable(self, name: str) -> None:
+        """Raise StorageError if a sweep's folder exists and may not be written."""
+        folder = self.path_of(name)
+        if folder.exists() and not os.access(folder, os.W_OK):
+            raise StorageError(
+                f"{folder}: may not be written by this account, so that nothing can be done with "
+                "the sweep but looking at it"
+            )
+
+    def store(self) -> TrackingReader:
+        """Open the MLflow store for reading; the runs folder need not be writable.
+
+        Raises:
+            UsageError: the store does not exist.
+            StorageError: the store cannot be opened.
+        """
+        self._require_store()
+        from orchestrator.tracking.reader import TrackingReader
+
+        return TrackingReader.open(self.runs, self.tracking_uri)
+
+    def tracker(self, *, create: bool = False) -> TrackingWriter:
+        """Open the MLflow store for reading and writing.
+
+        Raises:
+            UsageError: the store does not exist, and `create` is False.
+            StorageError: the store cannot be opened, made or written.
+        """
+        if not create:
+            self._require_store()
+        from orchestrator.tracking.writer import TrackingWriter
+
+        return TrackingWriter.open(self.runs, self.tracking_uri)
+
+    def _require_store(self) -> None:
+        if not self.has_store():
+            raise UsageError(
+                f"{self.place} holds no store of sweeps; run a sweep first, or name the place with "
+                "--runs or --tracking-uri"
+            )
+
+    def require_space(self) -> None:
+        """Raise StorageError if the disk of the runs folder is nearly full."""
+        there = next(place for place in (self.runs, *self.runs.parents) if place.exists())
+        free = shutil.disk_usage(there).free // 10**6
+        if free < LEAST_FREE_MB:
+            raise StorageError(
+                f"{there} has {free} MB free, a sweep needs {LEAST_FREE_MB} MB or more; free space "
+                "or choose another disk with --runs"
+            )
+
+    def path_of(self, name: str) -> Path:
+        """Return the path of a sweep's folder, which may not exist yet.
+
+        Raises:
+            UsageError: no sweep may have this name; as a path it might lead elsewhere.
+        """
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise UsageError(f"'{name}' came as the name of a sweep, {error}") from None
+        return self.runs / "sweeps" / name
+
+    def checkpoints(self, name: str) -> CheckpointStore:
+        """Return the checkpoint store of a sweep, which never changes.
+
+        Raises:
+            UsageError: the sweep was begun with a folder and now has an object store, or vice
+                versa.
+            StorageError: the sweep's folder cannot be read or written.
+        """
+        from orchestrator.state.checkpoint_store import ObjectStore, SharedFolder
+        from tinyattn.files.object_store import Objects, is_url
+
+        folder = self.sweep_folder(name)
+        place = self._noted(folder) or self._note(folder, name)
+        if is_url(place):
+            if self.shared:
+                raise UsageError(
+                    f"sweep '{name}' was begun in the object store {place}, and the storage of "
+                    "this cluster is a folder; name a cluster file with that store, or take "
+                    "another name"
+                )
+            return ObjectStore(folder, Objects(place))
+        if self.storage is not None:
+            raise UsageError(
+                f"sweep '{name}' was begun in the folder {folder}, and the storage of this cluster "
+                f"is the object store {self.storage}; name a cluster file with a folder, none, or "
+                "take another name"
+            )
+        return SharedFolder(folder)
+
+    def _noted(self, folder: Path) -> str:
+        """Return the checkpoint store that a sweep was begun with; empty for a new sweep."""
+        note = folder / _STORAGE
+        try:
+            place = read_text(note, _MOST_NOTE).strip()
+        except FileNotFoundError:
+            # Sweeps have had the note only since there are object stores.
+            return _FOLDER if any(folder.glob("*.jsonl")) else ""
+        except (OSError, UnfitError) as error:
+            raise StorageError(f"{note}: cannot be read: {reason(error)}") from None
+        if not place:
+            raise StorageError(
+                f"{note}: is empty; write the URL of the sweep's part of the object store into it, "
+                f"or `{_FOLDER}`"
+            )
+        return place
+
+    def _note(self, folder: Path, name: str) -> str:
+        """Record the checkpoint store that a sweep begins with."""
+        from tinyattn.files.object_store import Objects
+
+        place = _FOLDER
+        if self.storage is not None:
+            # Another driver, with runs of its own, may have used the name in the same store.
+            place = Objects(self.storage).within(f"{name}-{secrets.token_hex(4)}").url
+        write_text(folder / _STORAGE, f"{place}\n")
+        return place
+
+    @contextmanager
+    def lock(self, name: str, go_on: str | None = None) -> Iterator[None]:
+        """Hold a sweep's lock within the block; the system releases it if the process dies.
+
+        Args:
+            name: the sweep.
+            go_on: command that goes on where the block is interrupted; None: `sweep resume NAME`.
+
+        Raises:
+            UsageError: another process holds it.
+        """
+        self.require_writable(name)
+        lock = FileLock(self.sweep_folder(name) / _LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UsageError(
+                f"another process is working on sweep '{name}'; wait for it, or end it with Ctrl-C"
+            ) from None
+        try:
+            shutil.rmtree(self.path_of(name) / REQUESTS, ignore_errors=True)  # of an earlier driver
+            with suppress(OSError):  # on a full disk the work itself will say so
+                Path(lock.lock_file).write_text(go_on or f"sweep resume {name}")
+            yield
+        finally:
+            lock.release()
+
+    def goes_on_by(self, name: str) -> str:
+        """Return the command that goes on with what the holder of a sweep's lock does."""
+        try:
+            noted = read_text(self.path_of(name) / _LOCK, _MOST_NOTE).strip()
+        except (OSError, UnfitError):
+            noted = ""
+        return noted or f"sweep resume {name}"
+
+    def is_held(self, name: str) -> bool:
+        """Whether a process holds a sweep's lock; also works where the folder is read-only."""
+        try:
+            with (self.path_of(name) / _LOCK).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+    def sweep_folder(self, name: str) -> Path:
+        """Make and return the folder of a sweep.
+
+        Raises:
+            StorageError: it cannot be made.
+        """
+        folder = self.path_of(name)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"{folder}: cannot be made: {error.strerror}; choose another place with --runs"
+            ) from None
+        return folder

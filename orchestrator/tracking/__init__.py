@@ -1,0 +1,1 @@
+"""Tracking: MLflow runs are written and read here, and nowhere else."""

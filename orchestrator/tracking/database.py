@@ -1,0 +1,152 @@
+"""MLflow's SQLite database in a runs folder: its rights, its copies, its artifact addresses.
+
+MLflow writes the absolute address of every run's files into its database. After a runs folder was
+moved or copied, the database names the old place, which is then replaced by the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Container, Sequence
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from tinyattn.files.outside import open_file
+
+ARTIFACTS = "artifacts"
+"""Folder of all artifacts in a runs folder, and of a run's own in its folder."""
+_TABLES = {"alembic_version", "experiments", "runs", "tags", "params", "metrics", "latest_metrics"}
+BUSY_SECONDS = 5.0
+"""Seconds to wait while another process has locked the file."""
+
+
+def file_of(uri: str) -> Path | None:
+    """Return the file of an SQLite address; None for the address of another kind of store."""
+    scheme, mark, rest = uri.partition(":///")
+    if not mark or scheme.partition("+")[0] != "sqlite":
+        return None
+    return Path(rest.partition("?")[0])
+
+
+def may_be_written(file: Path) -> bool:
+    """Return whether this account may change an SQLite file, which has a journal beside it."""
+    return os.access(file, os.W_OK) and os.access(file.absolute().parent, os.W_OK)
+
+
+def require_database(file: Path) -> None:
+    """Refuse a file that is not a database of MLflow's.
+
+    Raises:
+        sqlite3.Error, OSError: it is not such a database, or stays locked.
+        UnfitError: it is not an ordinary file; opening a pipe would block.
+    """
+    if not file.is_file():
+        open_file(file).close()
+    with closing(_opened(file)) as connection:
+        found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        missing = _TABLES - {name for (name,) in found}
+    if missing:  # MLflow would make them, in whatever file, and show an empty store
+        raise sqlite3.DatabaseError(
+            f"it has no table {min(missing)}, so it is empty, damaged or another program's; "
+            "restore a copy, or move it away to begin a new store"
+        )
+
+
+def copy_to(folder: Path, file: Path) -> Path:
+    """Copy an SQLite file that other processes may be writing; return the copy.
+
+    Raises:
+        sqlite3.Error, OSError: it cannot be read.
+    """
+    copy = folder / file.name
+    try:
+        with closing(_opened(file)) as source, closing(sqlite3.connect(copy)) as target:
+            source.backup(target)
+    except sqlite3.OperationalError:
+        # A writer died in the middle: its journal must be undone, which takes a copy of both.
+        for part in (file, file.with_name(f"{file.name}-journal")):
+            if part.exists():
+                shutil.copyfile(part, folder / part.name)
+    return copy
+
+
+def _opened(file: Path) -> sqlite3.Connection:
+    mode = "rw" if may_be_written(file) else "ro"  # neither makes a file
+    return sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", BUSY_SECONDS, uri=True)
+
+
+# ---- addresses of artifacts ----
+
+
+def address_here(address: str, roots: Sequence[Path], runs: Container[str] = ()) -> str:
+    """Return where the artifacts of a run, or of an experiment, are now.
+
+    Args:
+        address: what MLflow wrote down when the run was made: `…/artifacts/EXPERIMENT` or
+            `…/artifacts/EXPERIMENT/RUN/artifacts`.
+        roots: folders `artifacts` that this store may have: first the one beside the database,
+            which moves and is copied with it, then that of a runs folder, which another may share
+            the database with.
+        runs: of an experiment: the names of its runs.
+
+    Returns:
+        The address below the root beside the database where that has the experiment, else as it is
+        where its files are there, else below another root that has the run. Where none has it, it
+        is below the only root, or stays as it is, as an address of another form does.
+    """
+    before = _path_of(address)
+    above = 1 if before is not None and before.parent.name == ARTIFACTS else 3
+    if before is None or len(before.parts) <= above + 1 or before.parts[-above - 1] != ARTIFACTS:
+        return address
+    experiment, *run = tail = before.parts[-above:]
+    beside, others = roots[0], roots[1:]
+    there = before if above == 1 else before.parents[1]
+    if (beside / experiment).is_dir():
+        return beside.joinpath(*tail).as_uri()
+    if there.is_dir():
+        return address
+    for root in others:
+        if any(found.name in (run[:1] or runs) for found in (root / experiment).glob("*")):
+            return root.joinpath(*tail).as_uri()
+    is_only = all(root == beside for root in others)
+    return beside.joinpath(*tail).as_uri() if is_only else address
+
+
+def put_addresses_right(file: Path, roots: Sequence[Path]) -> None:
+    """Update the artifact addresses in the database, for MLflow's own pages.
+
+    Raises:
+        sqlite3.Error: the database cannot be read or written.
+    """
+    with closing(sqlite3.connect(file, BUSY_SECONDS)) as connection, connection:
+        found = connection.execute("SELECT experiment_id, artifact_location FROM experiments")
+        for number, before in found.fetchall():
+            of = connection.execute("SELECT run_uuid FROM runs WHERE experiment_id = ?", (number,))
+            here = address_here(before or "", roots, {run for (run,) in of})
+            if here != (before or ""):
+                _replace(connection, before, here)
+
+
+def _replace(connection: sqlite3.Connection, before: str, here: str) -> None:
+    for table, column in (
+        ("runs", "artifact_uri"),
+        ("model_versions", "storage_location"),
+        ("model_versions", "source"),
+        ("logged_models", "artifact_location"),
+        ("experiments", "artifact_location"),
+    ):
+        connection.execute(
+            f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
+            f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
+            (here, len(before) + 1, before, len(before) + 1, f"{before}/"),
+        )
+
+
+def _path_of(address: str) -> Path | None:
+    parts = urlsplit(address)
+    if parts.scheme not in ("", "file") or not parts.path.startswith("/"):
+        return None
+    return Path(unquote(parts.path) if parts.scheme else address)

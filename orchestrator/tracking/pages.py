@@ -1,0 +1,104 @@
+"""What MLflow's web pages are told of a sweep: saved views of its trials, addresses, its data set.
+
+A saved view is an experiment tag that the runs page reads: which runs, which columns, in which
+order. It stands in the menu of views of that page, and an address can name it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from urllib.parse import urlencode
+
+from mlflow.entities import Dataset, DatasetInput, InputTag
+
+VIEW_TAG = "mlflow.sharedViewState."
+TRAINING = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag of an experiment that MLflow's pages show as training runs, not as traces of a chat."""
+NOTE_TAG = "mlflow.note.content"
+"""Tag of a run or experiment whose Markdown the pages show as its description."""
+_MOST_KEYS = 16
+"""Columns of searched values; a tag holds 5,000 characters."""
+_DIGEST_LENGTH = 36
+"""Longest digest of a data set that MLflow takes."""
+_MODEL_TRAINING = "machine_learning"
+"""The half of MLflow's pages that shows runs; the other half, where they open, shows traces."""
+
+
+def view_tags(
+    sweep: str, searched: Iterable[str], metric: str | None, created_ms: int
+) -> dict[str, str]:
+    """Return the experiment's tags that hold a sweep's views, and the one of all its sweeps.
+
+    Args:
+        sweep: its name.
+        searched: keys that the trials differ by.
+        metric: the task's primary metric; None: unknown, as in earlier stores.
+        created_ms: when the sweep began, milliseconds since 1970.
+    """
+    keys = dict.fromkeys(["optimizer.lr", *searched])
+    numbers = ["best_score", *([f"heldout/{metric}"] if metric else [])]
+    scores = [f"metrics.`{name}`" for name in numbers]
+    rest = ["metrics.`adapter_params`", *(f"params.`{key}`" for key in list(keys)[:_MOST_KEYS])]
+    outcome, kind, of = (f"tags.`tinyattn.{name}`" for name in ("outcome", "kind", "sweep"))
+    mine = f"{of} = '{sweep}'"
+    views = {
+        view_key(sweep): (f"{sweep}: trials", f"{mine} AND {kind} = 'trial'", [outcome]),
+        view_key(sweep, "finalists"): (
+            f"{sweep}: finalists and experts",
+            f"{mine} AND {kind} != 'trial' AND {kind} != 'sweep'",
+            [outcome, kind],
+        ),
+        "all": ("all sweeps", f"{kind} != 'sweep'", [outcome, of, kind]),
+    }
+    return {
+        VIEW_TAG + key: _view(name, query, [*scores, *tags, *rest], created_ms)
+        for key, (name, query, tags) in views.items()
+    }
+
+
+def _view(name: str, query: str, columns: list[str], created_ms: int) -> str:
+    state = {
+        "searchFilter": query,
+        "orderByKey": columns[0],
+        "orderByAsc": False,
+        "selectedColumns": columns,
+        "columnOrder": columns,
+    }
+    return json.dumps({"name": name, "createdAt": created_ms, "state": json.dumps(state)})
+
+
+def view_key(sweep: str, part: str = "trials") -> str:
+    """Return what names a sweep's view in an address; MLflow takes few characters in it."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", sweep)
+    if plain != sweep:
+        plain += "-" + hashlib.sha256(sweep.encode()).hexdigest()[:6]
+    return f"{plain}.{part}"
+
+
+def view_page(experiment_id: str, sweep: str, part: str = "trials") -> str:
+    """Return where a sweep's view is on MLflow's site; `part`: trials or finalists."""
+    words = urlencode({"workflowType": _MODEL_TRAINING, "viewStateShareKey": view_key(sweep, part)})
+    return f"#/experiments/{experiment_id}/runs?{words}"
+
+
+def run_page(experiment_id: str, run_id: str) -> str:
+    """Return where a run is on MLflow's site."""
+    return f"#/experiments/{experiment_id}/runs/{run_id}"
+
+
+def data_set(task: str, tags: Mapping[str, str]) -> list[DatasetInput]:
+    """Return a run's training rows as MLflow knows data sets; empty: its tags do not name them."""
+    if "data_fingerprint" not in tags:
+        return []
+    rows = {"num_rows": int(tags["train_rows"])} if "train_rows" in tags else {}
+    found = Dataset(
+        name=task,
+        digest=tags["data_fingerprint"][:_DIGEST_LENGTH],
+        source_type="task",
+        source=json.dumps({"task": task, "data_fingerprint": tags["data_fingerprint"]}),
+        profile=json.dumps(rows),
+    )
+    return [DatasetInput(found, [InputTag("mlflow.data.context", "training")])]

@@ -1,0 +1,76 @@
+"""Provenance of a result: the commit of the code, the versions of libraries, the data."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from tinyattn.errors import UsageError
+
+LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "optuna", "mlflow", "tinyattn")
+
+
+@cache
+def commit() -> str:
+    """Return the commit of the running code, with `+dirty` if files differ from it.
+
+    Code that was installed, not checked out, is named by its release: `release-0.1.0`.
+    """
+    here = Path(__file__).resolve()
+    # An environment inside somebody else's checkout must not report that checkout's commit.
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return f"release-{metadata.version('tinyattn')}"
+    revision = _git(here.parent, "rev-parse", "HEAD") or "unborn"
+    changed = _git(here.parent, "status", "--porcelain", "--untracked-files=no")
+    return f"{revision}+dirty" if changed else revision
+
+
+@cache
+def _versions() -> tuple[tuple[str, str], ...]:
+    return tuple((f"version.{name}", metadata.version(name)) for name in LIBRARIES)
+
+
+def code_tags() -> dict[str, str]:
+    """Return the commit and the library versions as tags."""
+    return {"commit": commit(), **dict(_versions())}
+
+
+def refuse_other_data(what: str, tags: Mapping[str, str], here: str) -> None:
+    """Refuse data other than a run's: scores would not compare.
+
+    Args:
+        what: name of the sweep or run, for the message.
+        tags: its tags; a run without a fingerprint is accepted.
+        here: fingerprint of the data found now.
+
+    Raises:
+        UsageError: the data differ.
+    """
+    then = tags.get("data_fingerprint", here)
+    if then != here:
+        raise UsageError(
+            f"{what} was made from data with fingerprint {then}, the data found here have {here}: "
+            "rows it trained on could be held out now; name its folder with --data or TINYATTN_DATA"
+        )
+
+
+def slug(name: str) -> str:
+    """Return a PLM's or task's name fit for MLflow; a path gives its last part."""
+    if name.startswith((".", "/", "~")):
+        name = Path(name).name
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower() or "unnamed"
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    """Return git's answer, or None where there is no git or no repository."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

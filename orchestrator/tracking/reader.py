@@ -1,0 +1,586 @@
+"""Reads sweeps and trials back from MLflow. `writer.py` writes what is read here.
+
+Layout of the store: one experiment a task and PLM (`rte on roberta-large`; `rte/roberta-large` in
+stores of earlier versions), a parent run a sweep, a child run a trial. Tags of the project start
+with `tinyattn.`; what a run *is* stands in its tags and params, what it *measured* in its metrics,
+by evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sqlite3
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from sqlalchemy.exc import SQLAlchemyError
+
+from orchestrator.spec.outcome import Outcome
+from orchestrator.tracking import database
+from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
+from orchestrator.tracking.pages import VIEW_TAG, view_key, view_page
+from orchestrator.tracking.run_tables import DATABASES, RunRow, RunTables
+from tinyattn.config import TrainConfig, stored_config
+from tinyattn.errors import StorageError, UsageError, did_you_mean
+from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
+from tinyattn.files.uris import without_secrets
+from tinyattn.tasks import find_task
+
+TAG = "tinyattn."
+"""Prefix of every tag that the project writes."""
+PARENT_TAG = "mlflow.parentRunId"
+FINAL_KINDS = ("finalist", "expert", "collapsed")
+"""Kinds of the finalizer's runs."""
+CONNECT_SECONDS = 5.0
+UI_ADDRESS = "http://127.0.0.1:5000"
+"""Where `tinyattn ui` serves MLflow's pages unless told otherwise."""
+VERDICT_FILE = "verdict.json"
+"""Artifact of a sweep's run: what its finalizer found."""
+MOST_ARTIFACT = 2**24
+"""Largest file that describes a run, in bytes."""
+_COUNTS = ("evaluation", "adapter_params", "classifier_params")
+UNOPENED = (
+    MlflowException,
+    OSError,
+    sqlite3.Error,
+    SQLAlchemyError,
+    ValueError,  # an address that is none
+    ImportError,  # a database whose driver is not installed
+)
+"""Errors that opening a store can raise."""
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """The parent run of one sweep."""
+
+    run_id: str
+    experiment_id: str
+    name: str
+    task: str
+    plm: str
+    protocol: str
+    outcome: Outcome | None
+    """None while it runs."""
+    start_time: int
+    """Milliseconds since 1970."""
+    tags: dict[str, str]
+    """Tags of the project, without their prefix."""
+
+    @property
+    def carve(self) -> int | None:
+        """Version of the carve that made its rows; None: no rows were carved."""
+        return carve_of(self.protocol, self.tags)
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """The child run of one trial, running or ended."""
+
+    run_id: str
+    trial_id: str
+    sweep: str
+    task: str
+    plm: str
+    protocol: str
+    kind: str
+    """trial, finalist, expert (several heads), collapsed, or baseline (a classifier alone that was
+    trained for a promotion)."""
+    outcome: Outcome | None
+    """None while it runs."""
+    start_time: int
+    """Milliseconds since 1970."""
+    params: dict[str, Any]
+    """Values that the searcher chose, by dotted key."""
+    config: dict[str, Any]
+    """The whole resolved configuration, by dotted key."""
+    metrics: dict[str, float]
+    """Latest value of every metric, by its MLflow name."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """Tags of the project, without their prefix."""
+    end_time: int | None = None
+    """Milliseconds since 1970; None while it runs."""
+    experiment_id: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name among the trials of all sweeps, as in `first/search_00004`."""
+        return f"{self.sweep}/{self.trial_id}"
+
+    @property
+    def carve(self) -> int | None:
+        """Version of the carve that made its rows; None: no rows were carved."""
+        return carve_of(self.protocol, self.tags)
+
+    @property
+    def score(self) -> float | None:
+        """Primary metric on the selection split at the last evaluation."""
+        return self.metrics.get("score")
+
+    @property
+    def best_score(self) -> float | None:
+        """Best primary metric on the selection split; what the leaderboard ranks."""
+        return self.metrics.get("best_score")
+
+    @property
+    def evaluations(self) -> int:
+        """Number of evaluations that the trial reported."""
+        return int(self.metrics.get("evaluation", 0))
+
+    @cached_property
+    def heldout(self) -> dict[str, float]:
+        """Metrics measured at the end: on the held-out split, and on a task's extra rows."""
+        return _group(self.metrics, "heldout/")
+
+    @cached_property
+    def primary_metric(self) -> str | None:
+        """Name of the task's primary metric; None if task file and tag are missing."""
+        if "primary_metric" in self.tags:
+            return self.tags["primary_metric"]
+        try:
+            return find_task(self.config.get("task", self.task)).metrics[0]
+        except UsageError:
+            return next(iter(self.heldout)) if len(self.heldout) == 1 else None
+
+    @property
+    def heldout_score(self) -> float | None:
+        """Primary metric on the held-out split; None: not measured, as under protocol `paper`."""
+        if self.protocol == "paper" or self.primary_metric is None:
+            return None
+        return self.heldout.get(self.primary_metric)
+
+    @property
+    def adapter_params(self) -> int | None:
+        """Trainable parameters of the adapters."""
+        return _whole(self.metrics.get("adapter_params"))
+
+    @property
+    def classifier_params(self) -> int | None:
+        """Trainable parameters of the classifier."""
+        return _whole(self.metrics.get("classifier_params"))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and evaluation spent on the trial."""
+        return self.metrics.get("seconds", 0.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation of a trial's history."""
+
+    index: int
+    score: float
+    best_score: float
+    seconds: float
+
+
+class TrackingReader:
+    """Read access to an MLflow store. A database that may not be written is read from a copy."""
+
+    def __init__(self, tracking_uri: str, roots: Sequence[Path] = ()) -> None:
+        """Connect.
+
+        Args:
+            tracking_uri: `sqlite:///…/mlflow.db`, or a server's or database's address.
+            roots: of an SQLite store: folders that its artifacts may be in.
+
+        Raises:
+            UsageError: the address is not one of an MLflow store.
+            StorageError: the store cannot be reached or opened.
+        """
+        prepare_mlflow()
+        shown = without_secrets(tracking_uri, tracking_uri)
+        if "://" not in tracking_uri:
+            raise UsageError(
+                f"'{shown}' is no address of an MLflow store; allowed are "
+                "such as sqlite:///runs/mlflow.db, http://server:5000, postgresql://server/mlflow"
+            )
+        self._roots = roots
+        try:
+            self.uri = self._prepared(tracking_uri)
+            self.client = MlflowClient(self.uri, registry_uri=self.uri)
+            self.client.search_experiments(max_results=1)
+            is_database = self.uri.partition(":")[0].partition("+")[0] in DATABASES
+            self._tables = RunTables(self.uri) if is_database else None
+        except UNOPENED as error:
+            raise StorageError(
+                f"the MLflow store {shown} cannot be opened: {first_line(error, tracking_uri)}. "
+                "Check the address and that it may be written, or leave the address out to keep "
+                "an SQLite store under runs/"
+            ) from None
+
+    @classmethod
+    def open(cls, runs_dir: Path, tracking_uri: str | None = None) -> Self:
+        """Open the store at `tracking_uri`, or SQLite with its artifacts under `runs_dir`."""
+        folder = runs_dir.resolve()
+        uri = tracking_uri or f"sqlite:///{folder}/mlflow.db"
+        file = database.file_of(uri)
+        if file is None:
+            return cls(uri)
+        return cls(uri, [place.resolve() / database.ARTIFACTS for place in (file.parent, folder)])
+
+    def _prepared(self, uri: str) -> str:
+        """Make the store if it is missing; return the address to read it from."""
+        file = database.file_of(uri)
+        if file is None:
+            _knock(uri)
+            return uri
+        if not file.exists():
+            _make_database(file)
+        database.require_database(file)
+        if not database.may_be_written(file):
+            file, uri = self._unwritable(file)
+        if self._roots:
+            database.put_addresses_right(file, self._roots)
+        return uri
+
+    def _unwritable(self, file: Path) -> tuple[Path, str]:
+        """Return a copy of a database and its address, to be read in its place."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="tinyattn-")
+        copy = database.copy_to(Path(self._scratch.name), file)
+        return copy, f"sqlite:///{copy}"
+
+    def sweeps(self, task: str | None = None) -> list[SweepRecord]:
+        """Return all sweeps, oldest first."""
+        found = [_record(run, _sweep_record) for run in self._runs(f"{TAG}kind", "sweep")]
+        return sorted(
+            (sweep for sweep in found if task is None or sweep.task == task),
+            key=lambda sweep: sweep.start_time,
+        )
+
+    def name_is_free(self, name: str) -> bool:
+        """Return whether no sweep is called `name`."""
+        return all(sweep.name != name for sweep in self.sweeps())
+
+    def find_sweep(self, name: str) -> SweepRecord:
+        """Return the sweep called `name`; raise UsageError that lists the sweeps there are."""
+        sweeps = self.sweeps()
+        for sweep in sweeps:
+            if sweep.name == name:
+                return sweep
+        names = [sweep.name for sweep in sweeps]
+        known = f"known are {', '.join(names)}" if names else "the store holds no sweep yet"
+        raise UsageError(f"no sweep is called '{name}'{did_you_mean(name, names)}; {known}")
+
+    def trials_of(self, sweep: SweepRecord) -> list[TrialRecord]:
+        """Return the trials of a sweep, finalists and experts included, oldest first."""
+        runs = self._runs(PARENT_TAG, sweep.run_id, [sweep.experiment_id])
+        found = [_record(run, _trial_record) for run in runs]
+        return sorted(found, key=lambda trial: trial.start_time)
+
+    def names_of_trials(self, sweep: str) -> list[str]:
+        """Return the names of the trials that a sweep's driver ran; empty: there is no sweep."""
+        found = next((record for record in self.sweeps() if record.name == sweep), None)
+        trials = self.trials_of(found) if found else []
+        return [trial.trial_id for trial in trials if trial.kind != "collapsed"]
+
+    def trial(self, name: str) -> TrialRecord:
+        """Return the trial that is called `name`.
+
+        Args:
+            name: `SWEEP/TRIAL`, as in `first/search_00004`, or MLflow's id of its run, of which the
+                first 6 digits are enough.
+
+        Raises:
+            UsageError: no trial is called that, or several run ids start with it.
+        """
+        sweep, slash, trial = name.rpartition("/")
+        if slash:
+            runs = self._runs(f"{TAG}trial", trial)
+            found = [run for run in runs if run.tags.get(f"{TAG}sweep") == sweep]
+        else:
+            runs = self._runs(f"{TAG}trial") if len(name) >= 6 else []
+            found = [run for run in runs if run.run_id.startswith(name)]
+        if len(found) != 1:
+            many = ", ".join(run.run_id for run in found)
+            fault = f"fits several trials: {many}" if found else "is no trial's name or run id"
+            raise UsageError(
+                f"'{name}' {fault}; a trial is called SWEEP/TRIAL, as in first/search_00004, and "
+                "`tinyattn leaderboard` lists them"
+            )
+        return _record(found[0], _trial_record)
+
+    def has_view(self, sweep: SweepRecord) -> bool:
+        """Return whether MLflow's pages have the sweep's trials as a prepared view."""
+        tags: dict[str, str] = self.client.get_experiment(sweep.experiment_id).tags
+        return VIEW_TAG + view_key(sweep.name) in tags
+
+    def pages_of(self, sweep: SweepRecord) -> str:
+        """Return the address of a sweep's leaderboard in MLflow's pages.
+
+        Of a server it is whole; of a database it is where `tinyattn ui` serves it unless told
+        otherwise.
+        """
+        is_server = self.uri.startswith(("http:", "https:"))
+        site = without_secrets(self.uri, self.uri).rstrip("/") if is_server else UI_ADDRESS
+        return f"{site}/{view_page(sweep.experiment_id, sweep.name)}"
+
+    def verdict_of(self, sweep: SweepRecord) -> dict[str, Any] | None:
+        """Return what the sweep's finalizer found; None: it was not finalized, or by an earlier
+        version, which did not keep it."""
+        if "winner" not in sweep.tags or not self.has_artifact(sweep.run_id, VERDICT_FILE):
+            return None
+        return self._read_json(sweep.run_id, VERDICT_FILE)
+
+    def histories(self, trials: Sequence[TrialRecord]) -> list[list[Point]]:
+        """Return the evaluations of each trial in order (of a server three requests a trial)."""
+        keys = ("score", "best_score", "seconds")
+        run_ids = [trial.run_id for trial in trials]
+        if self._tables is not None:
+            found = self._tables.histories(run_ids, keys)
+        else:
+            found = {one: {key: self._history(one, key) for key in keys} for one in run_ids}
+        return [_points(found[run_id]) for run_id in run_ids]
+
+    def _history(self, run_id: str, key: str) -> dict[int, float]:
+        return {one.step: one.value for one in self.client.get_metric_history(run_id, key)}
+
+    def sweep_config(self, sweep: SweepRecord) -> dict[str, Any]:
+        """Return the resolved sweep file, with the versions that it ran with."""
+        found = self._read_json(sweep.run_id, "sweep.json")
+        return {**found, "train": stored_config(found.get("train", {}))}
+
+    def download(self, run_id: str, path: str, destination: Path) -> Path:
+        """Copy a run's artifact, file or folder, under `destination`; return the copy's path."""
+        if not self.has_artifact(run_id, path):
+            raise StorageError(f"run {run_id} has no artifact '{path}'")
+        self._refuse_special_files(run_id, path)
+        try:
+            destination.mkdir(parents=True, exist_ok=True)
+            return Path(self._artifacts(run_id).download_artifacts(path, str(destination)))
+        except (MlflowException, OSError) as error:
+            line = first_line(error, self.uri)
+            raise StorageError(f"artifact '{path}' of run {run_id}: {line}") from None
+
+    def _refuse_special_files(self, run_id: str, path: str) -> None:
+        """Raise StorageError if a copy would block on a pipe, or follow a link to other files."""
+        try:
+            uri = urlsplit(self._address(run_id))
+        except ValueError as error:
+            raise StorageError(f"the artifacts of run {run_id}: {error}") from None
+        if uri.scheme not in ("", "file"):
+            return
+        top = Path(unquote(uri.path), path)
+        for entry in (top, *(top.rglob("*") if top.is_dir() else ())):
+            if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
+                raise StorageError(
+                    f"artifact '{path}' of run {run_id}: {entry} is neither a file nor a folder; "
+                    "restore a copy"
+                )
+
+    def has_artifact(self, run_id: str, path: str) -> bool:
+        """Return whether a run has an artifact at this top-level path."""
+        try:
+            return any(item.path == path for item in self._artifacts(run_id).list_artifacts())
+        except (MlflowException, OSError) as error:
+            raise StorageError(
+                f"the artifacts of run {run_id} cannot be listed: {first_line(error, self.uri)}"
+            ) from None
+
+    def _artifacts(self, run_id: str) -> ArtifactRepository:
+        """Return the repository of a run's files at their present place.
+
+        MLflow's client would remember the place for the life of the process, in which another copy
+        of the store may be opened later.
+        """
+        return get_artifact_repository(self._address(run_id), tracking_uri=self.uri)
+
+    def _address(self, run_id: str) -> str:
+        address = self.client.get_run(run_id).info.artifact_uri or ""
+        return database.address_here(address, self._roots) if self._roots else address
+
+    def _read_json(self, run_id: str, path: str) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            file = self.download(run_id, path, Path(folder))
+            try:
+                content: dict[str, Any] = parse_json(read_text(file, MOST_ARTIFACT))
+            except (OSError, UnfitError) as error:
+                raise StorageError(
+                    f"artifact '{path}' of run {run_id}: {reason(error)}; restore a copy"
+                ) from None
+            if not isinstance(content, dict):
+                raise StorageError(f"artifact '{path}' of run {run_id} is damaged; restore a copy")
+            return content
+
+    def _runs(
+        self, tag: str, value: str | None = None, experiments: list[str] | None = None
+    ) -> list[RunRow]:
+        """Return every active run with a tag; value None: with any value."""
+        if self._tables is not None:
+            return self._tables.with_tag(tag, value)
+        if experiments is None:
+            experiments = [found.experiment_id for found in self.client.search_experiments()]
+        query = f'tags."{tag}" ' + ("LIKE '%'" if value is None else f"= '{value}'")
+        runs: list[RunRow] = []
+        token = None
+        while True:
+            page = self.client.search_runs(experiments, query, max_results=1000, page_token=token)
+            runs += map(_run_row, page)
+            token = page.token
+            if not token:
+                return runs
+
+
+def first_line(error: Exception, *uris: str) -> str:
+    """Return the first line of an error's message, without secrets.
+
+    Args:
+        error: an error of a store.
+        uris: addresses that it may quote.
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return without_secrets(lines[0], *uris)
+
+
+def _knock(uri: str) -> None:
+    """Connect to a server once, to fail in seconds where MLflow would retry for minutes.
+
+    Raises:
+        OSError: nothing answers at the address.
+        ValueError: the address is malformed.
+    """
+    parts = urlsplit(uri)
+    ports = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
+    port = parts.port or ports.get(parts.scheme.split("+")[0])
+    if parts.hostname and port:
+        socket.create_connection((parts.hostname, port), CONNECT_SECONDS).close()
+
+
+def _make_database(path: Path) -> None:
+    """Make MLflow's tables in a new file, and rename it when it has them all.
+
+    MLflow takes seconds for that. A process killed meanwhile would leave a file that MLflow can
+    neither use nor complete.
+    """
+    prepare_mlflow()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
+        fresh = Path(folder) / path.name
+        make_tables(f"sqlite:///{fresh}")
+        try:
+            os.link(fresh, path)
+        except FileExistsError:  # another process was quicker
+            return
+        except OSError:  # a file system without hard links
+            os.rename(fresh, path)
+
+
+def _run_row(run: Run) -> RunRow:
+    info, data = run.info, run.data
+    return RunRow(
+        info.run_id, info.experiment_id, info.start_time, info.end_time,
+        dict(data.tags), dict(data.params), dict(data.metrics),
+    )  # fmt: skip
+
+
+def _points(columns: Mapping[str, Mapping[int, float]]) -> list[Point]:
+    best, seconds = columns["best_score"], columns["seconds"]
+    return [
+        Point(index, score, best[index], seconds.get(index, math.nan))
+        for index, score in sorted(columns["score"].items())
+        if index in best
+    ]
+
+
+_Record = TypeVar("_Record", SweepRecord, TrialRecord)
+
+
+def _record(run: RunRow, make: Callable[[RunRow], _Record]) -> _Record:
+    """Return a run as a record; StorageError if its tags and metrics are damaged."""
+    try:
+        return make(run)
+    except (KeyError, ValueError) as error:
+        fault = f"it has no tag {TAG}{error.args[0]}" if isinstance(error, KeyError) else error
+        raise StorageError(
+            f"run {run.run_id} of the MLflow store is damaged: {fault}; restore a copy of the "
+            "store, or delete the run"
+        ) from None
+
+
+def _sweep_record(run: RunRow) -> SweepRecord:
+    tags = _group(run.tags, TAG)
+    if not math.isfinite(float(tags.get("heartbeat", 0))):
+        raise ValueError("its tag heartbeat is no time")
+    return SweepRecord(
+        run_id=run.run_id,
+        experiment_id=run.experiment_id,
+        name=tags["sweep"],
+        task=tags["task"],
+        plm=tags["plm"],
+        protocol=tags["protocol"],
+        outcome=_outcome(tags),
+        start_time=run.start_time,
+        tags=tags,
+    )
+
+
+def _trial_record(run: RunRow) -> TrialRecord:
+    tags = _group(run.tags, TAG)
+    searched = parse_json(tags["searched"], nan=True)
+    if not isinstance(searched, dict):
+        raise ValueError("its tag searched holds no values by key")
+    if not all(math.isfinite(run.metrics.get(key, 0)) for key in _COUNTS):
+        raise ValueError(f"one of its metrics {', '.join(_COUNTS)} is no number")
+    return TrialRecord(
+        run_id=run.run_id,
+        trial_id=tags["trial"],
+        sweep=tags["sweep"],
+        task=tags["task"],
+        plm=tags["plm"],
+        protocol=tags["protocol"],
+        kind=tags["kind"],
+        outcome=_outcome(tags),
+        start_time=run.start_time,
+        params=searched,
+        config={key: _value(text) for key, text in run.params.items()},
+        metrics=run.metrics,
+        tags=tags,
+        end_time=run.end_time,
+        experiment_id=run.experiment_id,
+    )
+
+
+def carve_of(protocol: str, tags: Mapping[str, str]) -> int | None:
+    """Return the version of carving in a run's tags; older runs without it have version 1."""
+    first = "1" if protocol == "heldout" else None
+    return None if (version := tags.get("carve", first)) is None else int(version)
+
+
+def protocol_words(protocol: str, carve: int | None) -> str:
+    """Return the name of a protocol, with the version of carving if that is not the newest."""
+    newest = TrainConfig.model_fields["carve_version"].default
+    return protocol if carve in (None, newest) else f"{protocol} v{carve}"
+
+
+def _outcome(tags: Mapping[str, str]) -> Outcome | None:
+    return Outcome(tags["outcome"]) if "outcome" in tags else None
+
+
+def _group(items: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the items under a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in items.items() if k.startswith(prefix)}
+
+
+def _value(text: str) -> Any:
+    """Read a param back: numbers, booleans, null and lists were written as JSON."""
+    try:
+        return parse_json(text)
+    except UnfitError:
+        return text
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)

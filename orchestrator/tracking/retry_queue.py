@@ -1,0 +1,101 @@
+"""RetryQueue: ordered writes, in the background, to a store that may be slow or away."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from mlflow.exceptions import MlflowException
+from requests import HTTPError
+
+from tinyattn.files.uris import without_secrets
+
+PATIENCE_SECONDS = 60.0
+"""Seconds for which a write that cannot wait in the queue is tried again."""
+_TRANSIENT = {
+    "TEMPORARILY_UNAVAILABLE",
+    "INTERNAL_ERROR",
+    "REQUEST_LIMIT_EXCEEDED",
+    "DEADLINE_EXCEEDED",
+}
+"""Error codes of MLflow that pass by themselves."""
+
+
+def is_passing(error: Exception) -> bool:
+    """Whether an error may pass by itself, as of a store that is away or a full disk."""
+    if isinstance(error, MlflowException):
+        return error.error_code in _TRANSIENT
+    if isinstance(error, HTTPError) and error.response is not None:  # from moving an artifact
+        return error.response.status_code >= 500 or error.response.status_code == 429
+    return isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+
+
+class RetryQueue:
+    """A thread that sends writes in their order; while an error may pass, all of them wait.
+
+    Waiting writes are in memory only. After a crash the caller repeats them from its event log.
+    """
+
+    def __init__(self, uri: str = "", pause_seconds: float = 5.0) -> None:
+        """Begin empty.
+
+        Args:
+            uri: address of the store, whose secrets no message shows.
+            pause_seconds: seconds between two tries of a write.
+        """
+        self._uri = uri
+        self._pause_seconds = pause_seconds
+        self._waiting: deque[Callable[[], Any]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def send(self, write: Callable[[], Any]) -> None:
+        """Queue a write behind all that wait; return at once."""
+        with self._changed:
+            self._waiting.append(write)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="retry queue", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until all writes are sent, at most `seconds`; return whether they are."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, timeout=seconds)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                write = self._waiting[0]
+            try:
+                write()
+            except Exception as error:
+                if is_passing(error):
+                    time.sleep(self._pause_seconds)
+                    continue
+                # Such as a run that somebody deleted in MLflow's page: no reason to stop a sweep.
+                reason = without_secrets(str(error), self._uri)
+                warnings.warn(f"MLflow refused a write: {reason}", stacklevel=2)
+            with self._changed:
+                self._waiting.popleft()
+                self._changed.notify_all()
+
+
+def patiently(call: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
+    """Call until it works or `seconds` have passed; only after errors that may pass."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except MlflowException as error:
+            if not is_passing(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(1.0)

@@ -1,0 +1,40 @@
+"""What this project uses of MLflow beyond its public interface is there, and does the same."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient, environment_variables
+from mlflow.telemetry.client import get_telemetry_client
+
+from orchestrator.tracking.database import require_database
+from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
+
+
+def test_the_tables_are_those_that_a_store_makes(tmp_path: Path) -> None:
+    own, mlflows = tmp_path / "own.db", tmp_path / "mlflow.db"
+    make_tables(f"sqlite:///{own}")
+    MlflowClient(f"sqlite:///{mlflows}").search_experiments()
+    found = []
+    for file in (own, mlflows):
+        require_database(file)
+        with closing(sqlite3.connect(file)) as connection:
+            rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            found.append(set(rows.fetchall()))
+    assert found[0] == found[1]
+
+
+def test_mlflow_reads_the_switches_with_each_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("HTTP_REQUEST_MAX_RETRIES", "ENABLE_ARTIFACTS_PROGRESS_BAR", "DISABLE_TELEMETRY")
+    for name in names:
+        monkeypatch.setenv(f"MLFLOW_{name}", "1")  # so that it is there no more afterwards
+        monkeypatch.delenv(f"MLFLOW_{name}")
+    prepare_mlflow()
+    values = [getattr(environment_variables, f"MLFLOW_{name}").get() for name in names]
+    assert values == [0, False, True]
+    assert get_telemetry_client() is None
+    assert logging.getLogger("alembic").level == logging.CRITICAL

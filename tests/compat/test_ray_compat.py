@@ -1,0 +1,134 @@
+"""What this project uses of Ray beyond its public interface is there, and does the same."""
+
+from __future__ import annotations
+
+import inspect
+import ipaddress
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import ray
+from ray import tune
+from ray._private import worker
+from ray.air.execution._internal.actor_manager import RayActorManager
+from ray.air.execution._internal.tracked_actor import TrackedActor
+from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
+from ray.tune import constants
+
+from cluster.local import this_machine
+from orchestrator.execution import ray_compat
+from orchestrator.execution.ray_compat import address_in
+
+
+@ray.remote(num_cpus=0)
+class Idle:
+    """An actor that can fail or die."""
+
+    def fail(self) -> None:
+        raise RuntimeError("on purpose")
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def started_ray() -> Iterator[None]:
+    with this_machine(num_cpus=1):
+        yield
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tune as a sweep has it; afterwards as it was."""
+    for name in ("TUNE_MAX_PENDING_TRIALS_PG", "TUNE_DISABLE_SIGINT_HANDLER"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(ray_compat.actor_manager, "RayActorError", ray.exceptions.RayActorError)
+    before = logging.getLogger("ray.tune").level
+    ray_compat.prepare_tune()
+    yield
+    logging.getLogger("ray.tune").setLevel(before)
+
+
+@pytest.mark.parametrize("kind", ray_compat.WORKER_ENDS)
+def test_tune_hears_of_every_end_of_a_worker(
+    prepared: None, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tune by itself raises RuntimeError on all but the first, and the sweep would end with it."""
+    heard: list[BaseException] = []
+    manager = RayActorManager(SimpleNamespace())
+    monkeypatch.setattr(manager, "_cleanup_actor", lambda tracked_actor: None)
+    actor = TrackedActor(actor_id=1, on_error=lambda actor, error: heard.append(error))
+    ended = kind.__new__(kind)
+    manager._actor_task_failed(TrackedActorTask(tracked_actor=actor), ended)
+    assert heard == [ended]
+
+
+def test_tune_knows_the_switches_that_are_set(prepared: None) -> None:
+    known = inspect.getsource(constants)
+    for name, value in (("MAX_PENDING_TRIALS_PG", "10000"), ("DISABLE_SIGINT_HANDLER", "1")):
+        assert os.environ[f"TUNE_{name}"] == value
+        assert f"TUNE_{name}" in known
+
+
+def test_ray_says_by_its_id_that_an_actor_has_died(started_ray: None) -> None:
+    actor = Idle.remote()
+    name = ray_compat.actor_id(actor)
+    ray.get(actor.__ray_ready__.remote())
+    assert not ray_compat.is_dead(name)
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actor.die.remote())
+    assert ray_compat.is_dead(name)
+
+
+def test_ray_names_the_machine_of_an_actor_that_fails_and_of_one_that_dies(
+    started_ray: None,
+) -> None:
+    actor = Idle.remote()
+    with pytest.raises(RuntimeError) as failed:
+        ray.get(actor.fail.remote())
+    with pytest.raises(ray.exceptions.RayActorError) as died:
+        ray.get(actor.die.remote())
+    assert address_in(str(failed.value)) == "127.0.0.1"
+    assert address_in(str(died.value)) == "127.0.0.1"
+
+
+def test_the_innermost_machine_is_the_one_that_failed() -> None:
+    """The trial's supervisor is on one machine, the rank that died on another."""
+    outer = "ray::ResourceTrainable.train() (pid=7, ip=10.0.0.1, actor_id=0a, repr=x)\n"
+    nested = outer + "ActorDiedError: it died.\n\tpid: 9\n\tip: 10.0.0.2\nThe actor is dead"
+    assert address_in(nested) == "10.0.0.2"
+    assert address_in(outer) == "10.0.0.1"
+    assert address_in("(pid=7, ip=fd00::2, actor_id=0a)") == "fd00::2"
+    assert address_in("Memory on the node (IP: 10.0.0.5, ID: 0a) was 4.55GB used") == "10.0.0.5"
+    assert address_in("a trip: nothing") is None
+
+
+def test_tunes_own_answer_of_a_trainable_that_saves_has_the_same_parts() -> None:
+    """`Trainable.save` makes such an answer where it is not overridden."""
+    own = vars(sys.modules[tune.Trainable.__module__])["_TrainingResult"]
+    assert vars(own(checkpoint=None, metrics={})) == vars(ray_compat.nothing_saved())
+
+
+def test_the_key_value_store_keeps_values_by_namespace(started_ray: None) -> None:
+    store, other = ray_compat.KeyValueStore(b"a"), ray_compat.KeyValueStore(b"b")
+    store.put(b"x/1", b"first")
+    store.put(b"x/1", "second")
+    store.put(b"y/1", b"kept")
+    other.put(b"x/1", b"of another")
+    assert store.get(b"x/1") == b"second"
+    store.remove_all(b"x/")
+    assert not store.has(b"x/1")
+    assert store.has(b"y/1")
+    assert other.get(b"x/1") == b"of another"
+
+
+def test_ray_of_this_machine_is_on_loopback_and_keeps_its_processes(started_ray: None) -> None:
+    """Elsewhere others would reach it; and its processes, which are deaf to SIGTERM, would stay."""
+    assert ipaddress.ip_address(ray.util.get_node_ip_address()).is_loopback
+    started = [info.process for own in worker._global_node.all_processes.values() for info in own]
+    assert {"terminate", "kill"} <= set(dir(started[0]))

@@ -1,0 +1,317 @@
+"""The event log: what is on disk after any crash, and what a new driver makes of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from mlflow_sweeps import Sweeps
+from ray.tune.search import Searcher
+
+from orchestrator.driver.context import RetryBudget, Stop
+from orchestrator.driver.trial_queue import Points, TrialQueue
+from orchestrator.planning.curves import Synthetic
+from orchestrator.planning.simulation import VirtualCluster, _Simulation
+from orchestrator.search.asha import Asha, make_scheduler, replay
+from orchestrator.spec.config import Sweep
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.event_log import EventLog, Past, read_event_log
+from orchestrator.state.workspace import Workspace
+from orchestrator.sweep import _go_on
+from orchestrator.tracking.reader import TAG
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.config import build
+from tinyattn.errors import StorageError
+
+LR = {"optimizer.lr": 1e-3}
+
+
+def at(evaluation: int, **more: Any) -> dict[str, Any]:
+    return {"evaluation": evaluation, "score": 0.1 * evaluation, "best_score": 0.5, **more}
+
+
+def written(path: Path) -> EventLog:
+    """Four trials: complete, stopped, diverged, running."""
+    event_log = EventLog(path)
+    for name in ("a", "b", "c", "d"):
+        event_log.start(name, LR)
+    event_log.result("a", at(1))
+    event_log.result("b", at(1))
+    event_log.end("b", Outcome.STOPPED)
+    event_log.result("c", at(0, outcome="diverged", score=math.nan, error="the loss is nan"))
+    event_log.result("a", at(2, outcome="completed", heldout={"f1": 0.3}))
+    event_log.result("d", at(1))
+    return event_log
+
+
+def facts(trials: dict[str, Past]) -> dict[str, tuple[Any, ...]]:
+    return {k: (p.params, p.evaluations, p.outcome, p.error) for k, p in trials.items()}
+
+
+def test_what_was_written_is_read_again_in_order(tmp_path: Path) -> None:
+    first = written(tmp_path / "j.jsonl")
+    again = EventLog(tmp_path / "j.jsonl")
+    assert facts(again.trials) == facts(first.trials) == facts(read_event_log(again.path))
+    assert facts(again.trials) == {
+        "a": (LR, 2, Outcome.COMPLETED, None),
+        "b": (LR, 1, Outcome.STOPPED, None),
+        "c": (LR, 0, Outcome.DIVERGED, "the loss is nan"),
+        "d": (LR, 1, None, None),
+    }
+    assert repr(again.events) == repr(first.events)  # nan is not equal to itself
+    words = " ".join(event["trial"] + event["event"][0] for event in again.events)
+    assert words == "as bs cs ds ar br be cr ar dr"
+    assert again.trials["a"].last["heldout"] == {"f1": 0.3}
+
+
+def test_cut_anywhere_it_is_a_prefix_of_the_truth(tmp_path: Path) -> None:
+    """Whatever byte a crash stops at, all whole events before it are there and no other."""
+    path = tmp_path / "j.jsonl"
+    written(path)
+    content = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    for length in range(0, len(content) + 1, 7):
+        path.write_bytes(content[:length])
+        event_log = EventLog(path)
+        whole = sum(end <= length for end in ends)
+        assert path.read_bytes() == content[: ends[whole - 1] if whole else 0]
+        event_log.start("new", {})
+        assert len(path.read_bytes().splitlines()) == whole + 1
+        assert "new" in EventLog(path).trials
+
+
+def test_what_a_restarted_trial_repeats_is_not_written_again(tmp_path: Path) -> None:
+    event_log = written(tmp_path / "j.jsonl")
+    size = event_log.path.stat().st_size
+    assert not event_log.result("d", at(1))
+    assert not event_log.result("a", at(2, outcome="completed"))
+    assert not event_log.result("b", at(2))  # it was stopped
+    event_log.end("a", Outcome.STOPPED)
+    assert event_log.path.stat().st_size == size
+    assert event_log.trials["a"].outcome is Outcome.COMPLETED
+    assert event_log.result("d", at(2))
+    assert event_log.path.stat().st_size > size
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from orchestrator.spec.config import SearchConfig
+from orchestrator.state.event_log import EventLog
+from orchestrator.spec.outcome import Outcome
+from orchestrator.search.searcher import OptunaSearcher
+from orchestrator.spec.space import LogUniform
+from tinyattn.config import build
+from tinyattn.errors import StorageError
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+folder = Path(sys.argv[1])
+event_log = EventLog(folder / "j.jsonl")
+space = {"optimizer.lr": LogUniform(type="log_uniform", low=1e-5, high=1e-1)}
+searcher = OptunaSearcher(space, SearchConfig(trials=99), folder / "study", "s")
+searcher.suggest("a")
+event_log.start("a", {})
+for write, path in (
+    (lambda: event_log.end("a", Outcome.STOPPED, "x" * 900), event_log.path),
+    (lambda: searcher.on_trial_result("a", {"evaluation": 1, "best_score": 0.5}), folder / "study"),
+):
+    whole = path.read_bytes()
+    for room in (0, 1, 17, 40):
+        limit(len(whole) + room)  # a disk that fills up in the middle of a line
+        try:
+            write()
+        except StorageError as error:
+            assert "cannot be written" in str(error)
+        else:
+            raise AssertionError(f"{path} took more than {room} bytes")
+        assert path.read_bytes() == whole, path
+    limit(resource.RLIM_INFINITY)
+    write()
+    assert len(path.read_bytes()) > len(whole)
+"""
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(tmp_path: Path) -> None:
+    """With a real limit on the size of files, for the sweep's journal and for Optuna's."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert EventLog(tmp_path / "j.jsonl").trials["a"].outcome is Outcome.STOPPED
+
+
+@pytest.mark.parametrize("mode", ["stop", "promote"])
+@pytest.mark.parametrize("seed", range(3))
+def test_cut_at_any_event_the_scheduler_is_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, seed: int
+) -> None:
+    """A whole search on a virtual cluster; at each of its events the driver might have died."""
+    space = {"optimizer.lr": {"type": "log_uniform", "low": 1e-5, "high": 1e-1}}
+    data = {"name": "s", "train": {"task": "rte", "plm": "p"}, "space": space}
+    data |= {"search": {"trials": 30, "sampler": "random", "seed": seed}}
+    data |= {"asha": {"grace": 1, "reduction": 2, "mode": mode}}
+    sweep = build(Sweep, data, "test")
+    curves = Synthetic(sweep.space, 12, rows=30, seed=seed)  # few rows: many ties
+    cluster = VirtualCluster(nodes=3, losses=3)
+    simulation = _Simulation(sweep, curves, cluster, 12, tmp_path)
+    seen: list[tuple[Any, ...]] = []
+    take_in = simulation.event_log._take_in
+
+    def state(asha: Asha) -> tuple[Any, ...]:
+        rungs = {rung: list(came.items()) for rung, came in asha.rungs.items()}
+        return dict(asha.paused), dict(asha.stopped), rungs
+
+    def noting(event: dict[str, Any]) -> None:
+        take_in(event)
+        seen.append(state(simulation.asha))
+
+    monkeypatch.setattr(simulation.event_log, "_take_in", noting)
+    simulation.run()
+    events = simulation.event_log.events
+    assert len(events) == len(seen) > 100
+    for length in range(1, len(events) + 1):
+        again = make_scheduler(sweep.asha, 12)
+        replay(again, events[:length])
+        assert state(again) == seen[length - 1], f"after {events[length - 1]}"
+
+
+START = '{"event": "start", "trial": "z", "params": {}}'
+RESULT = (
+    '{"event": "result", "trial": "a", "result": {"evaluation": 3, "score": 1, "best_score": 1}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{oops", "not valid JSON"),
+        ("{}", "Unable to extract tag"),
+        ("[]", "valid dictionary"),
+        ("null", "valid dictionary"),
+        ("", "not valid JSON"),
+        ("\0" * 50, "not valid JSON"),
+        ("[" * 100_000, "more than 64 deep"),
+        (START.replace("start", "begin"), "does not match any of the expected tags"),
+        (START.replace('"z"', '"../../z"'), "trial: String should match pattern"),
+        (START.replace('"z"', '""'), "trial: String should match pattern"),
+        (START.replace('"z"', "3"), "trial: Input should be a valid string"),
+        (START.replace("{}", "[]"), "params: Input should be a valid dictionary"),
+        (RESULT.replace('"a"', '"nobody"'), "trial 'nobody' has not started before"),
+        (RESULT.replace("3", '"3"'), "result.evaluation: Input should be a valid integer"),
+        (RESULT.replace("3", "-3"), "result.evaluation: Input should be greater"),
+        (RESULT.replace("3", "9" * 5000), "not valid JSON"),
+        (RESULT.replace("3", "true"), "result.evaluation: Input should be a valid integer"),
+        (RESULT.replace('"score"', '"scora"'), "result.score: Field required"),
+        (RESULT.replace("1}", '1, "outcome": "won"}'), "result.outcome: Value error, 'won'"),
+        (RESULT.replace("1}", '1, "heldout": {"f1": "x"}}'), "result.heldout.f1: Input should be"),
+        (RESULT.replace("1}", '1, "best_index": -1}'), "result.best_index"),
+        ('{"event": "end", "trial": "d", "outcome": null}', "outcome: Input should be"),
+    ],
+)
+def test_a_line_that_is_no_event_is_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "j.jsonl"
+    written(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    content = b"".join([*lines[:7], line.encode() + b"\n", *lines[7:]])
+    path.write_bytes(content)
+    for read in (EventLog, read_event_log):
+        with pytest.raises(
+            StorageError, match=r"j\.jsonl:8: not a line of an event log: "
+        ) as caught:
+            read(path)
+        assert re.search(message, str(caught.value)), caught.value
+        assert len(str(caught.value)) < 600
+    assert path.read_bytes() == content
+
+
+def test_a_line_that_stands_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    first = written(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line + line for line in lines))
+    again = EventLog(path)
+    assert facts(again.trials) == facts(first.trials) == facts(read_event_log(path))
+    assert repr([past.results for past in again.trials.values()]) == repr(
+        [past.results for past in first.trials.values()]
+    )
+    starts = [event for event in again.events if event["event"] == "start"]
+    assert len(again.events) - len(starts) == len(first.events) - 4
+
+
+def test_no_journal_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "j.jsonl")
+    for read in (EventLog, read_event_log):
+        with pytest.raises(StorageError, match="cannot be read: it is a pipe"):
+            read(tmp_path / "j.jsonl")
+
+
+@pytest.mark.parametrize("damage", ["{}\n", "", None, "a start of another trial"])
+def test_a_damaged_journal_changes_nothing_of_a_finished_sweep(
+    sweeps: Sweeps, tmp_path: Path, damage: str | None
+) -> None:
+    """What MLflow says of the sweep and its trials is the same before and after."""
+    sweeps.start("s", task="rte")
+    sweeps.trial("search_00001", [0.5, 0.6])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    workspace = Workspace(tmp_path / "runs")
+    event_log = EventLog(workspace.path_of("s") / "search.jsonl")
+    event_log.start("search_00001" if damage != "a start of another trial" else "search_00002", LR)
+    if damage is None:
+        event_log.path.unlink()
+    elif damage in ("{}\n", ""):
+        event_log.path.write_text(damage)
+    before = told(tmp_path)
+    data = {"name": "s", "train": {"task": "rte", "plm": "p"}, "space": {}}
+    with pytest.raises(StorageError, match=r"search\.jsonl") as caught:
+        _go_on(build(Sweep, data, "test"), cast("Any", None), workspace)
+    assert "restore" in str(caught.value)
+    assert told(tmp_path) == before
+
+
+def told(folder: Path) -> list[Any]:
+    """All runs of a store, read by another connection."""
+    store = TrackingWriter.open(folder / "runs")
+    runs = store._runs(f"tags.\"{TAG}sweep\" = 's'")
+    return sorted(repr((run.info.status, run.data.tags, run.data.metrics)) for run in runs)
+
+
+def test_trials_that_go_on_come_first_under_their_names(tmp_path: Path) -> None:
+    points = [{"seed": seed} for seed in range(4)]
+    event_log = EventLog(tmp_path / "search.jsonl")
+    trial_queue = TrialQueue(
+        Points(points), event_log, Asha(9, 2, 9), "search", lambda: 5, Stop(), RetryBudget()
+    )
+    for tune_id in ("x1", "x2"):
+        assert isinstance(trial_queue.suggest(tune_id), dict)
+    event_log.end("search_00001", Outcome.COMPLETED)
+
+    again = TrialQueue(
+        Points(points),
+        EventLog(event_log.path),
+        Asha(9, 2, 9),
+        "search",
+        lambda: 5,
+        Stop(),
+        RetryBudget(),
+    )
+    got = [again.suggest(f"y{i}") for i in range(4)]
+    assert got == [
+        {"trial": "search_00002", "point": {"seed": 1}},
+        {"trial": "search_00003", "point": {"seed": 2}},
+        {"trial": "search_00004", "point": {"seed": 3}},
+        None,  # while others run, one of them may yet be promoted
+    ]
+    for i in range(3):
+        again.on_trial_complete(f"y{i}", at(4, outcome="completed"))
+    assert again.suggest("y5") == Searcher.FINISHED
+    assert json.loads(json.dumps(got[:3])) == got[:3]

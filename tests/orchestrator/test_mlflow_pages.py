@@ -1,0 +1,150 @@
+"""What MLflow's own client and pages show of a sweep, beside its runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow_sweeps import Sweeps
+
+from orchestrator.reporting.findings import Finding, Findings
+from orchestrator.reporting.mlflow_page import publish
+from orchestrator.reporting.report import write_report
+from orchestrator.spec.outcome import Outcome
+from tinyattn.config import TrainConfig
+
+
+def _views(client: MlflowClient, experiment: str) -> dict[str, dict[str, object]]:
+    """The saved views as MLflow's pages read them: by name, the state parsed."""
+    tags = client.get_experiment(experiment).tags
+    found = [json.loads(v) for k, v in tags.items() if k.startswith("mlflow.sharedViewState.")]
+    assert all(type(view["createdAt"]) is int for view in found)
+    return {view["name"]: json.loads(view["state"]) for view in found}
+
+
+def test_an_experiment_opens_as_model_training_under_an_uncut_name(sweeps: Sweeps) -> None:
+    sweeps.start("first", task="rte")
+    sweeps.tracker.settle(30)
+    (found,) = MlflowClient(sweeps.tracker.uri).search_experiments(filter_string="name LIKE 'rte%'")
+    assert found.name == "rte on roberta-large"
+    assert found.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_an_experiment_of_an_earlier_version_is_gone_on_with(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    client = MlflowClient(sweeps.tracker.uri)
+    earlier = client.create_experiment("rte/roberta-large", (tmp_path / "rte").as_uri())
+    run_id = sweeps.start("first", task="rte")
+    sweeps.tracker.settle(30)
+    assert client.get_run(run_id).info.experiment_id == earlier
+    tags = client.get_experiment(earlier).tags
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    assert client.get_experiment_by_name("rte on roberta-large") is None
+
+
+def test_the_view_of_a_sweep_finds_its_trials_best_first(sweeps: Sweeps) -> None:
+    parent = sweeps.start("other")
+    sweeps.trial("search_00001", [0.99])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.start("first")
+    ids = [sweeps.trial(f"search_0000{n}", [s]) for n, s in ((1, 0.6), (2, 0.8), (3, 0.7))]
+    sweeps.trial("finalists_00001", [0.95], kind="finalist")
+    client = MlflowClient(sweeps.tracker.uri)
+    experiment = client.get_run(parent).info.experiment_id
+    views = _views(client, experiment)
+
+    def shown(name: str) -> list[str]:
+        state = views[name]
+        order = f"{state['orderByKey']} {'ASC' if state['orderByAsc'] else 'DESC'}"
+        found = client.search_runs([experiment], str(state["searchFilter"]), order_by=[order])
+        return [run.info.run_id for run in found]
+
+    assert shown("first: trials") == [ids[1], ids[2], ids[0]]
+    assert len(shown("first: finalists and experts")) == 1
+    assert len(shown("all sweeps")) == 5
+    columns = views["first: trials"]["selectedColumns"]
+    assert {"metrics.`best_score`", "tags.`tinyattn.outcome`", "params.`optimizer.lr`"} <= set(
+        columns
+    )
+
+
+FOUND = Findings(
+    rows=[
+        Finding("classifier alone", "f_00003", "r3", 0.61, 0.01, 0.6, 0.02, 770, False),
+        Finding("1 head, rank 1", "f_00001", "r1", 0.71, 0.01, 0.7, 0.02, 13_066, True),
+        Finding("4 heads", "experts_00001", "r2", 0.705, None, 0.69, None, 50_000, False),
+    ],
+    sentences=["The 4 heads do not help: the one-head adapter is kept."],
+    p_value=0.4321,
+)
+
+
+def test_the_parent_run_shows_counts_winner_and_best_trials(sweeps: Sweeps) -> None:
+    parent = sweeps.start("first")
+    sweeps.trial("search_00001", [0.6], heldout=0.5)
+    best = sweeps.trial("search_00002", [0.8], heldout=0.7)
+    sweeps.trial("search_00003", [0.7], Outcome.STOPPED)
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    publish(sweeps.tracker, "first")
+    run = MlflowClient(sweeps.tracker.uri).get_run(parent)
+    shown = {"trials": 3, "trials_completed": 2, "trials_stopped": 1, "best_score": 0.8}
+    assert shown.items() <= run.data.metrics.items()
+    assert run.data.metrics["heldout/accuracy"] == 0.7
+    text = run.data.tags["mlflow.note.content"]
+    row = next(line for line in text.splitlines() if line.startswith("| 1 "))
+    assert "[search_00002]" in row
+    assert f"/runs/{best})" in row
+    assert "80.00 | 70.00 | completed" in row
+    assert "viewStateShareKey=first.trials" in text
+
+
+def test_a_verdict_stands_in_the_description_and_first_in_the_report(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    parent = sweeps.start("first")
+    best = sweeps.trial("search_00001", [0.6, 0.7])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.tracker.keep_verdict(parent, FOUND.to_json())
+    sweeps.tracker.tag(parent, {"winner": best})
+    publish(sweeps.tracker, "first")
+    text = MlflowClient(sweeps.tracker.uri).get_run(parent).data.tags["mlflow.note.content"]
+    assert text.index("The 4 heads do not help") < text.index("Best trials")
+    assert "| classifier alone | 61.00 ± 1.00 | 60.00 ± 2.00 | 770 | [f_00003](" in text
+    page = write_report(sweeps.tracker, "first", tmp_path / "out").read_text("utf-8")
+    places = [
+        page.index(words)
+        for words in ("The 4 heads do not help", "p = 0.4321", "classifier alone", "4 heads</td>")
+    ]
+    assert max(places) < page.index("best selection score")
+
+
+def test_runs_name_the_rows_that_they_train_on(sweeps: Sweeps) -> None:
+    config = {"space": {}}
+    tags = {"data_fingerprint": "0123abcd", "train_rows": "300"}
+    tracker = sweeps.tracker
+    parent = tracker.start_sweep(
+        name="first", task="sst2", plm="p", protocol="heldout", config=config, tags=tags
+    )
+    train = TrainConfig(task="sst2", plm="p")
+    tracker.start_trial("search_00001", config=train, params={}, tags=tags)
+    tracker.end_trial("search_00001", Outcome.COMPLETED)
+    tracker.settle(30)
+    client = MlflowClient(tracker.uri)
+    for run_id in (parent, tracker.run_of("search_00001")):
+        (found,) = client.get_run(run_id).inputs.dataset_inputs
+        assert (found.dataset.name, found.dataset.digest) == ("sst2", "0123abcd")
+        assert json.loads(found.dataset.profile) == {"num_rows": 300}
+
+
+def test_one_name_finds_a_trial_among_sweeps(sweeps: Sweeps) -> None:
+    sweeps.start("first")
+    mine = sweeps.trial("search_00001", [0.6])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.start("second")
+    other = sweeps.trial("search_00001", [0.7])
+    client = MlflowClient(sweeps.tracker.uri)
+    assert sweeps.tracker.trial("first/search_00001").run_id == mine
+    assert sweeps.tracker.trial("second/search_00001").run_id == other
+    assert client.get_run(mine).info.run_name == "search_00001"

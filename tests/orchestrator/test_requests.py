@@ -1,0 +1,36 @@
+"""What a stopped sweep is gone on with: the command that its driver was."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.state.definition import Definition
+from orchestrator.state.requests import request_stop
+from orchestrator.state.workspace import REQUESTS, STOP_ALL, Workspace
+
+
+@pytest.mark.parametrize("go_on", ["finalize s", "promote 0a1b", None])
+def test_a_stop_names_the_command_that_goes_on(tmp_path: Path, go_on: str | None) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.sweep_folder("s")
+    Definition(
+        resolved={"name": "s", "train": {}}, data_fingerprint="d", plm_fingerprint="p"
+    ).write(folder)
+    held, asked = threading.Event(), threading.Event()
+
+    def drive() -> None:
+        with workspace.lock("s", go_on):
+            held.set()
+            while not (folder / REQUESTS / STOP_ALL).exists():
+                asked.wait(0.01)
+
+    driver = threading.Thread(target=drive)
+    driver.start()
+    held.wait()
+    said: list[str] = []
+    request_stop(workspace, "s", None, said.append)
+    driver.join()
+    assert said[-1] == f"it has ended; `tinyattn {go_on or 'sweep resume s'}` goes on with it"

@@ -1,0 +1,251 @@
+"""TinyAttention: multi-head attention with a very small per-head dimension, as an adapter.
+
+Equations are those of Zhao, Tan & Mei (EMNLP 2022), "Tiny-Attention Adapter: Contexts Are More
+Important Than the Number of Parameters".
+
+Shape suffixes: B sequences, T query positions, S key positions, H hidden size of the PLM,
+M heads, D dimension of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tinyattn.batching.packed_sequence import PackedSequence, attend_in
+
+Norm = Literal["none", "plain", "affine"]
+OUT_INIT = 0.01  # section B.1: the adapted model starts as (nearly) the PLM itself
+KeysValues = tuple[Tensor, Tensor]
+_STEP = 0x9E3779B97F4A7C15 - 2**64
+"""Increment of SplitMix64's state from one number to the next: 2⁶⁴ / golden ratio, signed."""
+_AT_ONCE = 2**21
+"""Attention weights for which `kept_weights` draws random numbers in one go."""
+
+
+class TinyAttention(nn.Module):
+    """z̃ = (1/M) Σ_m O_m · Attn_m(z) + b, equations 1-4 in mean form.
+
+    The paper writes the sum Σ_m O_m Attn_m; the mean is stored instead (`experts.py` says why) and
+    equation 1's O_m is `out_weight[m] / M`. With one head the two are the same.
+
+    A key bias adds the same number to all scores of a query, which softmax cancels; a value bias
+    passes through the weighted mean unchanged, which makes it an output bias. So `bias` means a
+    query bias and an output bias: 4·H·M·D + M·D + H parameters, 4·H·M·D without.
+
+    Attributes:
+        qkv_weight: W_Q, W_K and W_V, [3, M, D, H].
+        query_bias: [M, D], or None.
+        out_weight: O in mean form, [M, D, H].
+        out_bias: [H], or None.
+        row_keys: [B] random keys of the next call's rows. A row's dropout mask is made from its key
+            alone, so it does not depend on the other rows; each call replaces the keys by new ones.
+            None: keys are drawn in each call.
+        generator: source of row keys where none are given; None: torch's global generator.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 1,
+        head_dim: int = 1,
+        *,
+        norm: Norm = "plain",
+        bias: bool = True,
+        dropout: float = 0.0,
+        norm_eps: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
+        self.dropout = dropout
+        self.row_keys: Tensor | None = None
+        self.generator: torch.Generator | None = None
+        self.norm = (
+            nn.Identity()
+            if norm == "none"
+            else nn.LayerNorm(hidden_size, eps=norm_eps, elementwise_affine=norm == "affine")
+        )
+        self.qkv_weight = nn.Parameter(torch.empty(3, num_heads, head_dim, hidden_size))
+        self.out_weight = nn.Parameter(torch.empty(num_heads, head_dim, hidden_size))
+        self.query_bias = nn.Parameter(torch.empty(num_heads, head_dim)) if bias else None
+        self.out_bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw fresh weights: projections U(±1/√H), output U(±0.01/√D), biases zero."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        nn.init.uniform_(self.qkv_weight, -bound, bound, generator=generator)
+        bound = OUT_INIT / math.sqrt(self.head_dim)
+        nn.init.uniform_(self.out_weight, -bound, bound, generator=generator)
+        for parameter in (self.query_bias, self.out_bias):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        z_BTH: Tensor,
+        allowed: Tensor | None = None,
+        is_causal: bool = False,
+        extend: Callable[[Tensor, Tensor], KeysValues] | None = None,
+        stream: PackedSequence | None = None,
+    ) -> Tensor:
+        """Return the modification z̃, [B, T, H], in the dtype of `z_BTH`.
+
+        Args:
+            z_BTH: intermediate embeddings; positions to read and to modify.
+            allowed: bool, broadcastable to [B, M, T, S]: which keys a query may see; None: all.
+            is_causal: a query sees itself and earlier positions only; excludes `allowed`.
+            extend: the generation cache: takes this call's keys and values [B, M, T, D] and returns
+                those of all positions [B, M, S, D].
+            stream: where each row begins and ends, if `z_BTH` is a packed sequence [1, N, H];
+                excludes `allowed` and `extend`.
+        """
+        if stream is not None:
+            return self._forward_stream(z_BTH, is_causal, stream)
+        query, key, value = self._split(self._project(z_BTH))
+        if extend is not None:
+            key, value = extend(key, value)
+        keys = self._next_keys(len(z_BTH), z_BTH.device)
+        heads = self._attend(query, key, value, allowed, is_causal, keys)
+        return self._combine(heads.transpose(1, 2).flatten(2), z_BTH)
+
+    def _forward_stream(self, z_1NH: Tensor, is_causal: bool, stream: PackedSequence) -> Tensor:
+        """`forward` for a packed sequence."""
+
+        def attend(mask: Tensor | None, qkv_BTC: Tensor, *keys_BT1: Tensor) -> Tensor:
+            # Padding is on the right, so a causal query never sees it.
+            allowed = None if is_causal else mask
+            query, key, value = self._split(qkv_BTC)
+            keys = keys_BT1[0][:, 0, 0] if keys_BT1 else None
+            heads = self._attend(query, key, value, allowed, is_causal, keys)
+            return heads.transpose(1, 2).flatten(2)
+
+        keys = self._next_keys(len(stream.lengths), z_1NH.device)
+        by_token = [] if keys is None else [stream.spread(keys)]
+        heads = attend_in(stream.tiny_groups, attend, self._project(z_1NH)[0], *by_token)
+        return self._combine(heads[None], z_1NH)
+
+    def _project(self, z_BTH: Tensor) -> Tensor:
+        """Return q, k and v of all heads, [B, T, 3·M·D]: equation 4 as one matrix product."""
+        weight = self.qkv_weight.flatten(0, 2)
+        bias = None
+        if self.query_bias is not None:
+            bias = F.pad(self.query_bias.flatten(), (0, 2 * self.num_heads * self.head_dim))
+        number_format = self._number_format(z_BTH)
+        z_BTH = self._normed(z_BTH.to(number_format))
+        if number_format == weight.dtype:
+            return F.linear(z_BTH, weight, bias)
+        qkv = F.linear(z_BTH, weight.to(number_format)).to(weight.dtype)
+        return qkv if bias is None else qkv + bias
+
+    def _number_format(self, z: Tensor) -> torch.dtype:
+        """The number format of all products with `z`: the PLM's format on a GPU, fp32 on a CPU.
+
+        On a CPU bf16 is no faster here, and oneDNN would compile and keep kernels for each length
+        of `z`.
+        """
+        return z.dtype if z.is_cuda else self.qkv_weight.dtype
+
+    def _split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
+        """q, k and v, each [B, M, T, D]."""
+        shape = (3, self.num_heads, self.head_dim)
+        return qkv_BTC.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _normed(self, z_BTH: Tensor) -> Tensor:
+        if isinstance(self.norm, nn.LayerNorm) and self.norm.elementwise_affine:
+            return self.norm(z_BTH.to(self.norm.weight.dtype)).to(z_BTH.dtype)
+        return self.norm(z_BTH)
+
+    def _next_keys(self, rows: int, device: torch.device) -> Tensor | None:
+        """Return the dropout keys [B] of this call's rows; None if dropout is off."""
+        if not self.training or self.dropout == 0:
+            return None
+        if self.row_keys is None:
+            return torch.randint(
+                -(2**63), 2**63 - 1, (rows,), generator=self.generator, device=device
+            )
+        keys, self.row_keys = self.row_keys, _mixed(self.row_keys + _STEP)
+        return keys
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed: Tensor | None,
+        is_causal: bool,
+        keys: Tensor | None,
+    ) -> Tensor:
+        """Attend by equation 3, [B, M, T, D]; a query that may see no key at all gets zeros."""
+        if keys is not None:
+            return self._attend_with_dropout(query, key, value, allowed, is_causal, keys)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=allowed, is_causal=is_causal
+        )
+
+    def _attend_with_dropout(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed: Tensor | None,
+        is_causal: bool,
+        keys: Tensor,
+    ) -> Tensor:
+        """Equation 3 written out: SDPA's own dropout masks would depend on the other rows."""
+        scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # [B, M, T, S]
+        if is_causal:
+            allowed = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        weights = torch.softmax(scores, dim=-1)
+        if allowed is not None:
+            weights = weights.masked_fill(~allowed, 0.0)  # 0, not NaN, where no key is allowed
+        kept = kept_weights(keys, weights.shape, self.dropout)
+        return (weights * kept / (1 - self.dropout)) @ value
+
+    def _combine(self, heads_BTC: Tensor, z_BTH: Tensor) -> Tensor:
+        """Merge concatenated heads [B, T, M·D] into [B, T, H]: equation 1a in mean form."""
+        number_format = self._number_format(z_BTH)
+        weight = (self.out_weight.flatten(0, 1) / self.num_heads).to(number_format)  # [M·D, H]
+        bias = None if self.out_bias is None else self.out_bias.to(number_format)
+        return F.linear(heads_BTC.to(number_format), weight.t(), bias).to(z_BTH.dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes shown by print(module)."""
+        return f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+def kept_weights(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:
+    """Return the dropout mask of attention weights, bool [B, M, T, S]; True is kept.
+
+    The random number of a weight is the s-th of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014) for
+    the attended position s, from a state made of the row's key, head and query. So the mask of a
+    row depends neither on the other rows of a pass nor on padding.
+    """
+    # 17 bytes a weight, so of many rows not all at once.
+    rows = max(1, _AT_ONCE // max(1, shape[1:].numel()))
+    return torch.cat([_kept(own, shape, dropout) for own in keys.split(rows)])
+
+
+def _kept(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:
+    _, heads, queries, seen = (torch.arange(size, device=keys.device) for size in shape)
+    states = keys[:, None, None]
+    for places in (heads[:, None], queries):
+        states = _mixed(states + (places + 1) * _STEP)
+    numbers = _mixed(states[..., None] + (seen + 1) * _STEP)
+    return numbers >= round((dropout - 0.5) * 2**64)
+
+
+def _mixed(state: Tensor) -> Tensor:
+    """Apply SplitMix64's output function to signed 64-bit states, in place; products wrap."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        # A signed shift brings in copies of the sign, which do not belong there.
+        state ^= (state >> shift).bitwise_and_(2 ** (64 - shift) - 1)
+        state *= factor - 2**64
+    return state.bitwise_xor_((state >> 31).bitwise_and_(2**33 - 1))

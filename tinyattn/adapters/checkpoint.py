@@ -1,0 +1,242 @@
+"""Adapter folders: an adapter and its classifier as safetensors and JSON, without the PLM.
+
+Reading one executes nothing that is in it.
+
+adapter_config.json         what it is: shapes, PLM, task, lineage, SHA-256 of the weights
+adapter_model.safetensors   `layers.<call>.<parameter>` and `classifier.{weight,bias}`, fp32
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import safetensors.torch
+import torch
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor
+
+from tinyattn.config import AdapterConfig, StrictModel, unnamed
+from tinyattn.errors import AdapterError, DamagedError, StorageError
+from tinyattn.files.atomic import replace_folder
+from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+STATE_FILE = "trial_state.pt"
+MOST_CARD = 2**20
+"""Largest adapter_config.json, in bytes: a thousand times a usual one."""
+MOST_WEIGHTS = 2**32
+"""Largest weight file, in bytes, where the PLM that would bound its size is not known."""
+_HEADER = 2**20
+"""Largest header of a weight file (names and shapes), in bytes."""
+MOST_OUTPUTS = 10_000
+
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class PlmCard(StrictModel):
+    """The PLM an adapter was trained on; `fingerprint` is verified when the adapter is loaded."""
+
+    name: str
+    revision: str
+    family: str
+    hidden_size: int = Field(ge=1, le=10**6)
+    fingerprint: str
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the PLM in training; predictions repeat to the bit only in this format."""
+
+
+class TaskCard(StrictModel):
+    """The part of a task that prediction needs: its text columns, and labels for the outputs."""
+
+    name: str
+    text_columns: tuple[Name, ...] = Field(min_length=1, max_length=2)
+    labels: tuple[Name, ...] | None = Field(min_length=1, max_length=MOST_OUTPUTS)
+    score_range: tuple[float, float] | None
+    metrics: tuple[Name, ...] = Field(min_length=1, max_length=100)
+    label_column: Name = "label"
+    max_length: int = Field(ge=8, le=1_000_000)
+    carve_version: Literal[1, 2] = 1
+    """Version of carving of the training rows; cards older than this field mean version 1."""
+    token_version: Literal[1, 2] = 1
+    """Version of tokenising in training, used for new rows too; a card without it means 1."""
+    separator: str | None = Field(None, max_length=100)
+    """Text put between the two texts of a pair, for tokenizers that put nothing there."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        for names in (self.text_columns, self.labels or ()):
+            if len(set(names)) < len(names):
+                raise ValueError(f"{names[0]!r} and others came, each is allowed once")
+        return self
+
+    @model_validator(mode="after")
+    def _separates(self) -> Self:
+        if self.separator is not None and (self.token_version, len(self.text_columns)) != (2, 2):
+            raise ValueError("separator stands between two text columns, with token_version 2")
+        return self
+
+
+class AdapterCard(StrictModel):
+    """The content of adapter_config.json: what the adapter is and where it comes from."""
+
+    model_config = ConfigDict(ser_json_inf_nan="strings", allow_inf_nan=True)  # NaN correlations
+
+    format: Literal["tinyattn-1"] = "tinyattn-1"
+    peft_type: Literal["TINY_ATTENTION"] = "TINY_ATTENTION"
+    adapter: AdapterConfig
+    plm: PlmCard
+    num_outputs: int | None = Field(ge=1, le=MOST_OUTPUTS)
+    """Outputs of the classifier; None: no classifier (a decoder that generates)."""
+    task: TaskCard | None = None
+    scores: dict[str, float] = {}
+    """Metrics by name, as `select/accuracy` or `heldout/accuracy`."""
+    lineage: dict[str, Any] = {}
+    """Where the adapter comes from: training config, MLflow run, the adapters it was made of."""
+    weights_sha256: str = ""
+    card_sha256: str = ""
+    """SHA-256 of the card, computed with this field empty."""
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> Self:
+        outputs = None if self.task is None else len(self.task.labels or ("score",))
+        if outputs is not None and self.num_outputs not in (None, outputs):
+            raise ValueError(f"the task has {outputs} outputs, the classifier {self.num_outputs}")
+        return self
+
+    def sealed(self) -> Self:
+        """Return a copy with the right `card_sha256`."""
+        # Cards written before there were versions were sealed without them.
+        hidden = {"task": set() if self.task is None else unnamed(self.task)}
+        if "token_version" in hidden["task"]:
+            hidden["task"].add("separator")
+        blank = self.model_copy(update={"card_sha256": ""}).model_dump_json(exclude=hidden)
+        digest = hashlib.sha256(blank.encode()).hexdigest()
+        return self.model_copy(update={"card_sha256": digest})
+
+
+def write_adapter(folder: Path, card: AdapterCard, weights: Mapping[str, Tensor]) -> None:
+    """Write an adapter folder as a whole or not at all.
+
+    Raises:
+        StorageError: no space or no permission; what was there before is unchanged.
+    """
+    tensors = {key: value.detach().cpu().contiguous() for key, value in weights.items()}
+    content = safetensors.torch.save(tensors, metadata={"format": "pt"})
+    card = card.model_copy(update={"weights_sha256": hashlib.sha256(content).hexdigest()})
+    card = card.sealed()
+    with replace_folder(folder) as fresh:
+        (fresh / WEIGHTS_FILE).write_bytes(content)
+        (fresh / CONFIG_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
+
+
+def read_card(folder: Path) -> AdapterCard:
+    """Read adapter_config.json.
+
+    Raises:
+        AdapterError: it is missing, damaged or not an adapter's.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        text = read_text(path, MOST_CARD)
+    except FileNotFoundError:
+        raise AdapterError(
+            f"{folder} holds no adapter: {CONFIG_FILE} is missing; name the folder that "
+            "`tinyattn train --output` or a run's artifacts hold"
+        ) from None
+    except (OSError, UnfitError) as error:
+        raise AdapterError(f"{path}: cannot be read: {reason(error)}") from None
+    try:
+        card = AdapterCard.model_validate(parse_json(text))
+    except UnfitError as error:
+        raise AdapterError(f"{path}: damaged, {error}; restore a copy") from None
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(str(part) for part in fault["loc"])[:200]
+        raise AdapterError(f"{path}: {key}: {fault['msg'][:500]}; restore a copy") from None
+    if card.card_sha256 != card.sealed().card_sha256:
+        raise AdapterError(f"{path}: changed since it was saved; restore a copy")
+    return card
+
+
+def read_adapter(folder: Path) -> tuple[AdapterCard, dict[str, Tensor]]:
+    """Read an adapter folder and verify its weights.
+
+    Raises:
+        AdapterError: as `read_card` and `read_weights`.
+    """
+    card = read_card(folder)
+    return card, read_weights(folder, card)
+
+
+def read_weights(folder: Path, card: AdapterCard, numbers: int | None = None) -> dict[str, Tensor]:
+    """Read the weights that belong to a card; a file that is too large is not read at all.
+
+    Args:
+        folder: the adapter folder.
+        card: its card.
+        numbers: weights that an adapter of this card has on its PLM; None: the PLM is not known.
+
+    Raises:
+        AdapterError: the file is missing, truncated, too large, its SHA-256 is not the recorded
+            one, or a weight is not fp32 and finite.
+    """
+    path = folder / WEIGHTS_FILE
+    try:
+        content = read_bytes(path, MOST_WEIGHTS if numbers is None else 4 * numbers + _HEADER)
+    except (OSError, UnfitError) as error:
+        raise AdapterError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
+    if hashlib.sha256(content).hexdigest() != card.weights_sha256:
+        raise AdapterError(
+            f"{path}: truncated or changed since it was saved (its SHA-256 is not the one in "
+            f"{CONFIG_FILE}); restore a copy"
+        )
+    try:
+        weights = safetensors.torch.load(content)
+    except Exception as error:  # safetensors' own, and what torch makes of odd names and formats
+        raise AdapterError(f"{path}: not a safetensors file: {error}; restore a copy") from None
+    for key, weight in weights.items():
+        if weight.dtype != torch.float32:
+            raise AdapterError(f"{path}: {key} is {weight.dtype}, allowed is float32")
+        if not weight.isfinite().all():
+            raise AdapterError(f"{path}: {key} holds NaN or infinity, allowed are finite numbers")
+    return weights
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write a trial's state into a folder; StorageError where it cannot be written."""
+    try:
+        with (folder / STATE_FILE).open("wb") as file:
+            torch.save(dict(state), file)
+            file.flush()
+            os.fsync(file.fileno())  # a rename may reach the disk before what it names
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
+        raise StorageError(f"{folder / STATE_FILE}: cannot be written: {error}") from None
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Read a trial's state without executing anything in it.
+
+    Raises:
+        DamagedError: the file is missing or damaged.
+        StorageError: the disk, a mount or a permission fails; the state itself may be intact.
+    """
+    path = folder / STATE_FILE
+    try:
+        content = path.read_bytes()  # torch tells no failing disk from a damaged file
+    except FileNotFoundError:
+        raise DamagedError(f"{path}: cannot be read: it is not there") from None
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot be read: {error.strerror or error}; see that its disk is mounted "
+            "there, with the right to read"
+        ) from None
+    try:
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no error type of its own for damaged files
+        raise DamagedError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None

@@ -1,0 +1,522 @@
+"""AdaptedModel: one frozen PLM with named adapters, each with a classifier of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tinyattn.adapters.attention import TinyAttention
+from tinyattn.adapters.checkpoint import (
+    AdapterCard,
+    PlmCard,
+    TaskCard,
+    read_card,
+    read_weights,
+    write_adapter,
+)
+from tinyattn.adapters.placement import AdapterHooks, Part
+from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
+from tinyattn.config import AdapterConfig
+from tinyattn.errors import (
+    AdapterError,
+    NameTakenError,
+    PlmError,
+    UsageError,
+    did_you_mean,
+    is_out_of_memory,
+)
+from tinyattn.plms.families import layer_calls, select_layers
+from tinyattn.plms.loading import Plm
+from tinyattn.plms.miniature import LIMIT, VOCABULARY, shrunk
+from tinyattn.plms.packed_attention import streaming
+from tinyattn.plms.products import apart
+
+_CAN_STREAM: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+LEAST_WEIGHTS = 1_000_000
+"""Weights that any adapter file may hold; a larger one may hold as many as its PLM has."""
+CLASSIFIER_INIT = 0.02  # standard deviation, as transformers initialises classifiers
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Numbers of parameters: of adapter, classifier and PLM."""
+
+    adapter: int
+    classifier: int
+    plm: int
+
+    @property
+    def trainable(self) -> int:
+        """Adapter and classifier together."""
+        return self.adapter + self.classifier
+
+
+class Adapter(nn.Module):
+    """An adapter: a TinyAttention for each adapted layer call, and a classifier.
+
+    It is trained, saved and switched as a whole; its state dict is the content of an adapter file.
+    With `share_layers` all calls use one module, which is stored once, under the first call's
+    index.
+    """
+
+    def __init__(
+        self, plm: PreTrainedModel, config: AdapterConfig, num_outputs: int | None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.config, self.num_outputs = config, num_outputs
+        self.calls = select_layers(config.layers, len(layer_calls(plm)))
+        hidden = plm.config.hidden_size
+        generator = torch.Generator().manual_seed(seed)
+        stored = self.calls[:1] if config.share_layers else self.calls
+        self.layers = nn.ModuleDict()
+        for index in stored:
+            module = TinyAttention(
+                hidden,
+                config.num_heads,
+                config.head_dim,
+                norm=config.norm,
+                bias=config.bias,
+                dropout=config.dropout,
+            )
+            module.reset_parameters(generator)
+            self.layers[str(index)] = module
+        self.classifier = None if num_outputs is None else nn.Linear(hidden, num_outputs)
+        if self.classifier is not None:
+            nn.init.normal_(self.classifier.weight, std=CLASSIFIER_INIT, generator=generator)
+            nn.init.zeros_(self.classifier.bias)
+
+    def by_call(self) -> dict[int, TinyAttention]:
+        """The TinyAttention of each layer call that has one."""
+        shared = self.config.share_layers and self.calls
+        return {
+            index: self.layers[str(self.calls[0] if shared else index)]  # type: ignore[misc]
+            for index in self.calls
+        }
+
+    def drop_by(self, keys: Tensor | None) -> None:
+        """Set the dropout keys of the next rows, [modules, B], one for each module and row.
+
+        None: keys are drawn from torch's global generator.
+        """
+        for number, module in enumerate(self.layers.values()):
+            module.row_keys = None if keys is None else keys[number]  # type: ignore[assignment]
+
+    def num_parameters(self) -> tuple[int, int]:
+        """Return the numbers of parameters of the adapter and of its classifier."""
+        classifier = 0 if self.classifier is None else _count(self.classifier)
+        return _count(self) - classifier, classifier
+
+
+class AdaptedModel(nn.Module):
+    """A frozen PLM with named adapters; the active one changes its embeddings and classifies.
+
+    Args:
+        plm: a transformers base model, or a causal language model for generation.
+        placement: where adapters go, see AdapterConfig.placement. All adapters on one
+            AdaptedModel share it.
+        plm_dropout: whether `train()` also switches the PLM's own dropout on.
+    """
+
+    def __init__(
+        self, plm: PreTrainedModel, placement: str = "sequential", plm_dropout: bool = False
+    ) -> None:
+        super().__init__()
+        self.plm = plm
+        self.plm_dropout = plm_dropout
+        self.adapters = nn.ModuleDict()
+        self.active: str | None = None
+        self._disabled = False
+        self.sites = AdapterHooks(plm, placement)
+        plm.requires_grad_(False)
+        self.eval()  # to use it needs no dropout; who trains it calls train()
+
+    # ---- adapters by name ----
+
+    def add_adapter(
+        self, name: str, config: AdapterConfig, num_outputs: int | None = None, seed: int = 0
+    ) -> Adapter:
+        """Attach a fresh adapter under `name`; the first one becomes active.
+
+        Raises:
+            NameTakenError: there is an adapter of that name.
+            UsageError: the name or the placement is not allowed.
+        """
+        self._check_new(name, config)
+        adapter = Adapter(self.plm, config, num_outputs, seed)
+        self._attach(name, adapter)
+        return adapter
+
+    def _check_new(self, name: str, config: AdapterConfig) -> None:
+        if name in self.adapters:
+            raise NameTakenError(f"an adapter '{name}' is attached already; choose another name")
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            raise UsageError(f"adapter name '{name}' came, allowed are letters, digits, _ and -")
+        if hasattr(self.adapters, name):
+            raise UsageError(f"adapter name '{name}' came, which torch reserves; choose another")
+        if config.placement != self.sites.placement:
+            raise UsageError(
+                f"adapter '{name}' has placement {config.placement}, but this model's adapters "
+                f"are {self.sites.placement}; attach it to another AdaptedModel"
+            )
+
+    def _attach(self, name: str, adapter: Adapter) -> None:
+        device = next(self.plm.parameters()).device
+        self.adapters[name] = adapter.to(device).train(self.training)
+        if self.active is None:
+            self.switch(name)
+
+    def remove_adapter(self, name: str) -> None:
+        """Remove an adapter; if it was the active one, no adapter is active afterwards."""
+        self.adapter(name)
+        if self.active == name:
+            self.switch(None)
+        del self.adapters[name]
+
+    def switch(self, name: str | None) -> None:
+        """Make `name` the active adapter; None: the PLM alone."""
+        if name is not None:
+            self.adapter(name)  # UsageError where there is none
+        self.active = name
+        self._activate()
+
+    @contextlib.contextmanager
+    def using(self, name: str | None) -> Iterator[None]:
+        """Make `name` the active adapter within the block; None: no adapter."""
+        before = self.active
+        self.switch(name)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def _activate(self) -> None:
+        """Give the hooks the active adapter's modules, or none."""
+        alone = self.active is None or self._disabled
+        self.sites.adapters = {} if alone else self.adapter().by_call()
+
+    def adapter(self, name: str | None = None) -> Adapter:
+        """Return the adapter of that name, the active one by default.
+
+        Raises:
+            UsageError: no adapter has that name, or no adapter is active.
+        """
+        name = self.active if name is None else name
+        if name is None:
+            raise UsageError("no adapter is active; add_adapter or switch to one first")
+        if name not in self.adapters:
+            raise UsageError(
+                f"no adapter '{name}' is attached{did_you_mean(name, self.adapters)}; "
+                f"attached are {', '.join(self.adapters) or 'none'}"
+            )
+        return self.adapters[name]  # type: ignore[return-value]
+
+    @contextlib.contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """Run the bare PLM within the block; the active adapter's classifier still answers."""
+        before, self._disabled = self._disabled, True
+        self._activate()
+        try:
+            yield
+        finally:
+            self._disabled = before
+            self._activate()
+
+    def detach(self) -> PreTrainedModel:
+        """Remove the hooks and return the PLM: unchanged, frozen and in eval mode."""
+        self.sites.remove()
+        return self.plm.eval()
+
+    # ---- running ----
+
+    def forward(
+        self, parts: Sequence[tuple[str, PackedSequence]] | None = None, **batch: Tensor
+    ) -> Any:
+        """Return logits [B, num_outputs] in fp32, or the PLM's own output without a classifier.
+
+        With `parts` it is `run_streams`: a DeepSpeed engine can call nothing but `forward`.
+        """
+        if parts is not None:
+            return self.run_streams(parts)
+        classifier = None if self.active is None else self.adapter().classifier
+        if classifier is None:
+            return self.plm(**batch)
+        options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
+        hidden = self.plm.base_model(**batch, **options).last_hidden_state
+        return classifier(self.pool(hidden, batch.get("attention_mask")).to(torch.float32))
+
+    def run_streams(self, parts: Sequence[tuple[str, PackedSequence]]) -> list[Tensor]:
+        """Run packed sequences of several adapters through the PLM in one pass.
+
+        Args:
+            parts: pairs of an adapter's name and its packed rows, all with the same inputs
+                (`can_stream` says whether this PLM takes packed sequences).
+
+        Returns:
+            The logits of each part, [B, num_outputs] in fp32, from its adapter's own classifier.
+
+        Raises:
+            UsageError: a name is unknown, or its adapter has no classifier.
+        """
+        adapters = [self.adapter(name) for name, _ in parts]
+        for (name, _), adapter in zip(parts, adapters, strict=True):
+            if adapter.classifier is None:
+                raise UsageError(f"adapter '{name}' has no classifier, so it has no logits")
+        used = [
+            Part({} if self._disabled else adapter.by_call(), stream)
+            for adapter, (_, stream) in zip(adapters, parts, strict=True)
+        ]
+        hidden = self._run_stream(used)
+        return [
+            adapter.classifier(rows)  # type: ignore[misc]
+            for adapter, rows in zip(adapters, hidden, strict=True)
+        ]
+
+    def run_bare(self, stream: PackedSequence) -> Tensor:
+        """Return the pooled embedding of each row, [B, H] in fp32, of the PLM without adapters."""
+        return self._run_stream([Part({}, stream)])[0]
+
+    def _run_stream(self, parts: Sequence[Part]) -> list[Tensor]:
+        """Return the pooled embeddings of each part's rows, [B, H] in fp32."""
+        streams = [own.filled(filler_of(own.tokens, self.plm)) for _, own in parts]
+        parts = [part._replace(stream=own) for part, own in zip(parts, streams, strict=True)]
+        whole = joined(streams)
+        options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
+        with (
+            self.sites.streams(parts),
+            self.sites.starting_at(whole.start, whole.hidden),
+            streaming(self.plm),
+            apart(self.plm, [own.tokens for own in streams]),
+        ):
+            hidden = self.plm.base_model(
+                **whole.inputs,
+                position_ids=whole.positions + self.sites.first_position,
+                stream=whole,
+                **options,
+            ).last_hidden_state[0]
+        edges = whole.edges(last=self.sites.family.causal).to(hidden.device, non_blocking=True)
+        pooled = hidden.index_select(0, edges).to(torch.float32)
+        return list(pooled.split([len(part.stream.lengths) for part in parts]))
+
+    def can_stream(self) -> bool:
+        """Whether this PLM takes packed sequences: gives the same for them as for padded rows.
+
+        It is tried on a small copy of the PLM, once: the PLM's attention may have a form that
+        cannot be replaced, positions of its own, or another behaviour beyond some length.
+        """
+        if self.plm not in _CAN_STREAM:
+            _CAN_STREAM[self.plm] = self._streams_are_equal() and _copy_streams(self.plm)
+        return _CAN_STREAM[self.plm]
+
+    @torch.no_grad()  # not inference_mode: ranks that split a PLM may keep weights of this pass
+    def _streams_are_equal(self) -> bool:
+        device = next(self.plm.parameters()).device
+        ids = torch.arange(8, device=device) + min(100, self.plm.config.vocab_size - 8)
+        lengths = np.array([5, 3])
+        padded = torch.full((2, 5), self.plm.config.pad_token_id or 0, device=device)
+        padded[0], padded[1, :3] = ids[:5], ids[5:]
+        mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2], device=device)
+        positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=device)
+        stream = PackedSequence({"input_ids": ids[None]}, positions, (lengths,))
+        was_training = self.plm.training
+        self.plm.eval()
+        try:
+            with self.disable_adapter():
+                hidden = self.plm.base_model(input_ids=padded, attention_mask=mask)
+                wanted = self.pool(hidden.last_hidden_state, mask).to(torch.float32)
+            found = self.run_bare(stream)
+        except Exception as error:  # whatever such a PLM makes of arguments that it does not know
+            if is_out_of_memory(error):
+                raise
+            return False
+        finally:
+            self.plm.train(was_training)
+        rounding = torch.finfo(self.plm.dtype).eps ** 0.5
+        return bool((found - wanted).norm() <= rounding * wanted.norm())
+
+    def pool(self, hidden_BTH: Tensor, mask: Tensor | None) -> Tensor:
+        """Pool a row into one embedding: its first token; in a decoder, its last real token."""
+        if not self.sites.family.causal:
+            return hidden_BTH[:, 0]
+        if mask is None:
+            return hidden_BTH[:, -1]
+        positions = torch.arange(mask.shape[1], device=mask.device)
+        last = (positions * mask).argmax(dim=1)
+        return hidden_BTH[torch.arange(len(last), device=last.device), last]
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate text with the active adapter; arguments are those of transformers' generate."""
+        if not self.plm.can_generate():
+            raise PlmError(f"{type(self.plm).__name__} cannot generate: load a causal LM")
+        return self.plm.generate(*args, **kwargs)  # type: ignore[operator]
+
+    def train(self, mode: bool = True) -> AdaptedModel:
+        """Switch the adapters to training mode; the PLM too if built with `plm_dropout`."""
+        super().train(mode)
+        if not self.plm_dropout:
+            self.plm.eval()
+        return self
+
+    def ready_to_train(self) -> None:
+        """Call `train()` unless all is in training mode: with many layers that takes a while."""
+        if not self.training or self.plm.training != self.plm_dropout:
+            self.train()
+
+    def counts(self, name: str | None = None) -> Counts:
+        """Parameters of an adapter (the active one by default), its classifier, and the PLM."""
+        name = name or self.active
+        adapter, classifier = self.adapter(name).num_parameters() if name else (0, 0)
+        return Counts(adapter, classifier, _count(self.plm))
+
+    # ---- files ----
+
+    def save(
+        self,
+        folder: Path,
+        plm: Plm,
+        *,
+        name: str | None = None,
+        task: TaskCard | None = None,
+        scores: Mapping[str, float] | None = None,
+        lineage: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write the adapter `name` (the active one by default) with its classifier to a folder."""
+        adapter = self.adapter(name)
+        card = AdapterCard(
+            adapter=adapter.config,
+            plm=plm_card(plm),
+            num_outputs=adapter.num_outputs,
+            task=task,
+            scores=dict(scores or {}),
+            lineage=dict(lineage or {}),
+        )
+        write_adapter(folder, card, adapter.state_dict())
+
+    def load(self, folder: Path, plm: Plm, name: str = "loaded") -> AdapterCard:
+        """Load an adapter folder under `name` and make it active, after verifying files and PLM.
+
+        An error leaves the model as it was.
+
+        Raises:
+            AdapterError: the files are damaged, or the adapter was made for another PLM.
+            NameTakenError, UsageError: as `add_adapter`.
+        """
+        card = read_card(folder)
+        check_plm(card, plm, folder)
+        self._check_new(name, card.adapter)
+        adapter = read_adapter_for(self.plm, folder, card)
+        self._attach(name, adapter)
+        self.switch(name)
+        return card
+
+
+def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> Adapter:
+    """Build the adapter of a folder; memory is taken only after its files proved to be complete.
+
+    Raises:
+        AdapterError: the files are damaged, or the adapter does not fit the PLM.
+    """
+    try:
+        with torch.device("meta"):  # takes no memory
+            planned = Adapter(plm, card.adapter, card.num_outputs)
+    except PlmError as error:  # layers that the PLM it was made for does not have
+        raise AdapterError(f"{folder}: {error}; restore a copy") from None
+    numbers, most = _count(planned), max(_count(plm), LEAST_WEIGHTS)
+    if numbers > most:
+        raise AdapterError(
+            f"{folder}: an adapter of {numbers:,} weights came, allowed with this PLM are {most:,}"
+        )
+    weights = read_weights(folder, card, numbers)
+    refuse_other_weights(planned, weights, folder)
+    adapter = Adapter(plm, card.adapter, card.num_outputs)
+    adapter.load_state_dict(weights)
+    return adapter
+
+
+@torch.no_grad()
+def _copy_streams(plm: PreTrainedModel) -> bool:
+    """Whether a small copy of a PLM computes packed rows of all lengths as it does single rows."""
+    lengths = np.array([LIMIT + 4, 5, LIMIT + 1, LIMIT, LIMIT - 1, 2 * LIMIT + 1])
+    try:
+        model = AdaptedModel(shrunk(plm))
+        ids = torch.randint(
+            3, VOCABULARY, (int(lengths.sum()),), generator=torch.Generator().manual_seed(0)
+        )
+        rows = ids.split(lengths.tolist())
+        positions = torch.cat([torch.arange(len(row)) for row in rows])
+        # All short ones first: a PLM may keep what a longer row has changed.
+        wanted = torch.zeros(len(rows), model.plm.config.hidden_size)
+        for place in np.argsort(lengths):
+            hidden = model.plm.base_model(input_ids=rows[place][None]).last_hidden_state
+            wanted[place] = model.pool(hidden, None)[0]
+        found = model.run_bare(
+            PackedSequence({"input_ids": ids[None]}, positions[None], (lengths,))
+        )
+    except Exception as error:  # a PLM that cannot be made small is not known well enough
+        if is_out_of_memory(error):
+            raise
+        return False
+    rounding = torch.finfo(torch.float32).eps ** 0.5
+    return bool((found - wanted).norm() <= rounding * wanted.norm())
+
+
+def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
+    """Copy an adapter file's tensors into an adapter; AdapterError names what does not fit."""
+    refuse_other_weights(adapter, weights, source)
+    adapter.load_state_dict(dict(weights))
+
+
+def refuse_other_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
+    """Raise AdapterError unless names and shapes of the weights are exactly the adapter's."""
+    expected = adapter.state_dict()
+    wrong = sorted(set(expected) ^ set(weights))
+    wrong += [k for k in expected if k in weights and expected[k].shape != weights[k].shape]
+    if wrong:
+        raise AdapterError(
+            f"{source}: the weights do not fit adapter_config.json ({wrong[0]}"
+            f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}); restore a copy"
+        )
+
+
+def plm_card(plm: Plm) -> PlmCard:
+    """Return what an adapter folder records of its PLM."""
+    return PlmCard(
+        name=plm.name,
+        revision=plm.revision,
+        family=plm.model.config.model_type,
+        hidden_size=plm.hidden_size,
+        fingerprint=plm.fingerprint,
+        precision=plm.precision,
+    )
+
+
+def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
+    """Raise AdapterError unless `plm` is the one that the adapter was trained on."""
+    if card.plm.fingerprint != plm.fingerprint:
+        raise AdapterError(
+            f"{source}: made for the PLM {card.plm.name} (fingerprint {card.plm.fingerprint}), "
+            f"loaded is {plm.name} (fingerprint {plm.fingerprint}); use the PLM it was made for"
+        )
+    tokens = 0 if card.task is None else card.task.max_length
+    for what, came, most in (
+        ("hidden_size", card.plm.hidden_size, plm.hidden_size),
+        ("max_length", tokens, plm.max_positions),
+    ):
+        if came > most:
+            raise AdapterError(
+                f"{source}: {what} {came} came, the PLM {plm.name} has {most}; restore a copy"
+            )
+
+
+def _count(module: nn.Module) -> int:
+    # A weight that ranks have split is empty here; DeepSpeed notes its size.
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters())

@@ -1,0 +1,289 @@
+"""AdapterHooks: forward hooks on a PLM's layers that run the active adapters.
+
+In the paper's terms, h enters a layer, attention turns it into z, and the feed-forward net reads
+z + z̃ and carries it in its residual. `plms/families.py` names the modules in each PLM family.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from tinyattn.adapters.attention import TinyAttention
+from tinyattn.batching.packed_sequence import PackedSequence
+from tinyattn.errors import PlmError, UsageError
+from tinyattn.plms.families import family_of, layer_calls, submodule
+
+
+class Part(NamedTuple):
+    """Consecutive rows of a packed sequence that use the same adapter."""
+
+    adapters: Mapping[int, TinyAttention]
+    """TinyAttention by index of the layer call; empty: the PLM alone."""
+    stream: PackedSequence
+    """These rows, as a packed sequence of their own."""
+
+
+@dataclass
+class _Pass:
+    """State of the forward pass that is running: masks, cache, and the count of layer calls."""
+
+    allowed: Tensor | None = None
+    is_causal: bool = False
+    cache: Any = None
+    past: int = 0
+    position: dict[nn.Module, int] = field(default_factory=dict)
+    layer_input: Tensor | None = None
+    attention_input: Tensor | None = None
+
+
+class AdapterHooks:
+    """Forward hooks on one PLM that run the active adapters.
+
+    `adapters` maps the index of a layer call to its TinyAttention: replacing the dict switches
+    adapters, an empty dict leaves the PLM as it was. For packed sequences `streams` names the
+    adapters instead. `remove()` removes the hooks.
+    """
+
+    def __init__(self, plm: PreTrainedModel, placement: str) -> None:
+        self.adapters: dict[int, TinyAttention] = {}
+        self._parts: Sequence[Part] = ()
+        self.placement = placement
+        self.family = family_of(plm)
+        if getattr(plm.config, "is_decoder", False) and not self.family.causal:
+            raise PlmError(
+                f"this {plm.config.model_type} PLM has is_decoder set, and adapters in its family "
+                "are not causal: they would see the future; load it without is_decoder"
+            )
+        self.base: Any = plm.base_model
+        self.calls = layer_calls(plm)
+        self.indices: dict[nn.Module, list[int]] = {}
+        for index, layer in enumerate(self.calls):
+            self.indices.setdefault(layer, []).append(index)
+        self._signature = inspect.signature(self.base.forward)
+        self._pass = _Pass()
+        self._handles = [self.base.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        for layer in self.indices:
+            self._hook_layer(layer)
+
+    def remove(self) -> None:
+        """Remove all hooks from the PLM."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._pass = _Pass()
+
+    @property
+    def _is_on(self) -> bool:
+        return bool(self.adapters or self._parts)
+
+    @contextlib.contextmanager
+    def streams(self, parts: Sequence[Part]) -> Iterator[None]:
+        """Within the block the PLM runs on a packed sequence, each part with its own adapter."""
+        self._parts = parts
+        try:
+            yield
+        finally:
+            self._parts = ()
+
+    @contextlib.contextmanager
+    def starting_at(self, call: int, hidden_1NH: Tensor | None) -> Iterator[None]:
+        """Within the block the PLM skips the layers before `call`: their output is `hidden_1NH`.
+
+        None: it skips none.
+        """
+        left_out = [] if hidden_1NH is None else self.calls[:call]
+        for layer in left_out:
+            layer.forward = lambda *args, **kwargs: hidden_1NH
+        try:
+            yield
+        finally:
+            for layer in left_out:
+                del layer.forward
+
+    @property
+    def first_position(self) -> int:
+        """Position id of a row's first token."""
+        return self.base.config.pad_token_id + 1 if self.family.positions_after_padding else 0
+
+    # ---- one forward pass ----
+
+    def _begin(
+        self, base: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Hook before the PLM runs: note its padding mask and generation cache."""
+        if self._parts:
+            self._pass = _Pass()
+        if self._parts or not self.adapters:
+            return None
+        given = self._signature.bind_partial(*args, **kwargs).arguments
+        given.update(given.pop("kwargs", {}))
+        inputs = given.get("input_ids")
+        inputs = inputs if inputs is not None else given["inputs_embeds"]
+        mask = given.get("attention_mask")
+        if mask is not None and mask.ndim != 2:
+            raise PlmError(
+                f"attention_mask of shape {tuple(mask.shape)} came, allowed is [B, T] with 1 for a "
+                "real token (generation with a static cache makes others: use the default cache)"
+            )
+        self._pass = _Pass(cache=given.get("past_key_values"))
+        if not self.family.causal:
+            self._pass.allowed = _key_mask(mask)
+            return None
+        use_cache = given.get("use_cache")
+        if use_cache is None:  # a language model hands its own unset argument on as None
+            use_cache = self.base.config.use_cache
+        if use_cache and self._pass.cache is None:
+            # The PLM would make a cache that the adapters could not fill.
+            given["past_key_values"] = self._pass.cache = DynamicCache(config=self.base.config)
+        if self._pass.cache is not None:
+            self._pass.past = int(self._pass.cache.get_seq_length())
+        self._pass.allowed, self._pass.is_causal = self._causal_mask(inputs, mask)
+        return (), given
+
+    def _causal_mask(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor | None, bool]:
+        """Return which keys each query may see, [B or 1, 1, T, S], or None and a causal flag."""
+        length, past = inputs.shape[1], self._pass.past
+        key_mask = _key_mask(mask)
+        if key_mask is None and (past == 0 or length == 1):
+            return None, length > 1
+        total = past + length
+        causal = torch.ones(length, total, dtype=torch.bool, device=inputs.device).tril(past)
+        return (causal if key_mask is None else causal & key_mask[..., :total]), False
+
+    def _run(self, layer: nn.Module, z_BTH: Tensor) -> Tensor | None:
+        """Run the adapter of this call of `layer` on z; None if the call has no adapter."""
+        calls = self.indices[layer]
+        turn = self._pass.position.get(layer, 0)
+        self._pass.position[layer] = turn + 1
+        index = calls[turn]
+        if self._parts:
+            return self._run_parts(index, z_BTH)
+        adapter = self.adapters.get(index)
+        if adapter is None:
+            return None
+        extend = None
+        if self._pass.cache is not None:
+            extend = functools.partial(self._extend, index)
+        return adapter(z_BTH, self._pass.allowed, self._pass.is_causal, extend)
+
+    def _run_parts(self, index: int, z_1NH: Tensor) -> Tensor | None:
+        """Run each part's own adapter on its rows of the packed sequence."""
+        adapters = [part.adapters.get(index) for part in self._parts]
+        if not any(adapters):
+            return None
+        own = z_1NH.split([part.stream.tokens for part in self._parts], dim=1)
+        changes = [
+            torch.zeros_like(z)
+            if adapter is None
+            else adapter(z, is_causal=self.family.causal, stream=part.stream)
+            for part, adapter, z in zip(self._parts, adapters, own, strict=True)
+        ]
+        return changes[0] if len(changes) == 1 else torch.cat(changes, dim=1)
+
+    def _extend(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Append an adapter's keys and values to the PLM's generation cache; return all of them.
+
+        They are stored as further layers, behind the PLM's own.
+        """
+        layers = self._pass.cache.layers
+        while len(layers) <= len(self.calls) + index:
+            layers.append(DynamicLayer())
+        kept = layers[len(self.calls) + index]
+        if kept.get_seq_length() != self._pass.past:
+            raise UsageError(
+                f"the cache holds {self._pass.past} positions, but this adapter's keys of "
+                f"{kept.get_seq_length()}: it was filled with another adapter or none; "
+                "start with a fresh cache"
+            )
+        return kept.update(key, value)
+
+    # ---- hooks ----
+
+    def _hook_layer(self, layer: nn.Module) -> None:
+        attention = submodule(layer, self.family.attention, self.base)
+        after = submodule(layer, self.family.after or self.family.attention, self.base)
+        keep = self._handles.append
+        if self.placement == "sequential":
+            if self.family.pre_norm:
+                keep(layer.register_forward_pre_hook(self._keep_layer_input, with_kwargs=True))
+            keep(after.register_forward_hook(functools.partial(self._sequential, layer)))
+            return
+        keep(attention.register_forward_pre_hook(self._keep_attention_input, with_kwargs=True))
+        if self.placement == "parallel":
+            keep(after.register_forward_hook(functools.partial(self._parallel, layer)))
+        else:
+            projection = submodule(layer, self.family.projection, self.base)
+            keep(projection.register_forward_pre_hook(functools.partial(self._on_heads, layer)))
+
+    def _keep_layer_input(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._is_on:
+            self._pass.layer_input = _first(args, kwargs)
+
+    def _keep_attention_input(self, attention: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._is_on:
+            self._pass.attention_input = _first(args, kwargs)
+
+    def _sequential(self, layer: nn.Module, module: nn.Module, args: Any, output: Any) -> Any:
+        """Placement `sequential`: z + tiny(z), the paper's figure 2b."""
+        if not self._is_on:
+            return output
+        z = out = output[0] if isinstance(output, tuple) else output
+        if self._pass.layer_input is not None:
+            z = out + self._pass.layer_input
+        return _add(output, out, self._run(layer, z))
+
+    def _parallel(self, layer: nn.Module, module: nn.Module, args: Any, output: Any) -> Any:
+        """Placement `parallel`: LN(h + Attn(h)) + tiny(h), figure 3 as in the authors' code."""
+        if not self._is_on:
+            return output
+        out = output[0] if isinstance(output, tuple) else output
+        assert self._pass.attention_input is not None
+        return _add(output, out, self._run(layer, self._pass.attention_input))
+
+    def _on_heads(self, layer: nn.Module, projection: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Placement `parallel_heads`: W_O (heads + tiny(h)), as He et al. (ICLR 2022) do."""
+        if not self._is_on:
+            return None
+        assert self._pass.attention_input is not None
+        heads = args[0]
+        change = self._run(layer, self._pass.attention_input)
+        if change is None:
+            return None
+        if change.shape != heads.shape:
+            raise PlmError(
+                f"placement parallel_heads needs heads as wide as the hidden size: "
+                f"{heads.shape[-1]} came, the hidden size is {change.shape[-1]}"
+            )
+        return (heads + change, *args[1:])
+
+
+def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    return args[0] if args else kwargs["hidden_states"]
+
+
+def _add(output: Any, first: Tensor, change: Tensor | None) -> Any:
+    """Return a module's output with `change` added to its hidden states, `first`."""
+    if change is None:
+        return output
+    return (first + change, *output[1:]) if isinstance(output, tuple) else first + change
+
+
+def _key_mask(mask: Tensor | None) -> Tensor | None:
+    """Turn a padding mask [B, S] (1 = real) into bool [B, 1, 1, S]; None if nothing is padded."""
+    if mask is None:
+        return None
+    mask = mask.bool()
+    # Asking a GPU for the answer would stall it, and a full mask gives the same result.
+    if mask.device.type == "cpu" and bool(mask.all()):
+        return None
+    return mask[:, None, None, :]

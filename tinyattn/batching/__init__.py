@@ -1,0 +1,1 @@
+"""Rows as tensors: padded batches, packed sequences without padding, length buckets."""

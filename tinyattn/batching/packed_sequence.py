@@ -1,0 +1,239 @@
+"""PackedSequence: rows of a batch one after the other without padding, each attending to itself.
+
+A padded batch [B, T] becomes a stream [1, N], where N is the number of its real tokens. Layers that
+work token by token (embeddings, norms, feed-forward nets) run on it unchanged. Attention, of
+adapters and mostly of the PLM (`plms/packed_attention.py`), runs on groups of rows of similar
+lengths, which are gathered and masked. The result is that of the padded batch.
+`AdaptedModel.can_stream` finds out whether a PLM takes packed sequences.
+
+Shape suffixes: B rows, T tokens of the longest, N tokens of the stream, P places of its groups, H
+hidden size.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tinyattn.batching.length_buckets import split_by_length
+
+Attend = Callable[..., Tensor]
+"""Attention on padded rows: key mask [B, 1, 1, T] or None, inputs [B, T, C] → [B, T, C']."""
+GROUP_COST = {"cpu": 32.0, "cuda": 8192.0}
+"""Cost of one more call of the PLM's attention, in padded tokens. Measured with MiniLM on a CPU; on
+a GPU it is the launch of kernels."""
+TINY_GROUP_COST = {"cpu": 256.0, "cuda": 8192.0}
+"""Cost of one more call of an adapter's attention, in padded tokens, which are cheaper there."""
+TOKEN_STEP, SHORT, SHORT_STEP = 8, 128, 4
+"""With filler, a stream's length is a multiple of TOKEN_STEP; below SHORT tokens, where that would
+be too much filler, of SHORT_STEP."""
+LEAST_TOKENS = 16
+"""Shortest stream, by filler. With fewer rows MKL multiplies fp32 matrices by other kernels, whose
+rounding differs from that of the same rows in a pass with other trials'."""
+_TYPES = "token_type_ids"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of rows of similar lengths; the rows of a group attend in one call, each to itself.
+
+    Each group is padded to its longest row; together the groups have P places.
+
+    Attributes:
+        sizes: rows and padded length of each group.
+        masks: for each group, which of its places hold real tokens, [B, 1, 1, T]; None: all.
+        place: [P] the token that goes to each place; None: the places are the stream itself.
+        token: [N] the place of each token.
+    """
+
+    sizes: list[tuple[int, int]]
+    masks: list[Tensor | None]
+    place: Tensor | None = None
+    token: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class PackedSequence:
+    """Rows of one or several trials, one after the other, with filler tokens behind each trial's.
+
+    Attributes:
+        inputs: the PLM's inputs, each [1, N]: input_ids, perhaps token_type_ids.
+        positions: [1, N] position of each token in its row, from 0.
+        lots: tokens of each row, one array (lot) for each trial. Trials attend in groups of their
+            own, so that rounding is as it is without the others.
+        start: number of the PLM's layer calls that are skipped: `hidden` is their output.
+        hidden: [1, N, H] output of the skipped layers; None: none is skipped.
+        filler: number of filler tokens behind each lot, copies of the token before them.
+    """
+
+    inputs: dict[str, Tensor]
+    positions: Tensor
+    lots: tuple[np.ndarray, ...]
+    start: int = 0
+    hidden: Tensor | None = None
+    filler: tuple[int, ...] = (0,)
+
+    @property
+    def tokens(self) -> int:
+        """N."""
+        return self.positions.shape[1]
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, [B]."""
+        return np.concatenate(self.lots)
+
+    @functools.cached_property
+    def groups(self) -> Groups:
+        """The groups for the PLM's attention."""
+        return self._grouped(GROUP_COST)
+
+    @functools.cached_property
+    def tiny_groups(self) -> Groups:
+        """The groups for an adapter's attention."""
+        return self._grouped(TINY_GROUP_COST)
+
+    def _grouped(self, cost: Mapping[str, float]) -> Groups:
+        device = self.positions.device
+        return group_rows(self.lots, self.filler, cost[device.type], device)
+
+    @functools.cached_property
+    def bounds(self) -> Tensor:
+        """Where each row begins and the last one ends, int32 [B + 1]; filler is not counted."""
+        assert not any(self.filler), "only streams on a CPU have filler"
+        bounds = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
+        return torch.from_numpy(bounds).to(self.positions.device, non_blocking=True)
+
+    def edges(self, last: bool) -> Tensor:
+        """Position in the stream of each row's first (or last) token, [B]."""
+        before = np.cumsum([0, *self.filler[:-1]])
+        ends = np.cumsum(self.lengths) + np.repeat(before, [len(lot) for lot in self.lots])
+        return torch.from_numpy(ends - 1 if last else ends - self.lengths)
+
+    def spread(self, values_B: Tensor) -> Tensor:
+        """Repeat a value per row for each of its tokens, [N, 1]; filler repeats the row before."""
+        tokens = [lot.copy() for lot in self.lots]
+        for lot, behind in zip(tokens, self.filler, strict=True):
+            lot[-1] += behind
+        times = torch.from_numpy(np.concatenate(tokens)).to(values_B.device, non_blocking=True)
+        return values_B.repeat_interleave(times, output_size=self.tokens)[:, None]
+
+    def filled(self, filler: int) -> PackedSequence:
+        """Return the rows, which are of one lot, with `filler` filler tokens behind them."""
+        if filler == 0:
+            return self
+        there = torch.arange(self.tokens + filler, device=self.positions.device)
+        there = there.clamp(max=self.tokens - 1)
+        return replace(
+            self,
+            inputs={name: values[:, there] for name, values in self.inputs.items()},
+            positions=self.positions[:, there],
+            hidden=None if self.hidden is None else self.hidden[:, there],
+            filler=(filler,),
+        )
+
+
+def attend_in(groups: Groups, attend: Attend, *inputs_NC: Tensor) -> Tensor:
+    """Run `attend` group by group; inputs and result are [N, C], for all tokens of the stream."""
+    places = [rows * length for rows, length in groups.sizes]
+    inputs = [x if groups.place is None else x.index_select(0, groups.place) for x in inputs_NC]
+    own = zip(*(x.split(places) for x in inputs), strict=True)
+    found = [
+        attend(mask, *(x.unflatten(0, size) for x in parts)).flatten(0, 1)
+        for size, mask, parts in zip(groups.sizes, groups.masks, own, strict=True)
+    ]
+    whole = found[0] if len(found) == 1 else torch.cat(found)
+    return whole if groups.token is None else whole.index_select(0, groups.token)
+
+
+def joined(streams: Sequence[PackedSequence]) -> PackedSequence:
+    """Concatenate packed sequences that have the same `start`.
+
+    Rows without token types, beside rows that have them, get type 0, as in the PLM's default.
+    """
+    if len(streams) == 1:
+        return streams[0]
+    names = {name: values for stream in streams for name, values in stream.inputs.items()}
+    for stream in streams:
+        if missing := names.keys() - stream.inputs.keys() - {_TYPES}:
+            lacking = ", ".join(sorted(missing))
+            raise ValueError(f"a packed sequence lacks {lacking}, which others have")
+    hidden = [stream.hidden for stream in streams if stream.hidden is not None]
+    return PackedSequence(
+        inputs={
+            name: torch.cat(
+                [
+                    stream.inputs.get(name, values.new_zeros(stream.positions.shape))
+                    for stream in streams
+                ],
+                dim=1,
+            )
+            for name, values in names.items()
+        },
+        positions=torch.cat([stream.positions for stream in streams], dim=1),
+        lots=tuple(lot for stream in streams for lot in stream.lots),
+        start=streams[0].start,
+        hidden=torch.cat(hidden, dim=1) if hidden else None,
+        filler=tuple(filler for stream in streams for filler in stream.filler),
+    )
+
+
+def filler_of(tokens: int, plm: PreTrainedModel) -> int:
+    """Return how many filler tokens a trial's stream of `tokens` tokens gets.
+
+    On a CPU in bf16 torch (oneDNN) compiles and keeps kernels for each shape, some ms and 100 KB
+    each, so filler makes for fewer lengths; and it lengthens short streams to LEAST_TOKENS. The
+    number depends on this trial alone, so that its results do not depend on the others.
+    """
+    if plm.device.type != "cpu":
+        return 0
+    if torch.finfo(plm.dtype).bits >= 32:
+        return max(0, LEAST_TOKENS - tokens)
+    return -tokens % (TOKEN_STEP if tokens > SHORT else SHORT_STEP)
+
+
+def group_rows(
+    lots: Sequence[np.ndarray], filler: Sequence[int], cost: float, device: torch.device
+) -> Groups:
+    """Group the rows of each lot so that little of them is padding.
+
+    Args:
+        lots: tokens of each row of a stream, by lot.
+        filler: tokens behind each lot.
+        cost: cost of one more group, in padded tokens.
+        device: device of the stream.
+    """
+
+    def moved(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    places, real, sizes, masks, fillers = [], [], [], [], []
+    first = 0
+    for lengths, extra in zip(lots, filler, strict=True):
+        starts = first + np.cumsum(lengths) - lengths
+        first += int(lengths.sum()) + extra
+        fillers.append(slice(first - extra, first))
+        for rows in split_by_length(lengths, len(lengths), cost):
+            own = lengths[rows, None]
+            columns = np.arange(own.max())
+            is_real = columns < own
+            # Padding repeats a token of its own row, so that what is not finite stays there.
+            places.append((starts[rows, None] + np.minimum(columns, own - 1)).ravel())
+            real.append(is_real.ravel())
+            sizes.append(is_real.shape)
+            masks.append(None if is_real.all() else moved(is_real[:, None, None]))
+    place = np.concatenate(places)
+    if np.array_equal(place, np.arange(first)):
+        return Groups(sizes, masks)
+    token = np.empty(first, dtype=np.int64)
+    found = np.flatnonzero(np.concatenate(real))
+    token[place[found]] = found
+    for behind in fillers:
+        token[behind] = token[behind.start - 1]  # filler is whatever the token before it is
+    return Groups(sizes, masks, moved(place), moved(token))

@@ -1,0 +1,217 @@
+"""Cache of tokenised splits: made once per machine and memory-mapped from then on.
+
+It is under TINYATTN_CACHE (default `~/.cache/tinyattn`). A folder's name is a hash of the data's
+bytes, the tokenizer and its rules, max_length and the columns. A folder is renamed into place when
+it is complete, and the checksums of its files are verified when it is opened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import filelock
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from tinyattn.data.carve import Carved, carve, carve_size, carve_texts
+from tinyattn.data.groups import Groups, group_rows
+from tinyattn.data.rows import GROUP, LABEL, check_rows, named_groups, with_groups
+from tinyattn.data.sources import Source, digest_file
+from tinyattn.data.tokenise import TokenRules, as_split, tokenise, tokenizer_fingerprint
+from tinyattn.data.tokens import Split
+from tinyattn.errors import StorageError
+from tinyattn.files.mmap_cache import CACHE_VARIABLE, cache_folder
+from tinyattn.tasks.base import Task
+
+_FORMAT = 5  # part of the key: raise it when the same data must be tokenised or carved anew
+_META = "meta.json"
+_SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The content of one cache folder."""
+
+    splits: Mapping[str, Split]
+    """All labelled splits by name."""
+    carved: Mapping[str, Mapping[str, Carved]]
+    """Version of carving -> split -> training rows carved for it: `select`, and `validation` if
+    the task has no such file."""
+    fingerprint: str
+    """16 hex digits of the rows' texts and labels."""
+
+
+def stored_splits(
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    rules: TokenRules,
+    source: Source,
+) -> Stored:
+    """Open the cache folder of these splits; make it first if it is not there or damaged.
+
+    Raises:
+        TaskError: the data do not fit the task.
+        StorageError: the cache cannot be written.
+    """
+    root = cache_folder() / "data"
+    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, rules, source)}"
+    if stored := _open(folder):
+        return stored
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(f"{folder}.lock"):
+            stored = _open(folder)  # another process may have made it meanwhile
+            if stored is None:
+                _replace(folder, task, tokenizer, max_length, rules, source)
+                stored = _open(folder)
+    except OSError as error:
+        raise StorageError(
+            f"{root}: the tokenised rows of '{task.name}' cannot be stored: {error}. Make room "
+            f"there, or name another folder with {CACHE_VARIABLE}"
+        ) from None
+    if stored is None:
+        raise StorageError(f"{folder}: files just written there cannot be read back; see the disk")
+    return stored
+
+
+def _key(
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    rules: TokenRules,
+    source: Source,
+) -> str:
+    content = [
+        _FORMAT,
+        [task.text_columns, task.label_column, task.group_column, task.labels, task.score_range],
+        [task.splits.train, task.splits.validation, dict(task.splits.extra)],
+        dict(source.digests),
+        tokenizer_fingerprint(tokenizer),
+        asdict(rules),
+        max_length,
+    ]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _replace(folder: Path, *parts: Any) -> None:
+    """Build a cache folder under another name, then rename it. The caller holds the lock."""
+    building = Path(f"{folder}.building")
+    shutil.rmtree(building, ignore_errors=True)  # left by a process that was killed
+    building.mkdir()
+    try:
+        _build(building, *parts)
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        building.rename(folder)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def _build(
+    folder: Path,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    rules: TokenRules,
+    source: Source,
+) -> None:
+    """Fill a cache folder: read, check, tokenise and carve; the description is written last."""
+    scratch = folder / "scratch"
+    checked = {
+        split: check_rows(source.read(split, scratch), task, place, labelled=True)
+        for split, place in source.places.items()
+    }
+    files = {split: f"{number}.arrow" for number, split in enumerate(checked)}
+    groups = {split: groups_of(task, rows) for split, rows in checked.items()}
+    for split, rows in checked.items():
+        grouped = with_groups(rows, groups[split].numbers)
+        file = folder / files[split]
+        tokenise(grouped, task, tokenizer, max_length, name=split, rules=rules, file=file)
+    meta = {
+        "fingerprint": _fingerprint(task, checked),
+        "carved": {
+            version: {name: _listed(carved) for name, carved in splits.items()}
+            for version, splits in carve_both(
+                task, checked[task.splits.train], groups[task.splits.train]
+            ).items()
+        },
+        "files": {split: [name, digest_file(folder / name)] for split, name in files.items()},
+    }
+    shutil.rmtree(scratch, ignore_errors=True)
+    (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+
+
+def groups_of(task: Task, rows: datasets.Dataset) -> Groups:
+    """Return the groups of the task's group column, or without one those of similar texts."""
+    if GROUP in rows.column_names:
+        return Groups(named_groups(rows), np.zeros(len(rows), bool))
+    return group_rows([rows[column][:] for column in task.text_columns], carve_size(len(rows)))
+
+
+def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str, dict[str, Carved]]:
+    """Carve `validation` (where there is no dev file) and `select`, by each version of carving."""
+    texts = list(zip(*[train[column][:] for column in task.text_columns], strict=True))
+    named = train[GROUP][:] if GROUP in train.column_names else texts
+    classes = np.zeros(len(train), np.int64) if task.is_regression else np.array(train[LABEL][:])
+
+    def version_1(left: np.ndarray, seed: int) -> Carved:
+        return carve_texts(classes[left], [named[row] for row in left], seed)
+
+    def version_2(left: np.ndarray, seed: int) -> Carved:
+        return carve(classes[left], Groups(groups.numbers[left], groups.loose[left]), seed)
+
+    seeds = {"select": _SELECT_SEED}
+    if task.splits.validation is None:
+        seeds = {"validation": _VALIDATION_SEED, **seeds}
+    found: dict[str, dict[str, Carved]] = {}
+    for version, carve_left in (("1", version_1), ("2", version_2)):
+        left, found[version] = np.arange(len(train)), {}
+        for name, seed in seeds.items():
+            carved = carve_left(left, seed)
+            own = replace(carved, rows=left[carved.rows], unused=left[carved.unused])
+            found[version][name] = own
+            left = np.setdiff1d(left, np.concatenate([own.rows, own.unused]))
+    return found
+
+
+def _listed(carved: Carved) -> list[Any]:
+    return [carved.rows.tolist(), carved.unused.tolist(), carved.parted, carved.passed_over]
+
+
+def _carved(rows: list[int], unused: list[int], *counts: int) -> Carved:
+    return Carved(np.array(rows, np.int64), np.array(unused, np.int64), *counts)
+
+
+def _fingerprint(task: Task, checked: Mapping[str, datasets.Dataset]) -> str:
+    """Return a hash of texts and labels that does not depend on the files' format."""
+    digest = hashlib.sha256(json.dumps(task.labels).encode())
+    for split, rows in checked.items():
+        digest.update(json.dumps([split, len(rows)]).encode())
+        for column in (*task.text_columns, LABEL):
+            digest.update(json.dumps(rows[column][:]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _open(folder: Path) -> Stored | None:
+    """Open a cache folder; None if it is not there, incomplete or damaged."""
+    try:
+        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
+        splits = {}
+        for split, (name, digest) in meta["files"].items():
+            if digest_file(folder / name) != digest:
+                return None
+            splits[split] = as_split(datasets.Dataset.from_file(str(folder / name)), split)
+        carved = {
+            version: {name: _carved(*listed) for name, listed in splits.items()}
+            for version, splits in meta["carved"].items()
+        }
+        return Stored(splits, carved, meta["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

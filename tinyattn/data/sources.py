@@ -1,0 +1,176 @@
+"""Sources of a task's rows: a folder of files, the Hugging Face cache or hub, or a generator.
+
+A folder given by the caller comes first, then the folder TINYATTN_DATA, then the Hugging Face cache
+and hub. If no source has the data, one error lists the ways to get them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+from huggingface_hub import constants
+from huggingface_hub.utils import get_session
+
+from tinyattn.data.files import quiet_datasets, read_file
+from tinyattn.errors import TaskError
+from tinyattn.tasks.agreement import AGREEMENT, generate_splits
+from tinyattn.tasks.base import ENDINGS, Task, find_split
+from tinyattn.tasks.glue import HUB_NAME
+from tinyattn.telemetry import switch_telemetry_off
+
+DATA_VARIABLE = "TINYATTN_DATA"
+_PROBE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class Source:
+    """The labelled splits of one task in one place."""
+
+    digests: Mapping[str, str]
+    """Split -> SHA-256 of its file's bytes."""
+    places: Mapping[str, str]
+    """Split -> file or hub name, for messages."""
+    read: Callable[[str, Path], datasets.Dataset]
+    """Read one split, given its name and a scratch folder."""
+
+
+class _NotHereError(Exception):
+    """A place lacks a split; the message says which."""
+
+
+def find_source(task: Task, data_dir: Path | None) -> Source:
+    """Return the first place that has all labelled splits of `task`.
+
+    Raises:
+        TaskError: no place has them.
+    """
+    names = [task.splits.train, task.splits.validation, *task.splits.extra.values()]
+    splits = [name for name in names if name is not None]
+    if task == AGREEMENT:
+        return _generated(splits)
+    if task.folder is not None:
+        return _own_folder(task.folder, splits)
+    if data_dir is not None and not data_dir.expanduser().is_dir():
+        # Going on to other places would train on other data than was asked for.
+        raise TaskError(f"data folder {data_dir} is not there; correct --data, or leave it out")
+    reasons = []
+    for origin, look in _places(task, data_dir, splits):
+        try:
+            return look()
+        except _NotHereError as error:
+            reasons.append(f"  {origin}: {error}")
+    raise TaskError(_nowhere(task, splits, reasons))
+
+
+def _places(
+    task: Task, data_dir: Path | None, splits: list[str]
+) -> Iterator[tuple[str, Callable[[], Source]]]:
+    """Yield the places to search, in order: a name for messages, and how to open the place."""
+    variable = os.environ.get(DATA_VARIABLE)
+    for origin, folder in (("data folder", data_dir), (DATA_VARIABLE, variable)):
+        if folder:
+            place = Path(folder).expanduser() / "glue" / task.name
+            yield origin, lambda place=place: _files(place, splits)  # type: ignore[misc]
+    yield f"Hugging Face cache and hub ({HUB_NAME})", lambda: _hub(task, splits)
+
+
+def _nowhere(task: Task, splits: list[str], reasons: list[str]) -> str:
+    files = ", ".join(f"{split}.jsonl" for split in splits)
+    return "\n".join(
+        [
+            f"task '{task.name}': its data were not found. Looked in",
+            *reasons,
+            "Ways to get them:",
+            f"  - a folder with glue/{task.name}/ that holds {files} (also .jsonl.gz, .csv or "
+            f".parquet; columns {', '.join((*task.text_columns, task.label_column))}), named by "
+            f"--data or {DATA_VARIABLE}",
+            "  - a run with network and without HF_HUB_OFFLINE, which fetches them from the hub; "
+            f"{constants.HF_HOME} can then be copied to other machines",
+            "  - the task 'agreement', which needs no files",
+        ]
+    )
+
+
+def _files(folder: Path, splits: list[str]) -> Source:
+    paths: dict[str, Path] = {}
+    for split in splits:
+        path = find_split(folder, split)
+        if path is None:
+            raise _NotHereError(f"no file {folder / split} with {', '.join(ENDINGS)}")
+        paths[split] = path
+    return Source(
+        digests={split: digest_file(path) for split, path in paths.items()},
+        places={split: str(path) for split, path in paths.items()},
+        read=lambda split, scratch: read_file(paths[split], scratch),
+    )
+
+
+def _own_folder(folder: Path, splits: list[str]) -> Source:
+    try:
+        return _files(folder, splits)
+    except _NotHereError as error:
+        raise TaskError(f"{error}; needed are files {', '.join(splits)}") from None
+
+
+def _generated(splits: list[str]) -> Source:
+    rows = {split: generate_splits()[split] for split in splits}
+    return Source(
+        digests={s: hashlib.sha256(json.dumps(r).encode()).hexdigest() for s, r in rows.items()},
+        places={split: f"agreement {split}" for split in splits},
+        read=lambda split, scratch: datasets.Dataset.from_dict(rows[split]),
+    )
+
+
+def _hub(task: Task, splits: list[str]) -> Source:
+    switch_telemetry_off()
+    try:
+        with quiet_datasets(), _offline_unless_reachable():
+            loaded = datasets.load_dataset(HUB_NAME, task.name)
+            found = {split: loaded[split] for split in splits}
+    except Exception as error:
+        raise _NotHereError(str(error).splitlines()[0] if str(error) else repr(error)) from None
+    return Source(
+        digests={split: _digest_dataset(rows) for split, rows in found.items()},
+        places={split: f"{HUB_NAME} {task.name} {split}" for split in splits},
+        read=lambda split, scratch: found[split],
+    )
+
+
+@contextlib.contextmanager
+def _offline_unless_reachable() -> Iterator[None]:
+    """Make `datasets` use only its cache within the block if the hub does not answer at once.
+
+    Its own retries take about 25 seconds before they give up.
+    """
+    was_offline = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = was_offline or not _hub_answers()
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = was_offline
+
+
+def _hub_answers() -> bool:
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PROBE_SECONDS)
+    except Exception:  # whatever the HTTP client raises: no name, no route, refused, too slow
+        return False
+    return True
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_dataset(rows: datasets.Dataset) -> str:
+    digests = [digest_file(Path(file["filename"])) for file in rows.cache_files]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -1,0 +1,142 @@
+"""Tokenised rows as training and evaluation read them: Rows, Split, TaskData.
+
+This module and its imports read no text, so a process that is given token ids needs neither
+datasets nor pyarrow. `tokenise.py` makes these rows from text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from tinyattn.tasks.base import Task
+
+if TYPE_CHECKING:
+    import datasets
+
+GROUPS = "tinyattn:groups"
+"""Name of the column of group numbers; a plain `groups` could be a user's own column."""
+_MOST_PASSED_OVER = 0.05
+"""Share of rows passed over by carving from which a note says so."""
+
+
+@dataclass(frozen=True)
+class FlatRows:
+    """Token ids of many rows one after the other, and where each row begins."""
+
+    columns: Mapping[str, np.ndarray]
+    """The PLM's inputs, each [all tokens]: `input_ids`, perhaps `token_type_ids`."""
+    offsets: np.ndarray
+    """[N + 1] where each row's tokens begin in `columns`, and where the last row's end."""
+    labels: np.ndarray
+    """[N] class ids (int64) or scores (float32); empty where rows have none."""
+    groups: np.ndarray
+    """[N] int64 number of each row's group (`data/groups.py`), as of rows that share a premise or
+    are a minimal pair; a number of its own for each row if groups were not computed."""
+
+
+class Rows(Protocol):
+    """Protocol of the tokenised rows of one split, in memory or memory-mapped."""
+
+    @property
+    def name(self) -> str:
+        """Name of the split, e.g. `train` or `validation_matched`."""
+
+    @property
+    def truncated(self) -> int:
+        """Rows whose text was cut."""
+
+    def __len__(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def flat(self) -> FlatRows:
+        """Return the rows as arrays."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Tokenised rows of one split as a `datasets.Dataset`, memory-mapped where they have a file."""
+
+    rows: datasets.Dataset
+    """Columns `input_ids`, `length` (tokens), `truncated` (bool); where they exist also
+    `token_type_ids`, `label` (class id or score; all rows have one) and GROUPS."""
+    name: str
+    """Name of the split, e.g. `train` or `validation_matched`."""
+    truncated: int
+    """Rows whose text was cut."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def flat(self) -> FlatRows:
+        """Return the rows as arrays, without a copy where Arrow has them in one piece."""
+        table = self.rows.with_format("arrow")[:]
+        names = [name for name in ("input_ids", "token_type_ids") if name in table.column_names]
+        lists = {name: table[name].combine_chunks() for name in names}
+        return FlatRows(
+            columns={name: values.values.to_numpy() for name, values in lists.items()},
+            offsets=lists["input_ids"].offsets.to_numpy(),
+            labels=table["label"].to_numpy() if "label" in table.column_names else np.empty(0),
+            groups=(
+                table[GROUPS].to_numpy() if GROUPS in table.column_names else np.arange(len(self))
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """All labelled splits of one task under one protocol."""
+
+    task: Task
+    """The task."""
+    train: Rows
+    """Rows to train on."""
+    select: Rows
+    """Rows whose score selects the best evaluation and the best trials."""
+    heldout: Rows | None
+    """Rows that select nothing, for the final score; None under the protocol `paper`."""
+    extra: Mapping[str, Rows]
+    """More rows to report on, e.g. `mismatched`."""
+    fingerprint: str
+    """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""
+    truncated: int
+    """Rows in these splits whose text was cut to max_length."""
+    carve_notes: tuple[str, ...] = ()
+    """Remarks that belong beside scores on carved rows."""
+    separator: str | None = None
+    """Text that was put between the two of a pair; None: the tokenizer separates them."""
+
+
+def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:
+    """Return remarks on the limits of scores on carved rows.
+
+    Args:
+        parted: carved rows that are similar to a training row.
+        passed_over: rows that no seed would carve.
+        rows: all rows that there were to carve from.
+    """
+    notes = []
+    if parted:
+        notes.append(
+            f"{parted:,} carved rows are like rows to train on, so their scores reward memory: too "
+            "few rows are unlike all others"
+        )
+    if passed_over > rows * _MOST_PASSED_OVER:
+        notes.append(
+            f"{passed_over:,} of {rows:,} rows are like too many others to be carved, so scores on "
+            "carved rows say nothing of their kind"
+        )
+    return tuple(notes)
+
+
+def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id that fills short rows: the pad token's, else the end token's, else 0."""
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return token_id
+    return 0

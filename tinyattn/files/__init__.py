@@ -1,0 +1,1 @@
+"""Files: atomic writes, reading within bounds, memory-mapped caches, object stores."""

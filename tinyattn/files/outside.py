@@ -1,0 +1,187 @@
+"""Reading of untrusted files, within bounds: ordinary files, of limited size and depth, in UTF-8.
+
+A file may be meant to break its reader. So it is opened without blocking (a pipe without a writer
+would hang), its size is checked before it is read, and its content before it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+DEPTH = 64
+"""Deepest allowed nesting of lists and mappings."""
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class UnfitError(ValueError):
+    """A file or content that is not allowed; the message says what came and what is allowed."""
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open an ordinary file for reading its bytes.
+
+    Raises:
+        UnfitError: it is a folder, pipe, socket or device.
+        OSError: it is not there or may not be read.
+    """
+    _refuse_special(path.stat().st_mode)  # opening alone may move a tape
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        _refuse_special(os.fstat(file.fileno()).st_mode)  # another may have taken its place
+    except UnfitError:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_special(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise UnfitError(f"it is {kind}, needed is an ordinary file")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a file of `most` bytes or fewer.
+
+    Raises:
+        UnfitError: it is larger, or not an ordinary file.
+        OSError: it is not there or cannot be read.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        # Room for so many bytes is made before any is read; files of /proc say that they have 0.
+        content = b"" if size > most else file.read(1 + (size or most))
+    if max(size, len(content)) > most:
+        raise UnfitError(f"it has {max(size, len(content)):,} bytes, allowed are {most:,}")
+    return content
+
+
+def read_text(path: Path, most: int) -> str:
+    """Read a UTF-8 file of `most` bytes or fewer; a byte-order mark is left out.
+
+    Raises:
+        UnfitError, OSError: as `read_bytes`; UnfitError also where it is not UTF-8.
+    """
+    return decode(read_bytes(path, most))
+
+
+def decode(content: bytes, line: int = 1) -> str:
+    """Return UTF-8 bytes as text without a byte-order mark.
+
+    Args:
+        content: the bytes.
+        line: number of their first line, for the message.
+
+    Raises:
+        UnfitError: they are not UTF-8; it names the line.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line += content.count(b"\n", 0, error.start)
+        raise UnfitError(
+            f"line {line} is not UTF-8 text (byte 0x{content[error.start]:02x} came); "
+            "save the file as UTF-8"
+        ) from None
+
+
+def parse_json(text: str, *, nan: bool = False) -> Any:
+    """Parse JSON strictly: only values that can be written, printed and computed with again.
+
+    Args:
+        text: one JSON value.
+        nan: whether NaN and Infinity, which Python writes and JSON does not know, are allowed.
+
+    Raises:
+        UnfitError: it is not JSON, repeats a key, is nested too deeply, or holds a number beyond 64
+            bits or text that is not valid Unicode.
+    """
+    refuse = None if nan else _refuse_constant
+    try:
+        value = json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)
+    except RecursionError:
+        raise UnfitError(_too_deep()) from None
+    except UnfitError:
+        raise
+    except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
+        raise UnfitError(f"not valid JSON ({str(error).split(';')[0]})") from None
+    check_values(value, nan=nan)
+    return value
+
+
+def read_notes(path: Path, most: int = 2**26) -> Iterator[Any]:
+    """Yield the JSON values of a file's lines, skipping lines that are not JSON.
+
+    For files that only save time, such as caches: a missing or damaged one yields fewer values.
+    """
+    try:
+        lines = read_bytes(path, most).splitlines()
+    except (OSError, UnfitError):
+        return
+    for line in lines:
+        with contextlib.suppress(UnfitError):
+            yield parse_json(decode(line))
+
+
+def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise UnfitError(f"the key {max(keys, key=keys.count)!r:.80} is given twice")
+    return mapping
+
+
+def _refuse_constant(name: str) -> Any:
+    raise UnfitError(f"not valid JSON ({name} came, a number is needed)")
+
+
+def check_values(value: Any, *, nan: bool = False) -> None:
+    """Raise UnfitError if a parsed value is too deep, or holds NaN, huge numbers or bad Unicode."""
+    for item, depth in _items(value):
+        if depth > DEPTH and isinstance(item, dict | list):
+            raise UnfitError(_too_deep())
+        if isinstance(item, float) and not (nan or math.isfinite(item)):
+            raise UnfitError(f"the number {item} came, allowed are finite ones")
+        if isinstance(item, int) and not -(2**63) <= item < 2**63:
+            raise UnfitError(f"a whole number of {item.bit_length()} bits came, allowed are 64")
+        if isinstance(item, str) and ("\0" in item or not _is_unicode(item)):
+            raise UnfitError(f"the text {item[:40]!a} holds what is not Unicode text")
+
+
+def _items(value: Any) -> Iterator[tuple[Any, int]]:
+    """Yield a value and all values in it, each with its depth; iterative, so depth is no danger."""
+    waiting = [(value, 1)]
+    while waiting:
+        item, depth = waiting.pop()
+        yield item, depth
+        if isinstance(item, dict):
+            waiting += [(part, depth + 1) for pair in item.items() for part in pair]
+        elif isinstance(item, list):
+            waiting += [(part, depth + 1) for part in item]
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text is valid Unicode; JSON may spell half of a surrogate pair, which is not."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _too_deep() -> str:
+    return f"lists and mappings stand more than {DEPTH} deep in each other"
+
+
+def reason(error: Exception) -> str:
+    """Return the message of an error of this module or of the system, without the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

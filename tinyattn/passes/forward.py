@@ -1,0 +1,200 @@
+"""Forward passes of rows through an adapted PLM: packed if the PLM takes that, else padded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.batching.batches import Batches
+from tinyattn.batching.length_buckets import split_by_length
+from tinyattn.batching.packed_sequence import PackedSequence
+from tinyattn.errors import is_out_of_memory
+from tinyattn.passes.ranks import ONE, Ranks
+
+if TYPE_CHECKING:
+    from tinyattn.passes.prefix_cache import Bottom
+
+EVAL_TOKENS = 4096
+"""Most tokens of an evaluation pass; more are no faster on a CPU."""
+# Cost of one more padded pass, in tokens: measured with MiniLM on a CPU; on a GPU it is the launch
+# of kernels.
+_PASS_COST = {"cpu": 32.0, "cuda": 8192.0}
+
+
+def cut(
+    lengths: np.ndarray,
+    most: int,
+    streams: bool,
+    device: torch.device,
+    passes: int | None = None,
+) -> list[np.ndarray]:
+    """Cut a batch into passes; the cut changes only speed and memory.
+
+    Args:
+        lengths: [N] tokens of each row.
+        most: largest number of rows of a pass.
+        streams: whether passes are packed sequences.
+        device: the device that runs them.
+        passes: number of passes, of which some may have no rows; None: as few as possible if
+            packed, as many as are fastest if padded.
+
+    Returns:
+        Positions in `lengths`, one array for each pass, longest rows first.
+    """
+    if passes is None and not streams:
+        return split_by_length(lengths, most, _PASS_COST[device.type])
+    order = np.argsort(-lengths, kind="stable")
+    passes = passes or math.ceil(len(order) / most)  # 0 of no rows
+    return np.array_split(order, passes) if passes else []
+
+
+def inputs_of(
+    model: AdaptedModel,
+    rows: Batches,
+    indices: np.ndarray,
+    device: torch.device,
+    bottom: Bottom | None = None,
+) -> PackedSequence | dict[str, Tensor]:
+    """Return the model's inputs for rows given longest first; `bottom` replaces lower layers."""
+    if model.can_stream():
+        stream = rows.stream(indices, device)
+        if bottom is None:
+            return stream
+        return replace(stream, start=bottom.layer, hidden=bottom.of(indices, device))
+    batch = rows.batch(indices)
+    batch.pop("labels", None)
+    return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+
+
+def logits_of(
+    model: AdaptedModel,
+    name: str,
+    inputs: PackedSequence | dict[str, Tensor],
+    run: Callable[..., Any] | None = None,
+) -> Tensor:
+    """Return the logits of one pass, [B, num_outputs].
+
+    Args:
+        model: the model; it has the adapter `name`.
+        name: the adapter to use.
+        inputs: rows, from `inputs_of`.
+        run: callable that runs the model, such as a DeepSpeed engine; None: the model itself.
+    """
+    if isinstance(inputs, PackedSequence):
+        return (run or model)(parts=[(name, inputs)])[0]
+    with model.using(name):
+        return (run or model)(**inputs)
+
+
+def outputs_of(
+    model: AdaptedModel,
+    name: str,
+    rows: Batches,
+    device: torch.device,
+    ranks: Ranks = ONE,
+    bottom: Bottom | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run an adapter over rows: logits [N, num_outputs] and labels [N], empty without labels.
+
+    Ranks share out the passes, and each gets all outputs. All run the same number of passes, which
+    a PLM split between them needs: at the end some ranks repeat the last pass.
+    """
+    was_training = model.training
+    model.eval()
+    outputs = np.zeros((len(rows), model.adapter(name).num_outputs or 1), dtype=np.float32)
+
+    def run(indices: np.ndarray) -> np.ndarray:
+        inputs = inputs_of(model, rows, indices, device, bottom)
+        found: np.ndarray = logits_of(model, name, inputs).cpu().numpy()
+        return found
+
+    def keep(indices: np.ndarray) -> None:
+        outputs[indices] = run(indices)
+
+    if ranks.size == 1:
+        with torch.inference_mode():
+            in_passes(rows.lengths, model.can_stream(), keep)
+        model.train(was_training)
+        return outputs, rows.labels
+    passes = list(by_length(rows.lengths, model.can_stream()))
+    with torch.no_grad():  # weights gathered in inference mode could not serve the next training
+        for number in range(ranks.rank, len(passes) + ranks.rank, ranks.size):
+            logits = run(passes[min(number, len(passes) - 1)])
+            if number < len(passes):
+                outputs[passes[number]] = logits
+    model.train(was_training)
+    return ranks.add_up_array(outputs, device), rows.labels
+
+
+def mixed_outputs(
+    model: AdaptedModel, rows: Mapping[str, Batches], device: torch.device
+) -> dict[str, np.ndarray]:
+    """Run rows of several adapters in as few passes as possible.
+
+    Args:
+        model: the model; it has all these adapters.
+        rows: rows by the name of their adapter.
+        device: the model's device.
+
+    Returns:
+        Logits [N, num_outputs] by the name of the adapter.
+    """
+    if not model.can_stream():
+        return {name: outputs_of(model, name, own, device)[0] for name, own in rows.items()}
+    names = list(rows)
+    lengths = np.concatenate([rows[name].lengths for name in names])
+    owner = np.repeat(np.arange(len(names)), [len(rows[name]) for name in names])
+    number = np.concatenate([np.arange(len(rows[name])) for name in names])
+    found = {
+        name: np.zeros((len(own), model.adapter(name).num_outputs or 1), dtype=np.float32)
+        for name, own in rows.items()
+    }
+
+    def run(chosen: np.ndarray) -> None:
+        used = {names[i]: number[chosen[owner[chosen] == i]] for i in set(owner[chosen])}
+        parts = [(name, rows[name].stream(own, device)) for name, own in used.items()]
+        for (name, own), logits in zip(used.items(), model.run_streams(parts), strict=True):
+            found[name][own] = logits.cpu().numpy()
+
+    model.eval()
+    with torch.inference_mode():
+        in_passes(lengths, True, run)
+    return found
+
+
+def in_passes(lengths: np.ndarray, streams: bool, run: Callable[[np.ndarray], None]) -> None:
+    """Call `run` on all rows, in the passes of `by_length`.
+
+    A pass that runs out of memory is run again in halves: a smaller micro-batch size, the remedy in
+    training, has no effect here.
+    """
+    waiting = list(by_length(lengths, streams))
+    while waiting:
+        indices = waiting.pop(0)
+        try:
+            run(indices)
+        except Exception as error:
+            if len(indices) == 1 or not is_out_of_memory(error):
+                raise
+            waiting[:0] = np.array_split(indices, 2)
+
+
+def by_length(lengths: np.ndarray, streams: bool) -> Iterator[np.ndarray]:
+    """Yield the rows of each evaluation pass of at most EVAL_TOKENS tokens, longest rows first."""
+    order = np.argsort(-lengths, kind="stable")
+    sizes, first = lengths[order], 0
+    while first < len(order):
+        if streams:
+            fitting = int(np.searchsorted(np.cumsum(sizes[first:]), EVAL_TOKENS, side="right"))
+        else:
+            fitting = EVAL_TOKENS // int(sizes[first])
+        last = first + max(1, fitting)
+        yield order[first:last]
+        first = last

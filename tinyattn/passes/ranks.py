@@ -1,0 +1,96 @@
+"""Ranks: the processes of one trial. Each trains on a share of every batch.
+
+DeepSpeed adds up their gradients. A trial usually has one process; then all this does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tinyattn.files.atomic import replace_folder
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The rank of this process among those of its trial, and what they do together."""
+
+    rank: int = 0
+    """Number of this process, from 0; rank 0 writes files."""
+    size: int = 1
+    store: dist.Store | None = None
+    """Where the processes find each other: a FileStore in a folder that only they can read; None
+    for a single process. A TCPStore would serve anyone who reaches its port, on all interfaces."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the files that the ranks have in common."""
+        return self.rank == 0
+
+    def share(self, rows: np.ndarray) -> np.ndarray:
+        """Return this rank's share of a batch; the shares of all ranks are the whole batch."""
+        return rows[self.rank :: self.size]
+
+    def rows(self, rows: np.ndarray) -> int:
+        """Return the number of rows of the largest share."""
+        return -(-len(rows) // self.size)
+
+    def add_up(self, value: Tensor) -> Tensor:
+        """Add a tensor up over all ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def add_up_array(self, values: np.ndarray, device: torch.device) -> np.ndarray:
+        """Add an array on the host up over all ranks."""
+        if self.size == 1:
+            return values
+        return self.add_up(torch.from_numpy(values).to(device)).cpu().numpy()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    @contextmanager
+    def one_folder(self, target: Path) -> Iterator[Path]:
+        """Run `replace_folder` for all ranks together: rank 0 makes and renames the folder."""
+        if self.size == 1:
+            with replace_folder(target) as fresh:
+                yield fresh
+        elif self.writes:
+            with replace_folder(target) as fresh:
+                self.gather(fresh)
+                yield fresh
+                self.gather(None)  # all have written
+        else:
+            yield self.gather(None)[0]
+            self.gather(None)
+
+
+ONE = Ranks()
+"""The rank of a trial that has one process."""
+
+
+def use_interface_of(address: str) -> None:
+    """Make gloo and NCCL listen only on this machine's interface that has `address`.
+
+    Their own choice may be loopback although other ranks are on other machines, or a public
+    interface although all ranks are here.
+    """
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(found.address == address for found in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name

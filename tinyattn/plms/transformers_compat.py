@@ -1,0 +1,38 @@
+"""What is used of transformers beyond its public interface, all of it in this file.
+
+Each entry says what it is, why it is needed and in which version it was seen;
+tests/compat/test_transformers_compat.py fails where transformers changes one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedModel
+
+
+@contextlib.contextmanager
+def attention_named(plm: PreTrainedModel, name: str) -> Iterator[None]:
+    """Within the block a PLM calls the registered attention of that name.
+
+    The public `set_attn_implementation` refuses names that a PLM's class does not list, and loads
+    kernels; attention modules read `config._attn_implementation` as they run. (transformers 5.11,
+    5.23)
+    """
+    config: Any = plm.config
+    before, config._attn_implementation = config._attn_implementation, name
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def revision_of(plm: PreTrainedModel) -> str | None:
+    """Return the hub's commit from which a PLM was loaded; None: it came from a folder.
+
+    `from_pretrained` leaves it in the configuration alone. (transformers 5.11, 5.23)
+    """
+    revision: str | None = getattr(plm.config, "_commit_hash", None)
+    return revision

@@ -1,0 +1,208 @@
+"""DeepSpeed engine of a trial, built from its TrainConfig; no other module imports deepspeed.
+
+The engine holds the frozen PLM with its adapter. Only adapter and classifier are trained, always in
+fp32, so the engine uses DeepSpeed's fp32 path for every number format of the PLM: no casts, no loss
+scale. Gradients accumulate over as many backward passes as the caller makes before `step()`, so a
+short last batch needs no special case.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import gc
+import os
+import pickle
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import get_scheduler
+
+from tinyattn.config import OptimizerConfig, TrainConfig
+from tinyattn.errors import ConfigError, DamagedError
+from tinyattn.passes.ranks import ONE, Ranks, use_interface_of
+from tinyattn.training.deepspeed_compat import (
+    add_up_with_nobody,
+    import_deepspeed,
+    read_without_executing,
+)
+
+_TAG = "state"
+
+
+def build_engine(
+    model: nn.Module, config: TrainConfig, total_steps: int, ranks: Ranks = ONE
+) -> Any:
+    """Wrap `model` in a DeepSpeed engine with the optimizer and schedule of `config`.
+
+    The engine clips and clears the gradients of all that `model` holds: of one trial.
+    """
+    deepspeed = _deepspeed(ranks)
+    optimizer = build_optimizer(model.named_parameters(), config.optimizer)
+    scheduler = get_scheduler(
+        "constant_with_warmup"
+        if config.optimizer.schedule == "constant"
+        else config.optimizer.schedule,
+        optimizer,
+        num_warmup_steps=warmup_steps(config.optimizer.warmup, total_steps),
+        num_training_steps=total_steps,
+    )
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer,
+        lr_scheduler=scheduler,
+        model_parameters=[p for p in model.parameters() if p.requires_grad],
+        config=deepspeed_config(config, ranks.size),
+    )
+    if ranks.size == 1 and config.zero_stage == 0:
+        add_up_with_nobody(engine)
+    return engine
+
+
+def shard(plm: nn.Module, ranks: Ranks) -> None:
+    """Split a frozen PLM's weights between the ranks, in place (ZeRO 3).
+
+    A layer's weights are then gathered only while it runs, forward or backward, and all ranks must
+    run it together. The PLM stays split from trial to trial.
+    """
+    deepspeed = _deepspeed(ranks)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+    # One weight after the other goes to the device: the whole PLM may not fit there.
+    deepspeed.zero.Init(module=plm, config_dict_or_path=config)
+    deepspeed.initialize(model=plm, config=config)  # hooks that gather and let go
+
+
+def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
+    """Return the DeepSpeed configuration of a trial.
+
+    At stage 3 `shard` splits the PLM, once for all trials of a process. The adapter stays whole: it
+    is small, and each layer would have to gather it.
+    """
+    return {
+        "train_micro_batch_size_per_gpu": -(-config.batch_size // ranks),
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": config.optimizer.max_grad_norm,
+        "zero_optimization": {"stage": min(config.zero_stage, 2)},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31,
+        "timers": {"throughput": {"enabled": False}},  # it waits for the GPU twice a step
+    }
+
+
+def build_optimizer(
+    parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """Build AdamW or RAdam, with decoupled weight decay, over the trainable parameters."""
+    trainable = [(name, p) for name, p in parameters if p.requires_grad]
+    spared = [
+        p for name, p in trainable if not config.decay_bias_and_norm and _is_bias_or_norm(name)
+    ]
+    decayed = [p for _, p in trainable if not any(p is other for other in spared)]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.name == "radam":
+        return torch.optim.RAdam(groups, lr=config.lr, decoupled_weight_decay=True)
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
+
+
+def _is_bias_or_norm(name: str) -> bool:
+    return name.endswith("bias") or ".norm." in name
+
+
+def warmup_steps(warmup: float, total_steps: int) -> int:
+    """Return the number of warm-up steps; `warmup` is a share of all steps if below 1.
+
+    Raises:
+        ConfigError: warm-up would take all steps; the learning rate would never reach its peak.
+    """
+    steps = round(warmup * total_steps) if warmup < 1 else int(warmup)
+    if steps and steps >= total_steps:
+        raise ConfigError(
+            f"optimizer.warmup is {warmup:g}: {steps:,} steps of warm-up came, training has "
+            f"{total_steps:,} in all; allowed are fewer, or a share such as optimizer.warmup=0.1"
+        )
+    return steps
+
+
+def save_optimizer(engine: Any, folder: Path, zero_stage: int) -> dict[str, Any]:
+    """Return the state of optimizer and schedule; ZeRO writes the optimizer's into own files."""
+    state: dict[str, Any] = {"schedule": engine.lr_scheduler.state_dict()}
+    if zero_stage == 0:
+        state["optimizer"] = engine.optimizer.state_dict()
+    else:
+        engine.save_checkpoint(str(folder), tag=_TAG, exclude_frozen_parameters=True)
+    return state
+
+
+def load_optimizer(engine: Any, folder: Path, zero_stage: int, state: dict[str, Any]) -> None:
+    """Load what `save_optimizer` saved; DamagedError if a file is missing or damaged."""
+    if zero_stage == 0:
+        engine.optimizer.load_state_dict(state["optimizer"])
+    else:
+        read_without_executing(engine)
+        try:
+            engine.load_checkpoint(
+                str(folder), tag=_TAG, load_module_strict=False, load_lr_scheduler_states=False
+            )
+        except FileNotFoundError as error:
+            raise DamagedError(f"{error.filename or folder}: is not there") from None
+        except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
+            raise DamagedError(f"{folder}: its optimizer cannot be read: {error}") from None
+    engine.lr_scheduler.load_state_dict(state["schedule"])
+
+
+@functools.cache
+def _deepspeed(ranks: Ranks) -> Any:
+    """Import DeepSpeed, and prepare this process for it on the first call."""
+    for key, value in {
+        "RANK": str(ranks.rank),
+        "WORLD_SIZE": str(ranks.size),
+        "LOCAL_RANK": "0",  # a process sees its own GPU only
+    }.items():
+        os.environ[key] = value  # a shell or pod may have others
+    deepspeed: Any = import_deepspeed()
+    deepspeed.init_distributed(
+        dist_backend="nccl" if torch.cuda.is_available() else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        init_method=_meeting_place(ranks),
+        rank=ranks.rank,
+        world_size=ranks.size,
+    )
+    atexit.register(_end_groups, deepspeed)
+    return deepspeed
+
+
+def _meeting_place(ranks: Ranks) -> str:
+    """Register the store through which a trial's processes meet; return its URL for torch.
+
+    torch's own `env://` would open a TCPStore even for a single process, on all interfaces and for
+    anyone who connects.
+    """
+    if ranks.size == 1:
+        use_interface_of("127.0.0.1")  # gloo listens, though nobody is to come
+    store = ranks.store or dist.HashStore()
+    scheme = f"store{id(store)}"
+    dist.register_rendezvous_handler(
+        scheme, lambda url, **options: iter([(store, ranks.rank, ranks.size)])
+    )
+    return f"{scheme}://"
+
+
+def _end_groups(deepspeed: Any) -> None:
+    """Join the threads of process groups before the interpreter ends.
+
+    A gloo thread that releases a tensor later aborts the process (PyTorch #179291). For a split PLM
+    DeepSpeed keeps its threads for ever; Ray kills those processes.
+    """
+    if dist.is_initialized():
+        deepspeed.comm.destroy_process_group()
+    gc.collect()  # engines and parameters hold groups too

@@ -1,0 +1,92 @@
+"""Evaluation: what a trial reports at each evaluation, and the steps at which it evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tinyattn.batching.batches import labels_of
+from tinyattn.config import TrainConfig
+from tinyattn.data.tokens import Rows, TaskData
+from tinyattn.tasks import compute_metrics
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of one evaluation of a trial; ASHA counts evaluations."""
+
+    index: int
+    """1 for the first."""
+    total: int
+    """Number of evaluations of the whole trial."""
+    epoch: float
+    """Passes over the training rows so far."""
+    step: int
+    """Optimizer steps so far."""
+    score: float
+    """The task's primary metric on the selection rows now, higher is better."""
+    best_score: float
+    """The best score of this and all earlier evaluations."""
+    best_index: int
+    """Index of the first evaluation with the best score."""
+    noise: float
+    """Standard error of the score: how far other selection rows of this kind would move it."""
+    train_loss: float
+    """Mean loss per row since the previous evaluation."""
+    lr: float
+    """Learning rate of the last step."""
+    seconds: float
+    """Wall-clock seconds of this trial so far, without interruptions."""
+    rows_per_second: float
+    """Training rows per second since the previous evaluation, without the evaluation itself."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """All of the task's metrics on the selection rows now."""
+    heldout: dict[str, float] = field(default_factory=dict)
+    """`final_metrics` of the best adapter; only in the last evaluation."""
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the trial is complete."""
+        return self.index == self.total
+
+
+OVERALL = "overall"
+"""Suffix of metrics over dev and further rows together, as for MNLI in the paper's table 8."""
+
+
+def final_metrics(data: TaskData, outputs_of: Callable[[Rows], np.ndarray]) -> dict[str, float]:
+    """Return the metrics measured once, at the end, on held-out rows and a task's further splits.
+
+    Args:
+        data: the task's data.
+        outputs_of: returns the outputs [N, num_outputs] of the best adapter on a split.
+
+    Returns:
+        Metrics of the held-out rows by name (`accuracy`), of a further split with its name
+        (`accuracy_mismatched`), and of dev and further splits together (`accuracy_overall`).
+    """
+    further = {name: (outputs_of(split), labels_of(split)) for name, split in data.extra.items()}
+    found: dict[str, float] = {}
+    if data.heldout is not None:
+        dev = outputs_of(data.heldout), labels_of(data.heldout)
+        found = compute_metrics(data.task, *dev)
+    if further and OVERALL not in further:
+        if data.heldout is None:  # under the protocol `paper`, dev is what selects
+            dev = outputs_of(data.select), labels_of(data.select)
+        outputs, labels = zip(dev, *further.values(), strict=True)
+        further[OVERALL] = np.concatenate(outputs), np.concatenate(labels)
+    for name, pair in further.items():
+        scores = compute_metrics(data.task, *pair)
+        found |= {f"{metric}_{name}": value for metric, value in scores.items()}
+    return found
+
+
+def evaluation_steps(config: TrainConfig, steps_per_epoch: int) -> list[int]:
+    """Return the optimizer steps after which to evaluate: twice an epoch, or as configured."""
+    total = steps_per_epoch * config.epochs
+    if config.evaluate_every is not None:
+        return sorted({*range(config.evaluate_every, total + 1, config.evaluate_every), total})
+    halves = {steps_per_epoch // 2, steps_per_epoch} - {0}
+    return sorted(e * steps_per_epoch + half for e in range(config.epochs) for half in halves)

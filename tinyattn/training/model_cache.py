@@ -1,0 +1,172 @@
+"""ModelCache: PLMs, tokenizers and tokenised data, kept in memory from trial to trial.
+
+A worker process has one ModelCache, whose content no trial changes. What belongs to a trial is in
+its Trainer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.config import TrainConfig
+from tinyattn.data.tokens import TaskData
+from tinyattn.errors import ConfigError
+from tinyattn.passes.executor import PassExecutor
+from tinyattn.passes.ranks import ONE, Ranks
+from tinyattn.plms.loading import Plm, load_plm, share_weights
+from tinyattn.tasks import Task, find_task
+from tinyattn.training.engine import shard
+
+Value = TypeVar("Value")
+CPU_TOKENS = 1024
+"""Most tokens of a shared pass on a CPU. Larger ones exceed the processor's caches and are slower
+than separate passes (0.93 of the speed with RTE and batches of 16)."""
+_KEPT_PLMS, _KEPT_DATA = 1, 4  # a PLM can be gigabytes; tokenised data are memory-mapped
+
+
+class ModelCache:
+    """A cache of loaded PLMs and data; equal requests get the same object.
+
+    Args:
+        data_dir: folder of task files; None: TINYATTN_DATA, then the Hugging Face cache or hub.
+        device: device of the PLMs; None: a GPU if there is one.
+        ranks: this process's rank among those of its trials.
+    """
+
+    def __init__(
+        self, data_dir: Path | None = None, device: str | None = None, ranks: Ranks = ONE
+    ) -> None:
+        self.data_dir, self.ranks = data_dir, ranks
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._plms: OrderedDict[Hashable, Plm] = OrderedDict()
+        self._data: OrderedDict[Hashable, TaskData] = OrderedDict()
+        self._loading = threading.RLock()  # trials of several threads must not load a PLM twice
+        self._models: dict[Hashable, AdaptedModel] = {}
+        self.executor = PassExecutor(*[CPU_TOKENS] if self.device.type == "cpu" else [])
+        """Lets the trials of this process share passes."""
+
+    def plm(self, name: str, precision: str = "fp32", sharded: bool = False) -> Plm:
+        """Return the frozen PLM of that name and precision, on this process's device.
+
+        Args:
+            name: name or folder, as for `load_plm`.
+            precision: number format of its weights.
+            sharded: whether its weights are split between the ranks.
+        """
+
+        def load() -> Plm:
+            plm = self._load_plm(name, precision)
+            if sharded:
+                shard(plm.model, self.ranks)
+            plm.model.to(device=self.device)  # type: ignore[call-arg]
+            return plm
+
+        with self._loading:
+            used = {id(model.plm) for model in self._models.values()}
+            most = _KEPT_PLMS + sum(id(plm.model) in used for plm in self._plms.values())
+            return _remember(self._plms, (name, precision, sharded), load, most)
+
+    def plm_of(self, config: TrainConfig) -> Plm:
+        """Return the PLM of a trial."""
+        return self.plm(config.plm, config.precision, self.shards(config))
+
+    def shards(self, config: TrainConfig) -> bool:
+        """Whether the ranks of a trial split its PLM."""
+        return config.zero_stage == 3 and self.ranks.size > 1
+
+    def data(self, config: TrainConfig) -> TaskData:
+        """Return the tokenised data of a trial.
+
+        Raises:
+            ConfigError: max_length exceeds the positions of the PLM.
+            TaskError: the task or its data are missing, or do not fit.
+        """
+        plm = self.plm_of(config)
+        if config.max_length > plm.max_positions:
+            raise ConfigError(
+                f"max_length is {config.max_length}, but {config.plm} takes at most "
+                f"{plm.max_positions} tokens; set max_length={plm.max_positions} or less"
+            )
+        key = (
+            *(config.task, config.plm, config.protocol, config.carve_version, config.token_version),
+            *(config.max_length, config.max_train_rows),
+        )
+
+        def load() -> TaskData:
+            return self._load_data(config, plm)
+
+        with self._loading:
+            return _remember(self._data, key, load, _KEPT_DATA)
+
+    def _load_plm(self, name: str, precision: str) -> Plm:
+        return load_plm(name, precision)
+
+    def _load_data(self, config: TrainConfig, plm: Plm) -> TaskData:
+        from tinyattn.data.splits import (
+            load_data,  # it reads text; who brings token ids needs none of it
+        )
+
+        return load_data(
+            self.task(config),
+            plm.tokenizer,
+            protocol=config.protocol,
+            max_length=config.max_length,
+            max_train_rows=config.max_train_rows,
+            carve_version=config.carve_version,
+            token_version=config.token_version,
+            types=plm.has_types,
+            data_dir=self.data_dir,
+        )
+
+    def attach(self, plm: Plm, config: TrainConfig) -> AdaptedModel:
+        """Return the adapted PLM for a trial. Trials with the same placement share one."""
+        place, dropout = config.adapter.placement, config.plm_dropout
+        key = (id(plm), place, dropout)
+        if key not in self._models:
+            # Weights are shared only now: who just looks at a PLM needs no file of it.
+            own = plm.precision != "fp32" and self.device.type == "cpu" and not self.shards(config)
+            if own and share_weights(plm.model):
+                give_back_memory()
+            self._models[key] = AdaptedModel(plm.model, place, dropout)
+        return self._models[key]
+
+    def release(self, model: AdaptedModel) -> None:
+        """Remove the hooks from the PLM unless a trial still has an adapter on it."""
+        if not model.adapters:
+            model.detach()
+            self._models = {k: other for k, other in self._models.items() if other is not model}
+
+    @staticmethod
+    def task(config: TrainConfig) -> Task:
+        """Return the task of a trial."""
+        return find_task(config.task)
+
+
+def _remember(
+    kept: OrderedDict[Hashable, Value], key: Hashable, load: Callable[[], Value], most: int
+) -> Value:
+    if key not in kept:
+        while len(kept) >= most:  # let go before loading, so that two never need room at once
+            kept.popitem(last=False)
+        kept[key] = load()
+    kept.move_to_end(key)
+    return kept[key]
+
+
+def give_back_memory() -> None:
+    """Give unused memory, which libraries keep for later, back to the device and the system."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(AttributeError, OSError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,478 @@
+"""Trainer: trains one adapter, as an iterator over evaluations; the caller holds the loop.
+
+    trainer = Trainer(config, model_cache)
+    for evaluation in trainer:          # twice an epoch
+        print(evaluation.score)         # stop whenever you like
+    trainer.save_adapter(folder)        # the best one so far
+
+`tinyattn train`, the Ray Tune trainable, the finalizer and the tests use this same iterator. A
+trainer restored from the state that `save()` wrote goes on to the same losses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card, read_state, write_state
+from tinyattn.adapters.experts import perturb
+from tinyattn.adapters.model import (
+    AdaptedModel,
+    Adapter,
+    Counts,
+    check_plm,
+    load_weights,
+    read_adapter_for,
+)
+from tinyattn.batching.batches import Batches, batches_of, epoch_order
+from tinyattn.config import TrainConfig, unnamed
+from tinyattn.data.tokens import Rows, TaskData
+from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
+from tinyattn.files.object_store import fetched
+from tinyattn.passes.executor import TrainingPass
+from tinyattn.passes.forward import cut, inputs_of, outputs_of
+from tinyattn.passes.prefix_cache import Bottom, bottom_of
+from tinyattn.tasks import Task, compute_metrics, noise_of
+from tinyattn.training.engine import build_engine, load_optimizer, save_optimizer, warmup_steps
+from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_metrics
+from tinyattn.training.model_cache import ModelCache
+
+_numbers = itertools.count()
+_GPU_LOSS_CHECK = 16  # steps between looks at a GPU's loss; each look waits for the GPU
+
+
+class Trainer:
+    """One trial: an iterator over its evaluations.
+
+    Args:
+        config: the trial.
+        model_cache: where PLM and data come from; shared by the trials of a process.
+
+    Raises:
+        UsageError: config, task, data or PLM do not fit.
+    """
+
+    def __init__(self, config: TrainConfig, model_cache: ModelCache) -> None:
+        self.config = config
+        self.task: Task = model_cache.task(config)
+        self.plm = model_cache.plm_of(config)
+        self.data = model_cache.data(config)
+        self.device, self.ranks = model_cache.device, model_cache.ranks
+        self.train_rows = batches_of(self.data.train, self.plm.tokenizer)
+        self.steps_per_epoch = math.ceil(len(self.train_rows) / config.batch_size)
+        self.total_steps = self.steps_per_epoch * config.epochs
+        self.warmup_steps = warmup_steps(config.optimizer.warmup, self.total_steps)
+        self.evaluation_steps = evaluation_steps(config, self.steps_per_epoch)
+        self.model_cache, self.executor = model_cache, model_cache.executor
+        self.name = f"trial-{next(_numbers)}"
+        """Name of the trial's adapter in the model that trials share."""
+        with self.executor.alone():
+            self.model = model_cache.attach(self.plm, config)
+            try:
+                self._prepare()
+            except BaseException:
+                self._leave()
+                raise
+        self.step = 0
+        self.seconds = 0.0
+        self.last: Evaluation | None = None
+        self.best_weights: dict[str, Tensor] = {}
+
+    def _prepare(self) -> None:
+        """Attach the adapter and build the DeepSpeed engine."""
+        config = self.config
+        self.adapter = self._start()
+        seed = config.seed + self.ranks.rank * 2**31  # of the PLM's: it differs between the ranks
+        self._plm_rng = {
+            kind: torch.Generator(kind).manual_seed(seed).get_state()
+            for kind in {"cpu", self.device.type}
+        }
+        """State of the random generator of the PLM's own dropout (`plm_dropout`), by device."""
+        self.can_stream = self.model.can_stream()
+        self.bottom = self._bottom_of(self.train_rows)
+        self.model.switch(None)  # other models of this PLM must not meet its adapters
+        own = _Own(self.model, self.name, plm=not self.model_cache.shards(config))
+        self.engine = build_engine(own, config, self.total_steps, self.ranks)
+        self.micro_batch_size = min(self.ranks.gather(config.micro_batch_size or config.batch_size))
+        """Most rows of a pass: the smallest value of all ranks."""
+
+    def _start(self) -> Adapter:
+        """Attach a fresh adapter, or the one that `config.start` names."""
+        config = self.config
+        adapter = self.model.add_adapter(
+            self.name, config.adapter, self.task.num_outputs, seed=config.seed
+        )
+        if config.start is None:
+            return adapter
+        place = config.start.adapter
+        with fetched(place) as there:
+            card = read_card(there)
+            check_plm(card, self.plm, place)
+            wanted = config.adapter.model_dump(exclude={"num_heads", "dropout"})
+            if card.adapter.model_dump(exclude={"num_heads", "dropout"}) != wanted:
+                raise ConfigError(
+                    f"start.adapter {place} has {card.adapter}, the trial has {config.adapter}; "
+                    "only num_heads and dropout may differ"
+                )
+            self._check_tokens(card, place)
+            one = read_adapter_for(self.plm.model, there, card)
+        wide = perturb(
+            one, self.plm.model, config.adapter.num_heads, config.start.noise, config.seed
+        )
+        load_weights(adapter, wide.state_dict(), place)
+        return adapter
+
+    def _check_tokens(self, card: AdapterCard, place: str) -> None:
+        """Raise ConfigError if the adapter to start from was trained with other token rules."""
+        if card.task is None:
+            return
+        version, here = card.task.token_version, self.config.token_version
+        if version != here:
+            raise ConfigError(
+                f"start.adapter {place} was trained on tokens of version {version}, the trial has "
+                f"{here}; set token_version={version}"
+            )
+        pairs = len(card.task.text_columns) == len(self.task.text_columns) == 2
+        if pairs and card.task.separator != self.data.separator:
+            raise ConfigError(
+                f"start.adapter {place} was trained with {card.task.separator!r} between the texts "
+                f"of a pair, the trial has {self.data.separator!r}, as its PLM's tokenizer needs; "
+                "name a start.adapter trained with this tokenizer"
+            )
+
+    # ---- the loop ----
+
+    def __iter__(self) -> Iterator[Evaluation]:
+        """Train to the end, yielding at each evaluation.
+
+        Raises:
+            DivergedError: the loss is NaN or infinite.
+            OutOfMemoryError: the device has too little memory.
+        """
+        done = 0 if self.last is None else self.last.index
+        for index, until in enumerate(self.evaluation_steps[done:], start=done + 1):
+            with out_of_memory_is_an_error(self.config):
+                begin = time.perf_counter()
+                with self.executor.training():
+                    loss, lr = self._train_until(until)
+                trained = time.perf_counter() - begin
+                rows = self._rows_between(self._step_before(index), until)
+                self._evaluate(index, begin, loss / rows, lr, rows / trained)
+            assert self.last is not None
+            yield self.last
+
+    def take_steps(self, count: int) -> float:
+        """Take optimizer steps without evaluating; return the rows' summed loss."""
+        with self.executor.training():
+            return self._train_until(self.step + count)[0]
+
+    def _train_until(self, until: int) -> tuple[float, float]:
+        """Take optimizer steps up to `until`; return the rows' summed loss and the last lr."""
+        total = torch.zeros((), device=self.device)
+        lr = 0.0
+        check = 1 if self.device.type == "cpu" else _GPU_LOSS_CHECK
+        order: np.ndarray | None = None
+        while self.step < until:
+            epoch, position = divmod(self.step, self.steps_per_epoch)
+            if order is None or position == 0:
+                order = epoch_order(len(self.train_rows), self.config.seed, epoch)
+            size = self.config.batch_size
+            lr = float(self.engine.lr_scheduler.get_last_lr()[0])
+            loss = self._train_step(order[position * size : (position + 1) * size])
+            total += loss
+            self.step += 1
+            if (self.step % check == 0 or self.step == until) and not math.isfinite(float(loss)):
+                raise DivergedError(
+                    f"the loss is {float(loss)} at step {self.step} of {self.total_steps} "
+                    f"(optimizer.lr is {self.config.optimizer.lr}); a lower optimizer.lr or "
+                    "optimizer.max_grad_norm=1 may help"
+                )
+        return float(total), lr
+
+    def _train_step(self, indices: np.ndarray) -> Tensor:
+        """One optimizer step on the mean loss of these rows; returns the sum over rows."""
+        micro, total = self.micro_batch_size, torch.zeros((), device=self.device)
+        places, keys = self.ranks.share(np.arange(len(indices))), self._row_keys(len(indices))
+        own = indices[places]
+        lengths = self.train_rows.lengths[own]
+        passes = None if self.ranks.size == 1 else math.ceil(self.ranks.rows(indices) / micro)
+        for positions in cut(lengths, micro, self.can_stream, self.device, passes):
+            if len(positions) == 0:  # all ranks pass equally often: from ZeRO 2 on they meet there
+                self._pass(indices[:1], 0.0, keys[:, :1])
+                continue
+            # Rows weigh the same whatever the micro-batches and ranks: the mean is over the whole
+            # batch, and DeepSpeed divides the ranks' sum by their number.
+            share = self.ranks.size / len(indices)
+            total += self._pass(own[positions], share, keys[:, places[positions]])
+        self.engine.step()
+        return self.ranks.add_up(total)
+
+    def _row_keys(self, rows: int) -> np.ndarray:
+        """Return the dropout keys of this step's rows, [modules, rows].
+
+        They do not depend on how the step is cut into passes or shared between ranks.
+        """
+        # Three numbers, so that none is what `epoch_order` starts with.
+        draws = np.random.RandomState([self.config.seed, self.step, 1])
+        limits, shape = np.iinfo(np.int64), (len(self.adapter.layers), rows)
+        return draws.randint(limits.min, limits.max, shape, dtype=np.int64)
+
+    def _pass(self, rows: np.ndarray, share: float, keys: np.ndarray) -> Tensor:
+        """Run rows forward and backward, in a pass shared with other trials of this process."""
+        row_keys = torch.from_numpy(keys).to(self.device, non_blocking=True)
+        labels = torch.from_numpy(self.train_rows.labels[rows])
+        labels = labels.to(self.device, non_blocking=True)
+        inputs = inputs_of(self.model, self.train_rows, rows, self.device, self.bottom)
+
+        def loss_of(logits: Tensor) -> Tensor:
+            return row_losses(logits, labels).sum()
+
+        rng = self._own_rng if self.config.plm_dropout else None
+        return self.executor.run(
+            TrainingPass(self.model, self.name, inputs, loss_of, share, row_keys, self.engine, rng)
+        )
+
+    @contextlib.contextmanager
+    def _own_rng(self) -> Iterator[None]:
+        """Within the block the PLM's own dropout, if on, uses this trial's random generator."""
+        torch.set_rng_state(self._plm_rng["cpu"])
+        if "cuda" in self._plm_rng:
+            torch.cuda.set_rng_state(self._plm_rng["cuda"])
+        try:
+            yield
+        finally:
+            self._plm_rng["cpu"] = torch.get_rng_state()
+            if "cuda" in self._plm_rng:
+                self._plm_rng["cuda"] = torch.cuda.get_rng_state()
+
+    def _evaluate(
+        self, index: int, begin: float, train_loss: float, lr: float, rows_per_second: float
+    ) -> None:
+        """Score the selection rows, keep the weights if best, and set `last`."""
+        outputs = self.outputs(self.data.select)
+        metrics = compute_metrics(self.task, *outputs)
+        score = metrics[self.task.metrics[0]]
+        before = self.last
+        if before is None or score > before.best_score:
+            best, best_index = score, index
+            self.best_weights = {k: v.clone() for k, v in self.adapter.state_dict().items()}
+        else:
+            best, best_index = before.best_score, before.best_index
+        heldout = self.heldout_metrics() if index == len(self.evaluation_steps) else {}
+        self.seconds += time.perf_counter() - begin
+        self.last = Evaluation(
+            index=index,
+            total=len(self.evaluation_steps),
+            epoch=self.step / self.steps_per_epoch,
+            step=self.step,
+            score=score,
+            best_score=best,
+            best_index=best_index,
+            train_loss=train_loss,
+            lr=lr,
+            noise=noise_of(self.task, *outputs),
+            seconds=self.seconds,
+            rows_per_second=rows_per_second,
+            metrics=metrics,
+            heldout=heldout,
+        )
+
+    def heldout_metrics(self) -> dict[str, float]:
+        """Return the best adapter's metrics on the held-out rows, which selected nothing."""
+        with self._best_in_place():
+            return final_metrics(self.data, lambda split: self.outputs(split)[0])
+
+    def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """Run the adapter over a split; return logits [N, num_outputs] and labels [N]."""
+        rows = batches_of(split, self.plm.tokenizer)
+        with self.executor.alone():
+            bottom = self._bottom_of(rows)
+            return outputs_of(self.model, self.name, rows, self.device, self.ranks, bottom)
+
+    def _bottom_of(self, rows: Batches) -> Bottom | None:
+        """Return the cached inputs of this trial's first adapted layer, if they can be cached."""
+        if self.config.plm_dropout or self.model_cache.shards(self.config):
+            return None
+        first = self.adapter.calls[0] if self.adapter.calls else len(self.model.sites.calls)
+        return bottom_of(self.model, self.plm, rows, first)
+
+    def _rows_between(self, before: int, until: int) -> int:
+        """Return the training rows of steps `before` + 1 to `until`; last batches may be short."""
+        rows, size = len(self.train_rows), self.config.batch_size
+
+        def up_to(step: int) -> int:
+            epochs, position = divmod(step, self.steps_per_epoch)
+            return epochs * rows + min(position * size, rows)
+
+        return up_to(until) - up_to(before)
+
+    def _step_before(self, index: int) -> int:
+        return 0 if index == 1 else self.evaluation_steps[index - 2]
+
+    @contextlib.contextmanager
+    def _best_in_place(self) -> Iterator[None]:
+        """Within the block the adapter has its best weights instead of its latest ones."""
+        latest = {key: value.clone() for key, value in self.adapter.state_dict().items()}
+        self.adapter.load_state_dict(self.best_weights)
+        try:
+            yield
+        finally:
+            self.adapter.load_state_dict(latest)
+
+    # ---- files ----
+
+    def save(self, folder: Path) -> None:
+        """Write the trial's state, all that it needs to go on but the PLM, into a folder.
+
+        Raises:
+            StorageError: no space or no permission.
+        """
+        state = {
+            "config": _mathematics(self.config),
+            "plm_fingerprint": self.plm.fingerprint,
+            "data_fingerprint": self.data.fingerprint,
+            "ranks": self.ranks.size,
+            "adapter": self.adapter.state_dict(),
+            "best": self.best_weights,
+            "step": self.step,
+            "seconds": self.seconds,
+            "last": None if self.last is None else asdict(self.last),
+            "rng": self.ranks.gather(self._plm_rng),
+            **save_optimizer(self.engine, folder, self.config.zero_stage),
+        }
+        if self.ranks.writes:
+            write_state(folder, state)
+
+    def restore(self, folder: Path) -> None:
+        """Restore the state from a folder that `save` wrote, possibly on another machine.
+
+        Raises:
+            DamagedError: the folder is not there or damaged.
+            ConfigError: it belongs to another trial, PLM or data.
+            AdapterError: the weights do not fit the adapter.
+            StorageError: the folder cannot be read.
+        """
+        state = read_state(folder)
+        for what, here in {
+            "config": _mathematics(self.config),
+            "plm_fingerprint": self.plm.fingerprint,
+            "data_fingerprint": self.data.fingerprint,
+            "ranks": self.ranks.size,
+        }.items():
+            if state[what] != here:
+                raise ConfigError(
+                    f"{folder}: was saved with {what} {state[what]}, this trial has {here}; "
+                    "resume with the same, or start anew"
+                )
+        load_weights(self.adapter, state["adapter"], folder)
+        self.best_weights = {key: value.to(self.device) for key, value in state["best"].items()}
+        load_optimizer(self.engine, folder, self.config.zero_stage, state)
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.last = None if state["last"] is None else Evaluation(**state["last"])
+        rng = state["rng"][self.ranks.rank]
+        self._plm_rng |= {kind: rng[kind] for kind in self._plm_rng if kind in rng}
+
+    def save_adapter(self, folder: Path, lineage: Mapping[str, Any] | None = None) -> None:
+        """Write the best adapter so far and its classifier as an adapter folder."""
+        assert self.last is not None, "nothing was evaluated yet"
+        scores = {f"select/{self.task.metrics[0]}": self.last.best_score}
+        scores |= {f"heldout/{name}": value for name, value in self.last.heldout.items()}
+        config = self.config.model_dump(mode="json")
+        with self._best_in_place():
+            self.model.save(
+                folder,
+                self.plm,
+                name=self.name,
+                task=task_card(self.data, self.config),
+                scores=scores,
+                lineage={"config": config, **(lineage or {})},
+            )
+
+    def counts(self) -> Counts:
+        """Return the numbers of parameters of adapter, classifier and PLM."""
+        return self.model.counts(self.name)
+
+    def close(self) -> None:
+        """Detach the adapter, and the hooks too if no other trial uses the PLM."""
+        with self.executor.alone():
+            try:
+                self.engine.destroy()
+            finally:
+                self._leave()
+
+    def _leave(self) -> None:
+        if self.name in self.model.adapters:
+            self.model.remove_adapter(self.name)
+        self.model_cache.release(self.model)
+
+
+class _Own(nn.Module):
+    """The module in a trial's engine: the frozen PLM and this trial's adapter, no other trial's.
+
+    A PLM that is split between ranks is left out; it has an engine of its own.
+    """
+
+    def __init__(self, model: AdaptedModel, name: str, plm: bool) -> None:
+        super().__init__()
+        self.plm, self.adapter = model.plm if plm else None, model.adapter(name)
+        self._whole = [model]  # a list hides what else it has from parameters()
+
+    def forward(self, **inputs: Any) -> Any:
+        """Run the whole AdaptedModel."""
+        return self._whole[0](**inputs)
+
+
+def _mathematics(config: TrainConfig) -> str:
+    """Return the part of a config that a saved state must match: all but the micro-batch size."""
+    return config.model_dump_json(exclude={"micro_batch_size", *unnamed(config)})
+
+
+def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of each row, [N]: squared error if labels are floats, else cross-entropy."""
+    if labels.is_floating_point():
+        return F.mse_loss(outputs.squeeze(-1), labels, reduction="none")
+    return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
+    """Return what an adapter folder records of its task."""
+    task = data.task
+    return TaskCard(
+        name=task.name,
+        text_columns=task.text_columns,
+        labels=task.labels,
+        score_range=task.score_range,
+        metrics=task.metrics,
+        label_column=task.label_column,
+        max_length=config.max_length,
+        carve_version=config.carve_version,
+        token_version=config.token_version,
+        separator=data.separator,
+    )
+
+
+@contextlib.contextmanager
+def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
+    """Turn libraries' out-of-memory errors in the block into OutOfMemoryError."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        micro = config.micro_batch_size or config.batch_size
+        smaller = f"set micro_batch_size={micro // 2} (the same mathematics)"
+        raise OutOfMemoryError(
+            f"out of memory with micro-batches of {micro} rows of up to {config.max_length} "
+            f"tokens; {smaller if micro > 1 else 'set a smaller max_length, or use a smaller PLM'}"
+        ) from error
