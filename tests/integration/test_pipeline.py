@@ -137,7 +137,7 @@ def test_only_lines_of_our_own_are_printed(job: Job) -> None:
 def test_one_experiment_with_children_under_one_parent(job: Job) -> None:
     client = job.tracker.client
     names = [e.name for e in client.search_experiments() if e.name != "Default"]
-    assert names == ["agreement/tiny"]
+    assert names == ["agreement on tiny"]
     runs = client.search_runs([job.sweep.experiment_id], max_results=1000)
     children = [run for run in runs if run.info.run_id != job.sweep.run_id]
     assert {run.data.tags["mlflow.parentRunId"] for run in children} == {job.sweep.run_id}

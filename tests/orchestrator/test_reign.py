@@ -16,6 +16,7 @@ from orchestrator.registry.champions import rollback
 from orchestrator.registry.reign import BUDGET, budget_words, enter, left, level
 from orchestrator.registry.versions import Benchmark, HeldOut, Promotion, promote
 from orchestrator.tracking.reader import TrialRecord
+from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
 
@@ -34,7 +35,7 @@ class Gate:
         return Benchmark(find_task("sst2"), HeldOut(LABELS, self.outputs_of, None, self.rows))
 
     def outputs_of(self, adapter: Path) -> np.ndarray:
-        name = (adapter / "adapter_config.json").read_text().split('"')[3]
+        name = read_card(adapter).lineage["trial"]
         self.asked.append(name)
         right = np.arange(200) < 2 * int(name.split("-")[1])
         return np.eye(2)[np.where(right, LABELS, 1 - LABELS)]

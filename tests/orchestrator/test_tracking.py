@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import sqlite3
@@ -22,6 +21,7 @@ from mlflow_sweeps import Sweeps
 from orchestrator.spec.outcome import Outcome
 from orchestrator.tracking import provenance, writer
 from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.adapters.checkpoint import read_card
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 
@@ -102,7 +102,7 @@ def test_the_adapter_is_an_artifact_and_the_error_a_tag(sweeps: Sweeps, tmp_path
     broken = sweeps.trial("t2", [], None)
     sweeps.tracker.end_trial("t2", Outcome.FAILED, error="x" * 20_000)
     copy = sweeps.tracker.download(kept, "adapter", tmp_path)
-    assert json.loads((copy / "adapter_config.json").read_text()) == {"trial": "t1"}
+    assert read_card(copy).lineage["trial"] == "t1"
     tags = _client(sweeps.tracker).get_run(broken).data.tags
     assert tags["tinyattn.error"] == "x" * writer.TAG_LENGTH
 
@@ -274,7 +274,7 @@ def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
     tracker.end_sweep(Outcome.COMPLETED)
     assert _client(tracker).get_run(run_id).info.status == "FINISHED"
     copy = tracker.download(run_id, "adapter", tmp_path / "copy")
-    assert json.loads((copy / "adapter_config.json").read_text()) == {"trial": "t1"}
+    assert read_card(copy).lineage["trial"] == "t1"
 
 
 def test_a_trial_is_found_by_the_start_of_its_run_id(sweeps: Sweeps) -> None:
