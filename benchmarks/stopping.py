@@ -21,7 +21,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from ray.tune.schedulers import TrialScheduler
 from ray.tune.schedulers.async_hyperband import _Bracket
 
 from orchestrator.planning import simulation
@@ -29,6 +28,7 @@ from orchestrator.planning.curves import Curves, Synthetic
 from orchestrator.planning.simulation import Replay, VirtualCluster, simulate
 from orchestrator.search.asha import Asha, PromotingAsha
 from orchestrator.spec.config import AshaConfig, Sweep, load_sweep
+from orchestrator.spec.messages import Decision
 from orchestrator.spec.space import Point
 
 FOLDER = Path(__file__).parent / "curves"
@@ -41,10 +41,10 @@ class StockAsha(Asha):
         super().__init__(grace, reduction, total)
         self._bracket = _Bracket(grace, total, reduction, s=0)
 
-    def _judge(self, trial_id: str, rung: int) -> str:
+    def _judge(self, trial_id: str, rung: int) -> Decision:
         trial = SimpleNamespace(trial_id=trial_id)
-        decision: str = self._bracket.on_result(trial, rung, self.rungs[rung][trial_id])
-        if decision == TrialScheduler.STOP:
+        decision = Decision(self._bracket.on_result(trial, rung, self.rungs[rung][trial_id]))
+        if decision is Decision.STOP:
             self.stopped[trial_id] = rung
         return decision
 
@@ -52,7 +52,7 @@ class StockAsha(Asha):
 class PublishedAsha(PromotingAsha):
     """Promoting without regard to noise."""
 
-    def decide(self, trial_id: str, result: dict) -> str:  # type: ignore[override,type-arg]
+    def decide(self, trial_id: str, result: dict) -> Decision:  # type: ignore[override,type-arg]
         return super().decide(trial_id, {**result, "noise": 0.0})
 
 

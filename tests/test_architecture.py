@@ -59,12 +59,7 @@ HOMES = {
     "deepspeed": {"tinyattn/training/engine.py", "tinyattn/training/deepspeed_compat.py"},
     "optuna": {"orchestrator/search/searcher.py", "orchestrator/search/optuna_compat.py"},
     "click": {"orchestrator/cli/*"},
-    "ray": {
-        "orchestrator/execution/*",
-        "orchestrator/driver/trial_queue.py",
-        "orchestrator/search/asha.py",
-        "cluster/*",
-    },
+    "ray": {"orchestrator/execution/*", "cluster/*"},
     "mlflow": {
         "orchestrator/tracking/*",
         "orchestrator/registry/*",

@@ -1,1 +1,1 @@
-"""What a sweep's driver decides: which trial is next, which is tried again, whether to end."""
+"""The driver of a batch of trials: events in, decisions out, and who hears of them; without Ray."""

@@ -12,9 +12,6 @@ from orchestrator.state.checkpoint_store import CheckpointStore
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
 
-UNWRITABLE = "unwritable"
-"""Key of a result that says why a worker could not write: the driver then ends the sweep."""
-
 
 @dataclass(frozen=True)
 class TrialContext:
@@ -37,16 +34,24 @@ RETRIES = 3
 class RetryBudget:
     """How often each trial may still lose its worker while this driver runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_renewed: bool = False) -> None:
+        """Give each trial its whole budget.
+
+        Args:
+            is_renewed: whether an evaluation gives it again. It does where trials share processes:
+                a neighbour may have ended theirs.
+        """
         self._lost: Counter[str] = Counter()
+        self._is_renewed = is_renewed
 
     def lose(self, trial: str) -> None:
         """Note that a trial lost its worker."""
         self._lost[trial] += 1
 
-    def renew(self, trial: str) -> None:
-        """Note that a trial was not to blame: it came to another evaluation."""
-        del self._lost[trial]
+    def on_evaluation(self, trial: str) -> None:
+        """Note that a trial came to another evaluation."""
+        if self._is_renewed:
+            del self._lost[trial]
 
     def has(self, trial: str) -> bool:
         """Whether it goes on."""

@@ -1,19 +1,16 @@
-"""Which trial comes next: those to go on with, then what a search or a list of points suggests.
+"""TrialQueue: the order in which trials run, and where new ones come from.
 
-Tune names a trial anew each time it starts. Here a trial has one name for its whole life,
-`search_00004`, given at its first suggestion and carried in its Tune config beside its overrides.
+A trial has one name for its whole life, such as `search_00004`, given at its first suggestion.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from ray.tune.search import Searcher
-
-from orchestrator.driver.context import RetryBudget, Stop
-from orchestrator.search.asha import NAME, POINT, Asha
+from orchestrator.search.asha import Asha
+from orchestrator.spec.messages import Assignment
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.event_log import EventLog, Past
 
@@ -27,9 +24,7 @@ class Source(Protocol):
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Hear of an evaluation."""
 
-    def on_trial_complete(
-        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
-    ) -> None:
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Hear how a trial ended."""
 
     def catch_up(self, trials: Iterable[Past]) -> None:
@@ -52,9 +47,7 @@ class Points:
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Learn nothing."""
 
-    def on_trial_complete(
-        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
-    ) -> None:
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Learn nothing."""
 
     def catch_up(self, trials: Iterable[Past]) -> None:
@@ -66,117 +59,56 @@ class Points:
         """There is nothing to settle."""
 
 
-class TrialQueue(Searcher):
-    """What Tune asks: which trial gets a worker next.
+class TrialQueue:
+    """The order in which trials run.
 
-    Trials that were running when the last driver died or that lost their worker come first, then
-    those that the scheduler promotes, then new ones. A Tune trial is one stint of a trial here: one
-    that pauses or loses its worker ends for Tune, and comes again under its own name.
+    Interrupted trials come first: those that ran when the last driver died, and those that lost
+    their worker. Then come those that ASHA promotes, then new ones of the source.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        event_log: EventLog,
-        scheduler: Asha,
-        batch: str,
-        slots: Callable[[], int],
-        stop: Stop,
-        retry_budget: RetryBudget,
-    ) -> None:
-        """Bring the source up to the event log, which the scheduler has seen already.
+    def __init__(self, source: Source, event_log: EventLog, asha: Asha, batch: str) -> None:
+        """Queue the trials that an earlier driver left running.
 
         Args:
-            source: suggests trials.
+            source: suggests trials; it knows of all in the event log.
             event_log: of the batch.
-            scheduler: knows who is paused.
+            asha: knows who is paused, as of the event log's end.
             batch: first part of the trials' names.
-            slots: how many trials run at once, as of now.
-            stop: told of a source that fails; nothing more is told to it then.
-            retry_budget: of the trials.
         """
-        super().__init__()
-        self._source, self._journal, self._scheduler = source, event_log, scheduler
-        self._batch, self._slots, self._stop, self._lives = batch, slots, stop, retry_budget
+        self._source, self._event_log, self._asha, self._batch = source, event_log, asha, batch
         self._number = len(event_log.trials)
-        self._active: dict[str, str] = {}
-        """Our names by Tune's, of trials that have a worker or will get one."""
-        self._exhausted = False
-        self._going_on = deque(
+        self._is_exhausted = False
+        self._interrupted = deque(
             past.name
             for past in event_log.trials.values()
-            if past.outcome is None and past.name not in scheduler.paused
+            if past.outcome is None and past.name not in asha.paused
         )
-        source.catch_up(event_log.trials.values())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune writes its searcher to disk, but the event log is what holds the truth."""
-        return {}
+    def next(self, is_idle: bool) -> Assignment | None:
+        """Take the next trial out of the queue; None: there is none now.
 
-    def set_search_properties(self, *_: Any, **__: Any) -> bool:
-        """Accept whatever Tune offers: space, metric and direction are the source's own."""
-        return True
+        Args:
+            is_idle: no trial runs; if there are no new ones either, the last call for promotions.
+        """
+        name = self._interrupted.popleft() if self._interrupted else self._asha.promote()
+        if name is None and (new := self._new()) is not None:
+            return new
+        if name is None and is_idle:
+            name = self._asha.promote(is_last_call=True)
+        return None if name is None else Assignment(name, self._event_log.trials[name].params)
 
-    def save(self, checkpoint_path: str) -> None:
-        """Keep nothing, as above."""
+    def put_back(self, trial: str) -> None:
+        """Queue a trial that lost its worker."""
+        self._interrupted.append(trial)
 
-    def restore(self, checkpoint_path: str) -> None:
-        """Read nothing, as above."""
-
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
-        """Return name and overrides of the next trial; None: not now; FINISHED: never again."""
-        if self._stop.asked or len(self._active) >= self._slots():
+    def _new(self) -> Assignment | None:
+        """A trial that begins; None: the source has no more."""
+        if self._is_exhausted:
             return None
-        found = self._again() or self._new()
-        if found is None:
-            return None if self._active else Searcher.FINISHED
-        self._journal.start(found[NAME], found[POINT])
-        self._active[trial_id] = found[NAME]
-        return found
-
-    def _again(self) -> dict[str, Any] | None:
-        """A trial that goes on, after a crash or from its rung."""
-        name = self._going_on.popleft() if self._going_on else self._scheduler.promote()
-        return self._known(name)
-
-    def _new(self) -> dict[str, Any] | None:
-        """A trial that begins; if there are no more and nothing runs, one that gets a last call."""
-        if not self._exhausted:
-            name = f"{self._batch}_{self._number + 1:05d}"
-            suggested = self._source.suggest(name)
-            if suggested is not None:
-                self._number += 1
-                return {NAME: name, POINT: suggested}
-            self._exhausted = True
-        return None if self._active else self._known(self._scheduler.promote(is_last_call=True))
-
-    def _known(self, name: str | None) -> dict[str, Any] | None:
-        return None if name is None else {NAME: name, POINT: self._journal.trials[name].params}
-
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Tell the source of an evaluation."""
-        name = self._active[trial_id]
-        self._tell(lambda: self._source.on_trial_result(name, result))
-
-    def on_trial_complete(
-        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
-    ) -> None:
-        """Tell the source how a trial ended, unless it is only paused or lost its worker."""
-        name = self._active.pop(trial_id, None)
-        if name is None:
-            return
-        if error:
-            self._lives.lose(name)
-            if self._lives.has(name):
-                self._going_on.append(name)
-                return
-        if name not in self._scheduler.paused:
-            self._tell(lambda: self._source.on_trial_complete(name, result, error))
-        elif result is not None:
-            self._tell(lambda: self._source.on_trial_result(name, result))
-
-    def _tell(self, what: Callable[[], None]) -> None:
-        """Tell the source, unless the batch is to end because something cannot be written."""
-        if self._stop.error is None:
-            with self._stop.on_error():
-                what()
+        name = f"{self._batch}_{self._number + 1:05d}"
+        point = self._source.suggest(name)
+        if point is None:
+            self._is_exhausted = True
+            return None
+        self._number += 1
+        return Assignment(name, point)

@@ -1,1 +1,1 @@
-"""How trials run on Ray: Ray Tune's tuner, trainable and callback, and the workers behind them."""
+"""How trials run on Ray: Ray Tune's tuner, adapters over the driver, trainable and workers."""

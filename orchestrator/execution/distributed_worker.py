@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -13,10 +12,11 @@ import ray
 import torch.distributed as dist
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from orchestrator.driver.context import UNWRITABLE, TrialContext
+from orchestrator.driver.context import TrialContext
 from orchestrator.execution.ray_compat import KeyValueStore
 from orchestrator.execution.worker import Worker
 from orchestrator.spec.config import Resources
+from orchestrator.spec.messages import Assignment, EndedEarly, Report, StorageFailed
 from tinyattn.errors import OutOfMemoryError
 from tinyattn.passes.ranks import Ranks
 
@@ -36,22 +36,24 @@ class DistributedWorker:
     def __init__(self, context: TrialContext, resources: Resources) -> None:
         self._bench, self._resources = context, resources
         self._workers: list[Any] = []
-        self._config: dict[str, Any] = {}
+        self._assignment: Assignment | None = None
         self._meeting = ""
         """Where the workers find each other."""
 
-    def begin(self, config: Mapping[str, Any]) -> None:
+    def begin(self, assignment: Assignment) -> None:
         """Go over to a trial."""
-        self._config = dict(config)
+        self._assignment = assignment
         if not self._workers:
             self._start()
-        self._all("begin", self._config)
+        self._all("begin", assignment)
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> Report:
         """As Worker.step; what rank 0 says, unless another has bad news."""
         if not self._workers:
-            self.begin(self._config)
-        return self._all("step")
+            assert self._assignment is not None
+            self.begin(self._assignment)
+        report: Report = self._all("step")
+        return report
 
     def halve(self) -> None:
         """New workers; what did not fit is noted already."""
@@ -91,7 +93,7 @@ class DistributedWorker:
             while waiting:
                 (done,), waiting = ray.wait(waiting)
                 said = self._answer(done, asked[done])
-                if isinstance(said, dict) and (said.get("error") or UNWRITABLE in said):
+                if isinstance(said, EndedEarly | StorageFailed):
                     self._wait_or_kill(waiting)
                     return said
         except BaseException:

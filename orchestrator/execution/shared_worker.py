@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from orchestrator.driver.context import TrialContext
 from orchestrator.execution.nodes import MachineError, alive, nodes_of_ray, size_of
 from orchestrator.execution.ray_compat import actor_id, is_dead
-from orchestrator.search.asha import NAME
 from orchestrator.spec.config import Resources
+from orchestrator.spec.messages import Assignment, Report
 from tinyattn.errors import TinyAttnError
 
 if TYPE_CHECKING:  # it imports torch, which must not see a GPU before it is known which
@@ -137,7 +137,7 @@ class SharedWorker:
         worker = self._workers[slot] if self.holds(owner, slot) else None
         if worker is None:
             raise MachineError("this shared process was started anew, and the slot is another's")
-        name = words[0][NAME] if method == "begin" else worker.name
+        name = words[0].trial if method == "begin" else worker.name
         with self._changed:  # a trial whose actor died may still be on its way to an evaluation
             self._changed.wait_for(lambda: name not in self._at_work.values())
             self._at_work[slot] = name
@@ -210,15 +210,16 @@ class SharedSlot:
                 return packs[number], slot
         return None
 
-    def begin(self, config: Mapping[str, Any]) -> None:
+    def begin(self, assignment: Assignment) -> None:
         """Go over to a trial."""
         if not ray.get(self._pack.holds.remote(self._own, self._slot)):
             self._join()
-        self._call("begin", dict(config))
+        self._call("begin", assignment)
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> Report:
         """As Worker.step."""
-        return self._call("step")
+        report: Report = self._call("step")
+        return report
 
     def halve(self) -> None:
         """As Worker.halve."""

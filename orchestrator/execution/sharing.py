@@ -21,7 +21,6 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.driver.context import Stop, TrialContext
-from orchestrator.execution.callback import stop_requested
 from orchestrator.execution.nodes import (
     alive,
     concurrency,
@@ -32,6 +31,8 @@ from orchestrator.execution.nodes import (
 )
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import AUTO, Resources
+from orchestrator.state.requests import requested
+from orchestrator.state.workspace import STOP_ALL
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
 from tinyattn.files.outside import read_notes
@@ -177,11 +178,11 @@ def _measure(
                 found[node] = ray.get(task)
             except (RayError, TinyAttnError) as error:
                 errors.append(error)
-        if stop.asked or stop_requested(context.checkpoints.folder):
+        if stop.asked or STOP_ALL in requested(context.checkpoints.folder):
             break
     for task in tasks:
         ray.cancel(task, force=True)
-    if stop.asked or stop_requested(context.checkpoints.folder):
+    if stop.asked or STOP_ALL in requested(context.checkpoints.folder):
         raise KeyboardInterrupt
     if not found:
         raise errors[0] if errors else TinyAttnError(f"it took more than {PATIENCE_SECONDS:.0f} s")

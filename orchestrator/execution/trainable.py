@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
+from ray.tune.result import DONE
 
 from orchestrator.driver.context import TrialContext
 from orchestrator.execution.ray_compat import nothing_saved
 from orchestrator.spec.config import Resources
+from orchestrator.spec.messages import Assignment, Report
 from tinyattn.errors import OutOfMemoryError
 
 if TYPE_CHECKING:  # they import torch, which an actor that is only starting must not wait for
@@ -16,11 +18,16 @@ if TYPE_CHECKING:  # they import torch, which an actor that is only starting mus
     from orchestrator.execution.shared_worker import SharedSlot
     from orchestrator.execution.worker import Worker
 
+TRIAL, POINT = "trial", "point"
+"""Keys of a Tune config: the trial's name, and its overrides by dotted key."""
+REPORT = "report"
+"""Key of a Tune result: the worker's report."""
+
 
 class SweepTrainable(tune.Trainable):
     """One trial on a warm worker, on a share of one, or on a group of them.
 
-    Tune's config is `{"trial": its name, "point": its overrides}`. A trial leaves its state after
+    A trial leaves its state after
     each evaluation in the checkpoint store, and whoever starts a trial of that name goes on from
     there: after the death of a worker, a node or the driver, or after a pause.
     """
@@ -49,25 +56,25 @@ class SweepTrainable(tune.Trainable):
         Args:
             config: name and overrides of the first trial.
         """
-        self.next: dict[str, Any] | None = config
+        self.next: Assignment | None = _assignment(config)
         """The trial that the next step begins with; None: it goes on with the one it has."""
         self.worker: Worker | SharedSlot | DistributedWorker | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take note of another trial; what loaded PLM and data keeps them."""
-        self.next = new_config
+        self.next = _assignment(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
-        """Train to the next evaluation and return it, with ever fewer rows a pass until it fits."""
+        """Train to the next evaluation and report it, with ever fewer rows a pass until it fits."""
         if self.worker is None:
             self.worker = self._worker()
         if self.next is not None:
             self.worker.begin(self.next)
             self.next = None
-        while (result := self._step_if_it_fits(self.worker)) is None:
+        while (report := self._step_if_it_fits(self.worker)) is None:
             self.worker.halve()
-        return result
+        return {REPORT: report, DONE: report.is_last}
 
     def _worker(self) -> Worker | SharedSlot | DistributedWorker:
         if self.resources.trials_a_process > 1:
@@ -82,8 +89,8 @@ class SweepTrainable(tune.Trainable):
         return DistributedWorker(self.context, self.resources)
 
     @staticmethod
-    def _step_if_it_fits(worker: Worker | SharedSlot | DistributedWorker) -> dict[str, Any] | None:
-        """The next result; None: out of memory, but fewer rows a pass may fit.
+    def _step_if_it_fits(worker: Worker | SharedSlot | DistributedWorker) -> Report | None:
+        """The next report; None: out of memory, but fewer rows a pass may fit.
 
         An error holds on to all that its frames hold, so it must be gone before the next try.
         """
@@ -101,3 +108,8 @@ class SweepTrainable(tune.Trainable):
         """Let go of the trial."""
         if self.worker is not None:
             self.worker.end()
+
+
+def _assignment(config: dict[str, Any]) -> Assignment:
+    """What a Tune config says."""
+    return Assignment(config[TRIAL], config[POINT])

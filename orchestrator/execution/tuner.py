@@ -20,9 +20,10 @@ from ray.exceptions import RayError
 from ray.tune.error import TuneError
 
 from orchestrator.driver.context import RetryBudget, Stop, TrialContext
+from orchestrator.driver.driver import Driver
+from orchestrator.driver.listeners import CheckpointListener, MlflowListener, ViewListener
 from orchestrator.driver.signals import handled, leave_terminal
-from orchestrator.driver.trial_queue import Source, TrialQueue
-from orchestrator.execution.callback import SweepCallback
+from orchestrator.driver.trial_queue import Source
 from orchestrator.execution.nodes import (
     Nodes,
     NoMachineError,
@@ -34,6 +35,13 @@ from orchestrator.execution.ray_compat import prepare_tune
 from orchestrator.execution.shared_worker import shared_workers_of
 from orchestrator.execution.sharing import settled
 from orchestrator.execution.trainable import SweepTrainable
+from orchestrator.execution.tune_adapters import (
+    TuneCallback,
+    TuneEvents,
+    TuneScheduler,
+    TuneSearcher,
+)
+from orchestrator.execution.watch import MachineListener, Watch
 from orchestrator.reporting.view import Progress, say, view_of
 from orchestrator.search.asha import Asha, make_scheduler
 from orchestrator.spec.batch import TrialBatch
@@ -122,24 +130,25 @@ def _run_trials(
     note: str | None,
 ) -> None:
     """Run what the source suggests, and tell the view first what there is to note."""
-    checkpoints, retry_budget, nodes = context.checkpoints, RetryBudget(), Nodes(batch.resources)
-    scheduler = make_scheduler(batch.asha, batch.evaluations)
-    with view_of(_progress_of(batch, nodes, scheduler)) as view:
+    checkpoints, nodes = context.checkpoints, Nodes(batch.resources)
+    asha = make_scheduler(batch.asha, batch.evaluations)
+    with view_of(_progress_of(batch, nodes, asha)) as view:
         if note:
             view.note(note)
-        callback = SweepCallback(
-            batch, checkpoints, event_log, scheduler, tracker, view, stop, nodes, retry_budget
+        listeners = (
+            MachineListener(nodes, view.note),
+            MlflowListener(tracker, batch, checkpoints),
+            CheckpointListener(checkpoints),
+            ViewListener(view),
         )
-        callback.catch_up()
-        trial_queue = TrialQueue(
-            source, event_log, scheduler, batch.name, nodes.slots, stop, retry_budget
-        )
+        retry_budget = RetryBudget(is_renewed=batch.resources.trials_a_process > 1)
+        driver = Driver(batch.name, event_log, asha, source, nodes.slots, retry_budget, listeners)
         try:
-            with shared_workers_of(context, batch.resources) as look_after_packs:
-                callback.look_after = look_after_packs
-                _fit(_tuner(batch, context, trial_queue, callback), checkpoints.folder, stop)
-            for name in callback.end_paused():
-                source.on_trial_complete(name, event_log.trials[name].last)
+            with shared_workers_of(context, batch.resources) as look_after_shared:
+                folder = checkpoints.folder
+                watch = Watch(driver, stop, nodes, tracker, folder, look_after_shared)
+                _fit(_tuner(batch, context, TuneEvents(driver, stop), watch), folder, stop)
+            driver.end_paused()
         except KeyboardInterrupt:
             if stop.error is not None:
                 raise stop.error from None
@@ -150,13 +159,13 @@ def _run_trials(
                     source.finish(Outcome.INTERRUPTED)
 
 
-def _progress_of(batch: TrialBatch, nodes: Nodes, scheduler: Asha) -> Progress:
-    slots, rungs = nodes.last_slots, scheduler.rungs
+def _progress_of(batch: TrialBatch, nodes: Nodes, asha: Asha) -> Progress:
+    slots, rungs = nodes.last_slots, asha.rungs
     return Progress(batch.title, batch.trials, batch.evaluations, slots, rungs=rungs)
 
 
 def _tuner(
-    batch: TrialBatch, context: TrialContext, trial_queue: TrialQueue, callback: SweepCallback
+    batch: TrialBatch, context: TrialContext, events: TuneEvents, watch: Watch
 ) -> tune.Tuner:
     prepare_tune()
     trainable = tune.with_resources(
@@ -165,8 +174,8 @@ def _tuner(
     return tune.Tuner(
         trainable,
         tune_config=tune.TuneConfig(
-            search_alg=trial_queue,
-            scheduler=callback.scheduler,
+            search_alg=TuneSearcher(events),
+            scheduler=TuneScheduler(events),
             num_samples=-1,  # the source knows when it has no more
             reuse_actors=True,
             # A folder named after the configuration would be longer than some disks allow.
@@ -175,7 +184,7 @@ def _tuner(
         run_config=tune.RunConfig(
             name=f"{batch.name}-{time.time_ns()}",  # Tune's own notes, which nobody reads again
             storage_path=str(context.checkpoints.folder / "tune"),
-            callbacks=[callback],
+            callbacks=[TuneCallback(events, watch.look)],
             verbose=0,
         ),
     )

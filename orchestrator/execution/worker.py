@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import ray
 import torch
 
-from orchestrator.driver.context import UNWRITABLE, TrialContext
+from orchestrator.driver.context import TrialContext
 from orchestrator.execution.memory import (
     FILE,
     is_room_for_a_thread,
@@ -24,7 +23,7 @@ from orchestrator.execution.memory import (
     rows_that_fit,
 )
 from orchestrator.execution.nodes import MachineError, TooSmallError, is_larger_elsewhere
-from orchestrator.search.asha import NAME, POINT
+from orchestrator.spec.messages import Assignment, EndedEarly, Evaluated, Report, StorageFailed
 from orchestrator.spec.outcome import Outcome
 from tinyattn.config import TrainConfig
 from tinyattn.errors import (
@@ -75,21 +74,21 @@ class Worker:
         self._is_checked = False
         self._thread, self._is_spoilt = _new_thread(), False
 
-    def begin(self, config: Mapping[str, Any]) -> None:
-        """Go over to a trial, `{"trial": its name, "point": its overrides}`."""
+    def begin(self, assignment: Assignment) -> None:
+        """Go over to a trial."""
         self.end()
         self._leave_spoilt_thread()
-        self.name, self.overrides = config[NAME], dict(config[POINT])
+        self.name, self.overrides = assignment.trial, dict(assignment.point)
         self.rows = sys.maxsize
         """Rows a pass, once it has started."""
         self.evaluations: Any = None
         if torch.cuda.is_available() and not self._shares:
             torch.cuda.reset_peak_memory_stats()
 
-    def step(self) -> dict[str, Any]:
-        """Train to the next evaluation and return it as a flat result.
+    def step(self) -> Report:
+        """Train to the next evaluation and report it.
 
-        The first step of a trial that goes on returns its last evaluation again: its worker may
+        The first step of a trial that goes on reports its last evaluation again: its worker may
         have died before the driver heard of it.
 
         Raises:
@@ -110,17 +109,17 @@ class Worker:
         except DivergedError as error:
             return self._ended(Outcome.DIVERGED, error)
         except StorageError as error:  # no fault of the trial: it goes on when there is a place
-            interrupted = Outcome.INTERRUPTED.value
-            return {"done": True, UNWRITABLE: str(error), "outcome": interrupted, "evaluation": 0}
+            return StorageFailed(str(error))
         except MachineError:
             raise
         except TinyAttnError as error:  # it would come again; other errors cost the worker
             return self._ended(Outcome.FAILED, error)
         assert self.trainer is not None
-        result = result_of(self.trainer, evaluation)
+        report = report_of(self.trainer, evaluation)
         if torch.cuda.is_available() and not self._shares:
-            result["peak_memory_mb"] = torch.cuda.max_memory_allocated() / 2**20
-        return result
+            peak = torch.cuda.max_memory_allocated() / 2**20
+            report = replace(report, peak_memory_mb=peak)
+        return report
 
     def halve(self) -> None:
         """Go back to the last state, with half the rows a pass."""
@@ -219,32 +218,25 @@ class Worker:
         with checkpoints.fresh_state(self.name, index, self.ranks) as folder:
             trainer.save(folder)
 
-    def _ended(self, outcome: Outcome, error: Exception) -> dict[str, Any]:
-        """The result of a trial that ends without an evaluation."""
+    def _ended(self, outcome: Outcome, error: Exception) -> EndedEarly:
+        """The report of a trial that ends without an evaluation."""
         last = self.trainer.last if self.trainer is not None else None
-        return {
-            "done": True,
-            "outcome": outcome.value,
-            "error": str(error),
-            "evaluation": 0 if last is None else last.index,
-            "score": float("nan"),
-            "best_score": float("nan") if last is None else last.best_score,
-        }
+        if last is None:
+            return EndedEarly(outcome, str(error))
+        return EndedEarly(outcome, str(error), last.index, last.best_score)
 
 
-def result_of(trainer: Trainer, evaluation: Evaluation) -> dict[str, Any]:
+def report_of(trainer: Trainer, evaluation: Evaluation) -> Evaluated:
     """Return what is reported of an evaluation: its numbers and the trial's counts."""
     counts = trainer.counts()
-    result = asdict(evaluation)
-    result["evaluation"] = result.pop("index")
-    result |= {
-        "adapter_params": counts.adapter,
-        "classifier_params": counts.classifier,
-        "micro_batch_size": trainer.micro_batch_size,
-    }
-    if evaluation.is_last:
-        result |= {"done": True, "outcome": Outcome.COMPLETED.value}
-    return result
+    numbers = dict(vars(evaluation))
+    return Evaluated(
+        evaluation=numbers.pop("index"),
+        **numbers,
+        adapter_params=counts.adapter,
+        classifier_params=counts.classifier,
+        micro_batch_size=trainer.micro_batch_size,
+    )
 
 
 def _new_thread() -> ThreadPoolExecutor:

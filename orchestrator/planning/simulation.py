@@ -1,8 +1,7 @@
-"""`sweep simulate`: a sweep on a virtual cluster, with the real searcher, scheduler and event log.
+"""`sweep simulate`: a sweep on a virtual cluster, with the real driver, searcher and event log.
 
-Only time and training are made up. Slots ask the same TrialQueue that Tune asks, results go through
-the same event log to the same ASHA and Optuna study, and a node that is lost takes its running
-trials back to their last evaluation, as a real one does.
+Only time and training are made up. Slots ask and tell the same Driver as Ray Tune, and a node that
+is lost takes its running trials back to their last evaluation, as a real one does.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.context import RetryBudget, Stop
-from orchestrator.driver.trial_queue import TrialQueue
+from orchestrator.driver.context import RetryBudget
+from orchestrator.driver.driver import Driver
 from orchestrator.planning.curves import Curves
 from orchestrator.reporting.view import clock
-from orchestrator.search.asha import NAME, Asha, make_scheduler
+from orchestrator.search.asha import make_scheduler
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.spec.config import Sweep
+from orchestrator.spec.messages import Decision, EndedEarly, Evaluated, WorkerLost
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.event_log import EventLog
 
-STOP = "STOP"
+Slot = tuple[int, int]
+"""A place for a trial: node, number on it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Replay:
     rungs: dict[int, int] = field(default_factory=dict)
     """Trials that came to each rung."""
     lost: int = 0
-    """Trials that a node took down; each went on."""
+    """Times that a node took a trial down which went on."""
     busy: float = 0.0
     """Share of the slots' time that was used."""
     winner: dict[str, Any] = field(default_factory=dict)
@@ -98,34 +99,45 @@ def simulate(sweep: Sweep, curves: Curves, cluster: VirtualCluster, evaluations:
         evaluations: of a whole trial.
     """
     with _scratch() as folder:
-        return _Simulation(sweep, curves, cluster, evaluations, folder).run()
+        driver = driver_of(sweep, cluster, evaluations, folder)
+        return VirtualTime(driver, curves, cluster, evaluations, sweep.search.seed).run()
 
 
-class _Simulation:
-    """Virtual time: a heap of events, each at the end of one evaluation or of a node's absence."""
+def driver_of(sweep: Sweep, cluster: VirtualCluster, evaluations: int, folder: Path) -> Driver:
+    """Return a driver of a sweep's search with its files in `folder`."""
+    study = folder / "study.journal"
+    return Driver(
+        "search",
+        EventLog(folder / "search.jsonl"),
+        make_scheduler(sweep.asha, evaluations),
+        OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha),
+        lambda: cluster.nodes * cluster.slots,
+        RetryBudget(is_renewed=sweep.resources.trials_a_process > 1),
+    )
+
+
+class VirtualTime:
+    """Runs a driver's trials in virtual time: a heap of events, each at the end of one evaluation
+    or of a node's absence."""
 
     def __init__(
-        self, sweep: Sweep, curves: Curves, cluster: VirtualCluster, evaluations: int, folder: Path
+        self, driver: Driver, curves: Curves, cluster: VirtualCluster, evaluations: int, seed: int
     ) -> None:
-        self.curves, self.cluster, self.total = curves, cluster, evaluations
-        self.luck = random.Random(sweep.search.seed)
-        self.event_log = EventLog(folder / "search.jsonl")
-        self.asha: Asha = make_scheduler(sweep.asha, evaluations)
-        source = OptunaSearcher(
-            sweep.space, sweep.search, folder / "study.journal", sweep.name, sweep.asha
-        )
-        slots = cluster.nodes * cluster.slots
-        self.source = source
-        self.trial_queue = TrialQueue(
-            source, self.event_log, self.asha, "search", lambda: slots, Stop(), RetryBudget()
-        )
+        """Begin at time 0.
+
+        Args:
+            driver: of the batch.
+            curves: what its trials score.
+            cluster: where they run.
+            evaluations: of a whole trial.
+            seed: decides which nodes are lost when.
+        """
+        self.driver, self.curves, self.cluster, self.total = driver, curves, cluster, evaluations
+        self.luck = random.Random(seed)
         self.free = deque((n, s) for s in range(cluster.slots) for n in range(cluster.nodes))
         self.away: set[int] = set()
-        self.running: dict[tuple[int, int], tuple[str, int]] = {}
-        """In each busy slot (node, number): Tune's name of the trial, and the assignment."""
-        self.names: dict[str, str] = {}
-        self.again: deque[str] = deque()
-        """Trials that a node took down, by Tune's names."""
+        self.running: dict[Slot, tuple[str, int]] = {}
+        """In each busy slot the trial and the number of its stint."""
         self.events: list[tuple[float, int, str, Any]] = []
         self.order, self.now = itertools.count(), 0.0
         self.found = Replay()
@@ -150,63 +162,47 @@ class _Simulation:
 
     def _fill(self) -> None:
         """Give every free slot a trial, as long as there are some."""
-        while self.free:
-            tune_id = self.again.popleft() if self.again else self._ask()
-            if tune_id is None:
-                return
+        while self.free and (found := self.driver.next_trial()) is not None:
+            self.driver.on_start(found.trial)
             slot = self.free.popleft()
-            self.running[slot] = tune_id, next(self.order)
+            self.running[slot] = found.trial, next(self.order)
             self._at(self.now + self.cluster.seconds, "evaluated", (slot, *self.running[slot]))
 
-    def _ask(self) -> str | None:
-        tune_id = f"tune{next(self.order)}"
-        config = self.trial_queue.suggest(tune_id)
-        if not isinstance(config, dict):
-            return None
-        self.names[tune_id] = config[NAME]
-        return tune_id
-
-    def _evaluated(self, slot: tuple[int, int], tune_id: str, assignment: int) -> None:
+    def _evaluated(self, slot: Slot, trial: str, stint: int) -> None:
         """A trial has come to its next evaluation."""
-        if self.running.get(slot) != (tune_id, assignment):
+        if self.running.get(slot) != (trial, stint):
             return  # its node was lost meanwhile
         self.found.evaluations += 1
         self.found.seconds = self.now
-        past = self.event_log.trials[self.names[tune_id]]
-        result = self._result(past.name)
-        decision = STOP if "outcome" in result else self.asha.decide(past.name, result)
-        self.event_log.result(past.name, result)
-        if decision != STOP:
-            self.trial_queue.on_trial_result(tune_id, result)
-            again = (slot, tune_id, assignment)
-            self._at(self.now + self.cluster.seconds, "evaluated", again)
+        decision = self.driver.on_report(trial, self._report(trial), f"node {slot[0]}")
+        if decision is Decision.CONTINUE:
+            self._at(self.now + self.cluster.seconds, "evaluated", (slot, trial, stint))
             return
-        if past.name not in self.asha.paused:
-            self.event_log.end(past.name, Outcome.STOPPED)
-        self.trial_queue.on_trial_complete(tune_id, result)
         del self.running[slot]
         self.free.append(slot)
+        self.driver.on_release()
 
-    def _result(self, name: str) -> dict[str, Any]:
+    def _report(self, trial: str) -> Evaluated | EndedEarly:
         """What a worker would report."""
-        past = self.event_log.trials[name]
+        past = self.driver.event_log.trials[trial]
         evaluation = past.evaluations + 1
         score = self.curves.score(past.params, evaluation)
         best = max(score, past.last.get("best_score", -math.inf))
-        result = {"evaluation": evaluation, "total": self.total, "score": score, "best_score": best}
         if not math.isfinite(score):
-            return result | {"outcome": Outcome.DIVERGED.value, "evaluation": past.evaluations}
-        result["noise"] = self.curves.noise(score)
-        if evaluation == self.total:
-            result["outcome"] = Outcome.COMPLETED.value
-        return result
+            return EndedEarly(Outcome.DIVERGED, f"the loss is {score}", past.evaluations, best)
+        noise = self.curves.noise(score)
+        return Evaluated(
+            evaluation=evaluation, total=self.total, score=score, best_score=best, noise=noise
+        )
 
     def _lost(self, node: int) -> None:
         """A node goes away; its trials wait for another slot."""
         self.away.add(node)
         for slot in [slot for slot in self.running if slot[0] == node]:
-            self.again.append(self.running.pop(slot)[0])
-            self.found.lost += 1
+            trial, _ = self.running.pop(slot)
+            self.driver.on_lost(trial, WorkerLost(f"node {node} is gone", f"node {node}"))
+            self.driver.on_release()
+            self.found.lost += self.driver.event_log.trials[trial].outcome is None
         self.free = deque(slot for slot in self.free if slot[0] != node)
         self._at(self.now + self.cluster.away, "back", node)
 
@@ -218,14 +214,12 @@ class _Simulation:
 
     def _close(self) -> None:
         """End what waits for a promotion that will not come, and count."""
-        for name in list(self.asha.paused):
-            del self.asha.paused[name]
-            self.event_log.end(name, Outcome.STOPPED)
-        trials = list(self.event_log.trials.values())
+        self.driver.end_paused()
+        trials = list(self.driver.event_log.trials.values())
         found = self.found
         found.whole = len(trials) * self.total
         found.outcomes.update(past.outcome for past in trials if past.outcome is not None)
-        found.rungs = {rung: len(came) for rung, came in self.asha.rungs.items()}
+        found.rungs = {rung: len(came) for rung, came in self.driver.asha.rungs.items()}
         slots = self.cluster.nodes * self.cluster.slots
         worked = found.evaluations * self.cluster.seconds
         found.busy = worked / max(1e-9, found.seconds * slots)

@@ -11,11 +11,10 @@ back. What differs from published ASHA:
   for being many, as it does where only scores below the cutoff are stopped.
 - A trial with a score that is not finite stops at once and is not recorded, so it takes no part
   in n.
-- Rungs count the evaluations that the trial itself reports: Tune's training_iteration may start
-  again after a failure.
+- Rungs count the evaluations that the trial itself reports.
 
-The state follows from the results in their order of arrival, so a scheduler that decides on a
-event log's results again is the one that was lost; Tune does not save its schedulers.
+The state follows from the results in their order of arrival, so an `Asha` that decides on an event
+log's results again is the one that was lost.
 """
 
 from __future__ import annotations
@@ -25,19 +24,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ray.tune.experiment import Trial
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
-
 from orchestrator.spec.config import AshaConfig, rungs
+from orchestrator.spec.messages import Decision
 from orchestrator.spec.outcome import Outcome
 
 TOLERANCE = 0.5
 """In standard errors of a score."""
-NAME, POINT = "trial", "point"
-"""Keys of a Tune config: the trial's name, and its overrides by dotted key."""
 
 
-class Asha(FIFOScheduler):
+class Asha:
     """Stops trials that fall behind at a rung; first come, first served otherwise.
 
     Attributes:
@@ -56,7 +51,6 @@ class Asha(FIFOScheduler):
             reduction: η; about one in η goes on at each rung.
             total: evaluations of a whole trial, which ends by itself.
         """
-        super().__init__()
         self.reduction = reduction
         self.noise: dict[str, float] = {}
         self.rungs: dict[int, dict[str, float]] = {n: {} for n in rungs(grace, reduction, total)}
@@ -68,17 +62,18 @@ class Asha(FIFOScheduler):
         self.unwanted: set[str] = set()
         self.paused: dict[str, int] = {}
 
-    def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
-        """Return STOP or CONTINUE for a result with `evaluation`, `score` and `best_score`."""
-        return self.decide(trial.config[NAME], result)
+    def decide(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
+        """Record the trial at its rung, if it stands at a new one, and decide whether it goes on.
 
-    def decide(self, trial_id: str, result: Mapping[str, Any]) -> str:
-        """Record the trial at its rung, if it stands at a new one, and return STOP or CONTINUE."""
+        Args:
+            trial_id: the trial.
+            result: has `evaluation`, `score` and `best_score`, perhaps `noise`.
+        """
         if trial_id in self.stopped or trial_id in self.unwanted or _diverged(result):
-            return TrialScheduler.STOP
+            return Decision.STOP
         rung = self._rung_reached(trial_id, result.get("evaluation", 0))
         if rung is None or "best_score" not in result:
-            return TrialScheduler.CONTINUE
+            return Decision.CONTINUE
         self._record(trial_id, rung, float(result["best_score"]))
         self.noise[trial_id] = float(result.get("noise", 0.0))
         self._is_noisy[rung] |= self.noise[trial_id] > 0
@@ -89,12 +84,12 @@ class Asha(FIFOScheduler):
         bisect.insort(self._ranked[rung], (-score, len(recorded), trial_id))
         recorded[trial_id] = score
 
-    def _judge(self, trial_id: str, rung: int) -> str:
+    def _judge(self, trial_id: str, rung: int) -> Decision:
         """Say what becomes of a trial that was just recorded at a rung."""
         if self._survives(trial_id, rung):
-            return TrialScheduler.CONTINUE
+            return Decision.CONTINUE
         self.stopped[trial_id] = rung
-        return TrialScheduler.STOP
+        return Decision.STOP
 
     def promote(self, is_last_call: bool = False) -> str | None:
         """Return a paused trial that is to go on; None here, where no trial pauses.
@@ -121,11 +116,6 @@ class Asha(FIFOScheduler):
         as_good = bisect.bisect_right(ranked, (-score, math.inf)) - 1  # without itself
         return as_good < max(1, len(ranked) // self.reduction)
 
-    def debug_string(self) -> str:
-        """Return one line for Tune's own log."""
-        counts = ", ".join(f"{rung}: {len(scores)}" for rung, scores in self.rungs.items())
-        return f"ASHA: {len(self.stopped)} stopped; trials recorded at each rung: {counts}"
-
 
 def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
     """A fresh scheduler for trials of so many evaluations; without `asha` one that has no rungs."""
@@ -141,7 +131,7 @@ def replay(scheduler: Asha, events: Iterable[Mapping[str, Any]]) -> None:
         name, result = event["trial"], event.get("result")
         if result is not None and "outcome" not in result:
             scheduler.decide(name, result)
-        else:  # it was promoted, or has ended: Tune does not ask the scheduler about ends
+        else:  # it was promoted, or has ended
             scheduler.paused.pop(name, None)
 
 
@@ -165,15 +155,15 @@ class PromotingAsha(Asha):
         self._waiting: dict[int, list[tuple[float, int, str]]] = {n: [] for n in self.rungs}
         """Who paused at a rung, as `_ranked`; some may have gone on or ended since."""
 
-    def _judge(self, trial_id: str, rung: int) -> str:
-        """Stop a trial, for now: it waits in `paused`, unless it is the next to be promoted."""
+    def _judge(self, trial_id: str, rung: int) -> Decision:
+        """Pause a trial, unless it is the next to be promoted."""
         self.paused[trial_id] = rung
         arrival = len(self.rungs[rung]) - 1
         bisect.insort(self._waiting[rung], (-self.rungs[rung][trial_id], arrival, trial_id))
         if self._best_waiting() == trial_id:
             del self.paused[trial_id]
-            return TrialScheduler.CONTINUE
-        return TrialScheduler.STOP
+            return Decision.CONTINUE
+        return Decision.PAUSE
 
     def promote(self, is_last_call: bool = False) -> str | None:
         """Return a paused trial that is to go on, which is then no longer paused; None: none is."""

@@ -1,4 +1,4 @@
-"""What to try next: an Optuna study that Ray Tune asks and tells.
+"""What to try next: an Optuna study that the driver asks and tells.
 
 Tune's own OptunaSearch tells trials that ASHA stopped as complete at the score of a low rung, and
 leaves trials with NaN running for ever. Here every end of a trial is told as what it was:
@@ -181,16 +181,18 @@ class OptunaSearcher:
         if trial := self._running(trial_id):
             _report(trial, result)
 
-    def on_trial_complete(
-        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
-    ) -> None:
-        """Tell how a trial ended; a trial that was told before stays as it was told."""
+    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """Tell how a trial ended; a trial that was told before stays as it was told.
+
+        Args:
+            trial_id: the trial.
+            result: its last one, with `outcome` unless it was stopped.
+        """
         trial = self._running(trial_id)
         if trial is None:
             return
-        result = result or {}
         _report(trial, result)
-        outcome = _outcome(result, error)
+        outcome = _outcome(result)
         if outcome == Outcome.COMPLETED:
             self._end(trial, TrialState.COMPLETE, outcome, result["best_score"])
         elif outcome == Outcome.STOPPED:
@@ -481,16 +483,12 @@ def _finite(result: Mapping[str, Any]) -> bool:
     return all(math.isfinite(score) for score in scores)
 
 
-def _outcome(result: Mapping[str, Any], error: bool) -> Outcome:
+def _outcome(result: Mapping[str, Any]) -> Outcome:
     """How a trial ended, from its last result: one that ends without a word was stopped."""
     if "outcome" in result:
         outcome = Outcome(result["outcome"])
         lost = outcome == Outcome.COMPLETED and not _finite(result)
         return Outcome.DIVERGED if lost else outcome
-    if error:
-        return Outcome.FAILED
-    if "evaluation" not in result:  # removed before it began
-        return Outcome.INTERRUPTED
     return Outcome.STOPPED if _finite(result) else Outcome.DIVERGED
 
 

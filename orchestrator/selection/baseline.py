@@ -147,13 +147,13 @@ def _train(
     tracker: TrackingWriter, name: str, config: TrainConfig, model_cache: ModelCache, folder: Path
 ) -> float | None:
     """Train one baseline into `folder` and return its best score; None: it diverged."""
-    from orchestrator.execution.worker import result_of
+    from orchestrator.execution.worker import report_of
     from tinyattn.training.trainer import Trainer  # DeepSpeed
 
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         try:
             for evaluation in trainer:
-                tracker.log_evaluation(name, result_of(trainer, evaluation))
+                tracker.log_evaluation(name, report_of(trainer, evaluation).record())
         except DivergedError:
             return None
         trainer.save_adapter(folder)

@@ -8,7 +8,7 @@ empty event log.
 
 | event  | written                                   | says                                       |
 |--------|-------------------------------------------|--------------------------------------------|
-| start  | when it is given to Tune: first, or again | its overrides                              |
+| start  | when it is assigned, first or again       | its overrides                              |
 | result | when a worker reports                     | one evaluation, or how the trial ended     |
 | end    | when it ends without saying so itself     | stopped or failed, and why                 |
 """

@@ -59,6 +59,11 @@ def request_stop(
     say(f"it has ended; `tinyattn {go_on}` goes on with it")
 
 
+def requested(folder: Path) -> set[str]:
+    """Return what was asked of the driver of a sweep's folder: names of trials, or `STOP_ALL`."""
+    return {path.name for path in (folder / REQUESTS).glob("*")}
+
+
 def _live_trial(folder: Path, word: str) -> Past:
     """Return the running trial that a user named."""
     trials = [

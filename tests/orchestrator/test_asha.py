@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import math
 import random
-from types import SimpleNamespace
 
 import pytest
-from ray.tune.schedulers import TrialScheduler
 
 from orchestrator.search.asha import Asha, PromotingAsha
 from orchestrator.spec.config import rungs
+from orchestrator.spec.messages import Decision
 
-STOP, CONTINUE = TrialScheduler.STOP, TrialScheduler.CONTINUE
+STOP, PAUSE, CONTINUE = Decision.STOP, Decision.PAUSE, Decision.CONTINUE
 
 
 def at(evaluation: int, best: float, **more: object) -> dict:
@@ -174,10 +173,9 @@ def test_an_unwanted_trial_ends_at_its_next_evaluation():
 
 def test_results_without_an_evaluation_pass():
     asha = Asha(1, 3, 9)
-    trial = SimpleNamespace(config={"trial": "a", "point": {}})
-    assert asha.on_trial_result(None, trial, {"done": True, "outcome": "failed"}) == CONTINUE
-    assert asha.on_trial_result(None, trial, at(1, 0.5)) == CONTINUE
-    assert "trials recorded at each rung: 1: 1, 3: 0" in asha.debug_string()
+    assert asha.decide("a", {"outcome": "failed"}) == CONTINUE
+    assert asha.decide("a", at(1, 0.5)) == CONTINUE
+    assert asha.rungs == {1: {"a": 0.5}, 3: {}}
 
 
 # ---- promoting ----
@@ -251,18 +249,18 @@ def test_a_restored_trial_that_reports_again_goes_on() -> None:
         asha.decide(trial, at(1, best))
     assert asha.promote() == "c"  # b went on at once when it arrived as the better of two
     assert asha.decide("c", at(1, 0.6)) == CONTINUE  # its last evaluation, from its state
-    assert asha.decide("c", at(2, 0.8)) == STOP
+    assert asha.decide("c", at(2, 0.8)) == PAUSE
     assert asha.paused == {"a": 1, "c": 2, "d": 1}
 
 
 def test_the_last_call_trains_one_trial_whole() -> None:
     asha, whole = PromotingAsha(1, 3, 5), []
     for trial, best in (("a", 0.1), ("b", 0.3)):
-        assert asha.decide(trial, at(1, best)) == STOP
+        assert asha.decide(trial, at(1, best)) == PAUSE
     assert asha.promote() is None
     while (trial := asha.promote(is_last_call=True)) is not None:
         whole.append(trial)
-        assert asha.decide(trial, at(3, 0.3)) == STOP or len(whole) == 2
+        assert asha.decide(trial, at(3, 0.3)) == PAUSE or len(whole) == 2
         if len(whole) == 2:
             break
     assert whole == ["b", "b"]  # from rung 1, then from rung 3
@@ -274,7 +272,7 @@ def test_an_unwanted_trial_is_not_promoted() -> None:
     asha = PromotingAsha(1, 2, 4)
     asha.decide("a", at(1, 0.9))
     asha.unwanted.add("a")
-    assert asha.decide("b", at(1, 0.1)) == STOP
+    assert asha.decide("b", at(1, 0.1)) == PAUSE
     assert asha.promote() is None
 
 

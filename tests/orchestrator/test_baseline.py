@@ -10,7 +10,7 @@ from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 
 from orchestrator.execution.tuner import InterruptedSweepError
-from orchestrator.execution.worker import result_of
+from orchestrator.execution.worker import report_of
 from orchestrator.registry.promotion import promote_adapter
 from orchestrator.reporting.leaderboard import leaderboard
 from orchestrator.reporting.status import status
@@ -37,7 +37,7 @@ def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRecord:
     tracker.start_trial("search_00001", config=config, params={}, tags=tags)
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         for evaluation in trainer:
-            tracker.log_evaluation("search_00001", result_of(trainer, evaluation))
+            tracker.log_evaluation("search_00001", report_of(trainer, evaluation).record())
         trainer.save_adapter(tmp_path / "adapter")
     tracker.end_trial("search_00001", Outcome.COMPLETED, adapter=tmp_path / "adapter")
     tracker.close_all(Outcome.COMPLETED)

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from tiny_plm import save_tiny_plm
 from cluster import join
 from cluster.config import Cluster
 from cluster.local import this_machine
-from orchestrator.driver.context import UNWRITABLE, TrialContext
+from orchestrator.driver.context import TrialContext
 from orchestrator.execution.worker import Worker
+from orchestrator.spec.messages import Assignment, Evaluated, StorageFailed
 from orchestrator.state.checkpoint_store import (
     STATES_KEPT,
     CheckpointStore,
@@ -259,24 +261,31 @@ def test_a_worker_passes_over_a_damaged_state(s3: S3, tmp_path: Path) -> None:
 
     def worker() -> Worker:
         made = Worker(TrialContext(base, ObjectStore(tmp_path / "s", objects)), 1)
-        made.begin({"trial": "a_1", "point": {}})
+        made.begin(Assignment("a_1", {}))
         return made
 
     first = worker()
-    results = [first.step() for _ in range(3)]
+    reports = [first.step() for _ in range(3)]
     newest = f"states/a_1/{objects.names('states/a_1')[-1]}"
     overwrite(objects.within(newest).url, b"damaged")
     second = worker()
     with pytest.warns(UserWarning, match="SHA-256 is another; going back to the state before"):
         again = [second.step() for _ in range(3)]
-    assert [result["evaluation"] for result in again] == [2, 3, 4]  # the last one comes again
-    assert [r["train_loss"] for r in again[:2]] == [r["train_loss"] for r in results[1:]]
+    # The last one comes again.
+    assert [r.evaluation for r in again if isinstance(r, Evaluated)] == [2, 3, 4]
+    assert [replace(r, seconds=0, rows_per_second=0) for r in again[:2]] == [
+        replace(r, seconds=0, rows_per_second=0) for r in reports[1:]
+    ]
     s3.go()
     try:
-        assert "Could not connect" in worker().step()[UNWRITABLE]  # and no start from nothing
+        failed = worker().step()
+        assert isinstance(failed, StorageFailed)  # and no start from nothing
+        assert "Could not connect" in failed.error
     finally:
         s3.come()
-    assert worker().step()["evaluation"] == 4
+    report = worker().step()
+    assert isinstance(report, Evaluated)
+    assert report.evaluation == 4
 
 
 def cluster(storage: str) -> Cluster:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from mlflow_sweeps import Sweeps
-from ray.tune.search import Searcher
 
-from orchestrator.driver.context import RetryBudget, Stop
-from orchestrator.driver.trial_queue import Points, TrialQueue
+from orchestrator.driver.context import RetryBudget
+from orchestrator.driver.driver import Driver
+from orchestrator.driver.trial_queue import Points
 from orchestrator.planning.curves import Synthetic
-from orchestrator.planning.simulation import VirtualCluster, _Simulation
+from orchestrator.planning.simulation import VirtualCluster, VirtualTime, driver_of
 from orchestrator.search.asha import Asha, make_scheduler, replay
 from orchestrator.spec.config import Sweep
+from orchestrator.spec.messages import Assignment, Decision, Evaluated
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.event_log import EventLog, Past, read_event_log
 from orchestrator.state.workspace import Workspace
@@ -105,6 +106,7 @@ import resource, signal, sys
 from pathlib import Path
 from orchestrator.spec.config import SearchConfig
 from orchestrator.state.event_log import EventLog
+from orchestrator.spec.messages import Assignment, Decision, Evaluated
 from orchestrator.spec.outcome import Outcome
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.spec.space import LogUniform
@@ -163,26 +165,31 @@ def test_cut_at_any_event_the_scheduler_is_what_it_was(
     sweep = build(Sweep, data, "test")
     curves = Synthetic(sweep.space, 12, rows=30, seed=seed)  # few rows: many ties
     cluster = VirtualCluster(nodes=3, losses=3)
-    simulation = _Simulation(sweep, curves, cluster, 12, tmp_path)
-    seen: list[tuple[Any, ...]] = []
-    take_in = simulation.event_log._take_in
+    driver = driver_of(sweep, cluster, 12, tmp_path)
+    events = driver.event_log.events
+    seen: dict[int, tuple[Any, ...]] = {}
 
     def state(asha: Asha) -> tuple[Any, ...]:
         rungs = {rung: list(came.items()) for rung, came in asha.rungs.items()}
         return dict(asha.paused), dict(asha.stopped), rungs
 
-    def noting(event: dict[str, Any]) -> None:
-        take_in(event)
-        seen.append(state(simulation.asha))
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any) -> Any:
+            answer = method(*words)
+            seen[len(events)] = state(driver.asha)
+            return answer
 
-    monkeypatch.setattr(simulation.event_log, "_take_in", noting)
-    simulation.run()
-    events = simulation.event_log.events
-    assert len(events) == len(seen) > 100
-    for length in range(1, len(events) + 1):
+        return call
+
+    for name in ("next_trial", "on_report", "on_lost", "end_paused"):
+        monkeypatch.setattr(driver, name, noted(getattr(driver, name)))
+    VirtualTime(driver, curves, cluster, 12, seed).run()
+    assert len(events) in seen
+    assert len(seen) > 70
+    for length, expected in seen.items():
         again = make_scheduler(sweep.asha, 12)
         replay(again, events[:length])
-        assert state(again) == seen[length - 1], f"after {events[length - 1]}"
+        assert state(again) == expected, f"after {events[length - 1 : length]}"
 
 
 START = '{"event": "start", "trial": "z", "params": {}}'
@@ -288,30 +295,28 @@ def told(folder: Path) -> list[Any]:
 def test_trials_that_go_on_come_first_under_their_names(tmp_path: Path) -> None:
     points = [{"seed": seed} for seed in range(4)]
     event_log = EventLog(tmp_path / "search.jsonl")
-    trial_queue = TrialQueue(
-        Points(points), event_log, Asha(9, 2, 9), "search", lambda: 5, Stop(), RetryBudget()
-    )
-    for tune_id in ("x1", "x2"):
-        assert isinstance(trial_queue.suggest(tune_id), dict)
-    event_log.end("search_00001", Outcome.COMPLETED)
 
-    again = TrialQueue(
-        Points(points),
-        EventLog(event_log.path),
-        Asha(9, 2, 9),
-        "search",
-        lambda: 5,
-        Stop(),
-        RetryBudget(),
-    )
-    got = [again.suggest(f"y{i}") for i in range(4)]
+    def driver() -> Driver:
+        log = EventLog(event_log.path)
+        return Driver("search", log, Asha(9, 2, 9), Points(points), lambda: 5, RetryBudget())
+
+    first = driver()
+    for _ in range(2):
+        assert first.next_trial() is not None
+    first.event_log.end("search_00001", Outcome.COMPLETED)
+
+    again = driver()
+    got = [again.next_trial() for _ in range(4)]
     assert got == [
-        {"trial": "search_00002", "point": {"seed": 1}},
-        {"trial": "search_00003", "point": {"seed": 2}},
-        {"trial": "search_00004", "point": {"seed": 3}},
+        Assignment("search_00002", {"seed": 1}),
+        Assignment("search_00003", {"seed": 2}),
+        Assignment("search_00004", {"seed": 3}),
         None,  # while others run, one of them may yet be promoted
     ]
-    for i in range(3):
-        again.on_trial_complete(f"y{i}", at(4, outcome="completed"))
-    assert again.suggest("y5") == Searcher.FINISHED
-    assert json.loads(json.dumps(got[:3])) == got[:3]
+    assert not again.is_finished
+    for number in (2, 3, 4):
+        whole = Evaluated(evaluation=4, total=4, score=0.5, best_score=0.5)
+        assert again.on_report(f"search_0000{number}", whole, "::1") is Decision.STOP
+        again.on_release()
+    assert again.next_trial() is None
+    assert again.is_finished

@@ -20,7 +20,7 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from orchestrator.execution.trainable import SweepTrainable
-from orchestrator.driver.context import Bench
+from orchestrator.driver.context import TrialContext
 from orchestrator.state.checkpoint_store import SharedFolder
 from orchestrator.execution.worker import Worker
 from tinyattn.config import TrainConfig
@@ -33,7 +33,7 @@ task, rows, length = sys.argv[3:]
 base = TrainConfig(task=task, plm="minilm", epochs=2, batch_size=int(rows), max_length=int(length),
                    max_train_rows=int(rows), adapter={"dropout": 0.0})
 folder = Path(sys.argv[1]) / "sweeps" / "s"
-warm = Bare(Worker(Bench(base, SharedFolder(folder)), 1))
+warm = Bare(Worker(TrialContext(base, SharedFolder(folder)), 1))
 few = {"batch_size": 8, "max_train_rows": 64, "max_length": 32}
 warm.reset_config({"trial": "warm", "point": few})
 warm.step()
@@ -45,10 +45,11 @@ if sys.argv[2] != "none":
 warm.reset_config({"trial": "first", "point": {}})
 done = False
 while not done:
-    result = warm.step()
+    report = warm.step()["report"]
+    result = report.record()
     keys = ("evaluation", "train_loss", "micro_batch_size", "outcome", "error")
     print(json.dumps({key: result.get(key) for key in keys}))
-    done = result.get("done", False)
+    done = report.is_last
 """
 
 
@@ -86,9 +87,10 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from torch.nn.functional import gelu
-from orchestrator.driver.context import Bench
+from orchestrator.driver.context import TrialContext
 from orchestrator.state.checkpoint_store import SharedFolder
 from orchestrator.execution.worker import Worker
+from orchestrator.spec.messages import Assignment
 from tinyattn.config import TrainConfig
 from tinyattn.errors import OutOfMemoryError
 
@@ -106,9 +108,9 @@ def compile_without_memory():
 
 base = TrainConfig(task="agreement", plm="minilm", epochs=1, batch_size=16, max_length=32,
                    max_train_rows=128)
-worker = Worker(Bench(base, SharedFolder(Path(sys.argv[1]) / "sweeps" / "s")), 1)
-worker.begin({"trial": "first", "point": {}})
-said = [worker.step()["evaluation"]]
+worker = Worker(TrialContext(base, SharedFolder(Path(sys.argv[1]) / "sweeps" / "s")), 1)
+worker.begin(Assignment("first", {}))
+said = [worker.step().evaluation]
 inputs = torch.randn(65, 7)
 said.append(worker._thread.submit(compile_without_memory).result())
 try:
@@ -116,14 +118,14 @@ try:
 except OutOfMemoryError as error:  # though all memory is free
     said.append(str(error))
 worker.halve()
-while not (result := worker.step()).get("done"): pass
-said += [result["outcome"], result["micro_batch_size"]]
-worker.begin({"trial": "next", "point": {}})
+while not (report := worker.step()).is_last: pass
+said += [report.record()["outcome"], report.micro_batch_size]
+worker.begin(Assignment("next", {}))
 inputs = torch.randn(66, 7)
 said.append(worker._thread.submit(compile_without_memory).result())
 worker._is_spoilt = True  # as its last step would have told
-worker.begin({"trial": "last", "point": {"batch_size": 4}})
-said.append(worker.step()["micro_batch_size"])
+worker.begin(Assignment("last", {"batch_size": 4}))
+said.append(worker.step().micro_batch_size)
 print(json.dumps(said))
 """
 

@@ -136,18 +136,16 @@ def test_seeded_and_the_same_after_a_restart(tmp_path):
 
 def test_each_end_is_told_as_what_it_was(tmp_path):
     searcher = make(tmp_path, {"optimizer.lr": LR})
-    for name in ("completed", "stopped", "diverged", "nan", "oom", "failed", "error", "removed"):
+    for name in ("completed", "stopped", "diverged", "nan", "oom", "failed", "error"):
         searcher.suggest(name)
-        if name != "removed":
-            searcher.on_trial_result(name, at(1, 0.4))
+        searcher.on_trial_result(name, at(1, 0.4))
     complete(searcher, "completed", 0.7)
     searcher.on_trial_complete("stopped", at(2, 0.45))
     searcher.on_trial_complete("diverged", at(2, 0.4, outcome="diverged"))
     searcher.on_trial_complete("nan", {**at(2, 0.4), "score": math.nan})
     searcher.on_trial_complete("oom", {"outcome": "out_of_memory"})
     searcher.on_trial_complete("failed", at(2, 0.4, outcome="failed"))
-    searcher.on_trial_complete("error", None, error=True)
-    searcher.on_trial_complete("removed")
+    searcher.on_trial_complete("error", {"outcome": "failed"})
     told = {key: (t.state, t.user_attrs["outcome"], t.value) for key, t in by_id(tmp_path).items()}
     assert told == {
         "completed": (TrialState.COMPLETE, "completed", 0.7),
@@ -157,7 +155,6 @@ def test_each_end_is_told_as_what_it_was(tmp_path):
         "oom": (TrialState.PRUNED, "out_of_memory", 0.4),
         "failed": (TrialState.FAIL, "failed", None),
         "error": (TrialState.FAIL, "failed", None),
-        "removed": (TrialState.FAIL, "interrupted", None),
     }
     values = by_id(tmp_path)["stopped"].intermediate_values
     assert values == {1: 0.4, 2: 0.45}  # the one that it was stopped at too
@@ -179,7 +176,7 @@ def test_late_repeated_and_unknown_reports_do_no_harm(tmp_path):
     complete(searcher, "a", 0.6)
     complete(searcher, "a", 0.1)
     searcher.on_trial_result("a", at(5, 0.1))
-    searcher.on_trial_complete("a", None, error=True)
+    searcher.on_trial_complete("a", {"outcome": "failed"})
     searcher.on_trial_result("nobody", at(1, 0.1))
     complete(searcher, "nobody")
     trial = by_id(tmp_path)["a"]
@@ -504,13 +501,17 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     from ray import tune
 
     from orchestrator.driver.context import RetryBudget, Stop
-    from orchestrator.driver.trial_queue import TrialQueue
+    from orchestrator.driver.driver import Driver
+    from orchestrator.execution.tune_adapters import (
+        TuneCallback,
+        TuneEvents,
+        TuneScheduler,
+        TuneSearcher,
+    )
     from orchestrator.search.asha import Asha
+    from orchestrator.spec.messages import EndedEarly, Evaluated
 
     total = 6
-
-    def result(evaluation, best):  # local, so that workers get it with the class
-        return {"evaluation": evaluation, "score": best, "best_score": best}
 
     class Toy(tune.Trainable):
         def setup(self, config):
@@ -519,12 +520,12 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
         def step(self):
             self.evaluation += 1
             if self.lr > 3e-2:  # too large a learning rate
-                return {**result(self.evaluation, math.nan), "outcome": "diverged", "done": True}
+                return {"report": EndedEarly(Outcome.DIVERGED, "the loss is inf"), "done": True}
             if self.lr < 2e-5:
                 raise RuntimeError("no such device")
             best = 1 - abs(math.log10(self.lr) + 3) / 4 + self.evaluation / 100
-            end = {"outcome": "completed", "done": True} if self.evaluation == total else {}
-            return {**result(self.evaluation, best), **end}
+            report = Evaluated(evaluation=self.evaluation, total=total, score=best, best_score=best)
+            return {"report": report, "done": report.is_last}
 
         def reset_config(self, new_config):
             self.setup(new_config)
@@ -541,18 +542,21 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     asha, event_log = Asha(1, 3, total), EventLog(tmp_path / "search.jsonl")
     monkeypatch.setattr("orchestrator.driver.context.RETRIES", 1)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    driver, stop = Driver("search", event_log, asha, searcher, lambda: 2, RetryBudget()), Stop()
+    events = TuneEvents(driver, stop)
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         tuner = tune.Tuner(
             Toy,
             tune_config=tune.TuneConfig(
-                search_alg=TrialQueue(
-                    searcher, event_log, asha, "search", lambda: 2, Stop(), RetryBudget()
-                ),
-                scheduler=asha,
+                search_alg=TuneSearcher(events),
+                scheduler=TuneScheduler(events),
                 num_samples=-1, reuse_actors=True,
             ),
-            run_config=tune.RunConfig(storage_path=str(tmp_path), name="tune", verbose=0),
+            run_config=tune.RunConfig(
+                storage_path=str(tmp_path), name="tune", verbose=0,
+                callbacks=[TuneCallback(events, lambda is_running: None)],
+            ),
         )  # fmt: skip
         results = tuner.fit()
     finally:

@@ -20,10 +20,17 @@ from tiny_plm import fingerprints_of, save_tiny_plm
 from cluster.local import this_machine
 from orchestrator.driver import signals
 from orchestrator.driver.context import RetryBudget, Stop
+from orchestrator.driver.driver import Driver
+from orchestrator.driver.listeners import MlflowListener, ViewListener
 from orchestrator.driver.trial_queue import Points
 from orchestrator.execution import tuner
-from orchestrator.execution.callback import SweepCallback
-from orchestrator.execution.nodes import Nodes, concurrency
+from orchestrator.execution.nodes import concurrency
+from orchestrator.execution.tune_adapters import (
+    TuneCallback,
+    TuneEvents,
+    TuneScheduler,
+    TuneSearcher,
+)
 from orchestrator.execution.tuner import Ended, InterruptedSweepError, closed_in_any_case
 from orchestrator.reporting.view import LineView, LiveView, Progress
 from orchestrator.search.asha import Asha
@@ -52,6 +59,16 @@ POINTS: list[dict[str, Any]] = [
 ]
 
 
+class Pids(TuneScheduler):
+    """Knows the processes of trials."""
+
+    of_trials: dict[str, int] = {}
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: Mapping[str, Any]) -> str:
+        self.of_trials[trial.config["trial"]] = result["pid"]
+        return super().on_trial_result(tune_controller, trial, result)
+
+
 class Killer(LineView):
     """Kills the worker of TWIN at its second evaluation, once, and that of DOOMED each time."""
 
@@ -62,9 +79,9 @@ class Killer(LineView):
         params = self.progress.params[trial_id]
         if params == TWIN and result["evaluation"] == 2 and not self.killed:
             self.killed = True
-            os.kill(result["pid"], signal.SIGKILL)
+            os.kill(Pids.of_trials[trial_id], signal.SIGKILL)
         if params == DOOMED:
-            os.kill(result["pid"], signal.SIGKILL)
+            os.kill(Pids.of_trials[trial_id], signal.SIGKILL)
 
 
 @dataclass
@@ -107,6 +124,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "view_of", lambda progress: Killer(progress, out))
+        patch.setattr(tuner, "TuneScheduler", Pids)
         patch.setattr("orchestrator.driver.context.RETRIES", 1)  # a worker takes some time to start
         with this_machine(num_cpus=2), closed_in_any_case(tracker, "sweep resume s"):
             with pytest.raises(UsageError, match=r"call ray\.shutdown\(\) first"), this_machine():
@@ -212,10 +230,12 @@ def test_runs_carry_config_and_origin(ran: Ran, tmp_path: Path) -> None:
 # ---- without Ray ----
 
 
-def test_a_trial_may_lose_its_worker_three_times_in_a_row() -> None:
-    retry_budget = RetryBudget()
-    retry_budget.lose("a")
-    retry_budget.renew("a")  # it came to an evaluation
+@pytest.mark.parametrize("is_renewed", [True, False])
+def test_a_trial_may_lose_its_worker_three_times(is_renewed: bool) -> None:
+    retry_budget = RetryBudget(is_renewed=is_renewed)
+    if is_renewed:
+        retry_budget.lose("a")
+    retry_budget.on_evaluation("a")
     for _ in range(3):
         assert retry_budget.has("a")
         retry_budget.lose("a")
@@ -298,19 +318,21 @@ def test_a_full_disk_says_what_to_type_once_there_is_room(open_sweep: TrackingWr
 def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
     tracker: TrackingWriter, tmp_path: Path
 ) -> None:
-    """Tune pickles its callbacks into the sweep's folder; a live view holds locks."""
+    """Tune pickles what it is given into the sweep's folder; a live view holds locks."""
     base = TrainConfig(task="rte", plm="p")
     batch = TrialBatch("search", "t", "trial", base, 1, 1, Resources(), {})
-    here = {"Alive": True, "Resources": {"CPU": 1}, "NodeManagerAddress": "::1", "NodeID": "a"}
-    nodes = Nodes(batch.resources, lambda: [here])
     tracker.uri = "postgresql://me:secret@host/db"
     view = LiveView(Progress("t", 1, 1, lambda: 1))
-    event_log = EventLog(tmp_path / "search.jsonl")
-    checkpoints = SharedFolder(tmp_path)
-    callback = SweepCallback(
-        batch, checkpoints, event_log, Asha(1, 2, 1), tracker, view, Stop(), nodes, RetryBudget()
-    )
-    assert b"secret" not in pickle.dumps(callback)
+    listeners = MlflowListener(tracker, batch, SharedFolder(tmp_path)), ViewListener(view)
+    event_log, source = EventLog(tmp_path / "search.jsonl"), Points([])
+    driver = Driver("search", event_log, Asha(1, 2, 1), source, lambda: 1, RetryBudget(), listeners)
+    events = TuneEvents(driver, Stop())
+
+    def look(is_running: bool) -> None:
+        tracker.heartbeat()
+
+    for adapter in (TuneSearcher(events), TuneScheduler(events), TuneCallback(events, look)):
+        assert b"secret" not in pickle.dumps(adapter)
 
 
 def test_a_signal_while_runs_are_closed_waits(

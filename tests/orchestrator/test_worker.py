@@ -10,6 +10,7 @@ from tiny_plm import fingerprints_of, save_tiny_plm
 from orchestrator.driver.context import TrialContext
 from orchestrator.execution.nodes import MachineError
 from orchestrator.execution.worker import Worker
+from orchestrator.spec.messages import Assignment, EndedEarly, Evaluated
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.checkpoint_store import SharedFolder
 from tinyattn.config import TrainConfig
@@ -31,15 +32,16 @@ def worker(plm: Path, folder: Path, **seen: str) -> Worker:
 
 def test_a_point_that_cannot_be_is_the_trials_fault(plm: Path, tmp_path: Path) -> None:
     found = worker(plm, tmp_path)
-    found.begin({"trial": "t", "point": {"max_length": 10_000}})
-    result = found.step()
-    assert result["outcome"] == Outcome.FAILED.value
-    assert "max_length is 10000" in result["error"]
+    found.begin(Assignment("t", {"max_length": 10_000}))
+    report = found.step()
+    assert isinstance(report, EndedEarly)
+    assert report.outcome is Outcome.FAILED
+    assert "max_length is 10000" in report.error
 
 
 def test_a_plm_that_is_not_on_a_machine_is_the_machines_fault(plm: Path, tmp_path: Path) -> None:
     found = worker(plm.with_name("not-copied-here"), tmp_path)
-    found.begin({"trial": "t", "point": {"seed": 1}})
+    found.begin(Assignment("t", {"seed": 1}))
     with pytest.raises(MachineError, match=r"not-copied-here.*; the driver's machine has it"):
         found.step()
 
@@ -50,10 +52,12 @@ def test_a_machine_whose_copy_is_another_one_is_refused(
 ) -> None:
     there = fingerprints_of(base(plm))
     fine = worker(plm, tmp_path, **there)
-    fine.begin({"trial": "t", "point": {"epochs": 1}})
-    assert fine.step()["evaluation"] == 1
+    fine.begin(Assignment("t", {"epochs": 1}))
+    report = fine.step()
+    assert isinstance(report, Evaluated)
+    assert report.evaluation == 1
     found = worker(plm, tmp_path, **{**there, f"{what}_fingerprint": "0123456789abcdef"})
-    found.begin({"trial": "u", "point": {"seed": 1}})
+    found.begin(Assignment("u", {"seed": 1}))
     other = rf"{what}_fingerprint is {there[f'{what}_fingerprint']} .* 0123456789abcdef on the"
     with pytest.raises(MachineError, match=other):
         found.step()

@@ -1,0 +1,177 @@
+"""Driver: the logic of a batch of trials, events in and decisions out.
+
+It trains nothing and starts no process, so that whatever runs trials can use it: Ray Tune through
+`execution/tune_adapters.py`, virtual time in `planning/simulation.py`, a loop in tests. Each event
+takes the same way:
+
+    event log -> ASHA -> source of trials -> listeners (MLflow, checkpoints, view)
+
+What an event says is on disk before anything acts on it. A driver that is made on the event log of
+one that died has ASHA, source and listeners hear what they missed, and goes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from orchestrator.driver.context import RetryBudget
+from orchestrator.driver.listeners import Listener
+from orchestrator.driver.trial_queue import Source, TrialQueue
+from orchestrator.search.asha import Asha, replay
+from orchestrator.spec.messages import Assignment, Decision, Report, StorageFailed, WorkerLost
+from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.state.event_log import EventLog, Past
+from tinyattn.errors import StorageError
+
+
+class Driver:
+    """The driver of one batch of trials.
+
+    A worker asks `next_trial`, tells `on_start`, then `on_report` at each evaluation until the
+    decision is not to continue, or `on_lost`; in any case `on_release` comes last.
+
+    Attributes:
+        event_log: of the batch.
+        asha: decides who goes on.
+        is_finished: whether `next_trial` found that all trials have ended or wait in vain.
+    """
+
+    def __init__(
+        self,
+        batch: str,
+        event_log: EventLog,
+        asha: Asha,
+        source: Source,
+        slots: Callable[[], int],
+        retry_budget: RetryBudget,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
+        """Bring ASHA, source and listeners up to the event log; a new batch has an empty one.
+
+        Args:
+            batch: first part of the trials' names.
+            event_log: of the batch.
+            asha: a fresh one.
+            source: suggests trials.
+            slots: how many trials run at once, as of now.
+            retry_budget: of the trials.
+            listeners: hear of each event after all others, in this order.
+        """
+        self.event_log, self.asha, self.is_finished = event_log, asha, False
+        self._source, self._slots, self._retry_budget = source, slots, retry_budget
+        self._listeners, self._busy = tuple(listeners), 0
+        self._catch_up()
+        self._told_of = set(event_log.trials)
+        """Names of the trials that listeners know."""
+        self._queue = TrialQueue(source, event_log, asha, batch)
+
+    def _catch_up(self) -> None:
+        replay(self.asha, self.event_log.events)
+        trials = self.event_log.trials.values()
+        for past in trials:
+            if past.outcome is None and past.name in self.asha.stopped:
+                self.event_log.end(past.name, Outcome.STOPPED)
+        self._source.catch_up(trials)
+        for listener in self._listeners:
+            for past in trials:
+                listener.caught_up(past)
+
+    def next_trial(self) -> Assignment | None:
+        """Return the trial that a free worker is to run; None: none now, or none any more."""
+        if self._busy >= self._slots():
+            return None
+        found = self._queue.next(is_idle=not self._busy)
+        if found is None:
+            self.is_finished = not self._busy
+            return None
+        self.event_log.start(found.trial, found.point)
+        self._busy += 1
+        return found
+
+    def on_start(self, trial: str) -> None:
+        """A worker has the trial that was assigned to it."""
+        self._told_of.add(trial)
+        for listener in self._listeners:
+            listener.started(self.event_log.trials[trial])
+
+    def on_report(self, trial: str, report: Report, node: str) -> Decision:
+        """A worker reported; a report that is known already changes nothing.
+
+        Args:
+            trial: the worker's.
+            report: what it said.
+            node: address of the worker's machine.
+
+        Returns:
+            What becomes of the trial now.
+
+        Raises:
+            StorageError: the worker, or this process, cannot write.
+        """
+        if isinstance(report, StorageFailed):
+            raise StorageError(f"{node}: {report.error}")
+        past = self.event_log.trials[trial]
+        if past.outcome is not None:
+            return Decision.STOP
+        record = {**report.record(), "node_ip": node}
+        is_new = self.event_log.result(trial, record)
+        # A trial names its own end, of which ASHA is not asked.
+        decision = Decision.STOP if report.is_last else self.asha.decide(trial, record)
+        if decision is Decision.STOP:
+            by_user = trial in self.asha.unwanted
+            self._log_end(past, Outcome.STOPPED, BY_USER if by_user else None)
+        elif is_new:
+            self._source.on_trial_result(trial, record)
+        if is_new and math.isfinite(record["score"]):
+            self._retry_budget.on_evaluation(trial)
+            for listener in self._listeners:
+                listener.evaluated(trial, record)
+        self._tell_decision(past, decision)
+        return decision
+
+    def on_lost(self, trial: str, lost: WorkerLost) -> None:
+        """A trial lost its worker: it goes on with another, as long as its budget lasts."""
+        past = self.event_log.trials[trial]
+        self._retry_budget.lose(trial)
+        goes_on = self._retry_budget.has(trial)
+        if goes_on:
+            self._queue.put_back(trial)
+        else:
+            self._log_end(past, lost.outcome, lost.reason)
+        for listener in self._listeners:
+            listener.lost(past, lost, goes_on)
+        if not goes_on:
+            if trial not in self._told_of:  # its worker never came up
+                self.on_start(trial)
+            self._tell_decision(past, Decision.STOP)
+
+    def on_release(self) -> None:
+        """A worker that had a trial is free, or gone."""
+        self._busy -= 1
+
+    def on_request(self, trials: Iterable[str]) -> None:
+        """A user wants trials to end: each does at its next evaluation."""
+        self.asha.unwanted |= set(trials)
+
+    def end_paused(self) -> None:
+        """End the trials that wait for a promotion which will not come: nothing is left to run."""
+        for trial in list(self.asha.paused):
+            del self.asha.paused[trial]
+            past = self.event_log.trials[trial]
+            self._log_end(past, Outcome.STOPPED, None)
+            self._tell_decision(past, Decision.STOP)
+
+    def _log_end(self, past: Past, outcome: Outcome, error: str | None) -> None:
+        """Log how a trial ends, unless it named its own end, and tell the source."""
+        self.event_log.end(past.name, outcome, error)
+        # The searcher sees by itself what a stop means where the last score is not finite.
+        named = {} if outcome is Outcome.STOPPED else {"outcome": outcome.value}
+        self._source.on_trial_complete(past.name, past.last | named)
+
+    def _tell_decision(self, past: Past, decision: Decision) -> None:
+        for listener in self._listeners:
+            if decision is Decision.STOP:
+                listener.ended(past)
+            elif decision is Decision.PAUSE:
+                listener.paused(past.name)
