@@ -2,7 +2,7 @@
 
     python -m benchmarks.scheduling [--trials 100 1000 10000] [--repeats 3]
 
-Searcher, event log, ASHA and TrialQueue are the real ones, on the virtual cluster of `sweep
+Driver, searcher, event log and ASHA are the real ones, on the virtual cluster of `sweep
 simulate`: only time and training are made up. Tracking is the real TrackingWriter with its retry
 queue and its writing thread, before an MLflow client that answers at once and keeps nothing, a
 stand-in: what a store takes for a write is the store's affair, and no trial waits for it. CPU time

@@ -2,6 +2,7 @@
 
 prepare   load PLM and data once; a mistake ends here                    (planning/preflight.py)
 search    Optuna suggests, ASHA stops, Ray Tune runs, MLflow remembers   (execution/tuner.py)
+decide    what each event of the search means for its trial              (driver/driver.py)
 close     every run has an outcome, whatever happened
 resume    the same search again: its event log says where it is            (state/event_log.py)
 """

@@ -39,6 +39,9 @@ LESS_MEMORY = "fewer trials at once (resources.concurrent) or a smaller micro_ba
 POLL_SECONDS = 1.0
 """How often the driver looks for requests and machines."""
 
+_NO_RESULT = (0, TrialScheduler.CONTINUE)
+"""Number and answer of the result before the first."""
+
 T = TypeVar("T")
 
 
@@ -77,7 +80,7 @@ class TuneEvents:
     def result(self, stint: str, result: Mapping[str, Any]) -> str:
         """Return what Tune is to do after a result, flattened or not."""
         number = result[TRAINING_ITERATION]
-        heard, answer = self._decided.get(stint, (0, ""))
+        heard, answer = self._decided.get(stint, _NO_RESULT)
         if number != heard:
             report, node = result[REPORT], result[NODE_IP]
             decision = self._tell(
@@ -91,9 +94,13 @@ class TuneEvents:
 
     def lost(self, trial: Trial) -> None:
         """A stint failed."""
-        if not self.stop.asked:  # else Ray may be ending too; the next driver goes on with it
-            lost = lost_worker(_last_words(trial))
-            self._tell(lambda: self._driver.on_lost(self._trials[trial.trial_id], lost), None)
+        if self.stop.asked:  # Ray may be ending too; the next driver goes on with the trial
+            return
+        _, answer = self._decided.get(trial.trial_id, _NO_RESULT)
+        if answer == TrialScheduler.STOP:  # the worker had nothing more to do for the trial
+            return
+        lost = lost_worker(_last_words(trial))
+        self._tell(lambda: self._driver.on_lost(self._trials[trial.trial_id], lost), None)
 
     def release(self, stint: str) -> None:
         """A stint is over."""

@@ -125,14 +125,14 @@ def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
     return kind(asha.grace, asha.reduction, evaluations)
 
 
-def replay(scheduler: Asha, events: Iterable[Mapping[str, Any]]) -> None:
-    """Bring a fresh scheduler to where an event log's events left the one that is gone."""
+def replay(asha: Asha, events: Iterable[Mapping[str, Any]]) -> None:
+    """Bring a fresh ASHA to where an event log's events left the one that is gone."""
     for event in events:
         name, result = event["trial"], event.get("result")
         if result is not None and "outcome" not in result:
-            scheduler.decide(name, result)
+            asha.decide(name, result)
         else:  # it was promoted, or has ended
-            scheduler.paused.pop(name, None)
+            asha.paused.pop(name, None)
 
 
 class PromotingAsha(Asha):

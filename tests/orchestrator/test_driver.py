@@ -458,8 +458,11 @@ class Tune:
         self.callback.on_trial_start(0, [], trial)
         return trial
 
+    def as_told(self, report: Report) -> dict[str, Any]:
+        return {"report": report, "node_ip": NODE, "training_iteration": next(self.numbers)}
+
     def result(self, trial: Any, report: Report) -> str:
-        result = {"report": report, "node_ip": NODE, "training_iteration": next(self.numbers)}
+        result = self.as_told(report)
         answer = TrialScheduler.STOP
         if not report.is_last:
             answer = self.scheduler.on_trial_result(None, trial, result)
@@ -551,6 +554,24 @@ def test_an_error_of_this_process_ends_the_batch_between_two_steps_of_tune(tmp_p
     assert (watched.event_log.path.read_bytes(), watched.listener.words) == before
     with pytest.raises(KeyboardInterrupt):
         calls.callback.on_step_begin(0, [])
+
+
+@pytest.mark.parametrize("last", [1, TOTAL])
+def test_a_worker_that_is_lost_after_its_trial_paused_or_ended_costs_nothing(
+    tmp_path: Path, last: int
+) -> None:
+    """Tune has a worker save at each end, in which it may die."""
+    watched = Watched(tmp_path, points=POINTS[:1])
+    calls = Tune(watched)
+    trial = calls.start("x1")
+    calls.callback.on_trial_result(0, [], trial, calls.as_told(evaluated(last)))
+    before = list(watched.listener.words)
+    calls.error(trial, "it died", tmp_path)
+    assert watched.listener.words == before
+    if last == TOTAL:
+        assert calls.searcher.suggest("x2") == Searcher.FINISHED
+    else:
+        assert calls.start("x2").config["trial"] == TRIALS[0]
 
 
 def test_a_worker_that_is_lost_while_the_sweep_ends_costs_its_trial_nothing(
