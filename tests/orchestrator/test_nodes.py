@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from orchestrator.driver.context import Stop
 from orchestrator.execution.nodes import (
     ASIDE_SECONDS,
     GPU_MEMORY,
@@ -13,7 +16,11 @@ from orchestrator.execution.nodes import (
     Nodes,
     NoMachineError,
 )
+from orchestrator.execution.tune_adapters import lost_worker
+from orchestrator.execution.watch import MachineListener, Watch
 from orchestrator.spec.config import Resources
+from orchestrator.state.event_log import Past
+from orchestrator.state.workspace import REQUESTS, STOP_ALL
 from tinyattn.errors import UsageError
 
 
@@ -177,3 +184,56 @@ def test_a_driver_whose_own_node_died_does_not_wait_for_it() -> None:
 def test_nodes_that_fit_no_trial_are_refused() -> None:
     with pytest.raises(UsageError, match="a trial needs"):
         World(a=0).nodes()
+
+
+# ---- what follows from a batch's events ----
+
+
+def test_machines_are_judged_by_what_happens_to_trials() -> None:
+    world, said = World(a=1, b=1), list[str]()
+    nodes = world.nodes()
+    listener = MachineListener(nodes, said.append)
+    at_b = lost_worker(fault("b"))
+    first, second = Past("t1", {}), Past("t2", {})
+    listener.lost(first, at_b, goes_on=True)
+    listener.evaluated("t2", {"node_ip": at_b.node})  # it works after all
+    listener.lost(first, at_b, goes_on=True)
+    assert (said, world.slots(nodes)) == ([], 2)
+    listener.lost(second, at_b, goes_on=True)
+    assert said == ["machine 10.0.0.2 is set aside: 2 workers in a row failed"]
+    assert world.slots(nodes) == 1
+
+
+def test_a_trial_that_fails_everywhere_is_held_against_no_machine() -> None:
+    world, said = World(a=1, b=1), list[str]()
+    nodes = world.nodes()
+    listener, trial = MachineListener(nodes, said.append), Past("t1", {})
+    listener.lost(trial, lost_worker(fault("a")), goes_on=True)
+    for goes_on in (True, False):
+        listener.lost(trial, lost_worker(fault("b")), goes_on)
+    assert len(said) == 1
+    assert world.slots(nodes) == 2
+
+
+def test_a_watch_sees_requests_and_keeps_alive_what_is_to_live(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    driver = SimpleNamespace(on_request=seen.append)
+    tracker = SimpleNamespace(heartbeat=lambda: seen.append("heartbeat"))
+    stop, world = Stop(), World(a=1)
+    watch = Watch(
+        cast("Any", driver), stop, world.nodes(), cast("Any", tracker), tmp_path,
+        lambda: seen.append("processes"),
+    )  # fmt: skip
+    watch.look(is_running=True)
+    assert seen == [set(), "heartbeat", "processes"]
+    (tmp_path / REQUESTS).mkdir()
+    (tmp_path / REQUESTS / "search_00002").touch()
+    watch.look(is_running=True)
+    assert seen[3] == {"search_00002"}
+    assert not stop.asked
+    (tmp_path / REQUESTS / STOP_ALL).touch()
+    watch.look(is_running=False)
+    assert stop.asked
+    world.time = PATIENCE_SECONDS + 1
+    with pytest.raises(NoMachineError):
+        watch.look(is_running=False)
