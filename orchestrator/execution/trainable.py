@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ray import tune
 from ray.tune.result import DONE
@@ -13,23 +13,34 @@ from orchestrator.spec.config import Resources
 from orchestrator.spec.messages import Assignment, Report
 from tinyattn.errors import OutOfMemoryError
 
-if TYPE_CHECKING:  # they import torch, which an actor that is only starting must not wait for
-    from orchestrator.execution.distributed_worker import DistributedWorker
-    from orchestrator.execution.shared_worker import SharedSlot
-    from orchestrator.execution.worker import Worker
-
 TRIAL, POINT = "trial", "point"
 """Keys of a Tune config: the trial's name, and its overrides by dotted key."""
 REPORT = "report"
 """Key of a Tune result: the worker's report."""
 
 
+class TrialWorker(Protocol):
+    """What trains trials, one after the other: a Worker, a slot of a shared one, or a group."""
+
+    def begin(self, assignment: Assignment) -> None:
+        """Go over to a trial."""
+
+    def step(self) -> Report:
+        """Train to the next evaluation and report it; OutOfMemoryError: fewer rows may fit."""
+
+    def halve(self) -> None:
+        """Go back to the last state, with half the rows a pass."""
+
+    def end(self) -> None:
+        """Let go of the trial."""
+
+
 class SweepTrainable(tune.Trainable):
     """One trial on a warm worker, on a share of one, or on a group of them.
 
-    A trial leaves its state after
-    each evaluation in the checkpoint store, and whoever starts a trial of that name goes on from
-    there: after the death of a worker, a node or the driver, or after a pause.
+    A trial leaves its state after each evaluation in the checkpoint store, and whoever starts a
+    trial of that name goes on from there: after the death of a worker, a node or the driver, or
+    after a pause.
     """
 
     context: TrialContext
@@ -58,7 +69,7 @@ class SweepTrainable(tune.Trainable):
         """
         self.next: Assignment | None = _assignment(config)
         """The trial that the next step begins with; None: it goes on with the one it has."""
-        self.worker: Worker | SharedSlot | DistributedWorker | None = None
+        self.worker: TrialWorker | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take note of another trial; what loaded PLM and data keeps them."""
@@ -76,7 +87,8 @@ class SweepTrainable(tune.Trainable):
             self.worker.halve()
         return {REPORT: report, DONE: report.is_last}
 
-    def _worker(self) -> Worker | SharedSlot | DistributedWorker:
+    def _worker(self) -> TrialWorker:
+        # Imported here: they import torch, which an actor that is only starting must not wait for.
         if self.resources.trials_a_process > 1:
             from orchestrator.execution.shared_worker import SharedSlot
 
@@ -89,7 +101,7 @@ class SweepTrainable(tune.Trainable):
         return DistributedWorker(self.context, self.resources)
 
     @staticmethod
-    def _step_if_it_fits(worker: Worker | SharedSlot | DistributedWorker) -> Report | None:
+    def _step_if_it_fits(worker: TrialWorker) -> Report | None:
         """The next report; None: out of memory, but fewer rows a pass may fit.
 
         An error holds on to all that its frames hold, so it must be gone before the next try.

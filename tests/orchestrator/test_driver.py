@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -280,6 +281,35 @@ def expected_of_one_worker(folder: Path) -> list[str]:
 
 
 # ---- single events ----
+
+
+def test_a_result_has_the_keys_that_event_logs_always_had(tmp_path: Path) -> None:
+    """Event logs of earlier versions are read by this one, and the other way round."""
+    keys = [
+        "evaluation", "total", "epoch", "step", "score", "best_score", "best_index", "train_loss",
+        "noise", "lr", "seconds", "rows_per_second", "metrics", "heldout", "adapter_params",
+        "classifier_params", "micro_batch_size",
+    ]  # fmt: skip
+    watched = Watched(tmp_path, asha=Asha(TOTAL, 2, TOTAL))
+    reports: list[Report] = [
+        evaluated(1),
+        replace(evaluated(2), peak_memory_mb=1.5),
+        EndedEarly(Outcome.FAILED, "no"),
+    ]
+    for _ in range(2):
+        watched.driver.next_trial()
+        watched.driver.on_release()
+    for report in reports:
+        watched.driver.on_report(TRIALS[0], report, NODE)
+    watched.driver.on_report(TRIALS[1], evaluated(TOTAL), NODE)
+    results = [event["result"] for event in watched.event_log.events if "result" in event]
+    assert [list(result) for result in results] == [
+        [*keys, "node_ip"],
+        [*keys, "peak_memory_mb", "node_ip"],
+        ["evaluation", "score", "best_score", "outcome", "error", "node_ip"],
+        [*keys, "outcome", "node_ip"],
+    ]
+    assert EventLog(watched.event_log.path).trials.keys() == set(TRIALS[:2])
 
 
 def test_a_trial_that_pauses_comes_again_under_its_name(tmp_path: Path) -> None:
