@@ -48,7 +48,7 @@ def run(*words: object) -> Result:
     [
         ({"name": "../up"}, "name: '../up' came, allowed are letters"),
         ({"head": {"host": "-oProxyCommand=x"}}, "allowed is the name or address of a machine"),
-        ({"launch": {"type": "rack", "user": "-oX; rm"}}, "launch.rack.user: '-oX; rm' came"),
+        ({"launch": {"type": "rack", "user": "-oX; rm"}}, "launch.user: '-oX; rm' came"),
         ({"head": {"host": "a b"}}, "allowed is the name or address of a machine"),
         ({"storage": "here"}, "storage: 'here' came, allowed is an absolute path"),
         ({"storage": "ftp://host/x"}, "storage: ftp:// came, allowed are s3, gs,"),
@@ -160,7 +160,7 @@ def test_a_check_on_the_rack_predicts_time_there() -> None:
     lines = {line.split()[0]: line for line in shown.stdout.splitlines() if line}
     assert " on rack" in lines["time"]
     # 10 GPUs of 8 TFLOP/s: a tenth of the A4000's hours, with stopping.
-    hours = float(lines["compute"].split("about ")[1].split()[0])
+    hours = float(lines["compute"].split(" GPU-hours")[0].split()[-1])
     assert f"{60 * hours / 10:.0f} minutes" in lines["time"] or "hours" in lines["time"]
     assert "a trial needs" not in shown.stdout
 
@@ -189,7 +189,9 @@ def test_names_are_looked_up_and_loopback_is_refused(monkeypatch: pytest.MonkeyP
     assert address_of("127.0.0.1") == "127.0.0.1"
     with pytest.raises(UsageError, match="'localhost' means 127"):
         address_of("localhost")
-    with pytest.raises(UsageError, match=r"'no\.such\.machine\.invalid' is no machine"):
+    with pytest.raises(
+        UsageError, match=r"'no\.such\.machine\.invalid' is unknown on this machine"
+    ):
         address_of("no.such.machine.invalid")
 
 

@@ -317,7 +317,7 @@ def test_leaderboard_in_every_form(job: Job) -> None:
     known = {t.run_id: t.best_score for t in job.tracker.trials_of(job.sweep)}
     assert scores == [known[row["run_id"]] for row in rows]
     shown = command("leaderboard", "agreement", "--runs", job.runs).stdout
-    assert rows[0]["run_id"][:8] in shown
+    assert f" {rows[0]['trial']} " in shown
 
 
 # ---- tasks of one's own, and the protocol `paper` ----

@@ -103,7 +103,7 @@ def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
     sweeps.trial("search_00002", [0.7])
     sweeps.tracker.close_all(Outcome.COMPLETED)
     said = begin(Workspace(tmp_path / "runs"), monkeypatch)
-    assert said == ["note: #1 has 90.00, but the user stopped it: no candidate"]
+    assert said == ["note: search_00001 has 90.00, but the user stopped it: no candidate"]
 
 
 def test_nothing_that_ended_leads_to_resuming(

@@ -232,7 +232,7 @@ def test_rows_without_types_run_beside_rows_with_them(build_plm: Any) -> None:
     for order in (parts, parts[::-1]):
         for (name, _), logits in zip(order, model.run_streams(order), strict=True):
             torch.testing.assert_close(logits, alone[names.index(name)])
-    with pytest.raises(ValueError, match="without other, which others have"):
+    with pytest.raises(ValueError, match="lacks other, which others have"):
         joined([untyped, replace(typed, inputs={"input_ids": ids, "other": ids})])
 
 
