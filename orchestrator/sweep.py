@@ -153,13 +153,19 @@ def _go_on(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Ended]:
             task=facts.task,
             plm=sweep.train.plm,
             protocol=sweep.train.protocol,
-            config=sweep.model_dump(mode="json"),
+            config=_noted(sweep),
             tags=run_tags(facts),
         )
         ended = _search(sweep, workspace, tracker, facts)
         _refuse_empty(ended)
     publish(tracker, sweep.name)
     return ended
+
+
+def _noted(sweep: Sweep) -> dict[str, Any]:
+    """Return the sweep as MLflow keeps it: plugins by name, for a store's text is not executed."""
+    names = [plugin.module for plugin in sweep.imports]
+    return {**sweep.model_dump(mode="json"), "imports": names}
 
 
 def _search(
@@ -178,6 +184,7 @@ def _search(
         resources=sweep.resources,
         tags=run_tags(facts),
         asha=sweep.asha,
+        plugins=sweep.imports,
     )
     return run_batch(
         batch, searcher, checkpoints=checkpoints, tracker=tracker, data_dir=workspace.data_dir

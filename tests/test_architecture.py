@@ -19,6 +19,7 @@ ROOMS = {
         "telemetry",
         "files",
         "config",
+        "plugins",
         "tasks",
         "data",
         "batching",

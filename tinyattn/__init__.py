@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.api import run_sweep
     from tinyattn.adapters.model import AdaptedModel
     from tinyattn.config import AdapterConfig, TrainConfig
+    from tinyattn.plms.families import Family, register_family
     from tinyattn.plms.loading import load_plm
     from tinyattn.predict import load_predictor
 
@@ -28,10 +29,12 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptedModel",
     "AdapterConfig",
+    "Family",
     "TrainConfig",
     "__version__",
     "load_plm",
     "load_predictor",
+    "register_family",
     "run_sweep",
 ]
 
@@ -40,7 +43,9 @@ _MODULES = {
     "AdapterConfig": "tinyattn.config",
     "TrainConfig": "tinyattn.config",
     "load_plm": "tinyattn.plms.loading",
+    "Family": "tinyattn.plms.families",
     "load_predictor": "tinyattn.predict",
+    "register_family": "tinyattn.plms.families",
     "run_sweep": "orchestrator.api",
 }
 """Where each public name is; its module is imported when the name is first used."""

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -260,7 +260,8 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Return every dotted key of a model, as in `optimizer.lr`, in its order of definition."""
     keys: list[str] = []
     for name, field in model.model_fields.items():
-        options = (field.annotation, *get_args(field.annotation))
+        kind = field.annotation
+        options = (kind,) if get_origin(kind) is tuple else (kind, *get_args(kind))
         group = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
         keys += dotted_keys(group, f"{prefix}{name}.") if group else [prefix + name]
     return keys

@@ -20,7 +20,7 @@ import click
 
 from cluster.settings import set_before_ray
 from orchestrator.cli.clusters import cluster
-from orchestrator.cli.common import cluster_of, placed, store_addresses
+from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
 from orchestrator.driver.signals import end_by_exception
@@ -91,6 +91,7 @@ def doctor(data: Path | None, on: Path | None) -> None:
 @click.option("--output", type=click.Path(path_type=Path), help="Folder for the best adapter.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted training in --output.")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder with task files.")
+@import_option
 def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: Path | None) -> None:
     """Train one adapter: tinyattn train task=rte plm=roberta-base optimizer.lr=2e-3"""
     raw: dict[str, Any] = {}

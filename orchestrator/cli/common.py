@@ -16,9 +16,11 @@ from rich.console import Console
 
 from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.files.uris import without_secrets
+from tinyattn.plugins import Plugin, load_all
 
 _TYPED = f"{__name__}.typed"
 """Key in click's context of the place options that were typed, as in {"--on": "rack.yaml"}."""
+_IMPORTED = f"{__name__}.imported"
 _COMMAND = re.compile(r"`(tinyattn (?!train|doctor)[^`]+)`")
 
 
@@ -84,6 +86,25 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         command = click.option(flag, type=kind, help=text, callback=remember(flag))(command)
     return command
+
+
+def import_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Option that imports modules of the user's own, for verbs that load a PLM."""
+
+    def load(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> None:
+        load_all(Plugin.find(name) for name in names)
+        context.meta[_IMPORTED] = list(names)
+
+    return click.option(
+        "--import", "imports", multiple=True, metavar="MODULE", callback=load, expose_value=False,
+        help="Module of your own to import first, such as one that adds a PLM family.",
+    )(command)  # fmt: skip
+
+
+def imported() -> list[str]:
+    """Return the modules that `--import` named, for the sweep that is to import them as well."""
+    names: list[str] = click.get_current_context().meta.get(_IMPORTED, [])
+    return names
 
 
 def cluster_of(on: Path | None) -> Any:

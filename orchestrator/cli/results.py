@@ -13,6 +13,7 @@ from rich.console import Console
 from orchestrator.cli.common import (
     echo,
     home_of,
+    import_option,
     next_command,
     place_options,
     ray_of,
@@ -58,6 +59,7 @@ def leaderboard(
 @click.command()
 @click.argument("name")
 @click.argument("overrides", nargs=-1)
+@import_option
 @place_options
 def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Re-run a sweep's best on fresh seeds, grow heads, collapse them, and choose the winner.
@@ -82,6 +84,7 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 @click.command()
 @click.argument("name")
 @click.option("--force", is_flag=True, help="Move the alias whatever the test says.")
+@import_option
 @place_options
 def promote(name: str, force: bool, **places: Any) -> None:
     """Register the winner of a sweep (or SWEEP/TRIAL) and make it champion if it is better."""
@@ -121,6 +124,7 @@ def rollback(task: str, plm: str | None, **places: Any) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--plm", help="PLM, where several have a champion; for folders: where their PLM is.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; or -: stdout.")
+@import_option
 @place_options
 def predict(task: str, file: Path, plm: str | None, output: Path | None, **places: Any) -> None:
     """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities.

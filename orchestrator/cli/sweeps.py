@@ -14,6 +14,8 @@ from orchestrator.cli.common import (
     cluster_of,
     echo,
     home_of,
+    import_option,
+    imported,
     next_command,
     place_options,
     ray_of,
@@ -48,6 +50,7 @@ def list_sweeps() -> None:
 @sweep.command("check")
 @click.argument("name")
 @click.argument("overrides", nargs=-1)
+@import_option
 @place_options
 def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Say what a sweep would do and cost, and what is missing; start nothing."""
@@ -81,6 +84,7 @@ def _number(flag: str, default: float, most: int, text: str) -> Callable[..., An
 @_number("--seconds", 60.0, 10**9, "From evaluation to evaluation.")
 @_number("--rows", 1000, 10**9, "Selection rows: few are noisy.")
 @click.option("--like", help="Use the recorded curves of this sweep.")
+@import_option
 @place_options
 def simulate(
     name: str, overrides: tuple[str, ...], nodes: int, slots: int, losses: int, seconds: float,
@@ -111,6 +115,7 @@ def simulate(
 @sweep.command("run")
 @click.argument("name")
 @click.argument("overrides", nargs=-1)
+@import_option
 @place_options
 def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Run a sweep, or a suite such as glue: one sweep for each task."""
@@ -213,6 +218,8 @@ def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:
         return sweep, Origin(file=file, overrides=chosen)
 
     chosen = parse_overrides(overrides)
+    if names := imported():
+        chosen["imports"] = names
     if name not in search_spaces.SUITES:
         return [load(name, chosen)]
     suite = chosen.pop("name", None)

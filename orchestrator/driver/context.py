@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.state.checkpoint_store import CheckpointStore
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
+from tinyattn.plugins import Plugin
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class TrialContext:
     """Where task files are."""
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     """Of PLM and data as the driver has them; a machine with others is refused."""
+    plugins: tuple[Plugin, ...] = ()
+    """Modules of the user's own that each worker imports before it loads the PLM."""
 
 
 RETRIES = 3

@@ -36,6 +36,7 @@ from orchestrator.state.workspace import STOP_ALL
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
 from tinyattn.files.outside import read_notes
+from tinyattn.plugins import load_all
 
 FILE = "packing.jsonl"
 MOST = 16
@@ -198,6 +199,7 @@ def _measured(context: TrialContext, one: Resources, most: int) -> dict[int, flo
     from tinyattn.training.probe import step_seconds
 
     torch.set_num_threads(max(1, int(one.cpus)))
+    load_all(context.plugins)
     return step_seconds(context.base, ModelCache(context.data_dir), most)
 
 

@@ -107,7 +107,7 @@ def run_batch(
     """
     event_log = EventLog(checkpoints.folder / f"{batch.name}.jsonl")
     seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
-    context = TrialContext(batch.base, checkpoints, data_dir, seen)
+    context = TrialContext(batch.base, checkpoints, data_dir, seen, batch.plugins)
     left = batch.trials - sum(past.outcome is not None for past in event_log.trials.values())
     with signals_noted() as stop, watched_ray():
         batch, found = settled(batch, context, len(event_log.trials), left, stop, say)

@@ -35,6 +35,7 @@ from tinyattn.errors import (
     is_thread_spoilt,
 )
 from tinyattn.passes.ranks import ONE, Ranks, use_interface_of
+from tinyattn.plugins import load_all
 from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache, give_back_memory
 from tinyattn.training.trainer import Trainer, out_of_memory_is_an_error
@@ -61,6 +62,7 @@ class Worker:
             ranks: where this process stands among those of its trials.
             model_cache: of a process that several trials share; None: one of its own.
         """
+        load_all(context.plugins)
         torch.set_num_threads(max(1, cores))
         if ranks.size > 1:
             use_interface_of(ray.util.get_node_ip_address())

@@ -28,6 +28,7 @@ from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
 from orchestrator.state.workspace import Workspace
 from tinyattn.errors import ConfigError, StorageError, TinyAttnError, UsageError
+from tinyattn.plugins import load_all
 from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
 
@@ -197,6 +198,7 @@ def plan_of(sweep: Sweep, workspace: Workspace, capacity: Capacity | None = None
         ConfigError: a value of the space does not fit the PLM or the task.
     """
     task = find_task(sweep.train.task)
+    load_all(sweep.imports)
     check_shapes(sweep)
     facts, missing = None, ""
     try:

@@ -25,6 +25,7 @@ from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.plms.families import select_layers
 from tinyattn.plms.loading import empty_plm
+from tinyattn.plugins import load_all
 from tinyattn.tasks import Task
 from tinyattn.training.engine import warmup_steps
 from tinyattn.training.evaluation import evaluation_steps
@@ -64,6 +65,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     Raises:
         UsageError: PLM, task, data or a value of the space do not fit.
     """
+    load_all(sweep.imports)
     plm = model_cache.plm(sweep.train.plm, sweep.train.precision)
     check_shapes(sweep)
     lengths = {config.max_length for config in extremes(sweep, ("max_length",))}

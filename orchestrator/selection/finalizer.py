@@ -245,6 +245,7 @@ class _Finalizing:
             evaluations=self.facts.evaluations,
             resources=self.sweep.resources,
             tags={**run_tags(self.facts), **tags},
+            plugins=self.sweep.imports,
         )
 
     # ---- collapse and verdict ----

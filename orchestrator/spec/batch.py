@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.spec.config import AshaConfig, Resources
 from tinyattn.config import TrainConfig
+from tinyattn.plugins import Plugin
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,5 @@ class TrialBatch:
     """Tags of its MLflow runs: fingerprints, counts."""
     asha: AshaConfig | None = None
     """Settings of ASHA; None switches early stopping off."""
+    plugins: tuple[Plugin, ...] = ()
+    """Modules of the user's own that its workers import."""

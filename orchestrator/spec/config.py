@@ -25,9 +25,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 import search_spaces
 from orchestrator.spec.space import (
@@ -43,8 +43,9 @@ from orchestrator.spec.space import (
 from tinyattn.config import StrictModel, TrainConfig, build, dotted_keys, set_dotted
 from tinyattn.errors import ConfigError, UsageError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
+from tinyattn.plugins import Plugin, found
 
-SECTIONS = ("name", "train", "space", "search", "asha", "finalize", "resources")
+SECTIONS = ("name", "train", "space", "search", "asha", "finalize", "resources", "imports")
 """First parts of a dotted override that address the sweep; any other addresses `train`."""
 SHORT = {"trials": "search.trials"}
 """Overrides with a short form, the same in all verbs that take one."""
@@ -196,6 +197,13 @@ class Resources(StrictModel):
         return self
 
 
+def _plugins(value: Any) -> Any:
+    try:
+        return found(value)
+    except UsageError as error:  # pydantic names the key
+        raise ValueError(str(error)) from None
+
+
 class Sweep(StrictModel):
     """The complete specification of one sweep."""
 
@@ -213,6 +221,8 @@ class Sweep(StrictModel):
     """Settings of the finalizer."""
     resources: Resources = Resources()
     """The resources of one trial."""
+    imports: Annotated[tuple[Plugin, ...], BeforeValidator(_plugins)] = ()
+    """Modules of one's own that are imported before the PLM is loaded; see tinyattn.plugins."""
 
     @field_validator("name")
     @classmethod

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds, and a mistake in a f
 
 FILE = "sweep.json"
 _MOST_BYTES = 2**24
+_MOST_SHOWN = 200
 _FINGERPRINTS = {"data_fingerprint": "the task's data", "plm_fingerprint": "the PLM"}
 
 
@@ -89,7 +90,7 @@ class Definition(StrictModel):
         train = found.resolved.get("train")
         if found.resolved.get("name") != name or not isinstance(train, dict):
             raise StorageError(f"{path}: is not the definition of sweep '{name}'; restore a copy")
-        resolved = {**found.resolved, "train": stored_config(train)}
+        resolved = {"imports": [], **found.resolved, "train": stored_config(train)}
         return found.model_copy(update={"resolved": resolved})
 
     def write(self, folder: Path) -> None:
@@ -162,4 +163,5 @@ def _differences(before: Any, after: Any, key: str = "") -> list[tuple[str, Any,
 
 
 def _word(value: Any) -> str:
-    return "nothing" if value is None else json.dumps(value)
+    text = "nothing" if value is None else json.dumps(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

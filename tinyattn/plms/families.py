@@ -19,6 +19,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tinyattn.errors import PlmError, did_you_mean
+from tinyattn.plugins import load_installed
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,12 @@ def family_of(plm: PreTrainedModel) -> Family:
     """Return the family of a PLM; PlmError if it is unknown."""
     model_type = plm.config.model_type
     if model_type not in FAMILIES:
+        load_installed()
+    if model_type not in FAMILIES:
         raise PlmError(
             f"PLM family '{model_type}' is unknown{did_you_mean(model_type, FAMILIES)}; known are "
-            f"{', '.join(sorted(FAMILIES))}; tinyattn.plms.families.register_family adds one"
+            f"{', '.join(sorted(FAMILIES))}; a module that calls tinyattn.register_family adds "
+            "one: name it with --import"
         )
     return FAMILIES[model_type]
 

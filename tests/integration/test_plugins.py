@@ -1,0 +1,94 @@
+"""A sweep over a PLM whose family a file of the user's adds, from first word to champion."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from live import call
+
+from tinyattn.plms.families import FAMILIES
+from tinyattn.plms.loading import find_plm
+
+pytestmark = pytest.mark.slow
+MPNET = """
+import tinyattn as ta
+
+ta.register_family(
+    "mpnet",
+    ta.Family(layers="encoder.layer.*", attention="attention", projection="attention.attn.o"),
+)
+"""
+SETTINGS = (
+    "max_length=32", "max_train_rows=64", "epochs=1", "batch_size=16", "trials=2", "asha=null",
+    "resources.concurrent=2", "name=s",
+)  # fmt: skip
+
+
+@pytest.fixture
+def plm(tmp_path: Path) -> Path:
+    """A two-layer MPNet, which this project does not know."""
+    folder = tmp_path / "plm"
+    torch.manual_seed(0)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(find_plm("minilm"))
+    config = transformers.MPNetConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=66,
+    )  # fmt: skip
+    transformers.MPNetModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> object:
+    """The commands of a test share its process; each is to learn of the family itself."""
+    yield
+    forget()
+
+
+def forget() -> None:
+    FAMILIES.pop("mpnet", None)
+    sys.modules.pop("my_plms", None)
+
+
+def test_a_file_of_ones_own_is_enough(
+    plm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, runs = tmp_path / "own", tmp_path / "runs"
+    own.mkdir()
+    monkeypatch.chdir(own)
+    (own / "my_plms.py").write_text(MPNET)
+    words = ("agreement", f"plm={plm}", *SETTINGS)
+    unknown = call("sweep", "check", *words, "--runs", runs)
+    assert unknown.exit_code == 2
+    assert "PLM family 'mpnet' is unknown" in unknown.stderr
+    assert "name it with --import" in unknown.stderr
+    checked = call("sweep", "check", *words, "--import", "my_plms", "--runs", runs)
+    assert checked.exit_code == 0, checked.output
+    forget()
+    done = call("sweep", "run", *words, "--import", "my_plms", "--runs", runs)
+    assert done.exit_code == 0, done.output
+    assert "2 completed" in done.stdout
+
+    shutil.move(own / "my_plms.py", tmp_path / "elsewhere.py")  # the sweep keeps its text
+    forget()
+    more = call("sweep", "extend", "s", "trials=3", "--as-it-ran", "--runs", runs)
+    assert more.exit_code == 0, more.output
+    assert "3 completed" in more.stdout
+    lost = call("finalize", "s", "--runs", runs)
+    assert lost.exit_code == 2
+    assert "no module 'my_plms'" in lost.stderr
+
+    shutil.move(tmp_path / "elsewhere.py", own / "my_plms.py")
+    forget()
+    promoted = call("promote", "s", "--force", "--import", "my_plms", "--runs", runs)
+    assert promoted.exit_code == 0, promoted.output
+    (own / "rows.csv").write_text("sentence\nthe dog runs .\n")
+    said = call("predict", "agreement", "rows.csv", "--import", "my_plms", "--runs", runs)
+    assert json.loads(said.stdout)["label"]

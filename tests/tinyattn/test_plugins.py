@@ -1,0 +1,109 @@
+"""Modules of a user's own: found, imported once, and every mistake in one line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import main
+from tinyattn.errors import UsageError
+from tinyattn.plugins import Plugin
+
+COUNTS = "import os\nos.environ['TIMES_IMPORTED'] = os.environ.get('TIMES_IMPORTED', '') + 'x'\n"
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working folder, with a module `own_module`."""
+    (tmp_path / "own_module.py").write_text(COUNTS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIMES_IMPORTED", "")
+    yield tmp_path
+    sys.modules.pop("own_module", None)
+
+
+def test_a_file_is_imported_once_and_again_if_its_text_is_another(own: Path) -> None:
+    Plugin.find("own_module").load()
+    Plugin.find("own_module").load()
+    assert os.environ["TIMES_IMPORTED"] == "x"
+    (own / "own_module.py").write_text(COUNTS + "FACE = 1\n")
+    Plugin.find("own_module").load()
+    assert os.environ["TIMES_IMPORTED"] == "xx"
+    assert sys.modules["own_module"].FACE == 1
+
+
+def test_the_text_travels_and_the_file_is_not_needed(own: Path) -> None:
+    found = Plugin.find("own_module")
+    (own / "own_module.py").unlink()
+    Plugin.model_validate_json(found.model_dump_json()).load()
+    assert os.environ["TIMES_IMPORTED"] == "x"
+
+
+def test_an_installed_module_is_named_and_not_copied(own: Path) -> None:
+    assert Plugin.find("xml.dom").source is None
+    assert Plugin.find("tinyattn").source is None  # installed for development, by a finder
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("nowhere", "no module 'nowhere': there is no file"),
+        ("a_folder", "a folder of modules must be installed"),
+        ("own_module.py", "no module 'own_module.py'"),
+        ("../own_module", "allowed is the name of a module"),
+        ("own-module", "allowed is the name of a module"),
+        ("", "allowed is the name of a module"),
+        ("json", "both .*json.py and an installed module; rename the file"),
+        ("latin", "latin.py: cannot be read: .*UTF-8"),
+        ("fifo", "no module 'fifo'"),
+        ("broken", "SyntaxError: .*broken.py, line 2"),
+        ("raises", r"ZeroDivisionError: division by zero \(raises.py, line 2\)"),
+        ("leaves", r"SystemExit: 3 \(leaves.py, line 1\)"),
+        ("asks", r"ModuleNotFoundError: No module named 'not_here' \(asks.py, line 1\)"),
+    ],
+)
+def test_mistakes(own: Path, module: str, said: str) -> None:
+    (own / "a_folder").mkdir()
+    (own / "a_folder" / "__init__.py").touch()
+    (own / "json.py").touch()
+    (own / "latin.py").write_bytes("FACE = 'é'".encode("latin-1"))
+    os.mkfifo(own / "fifo.py")
+    (own / "broken.py").write_text("face = 1\nface = = 2\n")
+    (own / "raises.py").write_text("face = 0\nface / face\nface = 1")
+    (own / "leaves.py").write_text("raise SystemExit(3)")
+    (own / "asks.py").write_text("import not_here")
+    done = CliRunner().invoke(main, ["train", "task=rte", "--import", module])
+    assert done.exit_code == 2
+    with pytest.raises(UsageError, match=said) as caught:
+        Plugin.find(module).load()
+    assert done.stderr == f"error: {caught.value}\n"
+    assert module not in sys.modules or module == "json"
+
+
+def test_an_installed_package_is_asked_for_a_family_by_itself(tmp_path: Path) -> None:
+    """As `pip install` leaves it: a module, and metadata that name it."""
+    lines = (
+        "import tinyattn as ta",
+        "ta.register_family('owl', ta.Family(layers='l.*', attention='a', projection='o'))",
+    )
+    (tmp_path / "owl_families.py").write_text("\n".join(lines))
+    metadata = tmp_path / "owl_families-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: owl-families\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[tinyattn.plugins]\nowl = owl_families\n")
+    code = (
+        "import sys, tinyattn.plms.families as f; from types import SimpleNamespace as N\n"
+        "before = 'owl_families' in sys.modules\n"
+        "print(before, f.family_of(N(config=N(model_type='owl'))).layers)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    assert done.stdout == "False l.*\n"
