@@ -8,11 +8,13 @@ trials, where another has more memory.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray import tune
@@ -26,10 +28,16 @@ ASIDE_SECONDS = 600.0
 """For how long a machine is set aside; then one more failure does it again."""
 PATIENCE_SECONDS = 600.0
 """How long a sweep stands still though there are machines for its trials."""
+_LOOK_SECONDS = 1.0
+"""While something asks Ray, how often somebody else looks whether it is alive."""
+_GRACE_SECONDS = 5.0
+"""How long who asks may take to find out that Ray is dead."""
 _FRESH_SECONDS = 2.0
 """How old the known size of the cluster may be."""
 GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
 """Labels that a node of a cluster has, of the smallest of its GPUs and of its main memory."""
+
+Answer = TypeVar("Answer")
 
 _aside: dict[str, float] = {}
 """Until when which addresses are avoided. Of the process, as Ray Tune hands out pickled copies of
@@ -74,6 +82,36 @@ def refuse_dead_ray() -> None:
         if _is_closed(line):  # perhaps since it is silent
             line.close()
             _connect(address)
+
+
+def unless_ray_dies(work: Callable[[], Answer]) -> Answer:
+    """Return what `work` returns, and leave it where Ray dies meanwhile; Ray must be watched.
+
+    It runs in a thread of its own. Who asks a control store that is being killed, and still looks
+    alive, gets no answer for a minute, and then Ray's library ends the process; so does much of
+    what Tune calls.
+
+    Raises:
+        RayDied: Ray is dead. A `work` that has found so itself is waited for.
+        Whatever `work` raises.
+    """
+    answer: Future[Answer] = Future()
+    threading.Thread(target=_answer, args=[work, answer], name="asks Ray", daemon=True).start()
+    while not answer.done():
+        wait([answer], _LOOK_SECONDS)
+        try:
+            refuse_dead_ray()
+        except RayDied:
+            wait([answer], _GRACE_SECONDS)
+            raise
+    return answer.result()
+
+
+def _answer(work: Callable[[], Answer], answer: Future[Answer]) -> None:
+    try:
+        answer.set_result(work())
+    except BaseException as error:  # KeyboardInterrupt too is for who waits
+        answer.set_exception(error)
 
 
 def _connect(address: tuple[str, int]) -> None:

@@ -29,6 +29,7 @@ from orchestrator.execution.nodes import (
     NoMachineError,
     placement_of,
     refuse_dead_ray,
+    unless_ray_dies,
     watched_ray,
 )
 from orchestrator.execution.ray_compat import prepare_tune
@@ -193,7 +194,10 @@ def _tuner(
 def _fit(tuner: tune.Tuner, folder: Path, stop: Stop) -> None:
     """Let Tune run; turn what it raises into errors of this project where a user caused it."""
     try:
-        tuner.fit()
+        unless_ray_dies(tuner.fit)
+    except KeyboardInterrupt:
+        stop.asked = True  # what is left of Tune ends at its next step
+        raise
     except (TuneError, RayError, OSError) as error:
         if stop.at_once:  # as a scratch file of Tune's that is gone where it was interrupted
             raise KeyboardInterrupt from None

@@ -12,6 +12,7 @@ import torch
 import transformers
 from live import call
 
+from orchestrator.state.workspace import Workspace
 from tinyattn.plms.families import FAMILIES
 from tinyattn.plms.loading import find_plm
 
@@ -76,6 +77,8 @@ def test_a_file_of_ones_own_is_enough(
     assert done.exit_code == 0, done.output
     assert "2 completed" in done.stdout
 
+    store = Workspace(runs).store()
+    assert store.sweep_config(store.find_sweep("s"))["imports"] == ["my_plms"]  # no text in a store
     shutil.move(own / "my_plms.py", tmp_path / "elsewhere.py")  # the sweep keeps its text
     forget()
     more = call("sweep", "extend", "s", "trials=3", "--as-it-ran", "--runs", runs)
