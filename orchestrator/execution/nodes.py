@@ -92,18 +92,19 @@ def unless_ray_dies(work: Callable[[], Answer]) -> Answer:
     what Tune calls.
 
     Raises:
-        RayDied: Ray is dead. A `work` that has found so itself is waited for.
+        KeyboardInterrupt: a signal raised it here; RayDied: Ray is dead. A `work` that ends by
+            itself meanwhile is waited for.
         Whatever `work` raises.
     """
     answer: Future[Answer] = Future()
     threading.Thread(target=_answer, args=[work, answer], name="asks Ray", daemon=True).start()
-    while not answer.done():
-        wait([answer], _LOOK_SECONDS)
-        try:
+    try:
+        while not answer.done():
+            wait([answer], _LOOK_SECONDS)
             refuse_dead_ray()
-        except RayDied:
-            wait([answer], _GRACE_SECONDS)
-            raise
+    except KeyboardInterrupt:  # RayDied, or a second signal
+        wait([answer], _GRACE_SECONDS)
+        raise
     return answer.result()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -30,3 +32,32 @@ def test_a_connection_that_is_refused_means_death_and_a_closed_one_does_not() ->
         for line in nodes._lines.values():
             line.close()
         nodes._lines.clear()
+
+
+ASKS = """
+import sys, time, psutil, ray
+from cluster.settings import set_before_ray
+set_before_ray()
+from cluster.local import this_machine
+from orchestrator.execution.nodes import NoMachineError, unless_ray_dies, watched_ray
+with this_machine(num_cpus=1):
+    family = psutil.Process().children(recursive=True)
+    (store,) = [one for one in family if one.name() == "gcs_server"]
+    def ask():
+        store.kill()
+        return ray.nodes()  # Ray's own patience is a minute, and then it ends the process
+    began = time.monotonic()
+    try:
+        with watched_ray():
+            unless_ray_dies(ask)
+    except NoMachineError as error:
+        print(time.monotonic() - began < 30, error, flush=True)
+"""
+
+
+def test_who_asks_a_ray_that_dies_is_left() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ASKS], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.startswith("True Ray has died on this machine"), done.stderr
+    assert done.returncode == 0
