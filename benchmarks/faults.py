@@ -44,7 +44,7 @@ from tiny_plm import save_tiny_plm
 
 @contextlib.contextmanager
 def place() -> Iterator[Path]:
-    """A folder for the length of the block."""
+    """Yield a folder that is removed after the block."""
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
     try:
         yield folder
@@ -71,7 +71,7 @@ def driver_killed(sweep: Sweep, luck: random.Random) -> int:
 
 
 def driver_killed_early(sweep: Sweep, luck: random.Random) -> int:
-    """kill -9 at any moment of a driver's first seconds, before or while trials start."""
+    """kill -9 in a driver's first seconds, before or while trials start."""
     sweep.start()
     for _ in range(4):
         time.sleep(luck.uniform(2, 14))
@@ -133,6 +133,7 @@ def checkpoint_corrupted(sweep: Sweep, luck: random.Random) -> int:
     times = 0
     for _ in range(2):
         sweep.wait_for_progress(6)
+        sweep.wait_for_states()  # with many trials at once the first events are all starts
         sweep.kill()
         for file in sweep.newest_states():
             content = file.read_bytes()
@@ -179,7 +180,7 @@ def mlflow_away(sweep: Sweep, luck: random.Random) -> int:
 
 
 def node_cut_off(sweep: OnRack, luck: random.Random) -> int:
-    """The cable of a machine is pulled, and plugged in again before or after Ray has noticed."""
+    """A machine loses its network, and gets it back before or after Ray has noticed."""
     sweep.start()
     for _ in range(2):
         sweep.wait_for_progress(luck.randrange(3, 9))
@@ -209,7 +210,7 @@ def postgres_restarted(sweep: OnRack, luck: random.Random) -> int:
     for _ in range(3):
         sweep.wait_for_progress(luck.randrange(3, 9))
         kill = ("pkill", "-9", "-f", "bin/postgres -D")
-        times += sweep.rack.head.run(*kill, check=False).returncode == 0  # it may be down still
+        times += sweep.rack.head.run(*kill, check=False).returncode == 0  # it may still be down
         time.sleep(luck.uniform(1, 5))
     return times
 
@@ -224,13 +225,13 @@ HERE: dict[str, tuple[Callable[[Sweep, random.Random], int], int]] = {
     "disk full": (disk_full, 2),
     "MLflow away": (mlflow_away, 2),
 }
-"""Each fault of one machine, and in how many sweeps."""
+"""{fault of one machine: (function, number of sweeps)}."""
 RACK: dict[str, tuple[Callable[[OnRack, random.Random], int], int]] = {
     "node cut off and returning": (node_cut_off, 3),
     "head loses power": (head_lost, 3),
     "PostgreSQL kill -9": (postgres_restarted, 2),
 }
-"""Each fault of a rack, and in how many sweeps."""
+"""{fault of a rack: (function, number of sweeps)}."""
 
 
 def suffer(fault: Callable[[Any, random.Random], int], sweep: Sweep, seed: int) -> Toll:
@@ -247,7 +248,7 @@ def suffer(fault: Callable[[Any, random.Random], int], sweep: Sweep, seed: int) 
 
 
 def show(name: str, tolls: Iterator[Toll]) -> None:
-    """Print a row, and what was found to standard error."""
+    """Print a row of the table, and to standard error each sweep's cost."""
     found = sum(tolls, Toll())
     print(found.row(name), flush=True)
     for words in found.words:

@@ -59,9 +59,9 @@ class Part:
     wanted: bool = True
     """Whether it is required; others run while time is left."""
     mps: bool = False
-    """Whether its processes share the GPU by NVIDIA's multi-process service."""
+    """Whether its processes share the GPU by NVIDIA's Multi-Process Service (MPS)."""
     best_of: str | None = None
-    """Group of steps whose fastest way is added to the arguments."""
+    """Group of measurements whose fastest way is added to the arguments."""
 
 
 MACHINE = Part("machine", ("benchmarks.measure", "machine"), 200)
@@ -106,8 +106,8 @@ def _on_a_cpu() -> Iterator[Part]:
     yield _steps("minilm", "fp32", 150, "--batches", "16", "4", *few)
     yield _steps("minilm", "bf16", 100, "--batches", "16", "4", *few, "--repeats", "2")
     yield Part("processes", ("throughput", "--repeats", "2", *few), 150)
-    # Not of the best way: torch profiles one thread of a CPU, and trials that share passes have
-    # one each.
+    # Not the fastest way: on a CPU torch profiles one thread, and trials that share passes have a
+    # thread each.
     yield Part("profile of the default way", ("profile",), 45)
     yield _steps("minilm", "fp32", 200, "--task", "rte", *few, "--repeats", "2", wanted=False)
 
@@ -217,18 +217,18 @@ def line_of(text: str) -> dict[str, Any] | None:
 
 
 def _die_with_parent() -> None:
-    """Called in a part's process: end it when its parent ends, for whatever reason."""
+    """Called in a part's process: make the kernel end it when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def multi_process_service(environment: dict[str, str]) -> Iterator[None]:
-    """Within the block processes with this environment share the GPU by MPS.
+    """Run NVIDIA's Multi-Process Service for processes with this environment during the block.
 
     Its daemon outlives a process that is killed in the block.
 
     Raises:
-        FileNotFoundError: NVIDIA's program is not there.
+        FileNotFoundError: NVIDIA's program is missing.
         SubprocessError: it does not start.
     """
     places = os.pathsep.join([os.environ.get("PATH", ""), *_NVIDIA])
@@ -249,7 +249,7 @@ def multi_process_service(environment: dict[str, str]) -> Iterator[None]:
 
 
 def too_old() -> list[str]:
-    """Return faults of the versions of torch and transformers; an empty list if both are fit."""
+    """Return the faults of the versions of torch and transformers; empty if both are new enough."""
     found, here = [], {}
     for name, least in LEAST.items():
         needed = ".".join(map(str, least))
@@ -402,7 +402,7 @@ def main(words: list[str]) -> int:
     }
     for name, why in missing_files(chosen.wheels, about):
         report.left_out.append({"part": "bundle", "group": "bundle", "way": name, "why": why})
-    report.write()  # nothing of an earlier run
+    report.write()  # replaces the results of an earlier run
     with tempfile.TemporaryDirectory(prefix="tinyattn-gpu-") as site:
         for name, why in install(chosen.wheels / "wheels", Path(site)):
             report.left_out.append({"part": "bundle", "group": "bundle", "way": name, "why": why})

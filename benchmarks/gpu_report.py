@@ -63,7 +63,7 @@ class Report:
     def set_state(
         self, part: str, state: str, wanted: bool, why: str = "", seconds: float = 0.0
     ) -> None:
-        """Say how a part stands.
+        """Record the state of a part.
 
         Args:
             part: its name.

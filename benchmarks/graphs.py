@@ -1,8 +1,8 @@
-"""CUDA graphs, a rival on GPUs: a single trial whose whole step is one graph.
+"""CUDA graphs, a rival on GPUs: a single trial whose training step is one graph.
 
-A graph replays recorded kernel launches on the same memory, so that nothing waits for launches. Its
-shapes are fixed: a batch is padded to a multiple of BUCKET tokens, and each length has a graph of
-its own. Capturing the graphs is not timed.
+A graph replays recorded kernel launches on the same memory, so that a step costs one launch. Its
+shapes are fixed: a batch is padded to a multiple of BUCKET tokens, and each length has its own
+graph. Capturing the graphs is not timed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tinyattn.training.trainer import row_losses
 BUCKET = 32
 """A batch's length is a multiple of this number of tokens."""
 WARM = 3
-"""Steps before a capture: what libraries set up in their first ones cannot be captured."""
+"""Steps before a capture: libraries set up in their first steps, which cannot be captured."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A step on batches of one shape: where it reads them, and where it leaves the loss."""
+    """The graph of a step on batches of one shape, with the tensors that it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
     batch: dict[str, Tensor]
@@ -37,7 +37,7 @@ class Captured:
 
 
 class GraphedSteps:
-    """Takes training steps, on a GPU as graphs."""
+    """Takes training steps; on a GPU by replaying graphs."""
 
     def __init__(
         self, model: nn.Module, parameters: Iterable[nn.Parameter], rows: Batches, lr: float
@@ -45,9 +45,9 @@ class GraphedSteps:
         """Start without graphs.
 
         Args:
-            model: gives logits of a padded batch.
-            parameters: what is trained.
-            rows: to draw batches from.
+            model: returns the logits of a padded batch.
+            parameters: the trained parameters.
+            rows: the rows of which batches are made.
             lr: learning rate.
         """
         self.model, self.rows = model, rows
@@ -55,21 +55,22 @@ class GraphedSteps:
         self.device = trained[0].device
         on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(trained, lr=lr, fused=True, capturable=on_gpu)
-        self._captured: dict[torch.Size, Captured] = {}
+        self.captured: dict[torch.Size, Captured] = {}
+        """The graphs, by the shape of their batches; none on a CPU."""
 
     def __call__(self, indices: np.ndarray) -> Tensor:
-        """Take a step on these rows; the first ones of a shape are taken WARM times more.
+        """Take a step on these rows; for a new shape, take WARM more before it.
 
         Returns:
-            Their mean loss before it (and after those), valid until the next call.
+            The rows' mean loss before the step, after the WARM ones; valid until the next call.
         """
         batch = self._padded(indices)
         if self.device.type != "cuda":
             return self._step(batch)
         shape = batch["input_ids"].shape
-        if shape not in self._captured:
-            self._captured[shape] = self._capture(batch)
-        found = self._captured[shape]
+        if shape not in self.captured:
+            self.captured[shape] = self._capture(batch)
+        found = self.captured[shape]
         for name, values in batch.items():
             found.batch[name].copy_(values, non_blocking=True)
         found.graph.replay()
@@ -98,21 +99,21 @@ class GraphedSteps:
             for _ in range(WARM):
                 self._step(batch)
         torch.cuda.current_stream().wait_stream(aside)
-        # What other threads do, as those of collectives, is not part of it.
+        # "thread_local": calls of other threads, such as those of collectives, are not captured.
         with torch.cuda.graph(graph, stream=aside, capture_error_mode="thread_local"):
-            loss = self._step(batch)  # its gradients are new ones, in the graph's own memory
+            loss = self._step(batch)  # allocates new gradients, in the graph's own memory
         return Captured(graph, batch, loss)
 
 
 def graphed(bench: Bench, steps: int) -> Way:
-    """A lone trial's steps as graphs; those of the first batches are captured now.
+    """Return the way of a single trial whose steps are graphs, and capture those that it needs.
 
-    A process in which that fails had best be left.
+    If a capture fails, CUDA may be unusable in this process: measure nothing more in it.
     """
     with bench.plain() as (model, adapter):
         take_step = GraphedSteps(model, adapter.parameters(), bench.rows, lr=1e-3)
         for indices in bench.batches[:steps]:
-            take_step(indices)  # a graph that is there runs without the model's hooks
+            take_step(indices)  # captured here, since later the model's hooks are gone
 
     @contextlib.contextmanager
     def prepared() -> Iterator[TakeSteps]:

@@ -1,15 +1,16 @@
-"""Simulation of how often the finalizer keeps collapsed heads, no better or better than one head.
+"""Simulation of how often the finalizer keeps collapsed heads instead of one head.
 
-    python -m benchmarks.keeping --finalizations 2000          # equal ones: false keeps
+    python -m benchmarks.keeping --finalizations 2000          # equally good: false keeps
     python -m benchmarks.keeping --finalizations 500 --power   # better by 1, 2, 3 and 5 points
 
-Nothing is trained: a model is right on a row where the row's ease and the model's own luck there
-add up to more than 0. Luck changes from one evaluation to the next (AR(1) with correlation
-`--memory`), and each model is taken at its best evaluation by the selection rows. One head is the
-best seed of the best of several configurations; each expert starts with the luck of that one head
-and is collapsed by three methods, which differ a little. The decision is that of
-`orchestrator.selection.keeping`. `select` is what the selection rows allow, `kept` what is left
-when held-out rows may object; `before` is the rule that there was: any lead of the best expert.
+Nothing is trained: a model is right on a row if the row's ease and the model's own luck there add
+up to more than 0. Luck changes from one evaluation to the next (AR(1) with correlation `--memory`),
+and each model is taken at its best evaluation on the selection rows. The one head is the best seed
+of the best of several configurations. Each expert starts with the luck of that head and is
+collapsed by three methods, which differ a little. The decision is that of
+`orchestrator.selection.keeping`. Columns: `select` is the share that the selection rows keep,
+`kept` the share after held-out rows may object, and `before` that of the earlier rule, which kept
+any lead of the best expert.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from tinyattn.tasks import find_task
 METRIC = primary_metric(find_task("rte"))
 METHODS = 3
 _OWN = 0.3
-"""Share of the variance that is a model's own: two strangers then differ in 16 % of rows."""
+"""Share of the variance that is a model's own luck: two independent models then differ in 16 % of
+rows."""
 _METHOD = 0.1
-"""Standard deviation of what a collapse method changes, relative to a model's luck."""
+"""Standard deviation of a collapse method's change, relative to that of a model's luck."""
 _ACCURACY = 0.815
+"""Accuracy of one head."""
 
 
 class World:
@@ -51,18 +54,18 @@ class World:
         return memory * state + math.sqrt(1 - memory**2) * change
 
     def right(self, state: np.ndarray, gain: float = 0.0) -> np.ndarray:
-        """Where a model answers rightly, of as many rows as its luck is known on."""
+        """Return where a model is right, a bool for each row for which `state` has its luck."""
         return self.level + gain + self.ease[: len(state)] + math.sqrt(_OWN) * state > 0
 
     def best_evaluation(self, state: np.ndarray, evaluations: int) -> tuple[float, int, np.ndarray]:
-        """Selection score, number and luck on the selection rows of a model's best evaluation."""
+        """Return score, number, and luck on the selection rows, of a model's best evaluation."""
         states = [state := self._moved(state, self.args.memory) for _ in range(evaluations)]
         scores = [float(self.right(each).mean()) for each in states]
         best = int(np.argmax(scores))
         return scores[best], best, states[best]
 
     def one_head(self) -> np.ndarray:
-        """Luck on all rows of the best seed of the configuration with the best mean."""
+        """Return the luck on all rows of the best seed of the configuration with the best mean."""
         groups = [
             [
                 self.best_evaluation(self._normal(), self.args.evaluations)
@@ -74,13 +77,14 @@ class World:
         return np.concatenate([max(group, key=lambda one: one[0])[2], self._normal()])
 
     def expert(self, start: np.ndarray) -> np.ndarray:
-        """Luck on all rows of an expert at its best evaluation."""
+        """Return the luck on all rows of an expert at its best evaluation."""
         select, judge = np.split(start, 2)
         _, number, best = self.best_evaluation(select, self.args.expert_evaluations)
         return np.concatenate([best, self._moved(judge, self.args.memory ** (number + 1))])
 
     def finalized(self, experts: int) -> tuple[bool, bool, bool]:
-        """Whether heads are kept by the selection rows, in the end, and by the earlier rule."""
+        """Return whether collapsed heads are kept: by the selection rows, after held-out rows may
+        object, and by the earlier rule."""
         start, tried = self.one_head(), []
         for state in (self.expert(start) for _ in range(experts)):
             close = 1 - _METHOD**2 / 2

@@ -2,8 +2,8 @@
 
     python -m benchmarks.leak sst2 cola          # task names or YAML files; TINYATTN_DATA as always
 
-It compares texts with code of its own, not with the grouping that the carve uses: lower case, words
-between spaces and signs, whole rows only where all texts of a pair are the same.
+Texts are compared by code of its own, not by the grouping of the carve: in lower case, split into
+words and punctuation. Rows are the same only if all texts of a pair are.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _leak(chosen: Sequence[Row], train: Sequence[Row]) -> dict[str, float]:
-    """Share of chosen rows with each kind of likeness to a row of train."""
+    """Return {kind of likeness: share of the chosen rows that have it to a row of train}."""
     whole, texts = set(train), {text for row in train for text in row if text}
     phrases, held = _phrases(train, {text for row in chosen for text in row}), set(texts)
     runs = {run for row in train for text in row for run in _windows(text, RUN)}
@@ -99,7 +99,7 @@ def _windows(text: tuple[str, ...], size: int) -> Iterator[tuple[str, ...]]:
 
 
 def _phrases(rows: Sequence[Row], wanted: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """The wanted texts that stand within a text of these rows."""
+    """Return the wanted texts that are part of a text of these rows."""
     sizes = sorted({len(text) for text in wanted if text})
     return {
         part for row in rows for text in row for size in sizes if size <= len(text)
@@ -108,7 +108,7 @@ def _phrases(rows: Sequence[Row], wanted: set[tuple[str, ...]]) -> set[tuple[str
 
 
 class _Near:
-    """Rows whose sets of words are nearly those of another: Jaccard's index of 0.8 or more."""
+    """A lookup of rows with nearly the same set of words: a Jaccard index of 0.8 or more."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._bags = [frozenset(word for text in row for word in text) for row in rows]
@@ -119,12 +119,12 @@ class _Near:
                 self._with[word].append(number)
 
     def _rarest(self, bag: frozenset[str]) -> list[str]:
-        """Words of which two such sets must share one: the rarest 20 % and one more."""
+        """Return words of which similar sets share at least one: the rarest 20 % and one more."""
         ordered = sorted(bag, key=lambda word: (self._common[word], word))
         return ordered[: len(bag) - int(np.ceil(JACCARD * len(bag))) + 1]
 
     def has(self, row: Row) -> bool:
-        """Whether such a row is there."""
+        """Return whether one of the rows has nearly the same words."""
         own = frozenset(word for text in row for word in text)
         rows = {number for word in self._rarest(own) for number in self._with.get(word, ())}
         return any(len(own & self._bags[n]) >= JACCARD * len(own | self._bags[n]) for n in rows)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.many_trials --trials 2000 --pairs 3
 
-Builds both stores under a temporary folder, one trial as the tracker writes it and the others as
-copies of its rows with scores of their own, and times `leaderboard`, `status` and `report` as
-programs, in pairs that take turns. The time of importing MLflow is in both.
+Builds both stores in a temporary folder: the TrackingWriter writes one trial, and the others are
+copies of its database rows with other scores. Then times `leaderboard`, `status` and `report` as
+commands, on both stores in turn. Both times include the import of MLflow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VERBS = {
 
 
 def build(runs: Path, trials: int) -> None:
-    """Write a store with one sweep, `many`, of so many trials."""
+    """Write a store with one sweep, `many`, of `trials` trials."""
     tracker = TrackingWriter.open(runs)
     first = _one_trial(tracker)
     rng = random.Random(0)
@@ -94,7 +94,7 @@ def _copy(
 
 
 def measure(runs: Path, words: list[str]) -> tuple[float, int]:
-    """Wall-clock seconds of a command, and the lines that it prints."""
+    """Return the wall-clock seconds of a command, and the number of lines that it prints."""
     begun = time.perf_counter()
     command = [sys.executable, "-m", "orchestrator.cli", *words, "--runs", str(runs)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -102,7 +102,7 @@ def measure(runs: Path, words: list[str]) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Print a line a verb."""
+    """Print a line for each command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--pairs", type=int, default=3)

@@ -1,14 +1,14 @@
 """One part of `benchmarks/gpu.sh`, in a process of its own: prints each result as a JSON line.
 
-    machine      what is here
-    steps        a training step by each way, of one PLM in one precision
-    graphs       steps that are CUDA graphs beside some of these; a process in which a capture fails
-                 had best be left, so they have one of their own
-    throughput   trial-steps a second of several processes
-    profile      where the time of one way goes, by kernel (on a CPU by operator)
+    machine      versions, cores and GPU
+    steps        time of a training step by each way, of one PLM in one precision
+    graphs       the same with CUDA graphs, beside some of these ways; in a process of its own, as a
+                 failed capture may leave CUDA unusable
+    throughput   trial-steps per second of several processes
+    profile      time of each kernel in a step of one way (on a CPU of each operator)
 
-What is left out, and why, is a line too. A line of a group takes the place of its earlier ones, so
-that each is worth something when this process is cut off.
+A measurement that is left out gives a line with the reason. A line of a group replaces its earlier
+ones, so that results so far remain if this process is cut off.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ LAUNCHES = {
     "cudaGraphLaunch", "cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync",
     "cudaMemsetAsync", "cuLaunchKernel", "cuLaunchKernelEx",
 }  # fmt: skip
-"""What a processor calls to have a GPU do something."""
+"""Names of CUDA's functions that launch work on a GPU."""
 MIB = 2**20
 MEASURED = ("steps", "graphs", "throughput", "profile")
 Line = dict[str, Any]
 
 
 def say(kind: str, **content: Any) -> None:
-    """Print one line."""
+    """Print one result as a line of JSON."""
     print(json.dumps({"kind": kind, **content}), flush=True)
 
 
 def machine() -> Line:
-    """Versions, cores and GPU of this machine."""
+    """Return versions, cores and GPU of this machine."""
     found: Line = {
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
@@ -77,7 +77,7 @@ def machine() -> Line:
 
 
 def ways_of(bench: Bench, most: int) -> Iterator[tuple[str, Any]]:
-    """Name and constructor of each way of running a step."""
+    """Yield name and constructor of each way of running a step."""
     yield "floor", bench.floor
     yield "solo", functools.partial(bench.trials, 1)
     if GPU and bench.config.precision == "bf16":
@@ -92,7 +92,7 @@ def ways_of(bench: Bench, most: int) -> Iterator[tuple[str, Any]]:
 
 
 def beside_graphs(bench: Bench) -> Iterator[tuple[str, Any]]:
-    """CUDA graphs, and what they are compared with."""
+    """Yield name and constructor of CUDA graphs, and of the ways to compare them with."""
     yield "floor", bench.floor
     yield "solo", functools.partial(bench.trials, 1)
     yield "packed 8", functools.partial(bench.trials, 8)
@@ -102,7 +102,7 @@ def beside_graphs(bench: Bench) -> Iterator[tuple[str, Any]]:
 def measure_steps(
     bench: Bench, group: str, chosen: Iterable[tuple[str, Any]], repeats: int
 ) -> None:
-    """Measure ways of a step; say the medians so far after each repeat."""
+    """Measure ways of a step; print the medians so far after each repeat."""
     ways: dict[str, Way] = {}
     memory: dict[str, float] = {}
     launches: dict[str, float] = {}
@@ -111,7 +111,7 @@ def measure_steps(
     for name, make in chosen:
         with guard(name):
             ways[name], needed = tried(make)
-            if needed is not None and name != "graphs":  # theirs was taken before
+            if needed is not None and name != "graphs":  # graphs take their memory when captured
                 memory[name] = needed
     if "solo" in ways:
         with guard("which attention"):
@@ -124,10 +124,10 @@ def measure_steps(
 
 
 def tried(make: Any) -> tuple[Way, float | None]:
-    """Build a way and take a step; return it with the MiB of a GPU that a second one needs."""
+    """Build a way and take two steps; return it with the second's GPU memory in MiB."""
     way: Way = make()
     with way.prepared() as take_steps:
-        take_steps(1)  # libraries take what they need once
+        take_steps(1)  # here libraries allocate memory that they keep
         if not GPU:
             return way, None
         before = torch.cuda.memory_allocated()
@@ -140,7 +140,7 @@ def tried(make: Any) -> tuple[Way, float | None]:
 def figures(
     times: dict[str, list[float]], memory: dict[str, float], launches: dict[str, float]
 ) -> Line:
-    """Median, quartiles, ratio to floor, memory and launches of each way."""
+    """Return median, quartiles, ratio to floor, memory and launches of each way."""
     found = {}
     for name, values in times.items():
         first, middle, third = quartiles([1000 * value for value in values])
@@ -157,7 +157,7 @@ def figures(
 
 
 def launches_of(way: Way) -> float:
-    """Launches of one trial's step."""
+    """Return the number of kernel launches of one trial's step."""
     with way.prepared() as take_steps:
         take_steps(1)
         torch.cuda.synchronize()
@@ -168,21 +168,21 @@ def launches_of(way: Way) -> float:
 
 
 def uses_varlen(way: Way) -> bool:
-    """Whether a step has the PLM attend by torch's kernel for rows of varying lengths."""
-    kernel, called = packed_attention._varlen, False
+    """Return whether the PLM attends by torch's kernel for rows of varying lengths in a step."""
+    kernel, called = packed_attention.varlen, False
 
     def noted(*given: Any) -> torch.Tensor:
         nonlocal called
         called = True
         return kernel(*given)
 
-    with replaced(packed_attention, "_varlen", noted), way.prepared() as take_steps:
+    with replaced(packed_attention, "varlen", noted), way.prepared() as take_steps:
         take_steps(1)
     return called
 
 
 def measure_mixed(bench: Bench, group: str, repeats: int) -> None:
-    """Measure a batch of rows of eight adapters."""
+    """Measure a mixed batch of rows of eight adapters."""
     with mixed(bench) as ways:
         guard = functools.partial(left_out_if_it_fails, group)
         for times in interleaved(ways, STEPS, repeats, np.random.default_rng(0), guard):
@@ -193,14 +193,14 @@ def measure_mixed(bench: Bench, group: str, repeats: int) -> None:
 
 
 def measure_profile(bench: Bench, group: str, name: str) -> None:
-    """Say which kernels take the time of one way."""
+    """Print the time of each kernel in a step of one way."""
     way = dict(ways_of(bench, max(PACKED)))[name]()
     if not GPU and way.trials > 1:
         say("left out", group=group, way=name, why="torch profiles one thread of a CPU only")
         return
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if GPU else [])]
     with contextlib.ExitStack() as stack:
-        if name == "solo":  # in this thread, which is the one that is profiled on a CPU
+        if name == "solo":  # runs in this thread, the only one that is profiled on a CPU
             (trainer,) = stack.enter_context(bench.fresh_trials(1))
             take_steps = trainer.take_steps
         else:
@@ -213,7 +213,7 @@ def measure_profile(bench: Bench, group: str, name: str) -> None:
     kernels = []
     for event in profiled.key_averages():
         on_gpu = str(event.device_type).endswith("CUDA")
-        # What a library has named is the time of its kernels once more.
+        # Ranges that a library has named would count the time of their kernels again.
         if on_gpu == GPU and not getattr(event, "is_user_annotation", False):
             seconds = event.self_device_time_total if GPU else event.self_cpu_time_total
             kernels.append((seconds / 1000, event.count, event.key))
@@ -228,7 +228,7 @@ def measure_profile(bench: Bench, group: str, name: str) -> None:
 
 @contextlib.contextmanager
 def left_out_if_it_fails(group: str, way: str) -> Iterator[None]:
-    """Report an error of the block as a line `left out`, and go on."""
+    """Print an error of the block as a line `left out`, and go on."""
     try:
         yield
     except Exception as error:

@@ -1,9 +1,9 @@
 """The overhead of an adapter: one training step against the frozen floor.
 
-The floor is the least that any adapter under the first feed-forward net must pay: forward through
-the frozen PLM and gradients of its activations, with one trainable vector after the first
-attention block, a classifier, and plain torch around it. Ours is the whole training step as a
-sweep takes it: DeepSpeed engine, adapters in every layer, AdamW.
+The floor is the least cost of any adapter below the first feed-forward net: forward through the
+frozen PLM and gradients of its activations, with one trainable vector after the first attention
+block, a classifier, and plain torch around it. Ours is a sweep's whole training step: DeepSpeed
+engine, adapters in every layer, AdamW.
 
     python -m benchmarks.overhead [--repeats 25] [--json FILE]
 """
@@ -38,7 +38,7 @@ LIMIT = 1.08
 
 
 def floor_step(plm: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], None]:
-    """A training step of the frozen PLM with one vector after its first attention block."""
+    """Return a training step of the frozen PLM with one vector after its first attention block."""
     hidden = plm.config.hidden_size  # type: ignore[union-attr]
     device = batch["labels"].device
     vector = nn.Parameter(torch.zeros(hidden, device=device))
@@ -63,7 +63,7 @@ def floor_step(plm: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], N
 def adapter_step(
     plm: nn.Module, batch: dict[str, torch.Tensor], heads: int
 ) -> tuple[Callable[[], None], AdaptedModel]:
-    """A training step with tiny attention in every layer, as the trainer takes it."""
+    """Return a training step with tiny attention in every layer, as a trial's, and its model."""
     config = TrainConfig(task="agreement", plm="minilm", batch_size=BATCH).with_overrides(
         {"adapter.num_heads": heads, "adapter.dropout": 0.0}
     )
@@ -73,7 +73,7 @@ def adapter_step(
     model.train()
     inputs = {key: value for key, value in batch.items() if key != "labels"}
     adapters = model.sites.adapters
-    model.sites.adapters = {}  # only the step that is measured switches its adapters on
+    model.sites.adapters = {}  # each step switches its own adapters on, since all share the PLM
 
     def step() -> None:
         model.sites.adapters = adapters
@@ -86,7 +86,7 @@ def adapter_step(
 
 
 def clock(device: torch.device) -> float:
-    """Seconds: of the processor, which neighbours do not disturb; on a GPU, of the wall."""
+    """Return CPU seconds, which other processes do not disturb; on a GPU, wall-clock seconds."""
     if device.type == "cpu":
         return time.process_time()
     torch.cuda.synchronize()
@@ -94,7 +94,7 @@ def clock(device: torch.device) -> float:
 
 
 def measure(plm: nn.Module, length: int, repeats: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Time floor and adapters at one length, in an order drawn anew for every repeat."""
+    """Time floor and adapters at one length, in a random order in each repeat."""
     vocabulary = plm.config.vocab_size  # type: ignore[union-attr]
     ids = torch.from_numpy(rng.integers(1000, vocabulary, (BATCH, length)))
     device = next(plm.parameters()).device
@@ -123,7 +123,7 @@ def measure(plm: nn.Module, length: int, repeats: int, rng: np.random.Generator)
 
 
 def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Ratio of the median steps; quartiles of the ratios within a repeat."""
+    """Return for each step its median, the ratio to the floor's, and quartiles of that ratio."""
     found = {}
     for name, values in times.items():
         pairs = [value / base for value, base in zip(values, times["floor"], strict=True)]
@@ -138,7 +138,7 @@ def ratios(times: dict[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    """Measure, print a table, keep JSON; 1 if a ratio is above the limit."""
+    """Measure, print a table, write JSON; return 1 if a ratio is above LIMIT."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--json", type=Path, default=Path("runs/bench/overhead.json"))

@@ -1,11 +1,11 @@
-"""Recorder of whole learning curves, row by row, for `benchmarks.stopping`.
+"""Recorder of learning curves, row by row, for `benchmarks.stopping`.
 
     python -m benchmarks.record sst2 --trials 40 max_train_rows=600 epochs=4
 
-It trains random points of the space `minilm` without early stopping. For every evaluation it keeps
-in benchmarks/curves/TASK.npz how far the right class's logit is above the best other one, on 1,000
-selection rows. Any part of these rows can then select, with its true noise and correlations, while
-the other rows tell how good a trial is. Called again, it continues.
+It trains random points of the space `minilm` without early stopping. For every evaluation it writes
+to benchmarks/curves/TASK.npz the margin of each of 1,000 selection rows: the logit of the right
+class less the best other one. Any part of these rows can then select, with its true noise and
+correlations, while the other rows measure how good a trial is. Called again, it continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RecordingTrainer(Trainer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         rows = self.data.select.rows
-        rows = rows.select(range(min(ROWS, len(rows))))  # time goes into these
+        rows = rows.select(range(min(ROWS, len(rows))))  # more rows would only take time
         self.data = replace(self.data, select=replace(self.data.select, rows=rows), heldout=None)
         self.margins: list[np.ndarray] = []
 
@@ -50,7 +50,10 @@ class RecordingTrainer(Trainer):
 
 
 def margins_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The right class's logit less the best other one, in twentieths, [N] int8; 0 is wrong."""
+    """Return margins [N] int8, in twentieths: the right class's logit less the best other one.
+
+    They are positive where the answer is right, and negative elsewhere.
+    """
     rows = np.arange(len(labels))
     others = logits.copy()
     others[rows, labels] = -np.inf
@@ -61,7 +64,7 @@ def margins_of(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 def points_of(
     task: str, overrides: dict[str, Any], trials: int
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The trials' common configuration, and random points of the space."""
+    """Return the trials' common configuration, and random points of the space."""
     sweep = load_sweep("minilm", {"task": task, **overrides, "search.trials": trials,
                                   "search.sampler": "random", "search.points": []})  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:

@@ -2,11 +2,11 @@
 
     python -m benchmarks.reign [--reigns 2000] [--challenges 1000]
 
-Champion and newcomers answer the same held-out rows of a task whose metric is accuracy. A row has
-a difficulty: each model is right on it with a probability that is drawn once a row, 0.85 on
-average, so that two equal models disagree on 17 % of the rows. The champion's answers stay the
-same for its whole reign, as its luck does. Tests and levels are those of `tinyattn promote`;
-`before` is p < 0.05 for each newcomer. Sizes are those of WNLI's, RTE's and SST-2's dev rows.
+Champion and newcomers answer the same held-out rows of a task whose metric is accuracy. Each row
+has a random probability that a model is right on it, 0.85 on average, so that two equally good
+models disagree on 17 % of the rows. The champion's answers stay the same for its whole reign. Tests
+and levels are those of `tinyattn promote`; `before` tests each newcomer at p < 0.05. The numbers of
+rows are those of the dev splits of WNLI, RTE and SST-2.
 """
 
 from __future__ import annotations
@@ -23,15 +23,21 @@ from tinyattn.tasks import find_task
 
 SIZES = (71, 277, 872)
 GAINS = {71: (8, 12), 277: (4, 6), 872: (2, 3)}
-"""Points by which a newcomer is truly better, by rows."""
+"""{number of held-out rows: points by which a newcomer is truly better}."""
 PLACES = (1, 2, 5, 20)
-"""Challenges of a reign whose power is shown."""
+"""Numbers of a challenge in its reign for which the power is shown."""
 ACCURACY = primary_metric(find_task("sst2"))
 
 
 @functools.cache
 def p_of(rows: int, gained: int, lost: int) -> float:
-    """p of a newcomer that is right on `gained` rows more and `lost` others fewer."""
+    """Return p of a newcomer that differs from the champion on `gained` + `lost` rows.
+
+    Args:
+        rows: number of held-out rows.
+        gained: rows on which the newcomer is right and the champion wrong.
+        lost: rows on which the champion is right and the newcomer wrong.
+    """
     labels = np.zeros(rows, dtype=int)
     changed = np.arange(rows) < gained + lost
     new = np.eye(2)[(changed & (np.arange(rows) >= gained)).astype(int)]
@@ -40,7 +46,12 @@ def p_of(rows: int, gained: int, lost: int) -> float:
 
 
 def p_values(newcomers: np.ndarray, champion: np.ndarray) -> np.ndarray:
-    """p of each newcomer, [M], from rows on which it and the champion are right, [M, N] and [N]."""
+    """Return p of each newcomer, [M].
+
+    Args:
+        newcomers: [M, N] True where a newcomer is right.
+        champion: [N] True where the champion is right.
+    """
     gained = (newcomers & ~champion).sum(axis=1).tolist()
     lost = (~newcomers & champion).sum(axis=1).tolist()
     rows = len(champion)
@@ -50,8 +61,11 @@ def p_values(newcomers: np.ndarray, champion: np.ndarray) -> np.ndarray:
 def false_moves(
     rows: int, reigns: int, challenges: int, draw: np.random.Generator
 ) -> dict[str, float]:
-    """Share of reigns that an equal newcomer ends: after 20 and all challenges, with and without
-    the budget."""
+    """Return the share of reigns that an equally good newcomer ends, by luck.
+
+    By name: within the first 20 challenges at p < 0.05 each (`before, 20`), and within the first 20
+    and all challenges at the levels of the budget (`20`, `all`).
+    """
     levels = np.array([level(k) for k in range(1, challenges + 1)])
     ended = {"before, 20": 0, "20": 0, "all": 0}
     for _ in range(reigns):
@@ -67,7 +81,7 @@ def false_moves(
 
 
 def power(rows: int, gain: float, trials: int, draw: np.random.Generator) -> dict[str, float]:
-    """Share of better newcomers that become champion, by the place of their challenge."""
+    """Return {number of the challenge: share of better newcomers that become champion}."""
     found: dict[str, list[float]] = {"before": [], **{str(place): [] for place in PLACES}}
     for _ in range(trials):
         difficulty = draw.beta(1.7, 0.3, rows)
@@ -82,7 +96,7 @@ def power(rows: int, gain: float, trials: int, draw: np.random.Generator) -> dic
 
 
 def slowest() -> float:
-    """Seconds that a test of the twentieth challenge takes where p is not exact: 1,500 scores."""
+    """Return the seconds of a twentieth challenge whose p must be sampled: 1,500 rows of scores."""
     draw = np.random.default_rng(0)
     labels = draw.normal(size=1500)
     new, old = labels[:, None] + np.array([[[0.5]], [[1.0]]]) * draw.normal(size=(2, 1500, 1))

@@ -1,23 +1,23 @@
-"""A whole search by this project and by what a user would put together today.
+"""A whole search by this project, and by scripts that a user could write with common libraries.
 
     stock        a Ray Tune function trainable around Hugging Face's `Trainer` and peft's LoRA
                  (r = 8 on query and value), OptunaSearch, ASHAScheduler, MLflowLoggerCallback: kept
                  simple and idiomatic
-    own trainer  the same around our own trainer: what Ray Tune as it comes leaves of it
+    own trainer  the same around this project's Trainer, to tell trainer and sweep apart
     ours         `tinyattn sweep run`
 
-Same PLM, rows, trials, epochs, batches, two evaluations an epoch, the same stopping rule, one core
-a trial. Wall time from the start of a side's process to its end, and the CPU time of the whole
-machine meanwhile, in an order that turns around. Which trials are stopped depends on who comes
-first, so evaluations are counted too.
+All sides have the same PLM, rows, trials, epochs, batches and stopping rule, two evaluations an
+epoch, and one core a trial. Measured are the wall time of a side's process and the CPU time of the
+whole machine during it; the order of the sides is reversed in every other repeat. Which trials are
+stopped depends on their order of arrival, so evaluations are counted too.
 
     pip install -c constraints.txt -e '.[rivals]'
     TINYATTN_DATA=... python -m benchmarks.rivals [--trials 4] [--rows 2000] [--epochs 2]
                                                   [--repeats 3] [--against stock] [--json FILE]
                                                   [precision=bf16 resources.packed=4 ...]
 
-What is overridden holds for our trainer, on both sides that have it; `resources.`, `search.` and
-`asha.` for our sweep alone.
+Overrides apply to the two sides with this project's Trainer; `resources.`, `search.` and `asha.`
+to `ours` alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LOW, HIGH, BATCH, LENGTH, GRACE, REDUCTION = 5e-4, 5e-3, 8, 128, 2, 3
 
 
 def trial_of_ours(rows: int, epochs: int) -> dict[str, Any]:
-    """What our trainer is told."""
+    """Return the overrides of this project's Trainer."""
     return {
         "task": "sst2", "plm": "minilm", "epochs": epochs, "batch_size": BATCH,
         "max_length": LENGTH, "max_train_rows": rows, "adapter": {"dropout": 0.0},
@@ -51,7 +51,7 @@ def trial_of_ours(rows: int, epochs: int) -> dict[str, Any]:
 
 
 def sweep_file(folder: Path, trials: int, rows: int, epochs: int) -> Path:
-    """Our side."""
+    """Write the sweep file of `ours`; return its path."""
     content = {
         "train": trial_of_ours(rows, epochs),
         "space": {"optimizer.lr": {"type": "log_uniform", "low": LOW, "high": HIGH}},
@@ -69,7 +69,7 @@ Side = Callable[[Path, argparse.Namespace], int]
 
 
 def ours(folder: Path, chosen: argparse.Namespace) -> int:
-    """Our search."""
+    """Run the search of `ours`; a Side."""
     file = sweep_file(folder, chosen.trials, chosen.rows, chosen.epochs)
     words = ["tinyattn", "sweep", "run", str(file), "name=ours", *chosen.overrides]
     told = run([str(Path(sys.executable).with_name(words[0])), *words[1:], "--runs", str(folder)])
@@ -77,7 +77,7 @@ def ours(folder: Path, chosen: argparse.Namespace) -> int:
 
 
 def rival(kind: str) -> Side:
-    """That rival's search."""
+    """Return the Side of a rival."""
 
     def run_it(folder: Path, chosen: argparse.Namespace) -> int:
         own = {**vars(chosen), "folder": str(folder), "kind": kind, "json": None}
@@ -88,7 +88,7 @@ def rival(kind: str) -> Side:
 
 
 def run(words: list[str]) -> str:
-    """Run a command and return its output, or end with it if it fails."""
+    """Run a command and return its output; if it fails, exit with that output."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stdout[-3000:] + done.stderr[-3000:])
@@ -96,7 +96,7 @@ def run(words: list[str]) -> str:
 
 
 def splits(rows: int) -> tuple[Any, Any]:
-    """The rows that our side trains and selects on, as token ids and labels."""
+    """Return the rows on which `ours` trains and selects, as token ids and labels."""
     from tinyattn.config import TrainConfig
     from tinyattn.training.model_cache import ModelCache
 
@@ -110,7 +110,7 @@ def splits(rows: int) -> tuple[Any, Any]:
 
 
 def lora_trial(config: dict[str, Any]) -> None:
-    """One trial of LoRA with Hugging Face's Trainer."""
+    """Run one trial of LoRA with Hugging Face's Trainer."""
     import numpy as np
     import peft
     import torch
@@ -128,7 +128,7 @@ def lora_trial(config: dict[str, Any]) -> None:
     half = max(1, -(-len(train) // BATCH) // 2)
 
     class Report(transformers.TrainerCallback):
-        """Tells Tune the best of the evaluations so far."""
+        """Reports the best score so far to Tune."""
 
         best = 0.0
 
@@ -158,7 +158,7 @@ def lora_trial(config: dict[str, Any]) -> None:
 
 
 def own_trial(config: dict[str, Any]) -> None:
-    """One trial of ours, without anything else of this project."""
+    """Run one trial with this project's Trainer, and nothing else of the project."""
     import torch
     from ray import tune
 
@@ -178,7 +178,7 @@ def own_trial(config: dict[str, Any]) -> None:
 def search(
     folder: str, kind: str, trials: int, rows: int, epochs: int, overrides: list[str], **_: Any
 ) -> None:
-    """A rival's search."""
+    """Run a rival's search by Ray Tune."""
     import ray
     from ray import tune
     from ray.air.integrations.mlflow import MLflowLoggerCallback
@@ -251,7 +251,7 @@ def main() -> None:
 
 
 def measured(side: Side, chosen: argparse.Namespace) -> dict[str, float]:
-    """One search of a side: wall and CPU seconds, evaluations, and wall seconds for each."""
+    """Run one search of a side; return wall and CPU seconds, evaluations, and wall seconds each."""
     with tempfile.TemporaryDirectory() as folder:
         begin, cpu = time.perf_counter(), cpu_seconds()
         evaluations = side(Path(folder), chosen)
@@ -265,7 +265,7 @@ def measured(side: Side, chosen: argparse.Namespace) -> dict[str, float]:
 
 
 def cpu_seconds() -> float:
-    """Of all that runs on this machine, since it started."""
+    """Return the CPU seconds of all processes since the machine started."""
     times = psutil.cpu_times()
     return times.user + times.system + times.nice
 

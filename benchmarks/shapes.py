@@ -1,7 +1,7 @@
 """PLMs of a real shape with random weights, and rows of token ids.
 
-They stand in for PLMs and tasks where there is no hub, no tokenizer and no text. A step takes as
-long on them as on the real ones, and whether two ways of running it agree shows as well; scores
+They stand in for PLMs and tasks on machines without hub, tokenizer and text. A step takes as long
+on them as on the real ones, and two ways of running it can be compared for equal results; scores
 mean nothing.
 """
 
@@ -23,7 +23,7 @@ from tinyattn.plms.loading import DTYPES, Plm
 from tinyattn.training.model_cache import ModelCache
 
 PREFIX = "shape:"
-"""Of a PLM's name that stands for a shape, as in `shape:roberta-base`."""
+"""Prefix of the name of a stand-in PLM, as in `shape:roberta-base`."""
 SHAPES: dict[str, dict[str, Any]] = {
     "minilm": {
         "model_type": "bert",
@@ -59,20 +59,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "gpt2": {"model_type": "gpt2"},
 }
-"""Config of each stand-in PLM by name, as far as it differs from transformers' defaults."""
+"""{name of a stand-in PLM: its config, where it differs from transformers' defaults}."""
 SPLITS = ("train", "select", "heldout")
 
 
 @dataclass(frozen=True, eq=False)
 class TokenRows:
-    """Rows of one split that were tokenised elsewhere."""
+    """Rows of one split that were tokenised on another machine; a Rows."""
 
     name: str
-    """Which rows they are."""
+    """Name of the split."""
     rows: FlatRows
     """Their token ids and labels."""
     truncated: int = 0
-    """Always 0: it is not kept."""
+    """Always 0: the number is not in the file."""
 
     def __len__(self) -> int:
         return len(self.rows.labels)
@@ -82,11 +82,11 @@ class TokenRows:
         return self.rows
 
     def cut(self, most: int | None, max_length: int, types: bool) -> TokenRows:
-        """The first rows, so many at most, without the tokens beyond `max_length`.
+        """Return the first `most` rows, cut to `max_length` tokens.
 
         Args:
-            most: rows; None: all.
-            max_length: tokens of a row.
+            most: largest number of rows; None: all.
+            max_length: largest number of tokens of a row.
             types: whether the PLM takes `token_type_ids`.
         """
         rows = self.rows
@@ -120,10 +120,10 @@ def write_tokens(file: Path, splits: Mapping[str, FlatRows]) -> None:
 
 
 def read_tokens(folder: Path) -> Tokens:
-    """Read what `write_tokens` wrote, a file a task.
+    """Read the files of `write_tokens` in a folder, one per task.
 
     Raises:
-        TaskError: there is no such file.
+        TaskError: there is none.
     """
     found: dict[str, dict[str, TokenRows]] = {}
     for file in sorted(folder.glob("*.npz")):
@@ -139,16 +139,16 @@ def _read_split(name: str, arrays: Mapping[str, np.ndarray]) -> TokenRows:
         key.removeprefix(f"{name}."): arrays[key] for key in arrays if key.startswith(f"{name}.")
     }
     offsets, labels = own.pop("offsets"), own.pop("labels")
-    groups = own.pop("groups", np.arange(len(labels)))  # bundles made earlier hold none
+    groups = own.pop("groups", np.arange(len(labels)))  # bundles of earlier versions lack them
     return TokenRows(name, FlatRows(own, offsets, labels, groups))
 
 
 def drawn_tokens(
     rows: Mapping[str, int], longest: int, seed: int = 0, vocabulary: int = 1000
 ) -> dict[str, TokenRows]:
-    """Random rows of 2 to `longest` tokens, for tests.
+    """Return random rows of 2 to `longest` tokens, for tests.
 
-    Half of them have the token 5 in second place, which is their label.
+    The label says whether the second token is 5, as it is in half of the rows.
     """
     draws = np.random.default_rng(seed)
     found = {}
@@ -166,12 +166,12 @@ def drawn_tokens(
 
 @dataclass(frozen=True)
 class Padding:
-    """What is needed of a tokenizer where rows are tokenised already."""
+    """A stand-in for a tokenizer, for rows that are tokenised already."""
 
     pad_token_id: int
     """Id that fills short rows."""
     eos_token_id: int | None = None
-    """Id that fills them where there is no other."""
+    """Id that fills short rows if there is no `pad_token_id`."""
     pad_token_type_id: int = 0
     """Token type that fills short rows."""
 
@@ -182,7 +182,7 @@ def shaped_plm(name: str, precision: str, device: torch.device) -> Plm:
     Args:
         name: `shape:` and a key of SHAPES.
         precision: `fp32` or `bf16`, the format of its weights.
-        device: where its weights are drawn: on a GPU much faster, and others.
+        device: where its weights are drawn; on a GPU this is faster and gives other numbers.
 
     Raises:
         PlmError: the shape is unknown.

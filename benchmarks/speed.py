@@ -4,24 +4,24 @@
     dynamic   padded to the batch's longest row, fused attention
     split     as `dynamic`, and cut into passes by length
     floor     no padding; frozen PLM with one trainable vector after its first attention block
-    solo      no padding; a trial's whole step as a sweep takes it: DeepSpeed, AdamW, all adapters
+    solo      no padding; a sweep's whole step of one trial: DeepSpeed, AdamW, all adapters
     solo bf16 the same with the PLM in bf16 (adapters stay in fp32)
     top half  as `solo`, with adapters in the upper half of the layers only
-    kept      as `top half`, and what the lower half makes of the rows was computed before
-    packed K  as `solo`, for K trials that share passes, time of one trial's step
-    floor K   as `floor`, rows of K trials in passes as they share them: what that brings at best
+    kept      as `top half`, with the output of the lower half cached
+    packed K  as `solo`, for K trials that share passes; time of one trial's step
+    floor K   as `floor`, with rows of K trials in shared passes: the most that sharing can save
 
 The first three, `solo` and `packed` compute the same, and so do `top half` and `kept`. Each repeat
-measures every way once, in an order drawn anew, on the same uniformly random batches, one thread.
-Beside that: several adapters in one mixed batch of short rows against a pass for each, the start of
-a trial in a warm worker against a cold process, and the memory of one more packed trial against a
-process.
+measures every way once, in a random order, on the same uniformly random batches, with one thread.
+Three more comparisons: several adapters in one mixed batch of short rows against a pass for each,
+the start of a trial in a warm worker against a cold process, and the memory of one more packed
+trial against that of a process.
 
     TINYATTN_DATA=... python -m benchmarks.speed [--tasks sst2 rte] [--repeats 5] [--json FILE]
                                                  [--plm minilm]
 
-Where there is a GPU it is measured, all ways in bf16 and in wall time; `benchmarks/gpu.sh` measures
-more there, without text and PLMs.
+On a GPU all ways are in bf16, and times are wall times; `benchmarks/gpu.sh` measures more there,
+and needs no text and no PLMs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PRECISION = "bf16" if GPU else "fp32"
 
 
 def ways(bench: Bench) -> dict[str, Way]:
-    """By name."""
+    """Return the ways by name."""
     packed = {"solo": bench.trials(1), "floor": bench.floor()}
     for k in PACKED[bench.batch]:
         packed |= {f"packed {k}": bench.trials(k), f"floor {k}": bench.floor(k)}
@@ -75,7 +75,7 @@ def ways(bench: Bench) -> dict[str, Way]:
 
 
 def starts(model_cache: ModelCache, config: TrainConfig) -> dict[str, Callable[[], float]]:
-    """Wall time from nothing to a trial that can take its first step."""
+    """Return functions that measure the wall seconds until a new trial can take its first step."""
     code = (
         "from tinyattn.config import TrainConfig; from tinyattn.training.trainer import Trainer;"
         "from tinyattn.training.model_cache import ModelCache; import ray, mlflow;"
@@ -98,7 +98,7 @@ def starts(model_cache: ModelCache, config: TrainConfig) -> dict[str, Callable[[
 def repeated(
     ways: dict[str, Callable[[], float]], repeats: int, rng: np.random.Generator
 ) -> dict[str, list[float]]:
-    """Seconds of each in each repeat, in an order drawn anew; one repeat more does not count."""
+    """Return the seconds of each function in each repeat, in random order, after one to warm up."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for name in rng.permutation(list(ways)):
@@ -109,8 +109,10 @@ def repeated(
 
 
 def memory(config: TrainConfig, packed: int = 8) -> dict[str, float]:
-    """MB of a process with one trial that trains, and of each further trial in it (T = 32); where
-    there is a GPU, of its memory."""
+    """Return the MB of a process with one training trial, and of each further trial (T = 32).
+
+    It is main memory, or on a GPU the GPU's.
+    """
     model_cache, process = ModelCache(), psutil.Process()
     trainers: list[Trainer] = []
 
@@ -125,7 +127,7 @@ def memory(config: TrainConfig, packed: int = 8) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure all, print tables, keep JSON."""
+    """Measure all, print tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", default=["sst2", "rte"])
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,6 +1,6 @@
 """Bench: the ways of running a training step that the benchmarks compare.
 
-Each takes the same uniformly random batches of real rows with their real lengths. `speed.py`,
+All ways get the same uniformly random batches of real rows with their real lengths. `speed.py`,
 `throughput.py` and `measure.py` choose among them and measure.
 """
 
@@ -70,11 +70,11 @@ class Bench:
     """One task at one batch size, on one PLM in one precision.
 
     Args:
-        model_cache: where PLM and rows come from.
-        task: `sst2` and the like.
+        model_cache: source of PLM and rows.
+        task: name of the task, such as `sst2`.
         batch: rows of a batch.
-        plm: the PLM's name.
-        precision: of the PLM.
+        plm: name of the PLM.
+        precision: number format of the PLM, `fp32` or `bf16`.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class Bench:
             self.rows = trainer.train_rows
         order = epoch_order(len(self.rows), 0, 0)
         self.batches = [order[i : i + batch] for i in range(0, len(order) - batch + 1, batch)]
-        """Of a trial's first epoch."""
+        """Row indices of each whole batch of a trial's first epoch."""
 
     def close(self) -> None:
-        """End the trials that were kept from measurement to measurement."""
+        """End the trials that are kept between measurements."""
         while self._trainers:
             self._trainers.pop().close()
 
@@ -112,11 +112,11 @@ class Bench:
     # ---- ours ----
 
     def trials(self, count: int) -> Way:
-        """Steps of so many trials in one process, each in its thread."""
+        """Return the way of `count` trials in one process, each in a thread of its own."""
         return Way(functools.partial(self._kept_trials, count), count)
 
     def trials_with(self, count: int, **changes: Any) -> Way:
-        """`trials` with another configuration, made anew for each measurement."""
+        """Return `trials` with another configuration, whose trials are new in each measurement."""
 
         @contextlib.contextmanager
         def prepared() -> Iterator[TakeSteps]:
@@ -131,42 +131,42 @@ class Bench:
             self._trainers.append(self._trainer(len(self._trainers)))
         used = self._trainers[:count]
         for trainer in used:
-            trainer.step = 0  # all ways take the batches of the first steps
+            trainer.step = 0  # all ways use the batches of the first steps
         yield functools.partial(side_by_side, used)
 
     @contextlib.contextmanager
     def fresh_trials(self, count: int, **changes: Any) -> Iterator[list[Trainer]]:
-        """So many trials within the block."""
+        """Yield the Trainers of `count` new trials, which end after the block."""
         with contextlib.ExitStack() as stack:
             made = (self._trainer(number, **changes) for number in range(count))
             yield [stack.enter_context(contextlib.closing(trainer)) for trainer in made]
 
     def _trainer(self, number: int, **changes: Any) -> Trainer:
-        own = {"optimizer.lr": 1e-3 * (number + 1)}  # and the same rows
+        own = {"optimizer.lr": 1e-3 * (number + 1)}  # seeds, and so rows, are the same
         return Trainer(self.config.with_overrides(own | changes), self.model_cache)
 
     def by_groups(self) -> Way:
-        """A lone trial, without torch's kernel for rows of varying lengths."""
-        return self._with(self.trials(1), packed_attention, "_varlen_works", lambda *_: False)
+        """Return the way of one trial without torch's kernel for rows of varying lengths."""
+        return self._with(self.trials(1), packed_attention, "varlen_works", lambda *_: False)
 
     def padded(self, pass_cost: float) -> Way:
-        """A lone trial on padded batches, cut where one more pass costs so many tokens."""
+        """Return the way of one trial on padded batches; `pass_cost`: tokens that a pass costs."""
         found = self._with(self.trials_with(1), AdaptedModel, "can_stream", lambda model: False)
-        return self._with(found, forward, "_PASS_COST", {DEVICE.type: pass_cost})
+        return self._with(found, forward, "PASS_COST", {DEVICE.type: pass_cost})
 
     def top_half(self) -> Way:
-        """Adapters in the upper half of the layers; the lower half runs in every step."""
+        """Return the way with adapters in the upper half; the lower half runs in every step."""
         return self._with(self.kept(), trainer_module, "bottom_of", lambda *_: None)
 
     def kept(self) -> Way:
-        """As `top_half`, where what the lower half makes of the rows was computed before."""
+        """Return the way of `top_half` with the output of the lower half cached."""
         return self.trials_with(
             1, **{"adapter.layers": f"top-{self.plm.config.num_hidden_layers // 2}"}
         )
 
     @staticmethod
     def _with(way: Way, owner: Any, name: str, value: Any) -> Way:
-        """A way with one attribute patched while it runs."""
+        """Return a way with one attribute patched while it runs."""
 
         @contextlib.contextmanager
         def prepared() -> Iterator[TakeSteps]:
@@ -179,7 +179,7 @@ class Bench:
 
     @contextlib.contextmanager
     def plain(self) -> Iterator[tuple[AdaptedModel, Adapter]]:
-        """A model with one adapter that trains, and nothing of a Trainer around it."""
+        """Yield a model with one trainable adapter, without a Trainer."""
         model = AdaptedModel(self.plm)
         adapter = model.add_adapter("plain", self.config.adapter, 2)
         model.train()
@@ -189,7 +189,7 @@ class Bench:
             model.detach()
 
     def recipe(self) -> Way:
-        """Plain torch on batches padded to 128, nothing fused: as the authors' code runs."""
+        """Return the way of the authors' code: plain torch, padded to 128 tokens, nothing fused."""
         return Way(self._recipe)
 
     @contextlib.contextmanager
@@ -197,7 +197,7 @@ class Bench:
         plm = self.plm
         before = plm.config._attn_implementation
         plm.set_attn_implementation("eager")
-        with self.plain() as (model, adapter), replaced(TinyAttention, "_attend", written_out):
+        with self.plain() as (model, adapter), replaced(TinyAttention, "attend", written_out):
             optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-3)
 
             def take_steps(steps: int) -> None:
@@ -217,8 +217,10 @@ class Bench:
                 plm.set_attn_implementation(before)
 
     def floor(self, count: int = 1) -> Way:
-        """Plain torch on rows without padding, one trainable vector in the place of all adapters;
-        so many times the same batch, in passes no longer than those that trials share."""
+        """Return the floor: plain torch on rows without padding, one vector instead of adapters.
+
+        A step runs the same batch `count` times, in passes no longer than shared passes are.
+        """
         return Way(functools.partial(self._floor, count), count)
 
     @contextlib.contextmanager
@@ -259,7 +261,7 @@ class Bench:
     # ---- what passes hold ----
 
     def real_share(self, steps: int, count: int, **changes: Any) -> float:
-        """Real tokens ÷ tokens that go through the PLM, where so many trials share forward."""
+        """Return the share of real tokens in the passes of `count` trials; the rest is filler."""
         real, processed = 0, 0
 
         def look(plm: nn.Module, args: Any, given: dict[str, Any]) -> None:
@@ -284,7 +286,7 @@ def written_out(
     is_causal: bool,
     keys: Tensor | None,
 ) -> Tensor:
-    """Equation 3 with a score matrix, as the authors' code has it; it drops nothing."""
+    """Compute equation 3 with a score matrix, as the authors' code does; without dropout."""
     assert keys is None
     scores = query @ key.transpose(-1, -2) / math.sqrt(module.head_dim)
     if allowed is not None:
@@ -294,7 +296,7 @@ def written_out(
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Patch an attribute for the length of the block."""
+    """Patch an attribute within the block."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -305,8 +307,10 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def mixed(bench: Bench, adapters: int = 8, rows: int = 8) -> Iterator[dict[str, Way]]:
-    """So many adapters in one pass that trains nothing, and a pass for each, on so many short rows
-    an adapter."""
+    """Yield two ways of inference for `adapters` adapters: one mixed pass, and a pass for each.
+
+    Each adapter has `rows` short rows.
+    """
     model = AdaptedModel(bench.plm)
     rng = np.random.default_rng(0)
     short = np.flatnonzero(bench.rows.lengths <= 12)
@@ -347,12 +351,12 @@ def interleaved(
     rng: np.random.Generator,
     guard: Guard = lambda name: contextlib.nullcontext(),
 ) -> Iterator[dict[str, list[float]]]:
-    """Measure each way once a repeat, in an order drawn anew; one repeat more does not count.
+    """Measure each way once per repeat, in a random order; a first repeat, to warm up, is dropped.
 
-    A way that fails, and whose error `guard` takes, is left out from then on.
+    A way that fails with an error that `guard` swallows is left out from then on.
 
     Yields:
-        Seconds of a trial's step by way, as many as there were repeats so far.
+        {way: seconds of a trial's step, one for each repeat so far}.
     """
     found: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
@@ -366,7 +370,7 @@ def interleaved(
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The first, the median and the third; of a single value all three are that one."""
+    """Return first quartile, median and third quartile; for a single value all three are that."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     first, middle, third = statistics.quantiles(values, n=4, method="inclusive")

@@ -20,7 +20,7 @@ TRIALS, EVALUATIONS = 6, 8
 
 
 def trainable(config: dict[str, Any]) -> None:
-    """Eight evaluations."""
+    """Report eight evaluations, each with a checkpoint."""
     from ray import tune
 
     begin = 0
@@ -39,7 +39,7 @@ def trainable(config: dict[str, Any]) -> None:
 
 
 def drive(folder: Path, seconds: float, uri: str | None) -> None:
-    """Run the sweep, or go on with it."""
+    """Run the sweep, or resume it."""
     import optuna
     import ray
     from ray import tune
@@ -88,7 +88,7 @@ def drive(folder: Path, seconds: float, uri: str | None) -> None:
 
 
 def toll_of(folder: Path, uri: str | None) -> dict[str, int]:
-    """Count what a sweep left: see `benchmarks.faults.Toll`."""
+    """Count what a fault cost a sweep, as in `benchmarks.victims.Toll`."""
     import optuna
     from mlflow import MlflowClient
 
@@ -115,8 +115,8 @@ def toll_of(folder: Path, uri: str | None) -> dict[str, int]:
         "lost": max(0, TRIALS - len(ended)),
         "twice": sum(count - 1 for count in by_trial.values()) + twice,
         "running": sum(run.info.status == "RUNNING" for run in runs) + zombies,
-        # Fewer results in the rungs than trials that came to them cannot be seen from outside:
-        # a study that lacks trials, or ends that it was not told, can.
+        # Results missing from ASHA's rungs cannot be counted from outside. Trials that the study
+        # lacks, or whose end it was not told, can.
         "state": max(0, TRIALS - sum(t.state.is_finished() for t in study.trials)),
     }
 

@@ -3,11 +3,12 @@
     python -m benchmarks.stopping --searches 20                # made-up landscapes
     python -m benchmarks.stopping --searches 100 --task sst2   # curves of benchmarks.record
 
-For each number of selection rows: how far the winner is, in truth, from the best trial that was
-begun, how often it is that one, how often it is within one standard error of the winner of the same
-search without stopping, and the evaluations that were computed, of all. Nothing is trained.
-With recorded curves a search begins all recorded trials, in an order of its own; random rows
-select, and a trial's truth is its score on the others at the evaluation that those rows prefer.
+A table for each number of selection rows: the winner's regret (by how much its true score is below
+that of the best trial that was begun), how often it is that trial, how often it is within one
+standard error of the winner of the same search without stopping, and the share of all evaluations
+that was computed. Nothing is trained. With recorded curves a search begins all recorded trials in a
+random order; random rows select, and a trial's true score is that on the other rows, at the
+evaluation that the selection rows prefer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ FOLDER = Path(__file__).parent / "curves"
 
 
 class StockAsha(Asha):
-    """Ray Tune's own rule, by its own class."""
+    """Ray Tune's own ASHA, as an Asha."""
 
     def __init__(self, grace: int, reduction: int, total: int) -> None:
         super().__init__(grace, reduction, total)
@@ -50,7 +51,7 @@ class StockAsha(Asha):
 
 
 class PublishedAsha(PromotingAsha):
-    """Promoting without regard to noise."""
+    """Promoting ASHA as published, which ignores the noise of scores."""
 
     def decide(self, trial_id: str, result: dict) -> Decision:  # type: ignore[override,type-arg]
         return super().decide(trial_id, {**result, "noise": 0.0})
@@ -63,11 +64,11 @@ RULES: dict[str, Callable[[int, int, int], Asha]] = {
     "promote, as published": PublishedAsha,
     "promote": PromotingAsha,
 }
-"""The first one is what the others are compared with."""
+"""{name: constructor of a rule}; the others are compared with the first."""
 
 
 class RowCurves:
-    """Recorded curves, scored by some of their rows."""
+    """Recorded curves, of which some rows select and the others give the true score."""
 
     def __init__(self, task: str, rows: int, seed: int) -> None:
         recorded = np.load(FOLDER / f"{task}.npz")
@@ -108,7 +109,7 @@ def search(
     eta: int,
     points: list[Point],
 ) -> Replay:
-    """One search with one rule."""
+    """Simulate one search with one rule."""
     settings = {"seed": seed} | ({"points": points, "trials": len(points)} if points else {})
     changed = sweep.model_copy(
         update={
@@ -121,13 +122,13 @@ def search(
 
 
 def row(name: str, runs: list[Replay], whole: list[Replay], rows: int) -> str:
-    """A line of the table.
+    """Return a line of the table.
 
     Args:
-        name: its first words.
+        name: its first column.
         runs: searches with one rule.
-        whole: the same without stopping.
-        rows: that select.
+        whole: the same searches without stopping.
+        rows: number of selection rows.
     """
     regrets = [100 * (run.best_truth - run.truth) for run in runs]
     won = sum(regret < 1e-9 for regret in regrets)

@@ -1,6 +1,6 @@
 """Trial-steps per second of a whole machine, in wall time, by each way of using it.
 
-    recipe        the recipe as its users run it: one process, threads as torch chooses
+    recipe        the authors' recipe as usually run: one process, as many threads as torch chooses
     recipe x N    N processes of it, one thread each
     solo x N      ours: N processes, one trial in each
     packed K x N  ours: N processes, K trials in each
@@ -8,9 +8,9 @@
 
 On CPUs N is the number of cores; on a GPU, where all is bf16, N processes share it.
 
-What each way computes is told in `benchmarks.speed`. All processes of a way are ready before its
-clock starts, and it stops when the last has done its steps. Each repeat measures every way once, in
-an order drawn anew, on the same uniformly random batches of real rows.
+`benchmarks.speed` describes what each way computes. The clock of a way starts when all its
+processes are ready, and stops when the last has done its steps. Each repeat measures every way
+once, in a random order, on the same uniformly random batches of real rows.
 
     TINYATTN_DATA=... python -m benchmarks.throughput [--tasks sst2 rte] [--repeats 5]
                                                       [--plm minilm]
@@ -42,19 +42,19 @@ from tinyattn.training.model_cache import ModelCache
 BATCH, STEPS = 16, 32 if GPU else 8
 CORES = len(os.sched_getaffinity(0))
 Rates = dict[str, list[float]]
-"""Trial-steps a second by way, one number a repeat."""
+"""{way: trial-steps per second in each repeat}."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Answer of a process that failed."""
+    """The answer of a process that failed."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Crowd:
-    """The work of each of several processes."""
+    """The work of a number of processes that run side by side."""
 
     processes: int
     threads: int
@@ -63,14 +63,14 @@ class Crowd:
     precision: str = "fp32"
 
     def way(self, bench: Bench) -> Way:
-        """How one of the processes runs its steps."""
+        """Return the way by which each process runs its steps."""
         if self.trials == 0:
             return bench.recipe()
         return bench.trials_with(self.trials, precision=self.precision)
 
 
 def crowds(packed: int = 4) -> dict[str, Crowd]:
-    """By name; on a CPU `packed` trials share a process, on a GPU more and more of them."""
+    """Return the Crowds by name; on a CPU `packed` trials share a process, on a GPU 4, 8 and 16."""
     if GPU:
         alone = {f"solo x {n}": Crowd(n, 1, precision="bf16") for n in (1, 2, 4)}
         shared = {f"packed {k}": Crowd(1, 1, k, "bf16") for k in (4, 8, 16)}
@@ -87,7 +87,7 @@ def crowds(packed: int = 4) -> dict[str, Crowd]:
 
 
 def work(pipe: Connection, task: str, threads: int, plm: str, tokens: Path | None) -> None:
-    """Main function of a process that measures what it is sent, until it is sent None."""
+    """Main function of a process: take the steps of each Crowd that it is sent, until None."""
     torch.set_num_threads(threads)
     with _told(pipe):
         model_cache = ModelCache() if tokens is None else ShapedWorkshop(read_tokens(tokens))
@@ -100,7 +100,7 @@ def work(pipe: Connection, task: str, threads: int, plm: str, tokens: Path | Non
 
 @contextlib.contextmanager
 def _told(pipe: Connection) -> Iterator[None]:
-    """Send an error of the block as Failed."""
+    """Send an error of the block through the pipe, as Failed."""
     try:
         yield
     except Exception as error:
@@ -108,7 +108,7 @@ def _told(pipe: Connection) -> Iterator[None]:
 
 
 def steps_of(crowd: Crowd, bench: Bench, pipe: Connection) -> int:
-    """Take steps when all are ready; return how many it were, of all trials."""
+    """Take steps once all processes are ready; return their number, summed over trials."""
     with crowd.way(bench).prepared() as take_steps:
         take_steps(1)
         pipe.send("ready")
@@ -130,7 +130,7 @@ class Crew:
             ours, theirs = context.Pipe()
             words = (theirs, task, threads, *given)
             context.Process(target=work, args=words, daemon=True).start()
-            theirs.close()  # so that the end of a process is the end of what it says
+            theirs.close()  # so that reading the pipe of a dead process fails instead of blocking
             self.pipes.append(ours)
 
     def wait(self) -> list[Any]:
@@ -138,16 +138,20 @@ class Crew:
         return [pipe.recv() for pipe in self.pipes]
 
     def begin(self) -> None:
-        """Wait until all have loaded what they need; RuntimeError where one could not."""
+        """Wait until all processes have loaded PLM and rows.
+
+        Raises:
+            RuntimeError: one of them failed.
+        """
         for said in self.wait():
             if isinstance(said, Failed):
                 raise RuntimeError(said.why)
 
     def per_second(self, crowd: Crowd) -> float:
-        """Trial-steps a second of all together.
+        """Return the trial-steps per second of all processes together.
 
         Raises:
-            RuntimeError: one of them failed; all can go on with something else.
+            RuntimeError: one of them failed; all are ready for the next Crowd.
         """
         for pipe in self.pipes:
             pipe.send(crowd)
@@ -179,15 +183,15 @@ def measure(
     packed: int = 4,
     guard: Guard = lambda name: contextlib.nullcontext(),
 ) -> Iterator[Rates]:
-    """Yield the rates of all repeats so far, after each; one more before them does not count.
+    """Yield the rates so far after each repeat; a first repeat, to warm up, is dropped.
 
     Args:
-        task: `sst2` and the like.
-        repeats: how many.
-        plm: its name.
-        tokens: folder of token ids, with which the PLM is a shape; None: a real PLM, and text.
-        packed: see `crowds`.
-        guard: as `interleaved` takes it.
+        task: name of the task, such as `sst2`.
+        repeats: number of repeats.
+        plm: name of the PLM.
+        tokens: folder of token ids, for a stand-in PLM; None: a real PLM, and text.
+        packed: as for `crowds`.
+        guard: as for `interleaved`.
     """
     tried = crowds(packed)
     sizes = {(crowd.processes, crowd.threads) for crowd in tried.values()}
@@ -211,7 +215,7 @@ def measure(
 
 
 def main() -> None:
-    """Measure, print tables, keep JSON."""
+    """Measure, print tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tasks", nargs="+", default=["sst2", "rte"])
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,4 +1,4 @@
-"""Sweeps that `benchmarks.faults` hits: of this project and of Ray Tune's own classes.
+"""Sweeps for `benchmarks.faults`, by this project and by Ray Tune's own classes.
 
 They run on this machine or on a rack of machines in network namespaces.
 """
@@ -36,14 +36,20 @@ PATIENCE = 300.0
 
 @dataclass
 class Toll:
-    """The cost of a fault, summed over all its trials."""
+    """The cost of a fault, summed over all sweeps that it hit."""
 
     times: int = 0
+    """How often the fault was caused."""
     lost: int = 0
+    """Trials, or their adapters, that are missing."""
     twice: int = 0
+    """Runs and evaluations that are there twice."""
     running: int = 0
+    """Runs in MLflow, and trials in the study, that were left running."""
     state: int = 0
+    """All other disagreements between event log, study, MLflow and rungs."""
     words: list[str] = field(default_factory=list)
+    """A message for each of these."""
 
     def __add__(self, other: Toll) -> Toll:
         numbers = (getattr(self, n) + getattr(other, n) for n in ("times", "lost", "twice"))
@@ -62,9 +68,9 @@ class Sweep:
 
     own_settings: dict[str, Any] = {"epochs": 6, "asha.grace": 2}
     worker = "ray::ResourceTr"
-    """How the names of a trial's processes begin."""
+    """Prefix of the names of trials' processes."""
     port = 5077
-    """Of its MLflow server."""
+    """Port of its MLflow server."""
 
     def __init__(self, folder: Path, plm: Path, seed: int) -> None:
         self.name, self.runs, self.log = "s", folder / "runs", folder / "log"
@@ -89,7 +95,7 @@ class Sweep:
         self.spawn(sys.executable, "-m", "orchestrator.cli", *words, *self.place())
 
     def place(self) -> list[str]:
-        """Options that say where it is."""
+        """Return the command-line options for its runs folder and store."""
         return ["--runs", str(self.runs), *(["--tracking-uri", self.uri] if self.uri else [])]
 
     def spawn(self, *words: str) -> None:
@@ -98,7 +104,7 @@ class Sweep:
             self.driver = subprocess.Popen(words, stdout=out, stderr=out, start_new_session=True)
 
     def finish(self) -> None:
-        """Go on until the sweep is done."""
+        """Resume the sweep until it is done."""
         for _ in range(5):
             assert self.driver is not None
             if self.driver.wait(timeout=PATIENCE) == 0:
@@ -113,19 +119,27 @@ class Sweep:
         return self.runs / "sweeps" / self.name
 
     def lines(self) -> int:
-        """How much has happened."""
+        """Return the number of events so far."""
         event_log = self.folder / "search.jsonl"
         return event_log.read_bytes().count(b"\n") if event_log.exists() else 0
 
     def began(self) -> bool:
-        """Whether there is something to go on with."""
+        """Return whether the sweep has begun, so that it can be resumed."""
         return (self.folder / "sweep.json").exists()
 
     def newest_states(self) -> list[Path]:
-        """The newest state file of each trial."""
+        """Return the newest state file of each trial."""
         trials = (self.folder / "states").glob("*")
         states = [sorted(trial.glob("[0-9]*/trial_state.pt")) for trial in trials]
         return [found[-1] for found in states if found]
+
+    def wait_for_states(self) -> None:
+        """Wait until a trial has left a state."""
+        deadline = time.monotonic() + PATIENCE
+        while not self.newest_states() and self.alive():
+            if time.monotonic() > deadline:
+                raise TimeoutError(self.log.read_text())
+            time.sleep(0.02)
 
     def wait_for_progress(self, events: int = 3) -> None:
         known, deadline = self.lines(), time.monotonic() + PATIENCE
@@ -146,14 +160,14 @@ class Sweep:
         psutil.wait_procs(family, timeout=30)
 
     def processes(self) -> list[psutil.Process]:
-        """The driver's Ray."""
+        """Return the processes of the driver's Ray."""
         assert self.driver is not None
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.driver.pid).children(recursive=True)
         return []
 
     def workers(self) -> list[psutil.Process]:
-        """The processes of trials."""
+        """Return the processes of trials."""
         found = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -163,7 +177,7 @@ class Sweep:
     # ---- MLflow ----
 
     def serve(self) -> None:
-        """Start an MLflow server for it and wait until it answers."""
+        """Start an MLflow server for the sweep and wait until it answers."""
         self.runs.mkdir(parents=True, exist_ok=True)
         words = [sys.executable, "-m", "mlflow", "server", f"--port={self.port}"]
         words += [f"--backend-store-uri=sqlite:///{self.runs}/server.db"]
@@ -183,7 +197,7 @@ class Sweep:
         raise TimeoutError(self.uri)
 
     def end_server(self) -> None:
-        """kill -9."""
+        """End the MLflow server by kill -9."""
         if self.server is not None:
             os.killpg(self.server.pid, signal.SIGKILL)
             self.server.wait()
@@ -206,10 +220,10 @@ def _kind(words: str) -> str:
 
 
 class PackedSweep(Sweep):
-    """A sweep in bf16 whose trials share a process; its losses must be an undisturbed sweep's.
+    """A sweep in bf16 whose trials share a process, and must have an undisturbed sweep's losses.
 
-    Trials are drawn by a random sampler and all run to their end, so that both sweeps have the
-    same trials whatever happens to one of them.
+    The random sampler draws its trials and all run to their end, so that both sweeps have the same
+    trials, whatever happens to one of them.
     """
 
     own_settings: dict[str, Any] = {
@@ -235,7 +249,7 @@ class StockSweep(Sweep):
     worker = "ray::Implicit"
     port = 5078
     seconds = 0.35
-    """From one evaluation to the next."""
+    """Seconds from one evaluation to the next."""
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -258,7 +272,7 @@ class StockSweep(Sweep):
         return [states[-1] for states in found if states]
 
     def finish(self) -> None:
-        """Go on until it is done, or has failed for good: that is part of what is counted."""
+        """Resume the sweep until it is done or cannot be resumed, which counts as a loss."""
         with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
             super().finish()
         if self.alive():
@@ -273,7 +287,7 @@ class StockSweep(Sweep):
 
 @dataclass
 class Rack:
-    """Three machines with a cluster that is up."""
+    """Three machines in network namespaces, with a running cluster."""
 
     bench: Bench
     file: Path
@@ -283,7 +297,7 @@ class Rack:
         return self.bench.machines[0]
 
     def up(self) -> None:
-        """`tinyattn cluster up`, with what its owner needs to speak with it."""
+        """Run `tinyattn cluster up`, and note the environment that its drivers need."""
         self.head.run(sys.executable, "-m", "orchestrator.cli", "cluster", "up", self.file)
         code = "import json; from cluster.services import mlflow_environment as m; "
         done = self.head.run(sys.executable, "-c", code + "print(json.dumps(m('bench')))")
@@ -294,7 +308,7 @@ class Rack:
 
 @contextlib.contextmanager
 def rack_of(folder: Path) -> Iterator[Rack]:
-    """A rack for the length of the block."""
+    """Yield a rack, which ends after the block."""
     bench = Bench(folder)
     with bench.running(3):
         rack = Rack(bench, bench.cluster_file())
@@ -319,7 +333,8 @@ class OnRack(Sweep):
         self.driver = self.rack.head.start(*words, log=self.log)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """End the driver by its words: what was started here only led into the machine."""
+        """End the driver, found by its command line: the process started here only entered the
+        machine's namespace."""
         self.rack.head.run("pkill", f"-{number:d}", "-f", "orchestrator.cli|benchmarks.stock")
         assert self.driver is not None
         self.driver.wait()

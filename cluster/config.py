@@ -28,7 +28,7 @@ from tinyattn.files.yaml_files import read_yaml
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 HOST = r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,252}[A-Za-z0-9])?"
-"""Host names and addresses, IPv6 too; no match begins like an option or is split by a shell."""
+"""Host names and IP addresses. No match begins with a dash or has a shell's special characters."""
 NAME_OF_OBJECT = r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 """Names of objects that Kubernetes allows."""
 
@@ -37,20 +37,20 @@ class Size(StrictModel):
     """The resources that a machine has for trials."""
 
     cpus: int | None = Field(None, ge=0)
-    """Cores for trials; None: all (predictions count one)."""
+    """Cores for trials; None: all, which predictions count as one."""
     gpus: int | None = Field(None, ge=0)
-    """GPUs for trials; None: all (predictions count one)."""
+    """GPUs for trials; None: all, which predictions count as one."""
     gpu_memory_gb: float | None = Field(None, gt=0)
-    """Memory of one GPU, for predictions; GB."""
+    """Memory of one GPU in GB, for predictions."""
     tflops: float = Field(8.0, gt=0)
-    """Sustained speed of one GPU on trials, for predictions; 8 is 40 % of an RTX A4000's peak."""
+    """Sustained TFLOP/s of one GPU on trials, for predictions; 8 is 40 % of an RTX A4000's peak."""
 
 
 class Node(Size):
     """One machine, by its name or address."""
 
     host: str
-    """Name or address by which the other nodes reach it; the head looks names up for all."""
+    """Name or address by which the other nodes reach it; the head resolves names for all nodes."""
 
     @field_validator("host")
     @classmethod
@@ -69,9 +69,9 @@ class Rack(StrictModel):
     key: Path | None = None
     """Private key; None: ssh decides."""
     ssh_port: int | None = Field(None, ge=1, le=65535)
-    """None: ssh decides."""
+    """Port of sshd; None: ssh decides."""
     known_hosts: Path | None = None
-    """File with the nodes' keys; None: ssh decides. An unknown key is refused either way."""
+    """File with the nodes' host keys; None: ssh decides. A node with an unknown key is refused."""
 
 
 class Slurm(StrictModel):
@@ -110,21 +110,23 @@ class Kubernetes(StrictModel):
     image: str = Field(pattern=r"^\w[\w./:@-]*$")
     """Container image with tinyattn, and with Ray of the same version."""
     claim: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-    """PersistentVolumeClaim, ReadWriteMany, that is mounted as the storage folder; where storage is
-    an object store, ReadWriteOnce, for the runs folder in the head's pod."""
+    """PersistentVolumeClaim that is mounted as the storage folder (ReadWriteMany); if storage is an
+    object store, for the runs folder in the head's pod (ReadWriteOnce)."""
     namespace: str = Field("default", pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")
     head_memory_gb: float = Field(8.0, gt=0)
     service_account: str | None = Field(None, pattern=NAME_OF_OBJECT)
-    """ServiceAccount of the pods, as one with a role that may use the object store; None: the
-    namespace's."""
+    """ServiceAccount of the pods, such as one whose role may use the object store; None: the
+    namespace's default."""
     secret: str | None = Field(None, pattern=NAME_OF_OBJECT)
-    """Secret whose keys are environment variables of the pods, as AWS_ACCESS_KEY_ID; None: none."""
+    """Secret whose keys become environment variables of the pods, such as AWS_ACCESS_KEY_ID."""
     workers: list[Workers] = Field(min_length=1)
 
 
 class Mlflow(StrictModel):
-    """MLflow's server on the head, on PostgreSQL, with a password; artifacts in the storage folder,
-    or beside the database where there is none."""
+    """MLflow's server on the head, with a password and PostgreSQL.
+
+    Artifacts are in the storage folder, or beside the database if storage is an object store.
+    """
 
     port: int = Field(5000, ge=1024, le=65535)
 
@@ -133,13 +135,14 @@ class Environment(StrictModel):
     """The Python environment of the nodes."""
 
     python: Path | None = None
-    """Interpreter with tinyattn on every node; None: the path of the one in use here."""
+    """Interpreter with tinyattn on every node; None: the path of the one that runs this command."""
     install: str | None = Field(None, min_length=1)
     """Shell commands that make the environment of `python` on a rack's machine. `cluster up` runs
-    them where it is missing or differs from the head's, whose versions are in the file
-    TINYATTN_CONSTRAINTS for pip's -c. They end with the first failure. Not for secrets."""
+    them on machines where it is missing or differs from the head's. The variable
+    TINYATTN_CONSTRAINTS names a file with the head's versions, for pip's -c. The first command that
+    fails ends them. Not for secrets."""
     data: Path | None = None
-    """Folder with task files, at this path on every node; None: TINYATTN_DATA there."""
+    """Folder with task files, at this path on every node; None: each node's TINYATTN_DATA."""
     variables: dict[str, str] = {}
     """Environment variables of the workers. Not for secrets: this file is logged."""
 
@@ -187,7 +190,7 @@ class Cluster(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _holds_no_secret(cls, data: Any) -> Any:
-        """Checked before anything else: messages of later faults may quote the file."""
+        """Runs before all other checks: messages of later faults may quote the file."""
         for key, value in _texts(data):
             if has_secret(value, shell=key == "environment.install"):
                 fault = "a URL with a user, password or key came, allowed is one without"
@@ -204,7 +207,7 @@ class Cluster(StrictModel):
 
     @model_validator(mode="after")
     def _url_is_allowed(self) -> Self:
-        """A validator of the model, since a field's message would show the URL's secret."""
+        """A validator of the model, since the message of a field's would show the URL's secret."""
         if self.folder is None:
             try:
                 check_url(self.storage)
@@ -259,7 +262,7 @@ class Cluster(StrictModel):
 
     @property
     def sizes(self) -> list[Size]:
-        """The resources of each machine, including a job's nodes and pods."""
+        """The resources of each machine: of the file's, or of Slurm's nodes or pods."""
         if isinstance(self.launch, Slurm):
             return [self.head, *[self.launch.each] * self.launch.nodes]
         if isinstance(self.launch, Kubernetes):

@@ -1,7 +1,7 @@
 """The firewall rule that closes Ray's ports on a cluster's machines to all other machines.
 
-Ray listens on all interfaces there. Connections without the cluster's token are refused, but only
-by Ray's own code; and the process groups of trials with several ranks ask for no secret at all.
+On a cluster Ray listens on all interfaces. It refuses connections without the cluster's token, but
+the process groups of trials with several ranks ask for no secret at all.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import psutil
 from cluster.config import Cluster, Kubernetes, Slurm, address_of
 
 _OF_WORKERS = "10002-19999"
-"""Ports that `ray start` gives to workers and drivers. All other ports of Ray but the head's are
-chosen by the system."""
+"""Ports that `ray start` gives to workers and drivers. The system chooses Ray's other ports, except
+that of the head."""
 
 
 def network_of(cluster: Cluster | None) -> str:
-    """Describe what listens where and which rule protects it, on this machine or a cluster's."""
+    """Return a message on where Ray listens and which rule protects it.
+
+    Args:
+        cluster: the cluster; None: sweeps on this machine.
+    """
     if cluster is None:
         return (
             "sweeps here listen on loopback alone; on a cluster Ray listens on all interfaces and "
@@ -34,7 +38,7 @@ def network_of(cluster: Cluster | None) -> str:
 
 
 def rule_of(cluster: Cluster) -> str:
-    """Return the command that makes a machine drop connections to Ray from outside the cluster."""
+    """Return the `nft` command that drops connections to Ray from outside the cluster."""
     known = {4: list[str](), 6: list[str]()}
     for source in _sources(cluster):
         known[ipaddress.ip_network(source).version].append(source)
@@ -42,7 +46,7 @@ def rule_of(cluster: Cluster) -> str:
     parts = [
         "add table inet tinyattn",
         "add chain inet tinyattn input { type filter hook input priority 0; }",
-        "flush chain inet tinyattn input",  # of an earlier call
+        "flush chain inet tinyattn input",  # the rules of an earlier call
     ]
     for version, header in ((4, "ip"), (6, "ip6")):
         inside = ", ".join(known[version])

@@ -1,8 +1,8 @@
 """Installation of the head's environment on a machine, by `environment.install` of a cluster file.
 
-That is a shell command of the user's; usually it makes a virtual environment and fills it. It is
-sent to the machine on stdin and written to a file there, so that process lists show neither the
-command nor the versions.
+`environment.install` is the user's own shell command; usually it makes a virtual environment and
+fills it. It is sent to the machine on stdin and written to a file there, so that process lists show
+neither the command nor the versions.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 INSTALL_SECONDS = 1800
-"""Time limit; torch with its CUDA libraries takes a quarter of an hour over a slow line."""
+"""Time limit; torch with its CUDA libraries takes a quarter of an hour over a slow connection."""
 LINES_SHOWN = 10
+"""Last lines of a failed command's output that a message shows."""
 READS_STDIN = """exec sh -c 'eval "$(cat)"'"""
 """Command for any login shell: run sh on the script from stdin, after reading it completely. A
 command in the script that reads stdin then finds it empty, instead of the rest of the script."""
 BEGUN = "tinyattn: environment.install begins"
 ENDED = "tinyattn: environment.install ended"
 TOO_LONG = "tinyattn: environment.install took too long"
-"""Messages by which errors of the script are told apart from others with the same exit code: ssh's
-255, and 137 of a process that the kernel killed for memory."""
+"""Lines that the script prints to tell apart errors with the same exit code: 255 may be ssh's, and
+137 a time limit's or that of a process that the kernel killed for memory."""
 _SCRIPT = """
 set -e
 echo {begun} >&2
@@ -53,8 +54,8 @@ def script(command: str, lock: Path | None = None) -> str:
 
     Args:
         command: the command of the cluster file.
-        lock: file that is locked meanwhile, so that machines with a common file system take turns;
-            None, or a file that cannot be made: no lock.
+        lock: file to lock during the installation, so that machines with a common file system take
+            turns; None, or a file that cannot be made: no lock.
     """
     return _SCRIPT.format(
         begun=shlex.quote(BEGUN),
@@ -68,9 +69,9 @@ def script(command: str, lock: Path | None = None) -> str:
 
 
 def lock_of(python: Path) -> Path | None:
-    """Return the file to lock while an interpreter's environment is made; it is beside that folder.
+    """Return the file to lock while an interpreter's environment is made, beside its folder.
 
-    None if the interpreter has no folder of its own, as /usr/bin/python3.
+    None if the interpreter has no environment of its own, such as /usr/bin/python3.
     """
     environment = python.parent.parent
     if not python.is_absolute() or environment.parent == environment.parent.parent:
@@ -84,18 +85,19 @@ def constraints() -> str:
     for package in distributions():
         version = public(package.version)
         if package.name and version is not None:
-            found.setdefault(package.name.lower(), version)  # the first one is what is imported
+            found.setdefault(package.name.lower(), version)  # Python imports the first one
     return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
 
 
 def public(version: str | None) -> str | None:
-    """Return a version without its build, as `+cpu` of 2.13.0+cpu; None if it is not a version.
+    """Return a version without its build: 2.13.0 for 2.13.0+cpu; None if it is not a version.
 
-    Machines with other devices have other builds of the same torch, which package indexes lack.
+    Machines with other devices need other builds of the same torch, and package indexes do not list
+    builds.
     """
     try:
         return Version(version or "").public
-    except InvalidVersion:  # packages of the system have versions of their own kind
+    except InvalidVersion:  # the system's own packages may have versions of other forms
         return None
 
 
@@ -106,7 +108,7 @@ def fault_of(done: subprocess.CompletedProcess[str]) -> str:
     said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     words = f"it ended with {done.returncode}"
     if done.returncode == _KILLED:
-        words += ", as what the system ends where memory runs out"
+        words += ", like a process that the system kills when memory runs out"
     if TOO_LONG in said:
         words = f"it was ended after {INSTALL_SECONDS // 60} minutes"
     if done.returncode == 255 and ENDED not in said:  # ssh's own

@@ -1,4 +1,4 @@
-"""Connection of a driver to a running cluster, once every node can use the storage."""
+"""Connection of a driver to a running cluster, after a check that all nodes share the storage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from tinyattn.errors import StorageError, TinyAttnError, UsageError
 from tinyattn.files.object_store import Objects, is_url, scratch
 
 CHECK_SECONDS = 60.0
+"""How long a node may take to try the storage."""
 JOIN_SECONDS = 90.0
+"""How long `cluster up` waits for machines and MLflow."""
 
 
 @contextlib.contextmanager
@@ -44,15 +46,15 @@ def wait_for_all(cluster: Cluster, say: Callable[[str], None]) -> None:
     """Wait until every machine has joined and MLflow answers, for `JOIN_SECONDS` at most.
 
     Raises:
-        TinyAttnError: a machine did not join in time; its agent goes on trying.
-        StorageError: a node cannot use the object store that is the storage.
+        TinyAttnError: a machine did not join in time; its agent keeps trying.
+        StorageError: a node cannot use the storage, if that is an object store.
     """
     deadline = time.monotonic() + JOIN_SECONDS
     with _connected(cluster, patience=JOIN_SECONDS):
         wanted = {address_of(machine.host): machine.host for machine in cluster.machines}
         while (absent := wanted.keys() - alive()) and time.monotonic() < deadline:
             time.sleep(0.5)
-        if cluster.folder is None:  # the agents have tried a folder
+        if cluster.folder is None:  # the agents' probe has checked a folder already
             refuse_unusable(cluster)
     late = [wanted[address] for address in absent]
     if cluster.mlflow is not None:
@@ -87,9 +89,13 @@ def _connected(cluster: Cluster, patience: float) -> Iterator[None]:
 
 
 def _way_in(cluster: Cluster) -> tuple[str, dict[str, str]]:
-    """Return the address of a cluster's Ray, and the environment that a driver needs for it."""
+    """Return the address of a cluster's Ray, and the environment that a driver needs for it.
+
+    Raises:
+        UsageError: this is not the cluster's head, or the cluster is not up.
+    """
     if isinstance(cluster.launch, Kubernetes):
-        if "RAY_AUTH_TOKEN" not in os.environ:  # the operator gives it to its pods
+        if "RAY_AUTH_TOKEN" not in os.environ:  # which the operator sets in its pods
             raise UsageError(
                 f"cluster '{cluster.name}' is in Kubernetes; type this in its head's pod: "
                 f"{exec_words(cluster)}"
@@ -125,15 +131,24 @@ def alive() -> set[str]:
     return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
 
-def refuse_unusable(cluster: Cluster) -> None:
-    """Raise StorageError if a node that is up cannot use the same storage as this machine."""
+def refuse_unusable(
+    cluster: Cluster, faults_with: Callable[[str, str], list[str]] | None = None
+) -> None:
+    """Raise StorageError if a node that is up cannot use the same storage as this machine.
+
+    Args:
+        cluster: the cluster; it says where the storage is.
+        faults_with: lets the nodes use a storage that has a test file, and returns a line for each
+            that cannot; None: the nodes of the connected Ray.
+    """
+    ask = faults_with or faults_of_ray
     word = f".tinyattn-{secrets.token_hex(8)}"
     faults: list[str] = []
     try:
         with _word_in(cluster, word):
-            faults = _faults_with(cluster.storage, word)
+            faults = ask(cluster.storage, word)
     except StorageError:
-        if not faults:  # which say more than that the driver cannot remove its word
+        if not faults:  # else the nodes' faults say more than this error in removing the test file
             raise
     if not faults:
         return
@@ -144,7 +159,7 @@ def refuse_unusable(cluster: Cluster) -> None:
     )
 
 
-def _faults_with(storage: str, word: str) -> list[str]:
+def faults_of_ray(storage: str, word: str) -> list[str]:
     """Return a line for each node that is up but cannot use the storage."""
     on_node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
     asked = {
@@ -159,7 +174,7 @@ def _faults_with(storage: str, word: str) -> list[str]:
 
 @contextlib.contextmanager
 def _word_in(cluster: Cluster, word: str) -> Iterator[None]:
-    """Yield a test file in the storage, by which nodes prove that they see the same storage.
+    """Keep a test file in the storage during the block: a node that finds it sees the same storage.
 
     It is removed after the block, with the files that nodes wrote beside it.
     """
@@ -206,9 +221,9 @@ def _usable(folder: Path) -> Iterator[None]:
 def _answer_of(answer: Any) -> str:
     try:
         return str(ray.get(answer, timeout=CHECK_SECONDS))
-    except ray.exceptions.RayError as error:  # the node left, or is too slow to be of use
+    except ray.exceptions.RayError as error:  # the node left, or did not answer in time
         with contextlib.suppress(Exception):
-            ray.cancel(answer, force=True)  # or it may write when all was removed
+            ray.cancel(answer, force=True)  # else it may write after the files were removed
         return f"gave no answer: {first_line(error)}"
 
 

@@ -1,4 +1,4 @@
-"""KubeRay manifests of a cluster, and kubectl to apply them."""
+"""KubernetesCluster: KubeRay manifests of a cluster, applied and deleted by kubectl."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from cluster.services import HEALTH, QUIET, memory_labels
 from tinyattn.errors import TinyAttnError, UsageError
 
 FILE = "/etc/tinyattn/cluster.yaml"
-"""Where pods find the cluster file."""
+"""Path of the cluster file in the pods."""
 RUNS = "/var/lib/tinyattn"
-"""Where the head's pod mounts the claim, if no pod needs it for the storage."""
+"""Path of the claim in the head's pod, if the storage is an object store."""
 HEAD = "ray-head"
 """Name of the head's container."""
 
 
 def manifests(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return a cluster's Kubernetes objects: the cluster file, and pods with file and storage.
+    """Return a cluster's Kubernetes objects: a ConfigMap with the cluster file, and a RayCluster.
 
     The storage claim is not among them, so deleting these objects keeps the sweeps.
     """
@@ -108,7 +108,7 @@ def _pod(cluster: Cluster, launch: Kubernetes, name: str, size: Workers) -> dict
 
 
 def _labels(size: Workers) -> dict[str, str]:
-    """Return Ray's labels with a pod's memory, as a rack's agents set them."""
+    """Return Ray's labels with a pod's memory, as agents set them on a rack."""
     gpu_memory = (size.gpu_memory_gb or 0) * 1e9 if size.gpus else 0
     return memory_labels(int(gpu_memory / 2**20), int(size.memory_gb * 1e9 / 2**20))
 
@@ -122,14 +122,14 @@ def exec_words(cluster: Cluster) -> str:
 
 
 class KubernetesCluster:
-    """`up`, `status` and `down` by kubectl."""
+    """A cluster of pods: `up`, `status` and `down` by kubectl."""
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         assert isinstance(cluster.launch, Kubernetes)
         self.cluster, self.launch, self.say = cluster, cluster.launch, say
 
     def up(self) -> None:
-        """Apply the manifests; kubectl changes what differs."""
+        """Apply the manifests; kubectl updates objects that exist."""
         text = yaml.safe_dump_all(manifests(self.cluster))
         self.say(self._kubectl("apply", "-f", "-", text=text).strip())
 
@@ -140,7 +140,7 @@ class KubernetesCluster:
         return self._kubectl(*words).strip()
 
     def down(self) -> None:
-        """Delete what `up` applied; the claim with the sweeps stays."""
+        """Delete the objects of `up`; the claim with the sweeps stays."""
         label = f"app=tinyattn-{self.cluster.name}"
         self.say(self._kubectl("delete", "raycluster,configmap", "-l", label).strip())
 

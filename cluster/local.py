@@ -1,4 +1,4 @@
-"""This machine as a cluster of one node: a Ray of its own, on loopback, ended when done."""
+"""This machine as a cluster of one node: a Ray on loopback that lives as long as a `with` block."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tinyattn.errors import TinyAttnError, UsageError
 
 @contextlib.contextmanager
 def this_machine(num_cpus: int | None = None, num_gpus: int | None = None) -> Iterator[None]:
-    """Run a Ray of its own on this machine within the block, on loopback.
+    """Run a Ray of this machine alone within the block, on loopback.
 
     Args:
         num_cpus: cores to use; None: all.
@@ -53,7 +53,7 @@ def _start(folder: Path, num_cpus: int | None, num_gpus: int | None) -> None:
     try:
         with _deaf_to_signals():
             ray_compat.start_on_loopback(folder, num_cpus, num_gpus)
-    except Exception as error:  # Ray has no class for it
+    except Exception as error:  # Ray has no class of its own for a failed start
         raise TinyAttnError(
             f"Ray did not start on this machine ({first_line(error)}); perhaps it was killed "
             f"because memory ran out: free some and try again; its logs are in {folder}"
@@ -75,7 +75,8 @@ def _deaf_to_signals() -> Iterator[None]:
     block for a minute, and Ray's core would then end the process without a message.
     """
     on_terminate = signal.getsignal(signal.SIGTERM)
-    # Elsewhere the process that ends an orphaned Ray has to hear it; on Linux the kernel does that.
+    # Only on Linux does the kernel end an orphaned Ray. Elsewhere a process of Ray does, which must
+    # get these signals.
     deaf = {signal.SIGTERM, signal.SIGHUP} if sys.platform == "linux" else set()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)
     try:
@@ -94,7 +95,7 @@ def _end(folder: Path) -> None:
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(family, timeout=5)  # where nobody reaps orphans, they stay as zombies
+    psutil.wait_procs(family, timeout=5)  # a limit: in containers without init, zombies stay
 
 
 def _family(folder: Path) -> list[psutil.Process]:
@@ -114,8 +115,8 @@ def _family(folder: Path) -> list[psutil.Process]:
 def ray_speaks(environment: Mapping[str, str]) -> Iterator[None]:
     """Within the block Ray uses these settings, here and in the processes that it starts.
 
-    They are quiet unless the user set otherwise. Ray reads its settings when it is imported, so it
-    is told to read them again.
+    Those of QUIET are added unless the user has set them. Ray reads its settings when it is
+    imported, so it is made to read them again.
     """
     unset = {key: value for key, value in QUIET.items() if key not in os.environ}
     environment = {**unset, **environment}

@@ -4,14 +4,14 @@
 with one on stdout. So no user's text is parsed by a shell, and no secret is in a process list. -P
 keeps a file `cluster.py` in the working directory from being imported instead.
 
-    probe   versions, code, clock, cores, state, and whether the storage is the head's, where it
-            leaves an answer; starts nothing
+    probe   report versions, code, clock, cores and state, and whether the storage folder is the
+            head's; start nothing
     up      start Ray here, as head or as worker, unless it runs already
-    status  whether it runs
-    down    end what `up` started, and nothing else
-    join    be a node until the end of this process, which is that of a batch system's job
-    keep    (started by `up`) start the services whenever they are not running: a raylet that was
-            cut off from the head ends itself and would stay away
+    status  report whether it runs
+    down    end the services that `up` started, and nothing else
+    join    run as a node until this process ends, with the job of a batch system
+    keep    (started by `up`) run the services and restart those that end: a raylet that was cut off
+            from the head ends itself
 """
 
 from __future__ import annotations
@@ -51,9 +51,11 @@ PACKAGES = ("tinyattn", "ray", "torch", "transformers", "deepspeed", "optuna", "
 """Packages that must have the same version on all nodes."""
 CODE = ("tinyattn", "orchestrator", "cluster", "search_spaces")
 STEADY_SECONDS = 60.0
-"""A service that ran for this long has not failed at its start."""
+"""A service that has run for this long did not fail at its start."""
 LONGEST_PAUSE = 30.0
+"""Most seconds before a service that ended is restarted."""
 END_SECONDS = 15.0
+"""Seconds in which a service may end by itself before it is killed."""
 _STATE = "node.json"
 _FAILING = "failing.json"
 _PR_SET_PDEATHSIG = 1
@@ -114,7 +116,7 @@ def _try_storage(storage: Path, word: str, answer: str) -> str:
 
 
 def _state_for(request: Mapping[str, Any]) -> str:
-    """`running` or `down`; `other`: a cluster of this name runs here for another request."""
+    """`running`, `down`, or `other`: a cluster of this name runs here with another request."""
     folder = state_folder(request["name"])
     if _keeper(folder) is None:
         return "down"
@@ -122,11 +124,11 @@ def _state_for(request: Mapping[str, Any]) -> str:
 
 
 def up(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Start what keeps Ray alive here, unless it runs with the same request already."""
+    """Start the keeper, and by it Ray, unless it runs with the same request already."""
     folder = state_folder(request["name"])
     state = _state_for(request)
     if state == "running" and (folder / "token").read_text() != request["token"]:
-        down(request)  # the head was down meanwhile, and has another token now
+        down(request)  # the head was restarted and has a new token
         state = "down"
     if state != "down":
         return {"state": state}
@@ -151,7 +153,7 @@ def up(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def status(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Say whether all services run, which do not, and what the log ends with."""
+    """Report whether all services run, which do not, and the last lines of the log."""
     folder = state_folder(request["name"])
     if _keeper(folder) is None:
         return {"alive": False, "log": ["nothing was started here, or it was ended"]}
@@ -165,23 +167,23 @@ def status(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def down(request: Mapping[str, Any]) -> dict[str, Any]:
-    """End the keeper, and with it this node's part of the cluster."""
+    """End the keeper, and with it this node's services."""
     folder = state_folder(request["name"])
     keeper = _keeper(folder)
     if keeper is None:
         return {"ended": False}
     keeper.terminate()
-    _, alive = psutil.wait_procs([keeper], timeout=3 * END_SECONDS)  # of a service each
+    _, alive = psutil.wait_procs([keeper], timeout=3 * END_SECONDS)  # it ends up to three services
     for process in alive:
-        process.kill()  # its Ray goes with it
+        process.kill()  # its services end with it, see _die_with_me
     for file in (_STATE, _FAILING, "token"):
         (folder / file).unlink(missing_ok=True)
     return {"ended": True}
 
 
 def join(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Be a node for the length of a batch system's job, with the job's resources."""
-    here = Path(tempfile.mkdtemp(prefix="tinyattn-"))  # home may be one for all nodes
+    """Run as a node until the job of a batch system ends, with the job's resources."""
+    here = Path(tempfile.mkdtemp(prefix="tinyattn-"))  # the home folder may be shared by all nodes
     os.environ["XDG_STATE_HOME"] = str(here)
     try:
         state_folder(request["name"]).mkdir(parents=True, mode=0o700)
@@ -195,7 +197,7 @@ def join(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_address(other: str) -> str:
-    """Return this machine's address on the route to another machine; nothing is sent."""
+    """Return this machine's own address on the route to another machine, without sending to it."""
     family = socket.AF_INET6 if ":" in other else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))
@@ -203,7 +205,7 @@ def own_address(other: str) -> str:
 
 
 def keep(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run this node's services until told to end; restart each that ends by itself."""
+    """Run this node's services until SIGTERM; restart each that ends by itself."""
     told: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
     known: list[str] | None = None
@@ -246,7 +248,7 @@ class Kept:
             print(
                 f"{self.service.name} ended with {code}; again in {self._pause:.0f} s", flush=True
             )
-            _kill(_session(self._process.pid))  # they may hold the port that the next one needs
+            _kill(_session(self._process.pid))  # children may hold the port that it needs again
             self._process, self._next = None, now + self._pause
         if self._process is None and now >= self._next:
             self._began = now
@@ -264,7 +266,7 @@ class Kept:
         return self._pause > 1.0 and time.monotonic() - self._began < STEADY_SECONDS
 
     def end(self) -> None:
-        """End the processes of the service, and no others."""
+        """End all processes of the service."""
         if self._process is None:
             return
         number = self._process.pid
@@ -273,7 +275,7 @@ class Kept:
             self._process.send_signal(self.service.stop_signal)
             _, alive = psutil.wait_procs({*_session(number), *children}, timeout=END_SECONDS)
             _kill(alive)
-        _kill(_session(number))  # some may have been started meanwhile
+        _kill(_session(number))  # some may have been started since the list was made
 
 
 def _session(number: int) -> list[psutil.Process]:
@@ -293,16 +295,16 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 
 def _die_with_me() -> None:
-    """Called in a child: have the system kill it when the keeper dies, for whatever reason."""
+    """Called in a child process: make the kernel send it SIGTERM when the keeper dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _keeper(folder: Path) -> psutil.Process | None:
-    """The keeper that `up` started, if it still runs."""
+    """The keeper that `up` started; None: it does not run."""
     try:
         known = _read(folder)["keeper"]
         process = psutil.Process(known["pid"])
-        same = abs(process.create_time() - known["born"]) < 1  # process ids are used again
+        same = abs(process.create_time() - known["born"]) < 1  # the system reuses process ids
     except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
         return None
     return process if same and process.status() != psutil.STATUS_ZOMBIE else None
@@ -318,7 +320,7 @@ def _without_token(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run one action on the request of a file, or of stdin."""
+    """Run one action; its request comes from a file or stdin."""
     text = Path(sys.argv[2]).read_text() if len(sys.argv) > 2 else sys.stdin.read()
     answer = ACTIONS[sys.argv[1]](json.loads(text))
     json.dump(answer, sys.stdout)

@@ -10,21 +10,21 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tinyattn.errors import StorageError
 
 LONGEST = 107
 """Longest path of a Unix socket, in bytes."""
-_SOCKET = "/ray-0000abcdefgh/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+RAY_SOCKET = "/ray-0000abcdefgh/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """The longest path that Ray makes below a session folder."""
 
 
 def make_own(folder: Path) -> bool:
-    """Make a private folder in a place where all may write; False if others can change it.
+    """Make a private folder, perhaps where all accounts may write; return whether it is private.
 
-    Compiled code that lies there is executed, and Ray's sockets give access to its processes.
+    It must be: compiled code in it is executed, and Ray's sockets give access to its processes.
     """
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True)
@@ -49,16 +49,16 @@ def temporary_folder() -> Path:
 def session_folder() -> Iterator[Path]:
     """Yield a folder for the sessions of one Ray, locked until the block ends.
 
-    Ray opens all its files, sockets too, to all accounts, and removes nothing. So the parent folder
-    is private, and sessions of earlier Rays are removed when the next one starts; until then their
-    logs can be read. Machines may share the parent folder without seeing each other's locks, so
-    each machine removes only its own sessions.
+    Ray makes its files and sockets accessible to all accounts, and removes none. So the parent
+    folder is private, and sessions of earlier Rays are removed when the next one starts; until then
+    their logs can be read. Machines may share the parent folder without seeing each other's locks,
+    so each machine removes only its own sessions.
 
     Raises:
         StorageError: there is no private folder, or it cannot be locked.
     """
-    above, mine = _shut_folder(), f"ray-{_host()}"
-    with _locked(above):  # no other may take a folder for left before it is locked
+    above, mine = first_private(private_places()), f"ray-{_host()}"
+    with _locked(above):  # else another process could remove the new folder before it is locked
         for left in above.glob(f"{mine}*"):
             with contextlib.suppress(OSError), _locked(left, fcntl.LOCK_NB):
                 shutil.rmtree(left, ignore_errors=True)
@@ -70,24 +70,29 @@ def session_folder() -> Iterator[Path]:
 
 
 def _host() -> str:
-    """Return four letters that stand for this machine: its name may be too long for a socket."""
+    """Return four hex digits for this machine: its name may be too long for a socket's path."""
     return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:4]
 
 
-def _shut_folder() -> Path:
-    """Return the first private folder whose path is short enough for Ray's sockets."""
-    most = LONGEST - len(_SOCKET)
-    for place in _places():
+def first_private(places: Sequence[Path]) -> Path:
+    """Return the first of these folders that is private and short enough for Ray's sockets.
+
+    Raises:
+        StorageError: none is.
+    """
+    most = LONGEST - len(RAY_SOCKET)
+    for place in places:
         if len(os.fsencode(place)) <= most and make_own(place):
             return place
     raise StorageError(
         f"no folder for Ray's sockets is this account's alone and has a path of at most {most} "
-        f"bytes: tried {', '.join(map(str, _places()))}; set TMPDIR to a folder of your own with "
+        f"bytes: tried {', '.join(map(str, places))}; set TMPDIR to a folder of your own with "
         "a short path"
     )
 
 
-def _places() -> list[Path]:
+def private_places() -> list[Path]:
+    """Return the folders that may be private to this account, in the order they are tried."""
     own = temporary_folder()
     return [own, Path("/tmp") / own.name, Path.home() / ".cache" / "tinyattn"]
 

@@ -1,4 +1,4 @@
-"""What starting and ending Ray uses beyond its public interface, all of it in this file.
+"""Private parts of Ray that starting and ending it uses, all of them in this file.
 
 Each entry says what it is, why it is needed and in which version it was seen;
 tests/compat/test_ray_compat.py fails where Ray changes one. Ray's switches in the environment are
@@ -20,15 +20,14 @@ from cluster.settings import LOOPBACK
 
 
 class OwnCodeFirst(JobConfig):
-    """The settings of a job whose workers search the folder that tinyattn was loaded from first,
-    and the user's folders not at all.
+    """Job config whose workers import from the folder of the running tinyattn first.
 
-    Ray has a driver's workers search the driver's script's folder and its working folder first.
-    There a user may keep a file of any name, and one called `orchestrator.py` or `cluster.py` would
-    take the place of this project's own code.
+    By default workers put the folder of the driver's script and its working folder first on
+    `sys.path`. A user's file there called `orchestrator.py` or `cluster.py` would be imported in
+    place of this project's code.
 
-    Ray 2.60 leaves its own folders out where the job brings a working folder, and asks nothing else
-    of the answer; what a job gives as `_py_driver_sys_path` its workers put first.
+    Workers put the job's `_py_driver_sys_path` first. They leave the two folders out if
+    `_runtime_env_has_working_dir` returns True, which has no other effect. (ray 2.60)
     """
 
     def __init__(self) -> None:
@@ -41,9 +40,9 @@ class OwnCodeFirst(JobConfig):
 def start_on_loopback(folder: Path, num_cpus: int | None, num_gpus: int | None) -> None:
     """Start a Ray of this machine alone and connect to it.
 
-    `_node_ip_address` and `_temp_dir` have no public names in `ray.init`. Without the first Ray
-    takes the address that other machines would use; `folder` is this account's, where Ray's own
-    choice lets everybody in. (ray 2.60)
+    `_node_ip_address` and `_temp_dir` have no public names in `ray.init`. By default Ray listens on
+    the address that other machines use, and its folder is open to all accounts; `folder` is
+    private. (ray 2.60)
     """
     ray.init(
         address="local",
@@ -59,7 +58,9 @@ def start_on_loopback(folder: Path, num_cpus: int | None, num_gpus: int | None) 
 
 
 def connect(address: str) -> None:
-    """Connect to the Ray at an address, as the node of that address: a machine may have several.
+    """Connect to the Ray at an address, as a driver on the node with that same IP address.
+
+    Without it Ray would choose one of the machine's addresses, perhaps another one.
 
     `_node_ip_address` has no public name in `ray.init`. (ray 2.60)
     """
@@ -73,10 +74,9 @@ def connect(address: str) -> None:
 
 
 def end_by_killing() -> None:
-    """Have `ray.shutdown` kill the processes that this one started: they are deaf to SIGTERM.
+    """Make `ray.shutdown` kill the processes that `ray.init` started, which block SIGTERM.
 
-    The node that `ray.init` started is `worker._global_node`; it has them in `all_processes`, and
-    ends each by `terminate()`. (ray 2.60)
+    `worker._global_node` has them in `all_processes`, and ends each by `terminate()`. (ray 2.60)
     """
     node: Any = worker._global_node
     for infos in node.all_processes.values() if node else ():
@@ -85,10 +85,10 @@ def end_by_killing() -> None:
 
 
 def read_settings_again() -> None:
-    """Have Ray read the environment again, which it has read when it was imported.
+    """Make Ray read the environment again, which it read when it was imported.
 
-    Three places have kept what they read: whether a node may have others (`ENABLE_RAY_CLUSTER`, see
-    LOOPBACK), the settings of its core, and the token. (ray 2.60)
+    Three places cache values from it: `ENABLE_RAY_CLUSTER` (see LOOPBACK), the settings of Ray's
+    core, and the token. (ray 2.60)
     """
     (name,) = LOOPBACK
     elsewhere = ray_constants.IS_WINDOWS_OR_OSX

@@ -26,19 +26,19 @@ from cluster.settings import HEALTH, QUIET
 
 USER = "tinyattn"
 GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
-"""Ray's labels with a node's memory, by which workers find out whether another node has more."""
+"""Ray's labels with a node's memory in MiB; by them workers know whether another node has more."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """A program that is kept running."""
+    """A program that a node's agent keeps running."""
 
     name: str
     words: list[str]
     environment: dict[str, str] = field(default_factory=dict)
     stop_signal: signal.Signals = signal.SIGTERM
     account: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of subprocess that set its account; empty: this process's account."""
+    """Arguments of subprocess.Popen that set its account; empty: this process's account."""
 
 
 def state_folder(name: str) -> Path:
@@ -72,10 +72,10 @@ def credentials_file(name: str) -> Path:
 
 
 def services_of(request: Mapping[str, Any], sessions: Path) -> list[Service]:
-    """The services of the node that a request is for, in the order of their start.
+    """Return the services of a node, in the order of their start.
 
     Args:
-        request: what the agent was told.
+        request: the request for its agent, as RackCluster.request_of returns it.
         sessions: folder for Ray's sessions.
     """
     found = []
@@ -85,12 +85,12 @@ def services_of(request: Mapping[str, Any], sessions: Path) -> list[Service]:
 
 
 def is_head(request: Mapping[str, Any]) -> bool:
-    """Whether the node that a request is for is the head."""
+    """Return whether a request is for the head."""
     return bool(request["is_head"])
 
 
 def prepare(request: Mapping[str, Any]) -> str:
-    """Prepare what the services need, on the first start; return what is missing, or ''."""
+    """Make MLflow's passwords and database on the head's first start; return the fault, or ''."""
     if not request.get("mlflow") or not is_head(request):
         return ""
     folder = database_folder(request["name"])
@@ -110,7 +110,7 @@ def prepare(request: Mapping[str, Any]) -> str:
 
 
 def ray_service(request: Mapping[str, Any], sessions: Path) -> Service:
-    """Ray's processes of this node, as head or as worker."""
+    """Return Ray's processes of this node as a service, as head or as worker."""
     words = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block"]
     words += ["--disable-usage-stats", f"--node-ip-address={request['host']}"]
     words += [f"--temp-dir={sessions}"]
@@ -121,7 +121,7 @@ def ray_service(request: Mapping[str, Any], sessions: Path) -> Service:
     for option, value in (("cpus", request["cpus"]), ("gpus", request["gpus"])):
         if value is not None:
             words.append(f"--num-{option}={value}")
-    gpu_memory = 0 if request["gpus"] == 0 else _gpu_memory()  # none for trials: none to look for
+    gpu_memory = 0 if request["gpus"] == 0 else _gpu_memory()  # GPUs that trials may not use: none
     labels = memory_labels(gpu_memory, psutil.virtual_memory().total // 2**20)
     words.append("--labels=" + ",".join(f"{key}={mib}" for key, mib in labels.items()))
     own = {key: path for key, path in own_caches(request["name"]).items() if key not in os.environ}
@@ -130,15 +130,15 @@ def ray_service(request: Mapping[str, Any], sessions: Path) -> Service:
 
 
 def memory_labels(gpu_mib: int, mib: int) -> dict[str, str]:
-    """Return the labels with a node's memory; 0 is left out."""
+    """Return the labels with a node's memory; a size of 0 MiB has no label."""
     return {key: str(value) for key, value in ((GPU_MEMORY, gpu_mib), (MEMORY, mib)) if value}
 
 
 def own_caches(name: str) -> dict[str, str]:
     """Return the environment that puts caches of torch and Triton on the node's own disk.
 
-    In a shared home nodes with other GPUs would use each other's builds, and a killed build leaves
-    a lock on which the builds of all nodes would wait.
+    In a shared home folder, nodes with different GPUs would use each other's builds, and a killed
+    build would leave a lock on which the builds of all nodes wait.
     """
     folder = temporary_folder()
     if not make_own(folder):
@@ -148,7 +148,7 @@ def own_caches(name: str) -> dict[str, str]:
 
 
 def _gpu_memory() -> int:
-    """MiB of the smallest GPU here; 0: there is none."""
+    """Memory of the smallest GPU here, in MiB; 0: there is none."""
     words = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60)
@@ -161,7 +161,7 @@ def _gpu_memory() -> int:
 
 
 def mlflow_service(request: Mapping[str, Any]) -> Service:
-    """MLflow's server, with authentication, artifacts through it, and rows in PostgreSQL."""
+    """Return MLflow's server as a service, with passwords, PostgreSQL and proxied artifacts."""
     state, place = state_folder(request["name"]), request["mlflow"]
     known = json.loads(credentials_file(request["name"]).read_text())
     words = [sys.executable, "-P", "-m", "mlflow", "server", "--app-name=basic-auth"]
@@ -192,7 +192,7 @@ def postgres_service(name: str) -> Service:
 
 
 def database_folder(name: str) -> Path:
-    """Where the database is: on this machine's own disk. PostgreSQL does not run as root."""
+    """Return the folder of the database; root's is outside its home, for PostgreSQL's account."""
     return Path("/var/lib/tinyattn") / name if os.geteuid() == 0 else state_folder(name) / "db"
 
 
@@ -225,7 +225,10 @@ def _make_database(folder: Path, password: str) -> str:
 
 
 def _postgres_bin(folder: Path) -> Path | None:
-    """Return the folder of PostgreSQL's programs: of the database's version, or the newest."""
+    """Return the folder of PostgreSQL's programs, of the database's version if there is one.
+
+    Else it is the newest; None: PostgreSQL is not installed.
+    """
     made = folder / "data" / "PG_VERSION"
     version = made.read_text().strip() if made.is_file() else ""
     found = {path.parent.name: path for path in Path("/usr/lib/postgresql").glob("*/bin")}
@@ -238,7 +241,10 @@ def _postgres_bin(folder: Path) -> Path | None:
 
 
 def _its_account() -> dict[str, Any]:
-    """Return PostgreSQL's account; `runuser` would stay its parent and pass on no SIGINT."""
+    """Return arguments of Popen for PostgreSQL's account, as it refuses to run as root.
+
+    `runuser` would stay as its parent process and not pass on SIGINT.
+    """
     if os.geteuid() != 0:
         return {}
     return {"user": "postgres", "group": "postgres", "extra_groups": []}
@@ -254,7 +260,7 @@ def _auth_config(state: Path, password: str) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, from its first byte on."""
+    """Write a file that only its owner can ever read, in place of any other."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

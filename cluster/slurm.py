@@ -1,4 +1,4 @@
-"""SlurmCluster: a head on this machine, and one Slurm job whose nodes join it."""
+"""SlurmCluster: Ray's head on this machine, and one Slurm job whose nodes join it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cluster.agents import Answer
 from cluster.config import Cluster, Node, Slurm
-from cluster.rack import Answer, RackCluster
+from cluster.rack import RackCluster
 from cluster.services import state_folder, write_private
 from tinyattn.errors import TinyAttnError, UsageError
 
@@ -20,6 +21,7 @@ OVER = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
     "PREEMPTED", "REVOKED", "TIMEOUT",
 )  # fmt: skip
+"""States of a job that has ended."""
 
 
 class SlurmCluster(RackCluster):
@@ -62,13 +64,13 @@ class SlurmCluster(RackCluster):
             self.say(f"job {job}: cancelled")
         self._job_file.unlink(missing_ok=True)
         for left in self._storage.glob(f".{self.cluster.name}-*/node.json"):
-            left.unlink(missing_ok=True)  # it holds the token
+            left.unlink(missing_ok=True)  # they hold the token
         super().down()
 
     def _submit(self) -> str:
         folder = self._storage / f".{self.cluster.name}-{secrets.token_hex(4)}"
         folder.mkdir(parents=True, mode=0o700)
-        request = folder / "node.json"  # every node reads it; it holds the token
+        request = folder / "node.json"  # for all nodes; private, since it holds the token
         write_private(request, json.dumps(self._request()))
         python = self.cluster.environment.python or Path(sys.executable)
         join = ["srun", str(python), "-P", "-m", "cluster.node", "join", str(request)]
@@ -84,7 +86,7 @@ class SlurmCluster(RackCluster):
         return {**head, "is_head": False, "mlflow": None}
 
     def _job(self) -> str | None:
-        """Return the job that `up` submitted, if it is not over."""
+        """Return the id of the job that `up` submitted; None: there is none, or it has ended."""
         try:
             job = str(json.loads(self._job_file.read_text())["job"])
         except (OSError, ValueError, KeyError):

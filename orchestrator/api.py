@@ -12,7 +12,7 @@ from orchestrator.cli.common import home_of, ray_of
 from orchestrator.spec.config import Sweep, load_sweep, resolved
 
 if TYPE_CHECKING:  # it imports mlflow, which takes seconds, and a mistake in a file shows sooner
-    from orchestrator.tracking.reader import TrialRecord
+    from orchestrator.tracking.reader import TrialRun
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class SweepResult:
     """The sweep's name, which `tinyattn finalize` and other commands take."""
     folder: Path
     """The sweep's folder within the runs folder."""
-    trials: list[TrialRecord]
+    trials: list[TrialRun]
     """Its trials, the best first; those that are no candidates for the best come last."""
-    best: TrialRecord | None
+    best: TrialRun | None
     """The best trial; None: none may be called so."""
     adapter: Path | None
     """The best trial's adapter folder, for `tinyattn.load_predictor`; None: there is none."""
@@ -66,6 +66,7 @@ def run_sweep(
     set_before_ray()
 
     from orchestrator import sweep as driver
+    from orchestrator.state.checkpoint_store import best_adapter
     from orchestrator.state.definition import Origin
     from orchestrator.state.ranking import candidates, standing_of
 
@@ -82,13 +83,13 @@ def run_sweep(
     trials = store.trials_of(store.find_sweep(found.name))
     trials.sort(key=lambda trial: standing_of(trial).order)
     best = next(iter(candidates(trials)), None)
-    adapters = {trial.run_id: trial.adapter for trial in ended}
+    won = next((trial for trial in ended if best and trial.name == best.trial_id), None)
     return SweepResult(
         name=found.name,
         folder=workspace.path_of(found.name),
         trials=trials,
         best=best,
-        adapter=None if best is None else adapters.get(best.run_id),
+        adapter=None if won is None else best_adapter(workspace.checkpoints(found.name), won),
     )
 
 

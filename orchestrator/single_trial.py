@@ -50,6 +50,8 @@ def train_alone(
         )
         for note in trainer.data.carve_notes:
             say(f"beware: {note}")
+        if output is None:
+            say("note: without --output the adapter is not kept")
         if resume and state is not None:
             trainer.restore(state)
         elif output is not None:
@@ -67,6 +69,15 @@ def train_alone(
     if output is not None:
         say(f"the best adapter is in {output / 'adapter'}")
     return last
+
+
+def interrupted_words(output: Path | None) -> str:
+    """Return the message for a training that was interrupted: what is kept, how to go on."""
+    if output is None:
+        return "interrupted; nothing is kept without --output"
+    if (output / STATE).is_dir():
+        return "interrupted; the same command with --resume goes on from the last evaluation"
+    return "interrupted before the first evaluation; nothing is lost but its steps"
 
 
 def _state_folder(output: Path | None, resume: bool) -> Path | None:

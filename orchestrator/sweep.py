@@ -9,18 +9,20 @@ resume    the same search again: its event log says where it is            (stat
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.execution.nodes import concurrency
-from orchestrator.execution.tuner import Ended, closed_in_any_case, run_batch
+from orchestrator.execution.tuner import closed_in_any_case, run_batch
 from orchestrator.planning.preflight import check_warmup, inspect, run_tags, warmup_note
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.search.searcher import OptunaSearcher
-from orchestrator.spec.batch import TrialBatch
+from orchestrator.spec.batch import SEARCH, TrialBatch
 from orchestrator.spec.config import Sweep, apply_overrides, check
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.workspace import Workspace
@@ -73,7 +75,7 @@ def _refuse_taken(name: str, workspace: Workspace) -> None:
 
 def run_sweep(
     sweep: Sweep, facts: Facts, workspace: Workspace, origin: Origin | None = None
-) -> list[Ended]:
+) -> list[Trial]:
     """Run a new sweep to its end, after `prepare`; Ray must be running.
 
     Args:
@@ -91,7 +93,7 @@ def run_sweep(
         if Definition.is_in(workspace.path_of(sweep.name)):  # another process was quicker
             _refuse_taken(sweep.name, workspace)
         Definition.of(sweep, facts, origin).write(workspace.path_of(sweep.name))
-        return _go_on(sweep, facts, workspace)
+        return run_to_end(sweep, facts, workspace)
 
 
 def resumable(
@@ -119,7 +121,7 @@ def resumable(
 
 def resume_sweep(
     definition: Definition, workspace: Workspace, say: Callable[[str], None] = lambda line: None
-) -> list[Ended]:
+) -> list[Trial]:
     """Resume a sweep, whatever ended it; Ray must be running.
 
     Args:
@@ -139,26 +141,26 @@ def resume_sweep(
         for note in warmup_note(sweep, facts):
             say(note)
         definition.write(workspace.path_of(sweep.name))
-        return _go_on(sweep, facts, workspace)
+        return run_to_end(sweep, facts, workspace)
 
 
-def _go_on(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Ended]:
+def run_to_end(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Trial]:
     """Run a sweep to its end from its present state; a new sweep has an empty event log."""
     tracker = workspace.tracker(create=True)
     names = tracker.names_of_trials(sweep.name)
-    refuse_damaged(workspace.path_of(sweep.name), names, needed="search")
+    refuse_damaged(workspace.path_of(sweep.name), names, needed=SEARCH)
     with closed_in_any_case(tracker, f"sweep resume {sweep.name}"):
         tracker.open_sweep(
             name=sweep.name,
             task=facts.task,
             plm=sweep.train.plm,
-            protocol=sweep.train.protocol,
+            protocol=sweep.train.protocol_name,
             config=_noted(sweep),
             tags=run_tags(facts),
         )
         ended = _search(sweep, workspace, tracker, facts)
+        publish(tracker, sweep.name)
         _refuse_empty(ended)
-    publish(tracker, sweep.name)
     return ended
 
 
@@ -170,12 +172,12 @@ def _noted(sweep: Sweep) -> dict[str, Any]:
 
 def _search(
     sweep: Sweep, workspace: Workspace, tracker: TrackingWriter, facts: Facts
-) -> list[Ended]:
+) -> list[Trial]:
     checkpoints = workspace.checkpoints(sweep.name)
     study = checkpoints.folder / STUDY_FILE
     searcher = OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha)
     batch = TrialBatch(
-        name="search",
+        name=SEARCH,
         title=sweep.name,
         kind="trial",
         base=sweep.train,
@@ -191,13 +193,23 @@ def _search(
     )
 
 
-def sweep_as_it_ran(tracker: TrackingWriter, name: str, overrides: Mapping[str, Any]) -> Sweep:
+def sweep_as_it_ran(
+    workspace: Workspace, name: str, overrides: Mapping[str, Any], imports: Sequence[str] = ()
+) -> Sweep:
     """Return a sweep of the store, with `overrides` of its finalize and resources sections.
 
+    Args:
+        workspace: its store, and perhaps its folder.
+        name: the sweep's.
+        overrides: values by dotted key.
+        imports: plugins that the user named, for a sweep whose folder is not here.
+
     Raises:
-        UsageError: there is no such sweep, or an override changes what has run.
+        UsageError: there is no such sweep, an override changes what has run, or a plugin lacks.
     """
+    tracker = workspace.tracker()
     stored = tracker.sweep_config(tracker.find_sweep(name))
+    stored["imports"] = _plugins(workspace, name, stored.get("imports") or [], imports)
     for key in overrides:
         if key.split(".")[0] not in CHANGEABLE:
             keys = [known for known in dotted_keys(Sweep) if known.split(".")[0] in CHANGEABLE]
@@ -211,11 +223,29 @@ def sweep_as_it_ran(tracker: TrackingWriter, name: str, overrides: Mapping[str, 
     return sweep
 
 
-def _refuse_empty(ended: list[Ended]) -> None:
+def _plugins(workspace: Workspace, name: str, noted: Any, named: Sequence[str]) -> Any:
+    """Return a sweep's plugins as its own folder has them, else those that the user named.
+
+    A store says which there were, and no more: others may be able to write to it, and what it names
+    would be executed here.
+    """
+    folder = workspace.path_of(name)
+    if Definition.is_in(folder):
+        return Definition.read(folder, name).resolved["imports"]
+    missing = [one for one in noted if one not in named] if isinstance(noted, list) else [noted]
+    if missing:
+        raise UsageError(
+            f"sweep '{name}' imported {json.dumps(missing)[:200]}, and its folder {folder} is not "
+            "here; name each of these modules with --import if you know it"
+        )
+    return list(named)
+
+
+def _refuse_empty(ended: list[Trial]) -> None:
     if any(trial.outcome in (Outcome.COMPLETED, Outcome.STOPPED) for trial in ended):
         return
     # Of an error from outside this project the last line; its traceback is in MLflow.
-    causes = {(t.error or t.outcome.value).splitlines()[-1] for t in ended}
+    causes = {trial.cause or str(trial.outcome) for trial in ended}
     raise TinyAttnError(
         f"none of {len(ended)} trials reached a score: {'; '.join(sorted(causes)) or 'none ran'}"
     )

@@ -6,7 +6,7 @@ import psutil
 
 TRIAL = ("ray::SweepTrainable", "ray::ResourceTrainable")  # at rest, and while it trains
 SHARED = ("ray::SharedWorker",)
-RANK = ("ray::_RankActor",)
+RANK = ("ray::RankActor",)
 
 
 def ray_processes(kinds: tuple[str, ...], of: int | None = None) -> list[psutil.Process]:

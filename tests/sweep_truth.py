@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import optuna
+
 from orchestrator.search.asha import make_scheduler, replay
-from orchestrator.search.searcher import OptunaSearcher
-from orchestrator.spec.config import SearchConfig
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import EventLog
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.sweep import STUDY_FILE
+from orchestrator.tracking.reader import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 
 
@@ -43,7 +44,7 @@ def untruths(runs: Path, name: str, trials: int, tracking_uri: str | None = None
     return found + _disagreements(workspace, name, records)
 
 
-def _untruths_of(record: TrialRecord, tracker: TrackingWriter) -> list[str]:
+def _untruths_of(record: TrialRun, tracker: TrackingWriter) -> list[str]:
     """Evaluations that are missing, doubled or out of order, or an adapter that is not there."""
     found = []
     for key in ("score", "train_loss", "best_score"):
@@ -55,12 +56,12 @@ def _untruths_of(record: TrialRecord, tracker: TrackingWriter) -> list[str]:
     return found
 
 
-def _disagreements(workspace: Workspace, name: str, records: list[TrialRecord]) -> list[str]:
+def _disagreements(workspace: Workspace, name: str, records: list[TrialRun]) -> list[str]:
     """Where event log, study, scheduler and MLflow do not say the same."""
     folder = workspace.path_of(name)
     sweep = Definition.read(folder, name).sweep()
     event_log = EventLog(folder / "search.jsonl")
-    study = OptunaSearcher(sweep.space, SearchConfig(), folder / "study.journal", name)._study
+    study = study_of(folder, name)
     attributes = [t.user_attrs for t in study.trials if "trial" in t.user_attrs]
     told = {attribute["trial"]: attribute.get("outcome") for attribute in attributes}
     running = [trial.number for trial in study.trials if trial.state.name == "RUNNING"]
@@ -72,16 +73,22 @@ def _disagreements(workspace: Workspace, name: str, records: list[TrialRecord]) 
     if asha.paused:
         found.append(f"paused for ever: {asha.paused}")
     for record in records:
-        past = event_log.trials.get(record.trial_id)
+        trial = event_log.trials.get(record.trial_id)
         words = {
             "MLflow": (record.outcome and record.outcome.value, record.evaluations),
-            "event log": past and (past.outcome and past.outcome.value, past.evaluations),
+            "event log": trial and (trial.outcome and trial.outcome.value, trial.evaluations),
         }
         if len(set(words.values())) > 1 or told.get(record.trial_id) != words["MLflow"][0]:
             found.append(f"{record.trial_id}: {words}, study {told.get(record.trial_id)}")
         if record.trial_id in asha.stopped and record.outcome is not Outcome.STOPPED:
             found.append(f"{record.trial_id}: ASHA stopped it, its outcome is {record.outcome}")
     return found
+
+
+def study_of(folder: Path, name: str) -> optuna.Study:
+    """A sweep's study, which Optuna itself reads from the file, as another program would."""
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / STUDY_FILE))
+    return optuna.load_study(study_name=name, storage=optuna.storages.JournalStorage(backend))
 
 
 def histories(runs: Path, name: str, tracking_uri: str | None = None) -> dict[str, list[float]]:

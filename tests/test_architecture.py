@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ ROOMS = {
     "tinyattn": (
         "errors",
         "telemetry",
+        "collector",
         "files",
         "config",
         "plugins",
@@ -221,6 +223,69 @@ def test_private_names_are_found() -> None:
     assert private_names(ast.parse(code)) == {"_b", "_d", "_e", "_g", "_h"}
 
 
+def defined_private_names(tree: ast.Module) -> set[str]:
+    """Names with one underscore of a module's functions, classes, variables and attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+            found.add(node.attr)
+    return {name for name in found if re.fullmatch("_[^_].*", name)}
+
+
+def quoted_private_names(tree: ast.Module) -> set[str]:
+    """Private names in a module's texts: those to patch by, and those in code for other processes.
+
+    A name is one if it is the whole text, or comes after a dot, `import` or a comma.
+    """
+    formatted = [n for n in ast.walk(tree) if isinstance(n, ast.JoinedStr)]
+    parts = {part for text in formatted for part in text.values}
+    whole = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n not in parts]
+    texts = [str(constant.value) for constant in whole]
+    for text in formatted:
+        constants = (part.value if isinstance(part, ast.Constant) else "x" for part in text.values)
+        texts.append("".join(map(str, constants)))
+    pattern = r"(?:^(?=\w+$)|\.|\bimport |, )(_[a-zA-Z]\w*)"
+    return {name for text in texts for name in re.findall(pattern, text)}
+
+
+@pytest.fixture(scope="module")
+def private_names_of_ours() -> set[str]:
+    """All private names of the product and its benchmarks."""
+    packages = (*PACKAGES, "benchmarks")
+    return {
+        name for own in packages for tree in trees(own).values()
+        for name in defined_private_names(tree)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("package", ["tests", "benchmarks"])
+def test_private_names_of_ours_are_neither_patched_nor_read_from_outside(
+    package: str, private_names_of_ours: set[str]
+) -> None:
+    """A test looks from outside, or hands in what a unit takes. Private names of libraries may be
+    patched, which is the purpose of tests/compat."""
+    reached = {}
+    for path, tree in trees(package).items():
+        attributes = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        inherited = attributes - defined_private_names(tree)  # as self._x of a class of ours
+        found = private_names(tree) | quoted_private_names(tree) | inherited
+        reached[path] = found & private_names_of_ours
+    reached.pop("tests/test_architecture.py", None)  # its texts are about such names
+    assert not {path: names for path, names in reached.items() if names}
+
+
+def test_private_names_are_found_where_they_are_defined_and_in_texts() -> None:
+    code = "_A = 1\n_b: int = 2\ndef _c(): self._d = _e\nclass _F:\n  x: int\n__g = x._h\n_, i = j"
+    assert defined_private_names(ast.parse(code)) == {"_A", "_b", "_c", "_d", "_F"}
+    code = "patch(x, '_a')\nsetattr('b.c._d', 1)\nf'{j}_n {o}'\n'k_l _m'\n"
+    code += "run('import e; e._f(2); from g import h, _i')\nf'{p}._q'"
+    assert quoted_private_names(ast.parse(code)) == {"_a", "_d", "_f", "_i", "_q"}
+
+
 IMPORTS = """
 import contextlib, importlib, json, logging, os, sys, warnings
 # Libraries change what they please when they are imported; what counts is what we add to that.
@@ -264,6 +329,7 @@ print(json.dumps({key: str(after[key]) for key in before if before[key] != after
 """
 
 
+@pytest.mark.slow
 def test_importing_any_module_changes_nothing() -> None:
     names = [
         path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
@@ -306,14 +372,18 @@ def test_modules_do_not_import_each_other_in_circles() -> None:
         visit(name, ())
 
 
+@pytest.mark.slow
 def test_asking_how_a_sweep_does_waits_for_no_large_library() -> None:
     large = {"torch", "transformers", "deepspeed", "ray", "optuna"}
-    modules = "orchestrator.cli, orchestrator.reporting.status, orchestrator.tracking.writer"
+    modules = "orchestrator.cli, orchestrator.tracking.writer"
+    modules += ", orchestrator.reporting.status, orchestrator.reporting.leaderboard"
+    modules += ", orchestrator.registry.champions"
     code = f"import sys, {modules}; print(sorted({large} & sys.modules.keys()))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_training_on_token_ids_needs_nothing_that_reads_text() -> None:
     """A bare GPU machine has token ids, but perhaps no datasets or pyarrow."""
     large = {"datasets", "pyarrow", "pandas", "ray", "optuna", "mlflow"}

@@ -2,7 +2,8 @@
 
     import tinyattn as ta
 
-`__all__` names what a program may rely on; docs/api.md shows it. Importing this takes no torch.
+`__all__` names what a program may rely on; docs/api.md shows it. Importing this does not import
+torch.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)
 
 
 def _module(name: str) -> ModuleType:

@@ -143,6 +143,9 @@ class TrainConfig(StrictModel):
     """Tokens per row; longer rows are truncated."""
     max_train_rows: int | None = Field(None, ge=1)
     """Use a fixed random subset of this many training rows; None: all."""
+    max_select_rows: int | None = Field(None, ge=1)
+    """Select on a fixed random subset of this many of the rows that `heldout` carves; None: all.
+    Few rows make short evaluations, and noisy ones. Rows left out are not trained on."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Number format of the frozen PLM; adapter and classifier are always fp32."""
     plm_dropout: bool = False
@@ -164,6 +167,21 @@ class TrainConfig(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _carved(self) -> Self:
+        if self.max_select_rows is not None and self.protocol == "paper":
+            raise ValueError(
+                "max_select_rows came with protocol paper, which selects on the whole dev set; "
+                "leave it out, or set protocol=heldout"
+            )
+        return self
+
+    @property
+    def protocol_name(self) -> str:
+        """The protocol's name in rankings, which are among scores on the same rows."""
+        few = "" if self.max_select_rows is None else f"-{self.max_select_rows}"
+        return f"{self.protocol}{few}"
+
     def identity(self, data_fingerprint: str, commit: str) -> str:
         """Return a hash of 16 hex digits of config, data and code, equal for equal trials."""
         content = json.dumps(self.model_dump(mode="json", exclude=unnamed(self)), sort_keys=True)
@@ -177,14 +195,19 @@ FIRST_VERSIONS = {"carve_version": 1, "token_version": 1}
 """Versions of rules that a stored configuration without these keys was made with."""
 
 
+_LATER_KEYS: dict[str, Any] = {**FIRST_VERSIONS, "max_select_rows": None}
+"""Keys that older files lack, with the values that they were made with."""
+
+
 def unnamed(model: BaseModel) -> set[str]:
-    """Return the version keys that have their first value: files older than them lack the keys."""
-    return {key for key, first in FIRST_VERSIONS.items() if getattr(model, key) == first}
+    """Return the later keys that have their first value, so that older files keep their hashes."""
+    known = model.__class__.model_fields
+    return {k for k, first in _LATER_KEYS.items() if k in known and getattr(model, k) == first}
 
 
 def stored_config(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return stored TrainConfig data with versions added: first versions where it names none."""
-    return {**FIRST_VERSIONS, **data}
+    return {**_LATER_KEYS, **data}
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -225,6 +248,7 @@ def _fault(model: type[BaseModel], fault: Any, data: Any, source: str) -> str:
     if fault["type"] == "missing":
         return f"{source}: {key}: this key is required"
     message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "allowed is")
+    message = message.partition(", unable to parse")[0].replace("a valid ", "a ")
     came = fault["input"]
     if isinstance(came, Mapping):
         if fault["type"] != "value_error":  # keys where a single value belongs

@@ -54,6 +54,18 @@ class PlmError(UsageError):
     """A pretrained language model that cannot be found or adapted."""
 
 
+class AbsentError(UsageError):
+    """Data or a PLM that is not on this machine, but may be on the one where a sweep runs."""
+
+
+class AbsentDataError(TaskError, AbsentError):
+    """A task's data, as above."""
+
+
+class AbsentPlmError(PlmError, AbsentError):
+    """A PLM, as above."""
+
+
 class NameTakenError(UsageError):
     """A name that is already in use."""
 

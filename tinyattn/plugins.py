@@ -41,12 +41,17 @@ class Plugin(StrictModel):
     def find(cls, module: str) -> Self:
         """Find a plugin by name: a file in the working folder, else an installed module.
 
+        Args:
+            module: as in an `import`; a file may be given with its ending, as in `my_module.py`.
+
         Raises:
             UsageError: it is neither, or its name has two meanings.
         """
+        module = module.removesuffix(".py")
         if not all(part.isidentifier() for part in module.split(".")):
             raise UsageError(
-                f"--import {module} came, allowed is the name of a module, as in my_module"
+                f"--import {module} came, allowed is the name of a module, as in my_module, or of "
+                "a file in the working folder, as in my_module.py"
             )
         file = Path(f"{module}.py")
         installed = _is_installed(module)

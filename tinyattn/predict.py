@@ -131,9 +131,19 @@ class Predictor:
         self.model.detach()
 
 
-def load_predictor(folder: Path, plm: str | None = None) -> Predictor:
-    """Load an adapter folder and the PLM that it names."""
-    return Predictor(folder, plm=plm)
+def load_predictor(folder: str | Path, plm: str | None = None) -> Predictor:
+    """Load an adapter and its PLM, ready to predict rows of text.
+
+    Args:
+        folder: the adapter folder, as in `SweepResult.adapter`, or OUTPUT/adapter of
+            `tinyattn train --output OUTPUT`.
+        plm: name or folder of the PLM; None: as the adapter's card names it.
+
+    Raises:
+        AdapterError: the folder holds no adapter with a classifier, or does not fit the PLM.
+        PlmError: the PLM cannot be found or loaded.
+    """
+    return Predictor(Path(folder), plm=plm)
 
 
 def _plm_of(card: AdapterCard) -> str:

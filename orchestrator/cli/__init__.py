@@ -24,6 +24,7 @@ from orchestrator.cli.common import cluster_of, import_option, placed, store_add
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
 from orchestrator.driver.signals import end_by_exception
+from tinyattn.collector import imports_uncollected
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
 from tinyattn.errors import TinyAttnError
 from tinyattn.telemetry import switch_telemetry_off
@@ -88,7 +89,11 @@ def doctor(data: Path | None, on: Path | None) -> None:
 
 @main.command()
 @click.argument("overrides", nargs=-1)
-@click.option("--output", type=click.Path(path_type=Path), help="Folder for the best adapter.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for the best adapter; else it is not kept.",
+)
 @click.option("--resume", is_flag=True, help="Go on with the interrupted training in --output.")
 @click.option("--data", type=click.Path(path_type=Path), help="Folder with task files.")
 @import_option
@@ -99,9 +104,14 @@ def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: P
         set_dotted(raw, key, value)
     config = build(TrainConfig, raw, "train")
 
-    from orchestrator.single_trial import train_alone
+    with imports_uncollected():
+        from orchestrator.single_trial import interrupted_words, train_alone
 
-    train_alone(config, output, resume, data, click.echo)
+    try:
+        train_alone(config, output, resume, data, click.echo)
+    except KeyboardInterrupt:
+        click.echo(interrupted_words(output), err=True)
+        sys.exit(1)
 
 
 main.add_command(sweep)

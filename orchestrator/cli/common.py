@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from tinyattn.collector import imports_uncollected
 from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.files.uris import without_secrets
 from tinyattn.plugins import Plugin, load_all
@@ -92,8 +93,9 @@ def import_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Option that imports modules of the user's own, for verbs that load a PLM."""
 
     def load(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> None:
-        load_all(Plugin.find(name) for name in names)
-        context.meta[_IMPORTED] = list(names)
+        plugins = [Plugin.find(name) for name in names]
+        load_all(plugins)
+        context.meta[_IMPORTED] = [plugin.module for plugin in plugins]
 
     return click.option(
         "--import", "imports", multiple=True, metavar="MODULE", callback=load, expose_value=False,
@@ -121,7 +123,8 @@ def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: 
     A cluster's sweeps are in its storage folder, which all nodes see. With an object store they are
     here, and only the trials' checkpoints are in the store.
     """
-    from orchestrator.state.workspace import Workspace
+    with imports_uncollected():
+        from orchestrator.state.workspace import Workspace
 
     cluster = cluster_of(on)
     if cluster is None:
@@ -202,7 +205,8 @@ def show_leaderboard(
     console = Console(width=None if sys.stdout.isatty() else 140)
     if not suite:
         shown = board.top(rows, top)
-        console.print(board.render(shown, " ".join(sweeps) or task or "Leaderboard"))
+        title = " ".join(sweeps) or task or "Leaderboard"
+        console.print(board.render(shown, title, _marks(store, shown)))
         if more := len(rows) - len(shown):
             click.echo(f"{more:,} more; --top N shows N rows of each task, --csv and --json all")
         return
@@ -211,6 +215,22 @@ def show_leaderboard(
         raise UsageError(f"the store {workspace.place} has no ranked trial of a GLUE task")
     for found in suites:
         console.print(board.render_suite(found))
+
+
+def _marks(store: Any, rows: Iterable[Any]) -> dict[str, list[str]]:
+    """Return what the leaderboard says of trials beside their kind, by run id."""
+    from orchestrator.registry.champions import champions
+    from orchestrator.spec.trial import is_alone
+
+    found: dict[str, list[str]] = {row.run_id: [] for row in rows}
+    for row in rows:
+        if is_alone(row.config):
+            found[row.run_id].append("classifier alone")
+    for sweep in store.sweeps():
+        found.get(sweep.tags.get("winner", ""), []).append("winner")
+    for champion in champions(store):
+        found.get(champion.run_id, []).append("champion")
+    return found
 
 
 def show_pages(workspace: Any, sweeps: list[str]) -> None:

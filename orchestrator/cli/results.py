@@ -1,4 +1,4 @@
-"""Verbs on the results of sweeps: leaderboard, finalize, promote, rollback, predict, report, ui."""
+"""Verbs on the results of sweeps: leaderboard, finalize, promote, champions, predict and others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from orchestrator.cli.common import (
     echo,
     home_of,
     import_option,
+    imported,
     next_command,
     place_options,
     ray_of,
     show_leaderboard,
     show_pages,
 )
+from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 
 
@@ -66,12 +68,13 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 
     Overrides change the sweep's finalize section: finalize.finalists=2 finalize.heads=8
     """
-    from orchestrator.selection.finalizer import finalize as run_finalizer
-    from orchestrator.selection.verdict import render
-    from orchestrator.sweep import sweep_as_it_ran
+    with imports_uncollected():
+        from orchestrator.selection.finalizer import finalize as run_finalizer
+        from orchestrator.selection.verdict import render
+        from orchestrator.sweep import sweep_as_it_ran
 
     workspace = home_of(**places)
-    sweep = sweep_as_it_ran(workspace.tracker(), name, parse_overrides(overrides))
+    sweep = sweep_as_it_ran(workspace, name, parse_overrides(overrides), imported())
     with ray_of(places["on"]):
         verdict = run_finalizer(sweep, workspace, echo)
     console = Console(width=None if sys.stdout.isatty() else 120)
@@ -103,6 +106,25 @@ def promote(name: str, force: bool, **places: Any) -> None:
             "note: the best of many trials is partly luck, and no fresh seeds have tried this one: "
             + next_command(f"tinyattn finalize {name}")
         )
+
+
+@click.command()
+@place_options
+def champions(**places: Any) -> None:
+    """List the champion of each task and PLM: version, held-out scores, trial."""
+    from orchestrator.registry import champions as registry
+
+    workspace = home_of(**places)
+    found = registry.champions(workspace.store())
+    for one in found:
+        heldout = json.loads(one.tags.get("heldout", "{}"))
+        scores = ", ".join(f"{name} {100 * value:.2f}" for name, value in heldout.items())
+        click.echo(
+            f"{one.task} on {one.plm}: {one.model} version {one.version}, held-out "
+            f"{scores or 'not measured'}, {one.tags.get('sweep')}/{one.tags.get('trial')}"
+        )
+    if not found:
+        echo("no task has a champion yet; `tinyattn promote NAME` makes one")
 
 
 @click.command()
@@ -146,7 +168,9 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
     text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
     if truncated:
         click.echo(
-            f"note: {truncated} rows were longer than the model reads and were cut", err=True
+            f"note: {truncated:,} of the rows are longer than the adapter's max_length; they were "
+            "cut",
+            err=True,
         )
     if output is None or prints:
         click.echo(text, nl=False)
@@ -184,4 +208,4 @@ def ui(host: str, port: int, **places: Any) -> None:
     serve(home_of(**places), host, port, click.echo)
 
 
-VERBS = (leaderboard, finalize, promote, rollback, predict, report, ui)
+VERBS = (leaderboard, finalize, promote, champions, rollback, predict, report, ui)

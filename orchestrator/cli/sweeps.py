@@ -22,8 +22,10 @@ from orchestrator.cli.common import (
     show_leaderboard,
     show_pages,
 )
+from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
+from tinyattn.plugins import Plugin
 
 
 @click.group()
@@ -56,7 +58,8 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Say what a sweep would do and cost, and what is missing; start nothing."""
     sweeps = _sweeps(name, overrides)
 
-    from orchestrator.planning.plan import duration, plan_of
+    with imports_uncollected():
+        from orchestrator.planning.plan import duration, plan_of
 
     workspace, capacity = home_of(**places), capacity_of(places["on"])
     plans = [plan_of(sweep, workspace, capacity) for sweep, _ in sweeps]
@@ -121,13 +124,14 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
     """Run a sweep, or a suite such as glue: one sweep for each task."""
     sweeps = _sweeps(name, overrides)
 
-    from orchestrator.planning.preflight import slow_bf16
-    from orchestrator.planning.remarks import remarks
-    from orchestrator.sweep import prepare, run_sweep
+    with imports_uncollected():
+        from orchestrator.planning.cores import Cores
+        from orchestrator.planning.remarks import remarks
+        from orchestrator.sweep import prepare, run_sweep
 
     workspace = home_of(**places)
     facts = prepare([sweep for sweep, _ in sweeps], workspace)
-    if cluster_of(places["on"]) is None and (slow := slow_bf16(sweeps[0][0])):
+    if cluster_of(places["on"]) is None and (slow := Cores().slow_bf16(sweeps[0][0])):
         echo(f"note: {slow}")
     for (sweep, _), met in zip(sweeps, facts, strict=True):
         for remark in remarks(sweep, met.fewest_rows):
@@ -160,7 +164,7 @@ def resume(name: str, as_it_ran: bool, **places: Any) -> None:
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
 @place_options
 def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any) -> None:
-    """Add trials to a sweep, here to 40 in all: tinyattn sweep extend NAME trials=40"""
+    """Add trials to a sweep: `tinyattn sweep extend NAME trials=40` makes them 40 in all."""
     chosen = parse_overrides(overrides)
     trials = chosen.pop("trials", chosen.pop("search.trials", None))
     if chosen or not isinstance(trials, int):
@@ -172,7 +176,8 @@ def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any
 
 
 def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -> None:
-    from orchestrator.sweep import resumable, resume_sweep
+    with imports_uncollected():
+        from orchestrator.sweep import resumable, resume_sweep
 
     workspace = home_of(**places)
     workspace.require_writable(name)
@@ -183,13 +188,18 @@ def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -
 
 
 @sweep.command("status")
-@click.argument("name")
+@click.argument("name", required=False)
 @place_options
-def show_status(name: str, **places: Any) -> None:
-    """Show the status of a sweep."""
-    from orchestrator.reporting.status import status
+def show_status(name: str | None, **places: Any) -> None:
+    """Show the status of a sweep; without a name a line for each sweep of the store."""
+    from orchestrator.reporting.status import status, statuses
 
-    echo(str(status(home_of(**places), name)))
+    workspace = home_of(**places)
+    if name is not None:
+        echo(str(status(workspace, name)))
+        return
+    for line in statuses(workspace) or [f"the store {workspace.place} has no sweep yet"]:
+        echo(line)
 
 
 @sweep.command("stop")
@@ -210,6 +220,9 @@ def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:
 
     def load(member: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
         sweep = load_sweep(member, chosen)
+        known = {plugin.module for plugin in sweep.imports}
+        more = tuple(Plugin.find(module) for module in imported() if module not in known)
+        sweep = sweep.model_copy(update={"imports": sweep.imports + more})
 
         from orchestrator.state.definition import Origin  # imports torch: after the file's mistakes
 
@@ -218,8 +231,6 @@ def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:
         return sweep, Origin(file=file, overrides=chosen)
 
     chosen = parse_overrides(overrides)
-    if names := imported():
-        chosen["imports"] = names
     if name not in search_spaces.SUITES:
         return [load(name, chosen)]
     suite = chosen.pop("name", None)

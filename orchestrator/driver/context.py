@@ -68,6 +68,8 @@ class Stop:
     asked: bool = False
     at_once: bool = False
     """Whether it was asked for again: what Tune raises after that came of it."""
+    is_left: bool = False
+    """Whether nobody waits for Tune any more: what it still says must change nothing."""
     error: TinyAttnError | None = None
     """Why, where it was no wish: an event log cannot be written, say."""
 

@@ -21,7 +21,8 @@ from orchestrator.driver.trial_queue import Source, TrialQueue
 from orchestrator.search.asha import Asha, replay
 from orchestrator.spec.messages import Assignment, Decision, Report, StorageFailed, WorkerLost
 from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.state.event_log import EventLog, Past
+from orchestrator.spec.trial import Trial
+from orchestrator.state.event_log import EventLog
 from tinyattn.errors import StorageError
 
 
@@ -69,13 +70,13 @@ class Driver:
     def _catch_up(self) -> None:
         replay(self.asha, self.event_log.events)
         trials = self.event_log.trials.values()
-        for past in trials:
-            if past.outcome is None and past.name in self.asha.stopped:
-                self.event_log.end(past.name, Outcome.STOPPED)
+        for trial in trials:
+            if trial.outcome is None and trial.name in self.asha.stopped:
+                self.event_log.end(trial.name, Outcome.STOPPED)
         self._source.catch_up(trials)
         for listener in self._listeners:
-            for past in trials:
-                listener.caught_up(past)
+            for trial in trials:
+                listener.caught_up(trial)
 
     def next_trial(self) -> Assignment | None:
         """Return the trial that a free worker is to run; None: none now, or none any more."""
@@ -89,17 +90,17 @@ class Driver:
         self._busy += 1
         return found
 
-    def on_start(self, trial: str) -> None:
+    def on_start(self, name: str) -> None:
         """A worker has the trial that was assigned to it."""
-        self._told_of.add(trial)
+        self._told_of.add(name)
         for listener in self._listeners:
-            listener.started(self.event_log.trials[trial])
+            listener.started(self.event_log.trials[name])
 
-    def on_report(self, trial: str, report: Report, node: str) -> Decision:
+    def on_report(self, name: str, report: Report, node: str) -> Decision:
         """A worker reported; a report that is known already changes nothing.
 
         Args:
-            trial: the worker's.
+            name: the trial of the worker.
             report: what it said.
             node: address of the worker's machine.
 
@@ -111,40 +112,40 @@ class Driver:
         """
         if isinstance(report, StorageFailed):
             raise StorageError(f"{node}: {report.error}")
-        past = self.event_log.trials[trial]
-        if past.outcome is not None:
+        trial = self.event_log.trials[name]
+        if trial.outcome is not None:
             return Decision.STOP
         record = {**report.record(), "node_ip": node}
-        is_new = self.event_log.result(trial, record)
+        is_new = self.event_log.result(name, record)
         # A trial names its own end, of which ASHA is not asked.
-        decision = Decision.STOP if report.is_last else self.asha.decide(trial, record)
+        decision = Decision.STOP if report.is_last else self.asha.decide(name, record)
         if decision is Decision.STOP:
-            by_user = trial in self.asha.unwanted
-            self._log_end(past, Outcome.STOPPED, BY_USER if by_user else None)
+            by_user = name in self.asha.unwanted
+            self._log_end(trial, Outcome.STOPPED, BY_USER if by_user else None)
         elif is_new:
-            self._source.on_trial_result(trial, record)
+            self._source.on_trial_result(name, record)
         if is_new and math.isfinite(record["score"]):
-            self._retry_budget.on_evaluation(trial)
+            self._retry_budget.on_evaluation(name)
             for listener in self._listeners:
-                listener.evaluated(trial, record)
-        self._tell_decision(past, decision)
+                listener.evaluated(name, record)
+        self._tell_decision(trial, decision)
         return decision
 
-    def on_lost(self, trial: str, lost: WorkerLost) -> None:
+    def on_lost(self, name: str, lost: WorkerLost) -> None:
         """A trial lost its worker: it goes on with another, as long as its budget lasts."""
-        past = self.event_log.trials[trial]
-        self._retry_budget.lose(trial)
-        goes_on = self._retry_budget.has(trial)
+        trial = self.event_log.trials[name]
+        self._retry_budget.lose(name)
+        goes_on = self._retry_budget.has(name)
         if goes_on:
-            self._queue.put_back(trial)
+            self._queue.put_back(name)
         else:
-            self._log_end(past, lost.outcome, lost.reason)
+            self._log_end(trial, lost.outcome, lost.reason)
         for listener in self._listeners:
-            listener.lost(past, lost, goes_on)
+            listener.lost(trial, lost, goes_on)
         if not goes_on:
-            if trial not in self._told_of:  # its worker never came up
-                self.on_start(trial)
-            self._tell_decision(past, Decision.STOP)
+            if name not in self._told_of:  # its worker never came up
+                self.on_start(name)
+            self._tell_decision(trial, Decision.STOP)
 
     def on_release(self) -> None:
         """A worker that had a trial is free, or gone."""
@@ -156,22 +157,22 @@ class Driver:
 
     def end_paused(self) -> None:
         """End the trials that wait for a promotion which will not come: nothing is left to run."""
-        for trial in list(self.asha.paused):
-            del self.asha.paused[trial]
-            past = self.event_log.trials[trial]
-            self._log_end(past, Outcome.STOPPED, None)
-            self._tell_decision(past, Decision.STOP)
+        for name in list(self.asha.paused):
+            del self.asha.paused[name]
+            trial = self.event_log.trials[name]
+            self._log_end(trial, Outcome.STOPPED, None)
+            self._tell_decision(trial, Decision.STOP)
 
-    def _log_end(self, past: Past, outcome: Outcome, error: str | None) -> None:
+    def _log_end(self, trial: Trial, outcome: Outcome, error: str | None) -> None:
         """Log how a trial ends, unless it named its own end, and tell the source."""
-        self.event_log.end(past.name, outcome, error)
+        self.event_log.end(trial.name, outcome, error)
         # The searcher sees by itself what a stop means where the last score is not finite.
         named = {} if outcome is Outcome.STOPPED else {"outcome": outcome.value}
-        self._source.on_trial_complete(past.name, past.last | named)
+        self._source.on_trial_complete(trial.name, trial.last | named)
 
-    def _tell_decision(self, past: Past, decision: Decision) -> None:
+    def _tell_decision(self, trial: Trial, decision: Decision) -> None:
         for listener in self._listeners:
             if decision is Decision.STOP:
-                listener.ended(past)
+                listener.ended(trial)
             elif decision is Decision.PAUSE:
-                listener.paused(past.name)
+                listener.paused(trial.name)

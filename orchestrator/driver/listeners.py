@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.reporting.view import LineView, LiveView
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.messages import WorkerLost
-from orchestrator.state.checkpoint_store import CheckpointStore
-from orchestrator.state.event_log import Past
+from orchestrator.spec.trial import Trial
+from orchestrator.state.checkpoint_store import CheckpointStore, best_adapter
 from orchestrator.tracking.writer import TrackingWriter
 
 
 class Listener:
     """Hears what happens to the trials of a batch; this one does nothing."""
 
-    def caught_up(self, past: Past) -> None:
+    def caught_up(self, trial: Trial) -> None:
         """A new driver found a trial of an earlier one like this."""
 
-    def started(self, past: Past) -> None:
+    def started(self, trial: Trial) -> None:
         """A worker has a trial, for the first time or again."""
 
-    def evaluated(self, trial: str, record: Mapping[str, Any]) -> None:
+    def evaluated(self, name: str, record: Mapping[str, Any]) -> None:
         """A trial came to an evaluation; `record` is what the event log keeps of it."""
 
-    def paused(self, trial: str) -> None:
+    def paused(self, name: str) -> None:
         """A trial waits at a rung."""
 
-    def lost(self, past: Past, lost: WorkerLost, goes_on: bool) -> None:
+    def lost(self, trial: Trial, lost: WorkerLost, goes_on: bool) -> None:
         """A trial lost its worker; if it does not go on, it has ended by that."""
 
-    def ended(self, past: Past) -> None:
+    def ended(self, trial: Trial) -> None:
         """A trial has ended."""
 
 
@@ -44,39 +43,38 @@ class MlflowListener(Listener):
     ) -> None:
         self._tracker, self._batch, self._checkpoints = tracker, batch, checkpoints
 
-    def caught_up(self, past: Past) -> None:
+    def caught_up(self, trial: Trial) -> None:
         """Send what the store lacks of a trial."""
-        if self._tracker.knows(past.name, past.evaluations, past.outcome):
+        if self._tracker.knows(trial.name, trial.evaluations, trial.outcome):
             return
-        self.started(past)
-        for record in past.results:
-            if math.isfinite(record.get("score", math.nan)):
-                self.evaluated(past.name, record)
-        if past.outcome is not None:
-            self.ended(past)
+        self.started(trial)
+        for record in trial.scored:
+            self.evaluated(trial.name, record)
+        if trial.outcome is not None:
+            self.ended(trial)
 
-    def started(self, past: Past) -> None:
+    def started(self, trial: Trial) -> None:
         """Open the trial's run, or go on in the one it has."""
-        config = self._batch.base.with_overrides(past.params)
+        config = self._batch.base.with_overrides(trial.params)
         tags = self._batch.tags
         identity = config.identity(tags["data_fingerprint"], tags["commit"])
         self._tracker.start_trial(
-            past.name,
+            trial.name,
             config=config,
-            params=past.params,
+            params=trial.params,
             tags={**tags, "identity": identity},
             kind=self._batch.kind,
         )
 
-    def evaluated(self, trial: str, record: Mapping[str, Any]) -> None:
+    def evaluated(self, name: str, record: Mapping[str, Any]) -> None:
         """Log the evaluation."""
-        self._tracker.log_evaluation(trial, record)
+        self._tracker.log_evaluation(name, record)
 
-    def ended(self, past: Past) -> None:
+    def ended(self, trial: Trial) -> None:
         """Close the run, with the trial's best adapter."""
-        assert past.outcome is not None
-        adapter = self._checkpoints.adapter(past.name, past.best_index)
-        self._tracker.end_trial(past.name, past.outcome, adapter=adapter, error=past.error)
+        assert trial.outcome is not None
+        adapter = best_adapter(self._checkpoints, trial)
+        self._tracker.end_trial(trial.name, trial.outcome, adapter=adapter, error=trial.error)
 
 
 class CheckpointListener(Listener):
@@ -87,14 +85,14 @@ class CheckpointListener(Listener):
         self._left = checkpoints.trials_with_states()
         """Trials with states of earlier drivers."""
 
-    def caught_up(self, past: Past) -> None:
+    def caught_up(self, trial: Trial) -> None:
         """Remove what an earlier driver had no time to remove."""
-        if past.outcome is not None and past.name in self._left:
-            self.ended(past)
+        if trial.outcome is not None and trial.name in self._left:
+            self.ended(trial)
 
-    def ended(self, past: Past) -> None:
+    def ended(self, trial: Trial) -> None:
         """Remove states, and all adapters but the best."""
-        self._checkpoints.clear(past.name, past.best_index)
+        self._checkpoints.clear(trial.name, trial.best_index)
 
 
 class ViewListener(Listener):
@@ -103,33 +101,31 @@ class ViewListener(Listener):
     def __init__(self, view: LineView | LiveView) -> None:
         self._view = view
 
-    def caught_up(self, past: Past) -> None:
+    def caught_up(self, trial: Trial) -> None:
         """Count a trial of an earlier driver."""
-        self._view.progress.replay(past)
+        self._view.progress.replay(trial)
 
-    def started(self, past: Past) -> None:
+    def started(self, trial: Trial) -> None:
         """Show that it starts."""
-        self._view.started(past.name, past.params)
+        self._view.started(trial.name, trial.params)
 
-    def evaluated(self, trial: str, record: Mapping[str, Any]) -> None:
+    def evaluated(self, name: str, record: Mapping[str, Any]) -> None:
         """Show its score."""
-        self._view.evaluated(trial, record)
+        self._view.evaluated(name, record)
 
-    def paused(self, trial: str) -> None:
+    def paused(self, name: str) -> None:
         """Show that it waits."""
-        self._view.paused(trial)
+        self._view.paused(name)
 
-    def lost(self, past: Past, lost: WorkerLost, goes_on: bool) -> None:
+    def lost(self, trial: Trial, lost: WorkerLost, goes_on: bool) -> None:
         """Say from where a trial goes on."""
         if goes_on:
-            place, done = lost.node, past.evaluations
+            place, done = lost.node, trial.evaluations
             self._view.note(
-                f"{past.name} lost its worker{f' on {place}' if place else ''}: goes on after "
+                f"{trial.name} lost its worker{f' on {place}' if place else ''}: goes on after "
                 f"{f'evaluation {done}' if done else 'its start'}"
             )
 
-    def ended(self, past: Past) -> None:
+    def ended(self, trial: Trial) -> None:
         """Show how it ended."""
-        assert past.outcome is not None
-        note = past.error.splitlines()[-1] if past.error else ""
-        self._view.finished(past.name, past.outcome, note)
+        self._view.finished(trial)

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 from orchestrator.search.asha import Asha
 from orchestrator.spec.messages import Assignment
 from orchestrator.spec.outcome import Outcome
-from orchestrator.state.event_log import EventLog, Past
+from orchestrator.spec.trial import Trial
+from orchestrator.state.event_log import EventLog
 
 
 class Source(Protocol):
@@ -27,7 +28,7 @@ class Source(Protocol):
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Hear how a trial ended."""
 
-    def catch_up(self, trials: Iterable[Past]) -> None:
+    def catch_up(self, trials: Iterable[Trial]) -> None:
         """Hear what became of all trials so far; those without an outcome go on."""
 
     def finish(self, outcome: Outcome) -> None:
@@ -50,7 +51,7 @@ class Points:
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """Learn nothing."""
 
-    def catch_up(self, trials: Iterable[Past]) -> None:
+    def catch_up(self, trials: Iterable[Trial]) -> None:
         """Leave out the points that have had their trials; points are tried in order."""
         for _ in trials:
             self._waiting.popleft()
@@ -79,9 +80,9 @@ class TrialQueue:
         self._number = len(event_log.trials)
         self._is_exhausted = False
         self._interrupted = deque(
-            past.name
-            for past in event_log.trials.values()
-            if past.outcome is None and past.name not in asha.paused
+            trial.name
+            for trial in event_log.trials.values()
+            if trial.outcome is None and trial.name not in asha.paused
         )
 
     def next(self, is_idle: bool) -> Assignment | None:

@@ -1,4 +1,4 @@
-"""Several workers that share one trial, perhaps on several nodes, seen as one worker."""
+"""DistributedWorker: the ranks of one trial, on one node or several, as one worker."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tinyattn.errors import OutOfMemoryError
 from tinyattn.passes.ranks import Ranks
 
 PATIENCE_SECONDS = 10.0
-"""How long the others may take to say what one has said: a trial's end comes to all."""
+"""How long the other ranks may take to return once one has reported the trial's end."""
 _NAMESPACE = b"tinyattn-ranks"
 _POLL_SECONDS = 0.01
 
 
 class DistributedWorker:
-    """The workers of a trial, one a rank, each in a bundle of the trial's placement group.
+    """The workers of one trial: one per rank, each in a bundle of the trial's placement group.
 
-    If one fails, the others would wait for it in a collective for ever, though Ray knows. So
-    whatever goes wrong in one ends all; the next trial, or the same one again, gets new ones.
+    If one rank fails, the others would wait for it in a collective for ever, although Ray knows of
+    the failure. So an error in one rank ends all of them, and the next step starts new ones.
     """
 
     def __init__(self, context: TrialContext, resources: Resources) -> None:
@@ -38,17 +38,17 @@ class DistributedWorker:
         self._workers: list[Any] = []
         self._assignment: Assignment | None = None
         self._meeting = ""
-        """Where the workers find each other."""
+        """Prefix of the keys under which the ranks find each other; new for each group."""
 
     def begin(self, assignment: Assignment) -> None:
-        """Go over to a trial."""
+        """Switch to a trial; start the ranks if there are none."""
         self._assignment = assignment
         if not self._workers:
             self._start()
         self._all("begin", assignment)
 
     def step(self) -> Report:
-        """As Worker.step; what rank 0 says, unless another has bad news."""
+        """As Worker.step: return rank 0's report, or the first EndedEarly or StorageFailed."""
         if not self._workers:
             assert self._assignment is not None
             self.begin(self._assignment)
@@ -56,16 +56,16 @@ class DistributedWorker:
         return report
 
     def halve(self) -> None:
-        """New workers; what did not fit is noted already."""
+        """End all ranks; the next step starts new ones, which read from the notes what fits."""
         self._kill()
 
     def end(self) -> None:
-        """Let go of the trial; workers keep PLM and data."""
+        """Release the trial; the ranks keep PLM and data."""
         if self._workers:
             self._all("end")
 
     def _start(self) -> None:
-        """Start the workers and have them find each other."""
+        """Start the actors of all ranks and tell each where the others are."""
         count = self._resources.ranks
         self._workers = [self._actor(rank) for rank in range(count)]
         cores, self._meeting = int(self._resources.cpus), secrets.token_hex(8)
@@ -79,14 +79,18 @@ class DistributedWorker:
         group = ray.util.get_current_placement_group()
         assert group is not None, "Tune gives every trial one"
         bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-        return _RankActor.options(  # type: ignore[attr-defined]
+        return RankActor.options(  # type: ignore[attr-defined]
             num_cpus=self._resources.cpus,
             num_gpus=self._resources.gpus,
             scheduling_strategy=bundle,
         ).remote()
 
     def _all(self, method: str, *words: Any) -> Any:
-        """Have all do the same; return what rank 0 says, or the first bad news."""
+        """Call a method of all ranks.
+
+        Returns:
+            The answer of rank 0; or the first EndedEarly or StorageFailed of any rank.
+        """
         asked = {w.call.remote(method, *words): w for w in self._workers}
         waiting = list(asked)
         try:
@@ -102,7 +106,7 @@ class DistributedWorker:
         return ray.get(next(iter(asked)))
 
     def _wait_or_kill(self, waiting: list[Any]) -> None:
-        """See that nobody is left in a collective."""
+        """End all ranks if one is still waiting in a collective after PATIENCE_SECONDS."""
         if waiting:
             _, late = ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE_SECONDS)
             if late:
@@ -113,7 +117,8 @@ class DistributedWorker:
         try:
             return ray.get(done)
         except OutOfMemoryError:
-            ray.get(worker.call.remote("halve"))  # it alone knows its device and its rows
+            # The notes are by device and rows a pass, which only this rank knows.
+            ray.get(worker.call.remote("halve"))
             raise
 
     def _kill(self) -> None:
@@ -127,49 +132,54 @@ class DistributedWorker:
 
 
 @ray.remote
-class _RankActor:
-    """The process of one rank."""
+class RankActor:
+    """Ray actor around the Worker of one rank."""
 
     def start(self, context: TrialContext, cores: int, rank: int, count: int, meeting: str) -> None:
-        """Load nothing yet; know where the others are."""
+        """Make the worker; it loads PLM and data with its first step."""
         self.worker = Worker(context, cores, Ranks(rank, count, RayStore(meeting)))
 
     def call(self, method: str, *words: Any) -> Any:
-        """What the worker is asked."""
+        """Return what a method of the worker returns."""
         return getattr(self.worker, method)(*words)
 
 
 class RayStore(dist.Store):
-    """A store for torch.distributed within Ray's own, where ranks tell each other their addresses.
+    """A `torch.distributed.Store` in Ray's key-value store: ranks exchange their addresses in it.
 
-    Ray's store asks for its token. torch's TCPStore asks for nothing and listens on all interfaces.
-    Whoever makes a process group with it must keep a reference to it: torch keeps its C++ half.
+    torch's own TCPStore listens on all interfaces and takes connections from anyone; Ray's store
+    asks for Ray's token. Keep a reference to it as long as its process group: torch holds only the
+    C++ half of the object.
     """
 
     def __init__(self, meeting: str) -> None:
-        """Open it.
+        """Open the store of one group of ranks.
 
         Args:
-            meeting: begins the names of all keys; other groups have another.
+            meeting: prefix of all keys; each group has its own.
         """
         super().__init__()
         self._meeting, self._kept = meeting, KeyValueStore(_NAMESPACE)
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Put a value in the place of any other."""
+        """Set a key, replacing its value if it has one."""
         self._kept.put(self._name(key), value)
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once it is there."""
+        """Return the value of a key; wait until a rank has set it."""
         self.wait([key])
         return self._kept.get(self._name(key))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """Return whether all keys are set."""
         return all(self._kept.has(self._name(key)) for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta = timedelta(minutes=10)) -> None:
-        """Wait until all keys are there; TimeoutError: some did not come."""
+        """Wait until all keys are set.
+
+        Raises:
+            TimeoutError: a key is not set in time.
+        """
         until = time.monotonic() + timeout.total_seconds()
         while not self.check(keys):
             if time.monotonic() > until:

@@ -1,7 +1,7 @@
-"""Which micro-batches a device has room for: learnt from trials that ran out of memory.
+"""Micro-batch sizes that fit a device's memory, learnt from trials that ran out of it.
 
-Half the rows a pass and twice the passes is the same mathematics, so running out of memory costs a
-trial one interval between evaluations and later trials nothing.
+Half the rows a pass and twice the passes give the same gradients, so a trial that runs out of
+memory repeats one interval between evaluations, and later trials begin with the smaller size.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tinyattn.config import TrainConfig
 from tinyattn.files.outside import read_notes
 
 FILE = "memory.jsonl"
-"""In the checkpoint store's notes: one line a micro-batch that did not fit."""
+"""File in the checkpoint store's notes: a line for each micro-batch that did not fit."""
 _THREAD_BYTES = 2**25
-"""Room for a thread's stack and first words."""
+"""Memory that a new thread needs: its stack and its first allocations."""
 
 
 def device_name() -> str:
-    """The kind of device that this process computes on."""
+    """Return the kind of device that this process computes on, with its memory in GiB."""
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         return f"{properties.name} {properties.total_memory / 2**30:.0f} GiB"
@@ -32,12 +32,12 @@ def device_name() -> str:
 
 
 def rows_that_fit(config: TrainConfig, path: Path, device: str | None = None) -> int:
-    """The rows of a micro-batch that this trial should use, as far as is known.
+    """Return the largest micro-batch, in rows, that is not known to exceed a device's memory.
 
     Args:
-        config: the trial; it asks for `micro_batch_size`, or for whole batches.
-        path: the file of a checkpoint store's notes; it may not be there.
-        device: kind of device; None: this process's.
+        config: of the trial: its `micro_batch_size`, or its batch size, is halved until it fits.
+        path: `FILE` in a checkpoint store's notes; it may not exist.
+        device: kind of device, as from `device_name`; None: this process's.
     """
     asked = config.micro_batch_size or config.batch_size
     key = _key(config, device)
@@ -48,7 +48,10 @@ def rows_that_fit(config: TrainConfig, path: Path, device: str | None = None) ->
 
 
 def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
-    """Remember that `rows` a pass did not fit here; a full disk is no reason to stop."""
+    """Note that a micro-batch of `rows` rows did not fit this process's device.
+
+    A note that cannot be written is left out: the trial goes on without it.
+    """
     line = json.dumps([_key(config, None), rows]) + "\n"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -61,7 +64,7 @@ def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
 
 
 def is_room_for_a_thread() -> bool:
-    """Whether a thread can be started: Python waits for ever for one without memory to begin."""
+    """Return whether there is memory to start a thread: without it `Thread.start` never returns."""
     try:
         mmap.mmap(-1, _THREAD_BYTES).close()
     except OSError:
@@ -70,7 +73,7 @@ def is_room_for_a_thread() -> bool:
 
 
 def _key(config: TrainConfig, device: str | None) -> str:
-    """What decides how much memory a row takes; adapters are small beside the PLM."""
+    """All that decides how much memory a row takes; of adapters only their layers do."""
     top = "" if config.adapter.layers in ("all", "none") else f" layers {config.adapter.layers}"
     split = " zero 3" if config.zero_stage == 3 else ""
     rows = f"{config.plm} {config.precision} {config.max_length}{top}{split}"

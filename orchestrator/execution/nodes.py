@@ -1,8 +1,8 @@
-"""The machines of a cluster as the driver sees them: how much they run at once, and whom to avoid.
+"""Nodes: the machines of a Ray cluster, how many trials they run at once, and which are avoided.
 
-A machine on which workers fail again and again, and no trial comes to an evaluation in between, is
-set aside for a while: its trials go on elsewhere. So is one that is too small for the sweep's
-trials, where another has more memory.
+A machine on which workers fail repeatedly, without an evaluation in between, is set aside for
+`ASIDE_SECONDS`, and its trials go on elsewhere. A machine with too little memory for a trial is set
+aside until that trial ends, if another machine has more.
 """
 
 from __future__ import annotations
@@ -25,82 +25,135 @@ from orchestrator.spec.config import Resources
 from tinyattn.errors import TinyAttnError, UsageError
 
 ASIDE_SECONDS = 600.0
-"""For how long a machine is set aside; then one more failure does it again."""
+"""How long a machine is set aside; after that, one more failure sets it aside again."""
 PATIENCE_SECONDS = 600.0
-"""How long a sweep stands still though there are machines for its trials."""
+"""How long a sweep may stand still, though machines have room for its trials, before it ends."""
 _LOOK_SECONDS = 1.0
-"""While something asks Ray, how often somebody else looks whether it is alive."""
+"""How often a call to Ray that has not returned is checked: Ray may have died meanwhile."""
 _GRACE_SECONDS = 5.0
-"""How long who asks may take to find out that Ray is dead."""
+"""How long a call to a dead Ray may still take to return before it is abandoned."""
 _FRESH_SECONDS = 2.0
-"""How old the known size of the cluster may be."""
+"""How long the number of slots is used before Ray is asked again."""
 GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
-"""Labels that a node of a cluster has, of the smallest of its GPUs and of its main memory."""
+"""Labels of a cluster's node: memory of its smallest GPU, and main memory, in MiB."""
 
 Answer = TypeVar("Answer")
 
 _aside: dict[str, float] = {}
-"""Until when which addresses are avoided. Of the process, as Ray Tune hands out pickled copies of
-what it is given."""
+"""{address: monotonic time until which it is avoided}. Global to the process, because Ray Tune
+pickles the placement groups that it is given, and a copy must see changes."""
 _too_small: dict[str, set[str]] = {}
-"""For which running trials which addresses have too little memory; avoided as well."""
-_lines: dict[tuple[str, int], socket.socket] = {}
-"""Connections to those processes of Ray that the driver cannot do without, by address: the control
-store, and on its own machine the raylet. The system closes them when a process dies."""
+"""{address: running trials for which it has too little memory}; avoided while there are any."""
 _DIED = "Ray has died on this machine, perhaps killed because memory ran out; free some"
 
 
 class RayDied(KeyboardInterrupt):
-    """Ray has died on the driver's machine: what asks it waits for a minute, and then Ray's library
-    ends the process, with a word of its own."""
+    """Ray has died on the driver's machine.
+
+    A KeyboardInterrupt, so that neither Tune nor Ray handles it: a further call to Ray would hang
+    for a minute, and then Ray's library would end the process.
+    """
+
+
+class Connections:
+    """Connections to processes, by which their death is noticed: the system closes them then.
+
+    Tune's thread and the thread that waits for it may both ask.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, int], socket.socket] = {}
+        self._lock = threading.Lock()
+
+    def watch(self, address: tuple[str, int]) -> None:
+        """Connect to a process; one that is too busy to answer is not watched.
+
+        Raises:
+            RayDied: the connection is refused.
+        """
+        with self._lock:
+            self._connect(address)
+
+    def refuse_dead(self) -> None:
+        """Check that the processes live.
+
+        Raises:
+            RayDied: one does not.
+        """
+        with self._lock:
+            for address, line in list(self._open.items()):
+                if _is_closed(line):  # Ray also closes connections that stay silent: try another
+                    line.close()
+                    self._connect(address)
+
+    def close(self) -> None:
+        """Watch no process any more."""
+        with self._lock:
+            for line in self._open.values():
+                line.close()
+            self._open.clear()
+
+    def _connect(self, address: tuple[str, int]) -> None:
+        try:
+            line = socket.create_connection(address, timeout=5)
+        except ConnectionRefusedError:
+            raise RayDied from None
+        except OSError:  # too busy to answer
+            return
+        line.setblocking(False)
+        self._open[address] = line
+
+
+_watched = Connections()
+"""To the two processes of Ray that the driver cannot do without: the control store (GCS), and the
+raylet of the driver's machine. Global to the process, as Ray's own connection is."""
 
 
 @contextmanager
 def watched_ray() -> Iterator[None]:
-    """Raise NoMachineError where the block ends because Ray has died; Ray must be running."""
+    """Watch the Ray of this machine while the block runs; it must be running already.
+
+    Raises:
+        NoMachineError: the block ended because Ray has died.
+    """
     context = ray.get_runtime_context()
     host, _, port = context.gcs_address.rpartition(":")
     try:
-        _connect((host.strip("[]"), int(port)))
+        _watched.watch((host.strip("[]"), int(port)))
         own = next(node for node in nodes_of_ray() if node["NodeID"] == context.get_node_id())
-        _connect((own["NodeManagerAddress"], own["NodeManagerPort"]))
+        _watched.watch((own["NodeManagerAddress"], own["NodeManagerPort"]))
         yield
     except RayDied:
         raise NoMachineError(_DIED) from None
     finally:
-        for line in _lines.values():
-            line.close()
-        _lines.clear()
+        _watched.close()
 
 
 def refuse_dead_ray() -> None:
-    """Raise RayDied where a process of the Ray that is watched is there no more.
+    """Check that the watched Ray is alive; cheap enough to come before every call to Ray.
 
-    It costs nothing: it goes before all that may ask Ray, in the middle of Tune's step too.
+    Raises:
+        RayDied: one of its processes is gone.
     """
-    for address, line in list(_lines.items()):
-        if _is_closed(line):  # perhaps since it is silent
-            line.close()
-            _connect(address)
+    _watched.refuse_dead()
 
 
 def unless_ray_dies(work: Callable[[], Answer]) -> Answer:
-    """Return what `work` returns, and leave it where Ray dies meanwhile; Ray must be watched.
+    """Return what `work` returns, or abandon it if Ray dies meanwhile; Ray must be watched.
 
-    It runs in a thread of its own. Who asks a control store that is being killed, and still looks
-    alive, gets no answer for a minute, and then Ray's library ends the process; so does much of
-    what Tune calls.
+    `work` runs in a thread of its own. A call to a control store that is being killed hangs for a
+    minute, after which Ray's library ends the process; many calls that Tune makes do.
 
     Raises:
-        KeyboardInterrupt: a signal raised it here; RayDied: Ray is dead. A `work` that ends by
-            itself meanwhile is waited for.
-        Whatever `work` raises.
+        RayDied: Ray has died.
+        KeyboardInterrupt: a signal came. In both cases `work` has `_GRACE_SECONDS` to end by
+            itself.
+        BaseException: whatever `work` raises.
     """
     answer: Future[Answer] = Future()
     threading.Thread(target=_answer, args=[work, answer], name="asks Ray", daemon=True).start()
     try:
-        while not answer.done():
-            wait([answer], _LOOK_SECONDS)
+        while not wait([answer], _LOOK_SECONDS).done:
             refuse_dead_ray()
     except KeyboardInterrupt:  # RayDied, or a second signal
         wait([answer], _GRACE_SECONDS)
@@ -111,18 +164,8 @@ def unless_ray_dies(work: Callable[[], Answer]) -> Answer:
 def _answer(work: Callable[[], Answer], answer: Future[Answer]) -> None:
     try:
         answer.set_result(work())
-    except BaseException as error:  # KeyboardInterrupt too is for who waits
+    except BaseException as error:  # the waiting thread raises it, KeyboardInterrupt too
         answer.set_exception(error)
-
-
-def _connect(address: tuple[str, int]) -> None:
-    try:
-        _lines[address] = socket.create_connection(address, timeout=5)
-    except ConnectionRefusedError:
-        raise RayDied from None
-    except OSError:  # too busy to answer
-        return
-    _lines[address].setblocking(False)
 
 
 def _is_closed(line: socket.socket) -> bool:
@@ -137,13 +180,17 @@ def _is_closed(line: socket.socket) -> bool:
 
 
 def nodes_of_ray() -> list[dict[str, Any]]:
-    """All nodes that Ray knows; RayDied: it is dead."""
+    """Return all nodes that Ray knows, as `ray.nodes` describes them.
+
+    Raises:
+        RayDied: Ray has died.
+    """
     refuse_dead_ray()
     return ray.nodes()
 
 
 class Nodes:
-    """What is known of the machines while a batch of trials runs."""
+    """The driver's knowledge of the machines while a batch of trials runs."""
 
     def __init__(
         self,
@@ -152,20 +199,20 @@ class Nodes:
         now: Callable[[], float] = time.monotonic,
         own: str | None = None,
     ) -> None:
-        """Look at the cluster.
+        """Ask Ray for the cluster's nodes.
 
         Args:
             resources: of a trial.
-            listed: all nodes that Ray knows.
+            listed: returns all nodes, as `ray.nodes` describes them.
             now: clock, seconds.
-            own: id of the driver's node; None: Ray tells it.
+            own: id of the driver's node; None: Ray is asked for it.
 
         Raises:
-            UsageError: not even one trial fits.
+            UsageError: no machine has room for a trial.
         """
         self._resources, self._listed, self._now = resources, listed, now
         self._failures: defaultdict[str, list[str]] = defaultdict(list)
-        """Names of the trials that failed on a machine since one came to an evaluation there."""
+        """{address: names of the trials that failed there since its last evaluation}."""
         self._still_since: float | None = None
         if own is None and ray.is_initialized():
             own = ray.get_runtime_context().get_node_id()
@@ -175,46 +222,49 @@ class Nodes:
         _too_small.clear()
 
     def slots(self) -> int:
-        """Trials that run at once, as of a moment ago; what it was while no node is there."""
+        """Return how many trials run at once, at most `_FRESH_SECONDS` old.
+
+        While no machine has room for a trial, it is the last number.
+        """
         if self._now() >= self._until:
             self._slots = self._fitting(self._usable()) or self._slots
             self._until = self._now() + _FRESH_SECONDS
         return self._slots
 
     def last_slots(self) -> int:
-        """The last answer of `slots`, without asking Ray: for other threads."""
+        """Return the last answer of `slots` without asking Ray: for other threads."""
         return self._slots
 
     def worked(self, address: str) -> None:
-        """A trial came to an evaluation on a machine."""
+        """Forget the failures of a machine: a trial came to an evaluation there."""
         self._failures.pop(address, None)
 
     def failed(self, trial: str, error: str) -> str | None:
-        """A trial's worker failed.
+        """Note that a trial's worker failed, and set its machine aside if it fails repeatedly.
 
         Args:
             trial: its name.
-            error: what Ray says of it, which names the machine.
+            error: Ray's message, which names the machine.
 
         Returns:
-            Why the machine is set aside, if that is so from now on.
+            A message to show if this failure set the machine aside; else None.
         """
         address = address_in(error)
         node = next((n for n in self._alive() if n["NodeManagerAddress"] == address), None)
-        if address is None or node is None:  # it is gone, and Ray knows
+        if address is None or node is None:  # a node that is gone gets no trials from Ray anyway
             return None
         self._failures[address].append(trial)
         if TooSmallError.__name__ in error:
             return self._set_aside_small(node, trial)
         count = len(self._failures[address])
-        # One accident may end all that run there, so it takes more than that.
+        # One accident may end all trials of a machine; more failures than that are its fault.
         if count <= max(1, self._fitting([node])) or not self._fits_without([node]):
             return None
         _aside[address] = max(_aside.get(address, 0.0), self._now() + ASIDE_SECONDS)
         return f"machine {address} is set aside: {count} workers in a row failed"
 
     def _set_aside_small(self, node: dict[str, Any], trial: str) -> str | None:
-        """Avoid a machine, and all that are no larger, until a trial that needs more ends."""
+        """Avoid a machine, and all with no more memory, until the trial that needs more ends."""
         size = self._memory_of(node)
         small = [other for other in self._alive() if self._memory_of(other) <= size]
         if not self._fits_without(small):
@@ -225,12 +275,12 @@ class Nodes:
         return f"machine {names} is set aside: it has too little memory for a row of {trial}"
 
     def ended(self, trial: str) -> None:
-        """A trial ended or paused: what was too small for it may fit others."""
+        """Use the machines again that were too small for a trial, which has ended or paused."""
         for trials in _too_small.values():
             trials.discard(trial)
 
     def exonerate(self, trial: str) -> None:
-        """A trial failed wherever it ran, which says nothing of the machines."""
+        """Drop a trial's failures from the machines' records: it failed on several, by itself."""
         self.ended(trial)
         places = [address for address, trials in self._failures.items() if trial in trials]
         if len(places) > 1:
@@ -239,13 +289,18 @@ class Nodes:
                 _aside.pop(address, None)
 
     def refuse_standstill(self, is_running: bool) -> None:
-        """Raise NoMachineError when for long no trial has run, though there is room for some.
+        """End a sweep that stands still.
 
-        What waits for a place is bound to machines that were not set aside when it was reserved; if
-        those never come back, it would wait for ever. So would a driver whose own Ray has died.
+        A placement group that Tune has asked for can only use machines that were not set aside at
+        that time. If those never come back, it would wait for ever; so would a driver whose own Ray
+        has died.
 
         Args:
             is_running: whether a trial has a worker now.
+
+        Raises:
+            NoMachineError: no trial has run for PATIENCE_SECONDS, though there is room for some; or
+                the driver's own node is dead.
         """
         listed = self._listed()
         if self._own in {node["NodeID"] for node in listed if not node["Alive"]}:
@@ -267,11 +322,11 @@ class Nodes:
         return alive(self._listed)
 
     def _memory_of(self, node: dict[str, Any]) -> int:
-        """MiB that a trial can use there, by the node's label; 0: it has none."""
+        """Memory of a node's device in MiB, from its label; 0: it has no label."""
         return int(node["Labels"].get(GPU_MEMORY if self._resources.gpus else MEMORY, 0))
 
     def _fits_without(self, nodes: list[dict[str, Any]]) -> bool:
-        """Whether trials fit on other machines; one that fails is better than none."""
+        """Whether other machines have room for a trial: the last one is never set aside."""
         return bool(self._fitting([node for node in self._usable() if node not in nodes]))
 
     def _usable(self) -> list[dict[str, Any]]:
@@ -280,7 +335,7 @@ class Nodes:
         return [node for node in nodes if node not in away]
 
     def _fitting(self, nodes: list[dict[str, Any]]) -> int:
-        """Trials that these nodes run at once, perhaps none."""
+        """How many trials these nodes run at once; 0 if not even one fits."""
         try:
             return self._resources.trials_at_once(map(size_of, nodes))
         except UsageError:
@@ -288,22 +343,22 @@ class Nodes:
 
 
 class NoMachineError(TinyAttnError):
-    """What is left of the cluster cannot run a trial."""
+    """No machine of the cluster can run a trial any more."""
 
 
 class MachineError(TinyAttnError):
-    """A machine lacks what the driver's has, as data or a PLM."""
+    """A machine lacks something that the driver's machine has, such as data or a PLM."""
 
 
 class TooSmallError(TinyAttnError):
-    """A device is too small for a trial, and another machine has a larger one."""
+    """A device has too little memory for a trial, and another machine has more."""
 
 
 class Placement(tune.PlacementGroupFactory):
-    """What Tune reserves for a trial, on machines that are not set aside as it is reserved."""
+    """The placement group of one trial; it leaves out machines that are set aside at the time."""
 
     def to_placement_group(self) -> PlacementGroup:
-        """Reserve it."""
+        """Ask Ray for the placement group."""
         away = _avoided(alive(nodes_of_ray), time.monotonic())
         names = ",".join(node["NodeID"] for node in away)
         bundles = self.bundles
@@ -312,8 +367,10 @@ class Placement(tune.PlacementGroupFactory):
 
 
 def placement_of(resources: Resources) -> Placement:
-    """What Tune reserves for a trial: with several ranks a bundle each, and nothing for whom they
-    answer to."""
+    """Return the placement group of one trial: a bundle per rank.
+
+    A trial of several ranks has an empty bundle before those, for the actor that supervises them.
+    """
     cpus, gpus = resources.share
     rank = {"CPU": cpus, "GPU": gpus}
     one = resources.ranks == 1
@@ -323,12 +380,16 @@ def placement_of(resources: Resources) -> Placement:
 def concurrency(
     resources: Resources, listed: Callable[[], list[dict[str, Any]]] = nodes_of_ray
 ) -> int:
-    """Trials that this cluster runs at once; UsageError where not even one fits."""
+    """Return how many trials this cluster runs at once.
+
+    Raises:
+        UsageError: not even one fits.
+    """
     return resources.trials_at_once(map(size_of, alive(listed)))
 
 
 def is_larger_elsewhere(gpu: bool) -> bool:
-    """Whether another machine has more memory than this process's, as far as their labels say."""
+    """Return whether another machine's label promises more memory than that of this machine."""
     if not ray.is_initialized():
         return False
     label, own = GPU_MEMORY if gpu else MEMORY, ray.get_runtime_context().get_node_id()
@@ -337,7 +398,7 @@ def is_larger_elsewhere(gpu: bool) -> bool:
 
 
 def alive(listed: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """The nodes that are up."""
+    """Return the nodes that are up."""
     return [node for node in listed() if node["Alive"]]
 
 
@@ -347,18 +408,18 @@ def _avoided(nodes: list[dict[str, Any]], now: float) -> list[dict[str, Any]]:
 
 
 def _away(now: float) -> set[str]:
-    """Addresses that are avoided now."""
+    """Addresses of the machines that are set aside now."""
     small = {address for address, trials in _too_small.items() if trials}
     return small | {address for address, until in _aside.items() if until > now}
 
 
 def kind_of(node: dict[str, Any]) -> str:
-    """What tells a node from others of another make: cores, GPUs, and what its labels say."""
+    """Return a text that is equal for nodes of the same make: cores, GPUs, memory, accelerator."""
     labels = node.get("Labels", {})
     told = {k: v for k, v in labels.items() if k in (GPU_MEMORY, MEMORY) or "accelerator" in k}
     return f"{size_of(node)} {sorted(told.items())}"
 
 
 def size_of(node: dict[str, Any]) -> tuple[float, float]:
-    """Cores and GPUs of a node."""
+    """Return the cores and GPUs of a node."""
     return node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)

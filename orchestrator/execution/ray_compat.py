@@ -1,4 +1,4 @@
-"""What the execution of trials uses of Ray beyond its public interface, all of it in this file.
+"""Private parts of Ray that the execution of trials uses, all of them in this file.
 
 Each entry says what it is, why it is needed and in which version it was seen;
 tests/compat/test_ray_compat.py fails where Ray changes one. How Ray is started and ended is in
@@ -25,10 +25,10 @@ from ray.exceptions import (
 from ray.experimental import internal_kv
 
 WORKER_ENDS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
-"""How a worker of Ray can end. (ray 2.60)"""
+"""Exceptions by which Ray tells that a worker's process has ended. (ray 2.60)"""
 _TUNE_ENVIRONMENT = {
-    # Tune starts one worker after the other unless told how many may be on their way; here the
-    # trial queue sees to that. (ray 2.60)
+    # Tune starts one worker after the other unless this allows more at once; the driver limits
+    # them already, by its number of slots. (ray 2.60)
     "TUNE_MAX_PENDING_TRIALS_PG": "10000",
     # Tune's own handler of Ctrl-C ends its loop silently, as if all trials had run. (ray 2.60)
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -56,7 +56,7 @@ def actor_id(actor: ActorHandle[Any]) -> str:
 
 
 def is_dead(actor: str) -> bool:
-    """Whether Ray has given up an actor, named by its id.
+    """Return whether Ray has given up an actor, named by its id.
 
     The public `ray.util.state.get_actor` asks the dashboard, which a sweep does not start.
     (ray 2.60)
@@ -65,7 +65,9 @@ def is_dead(actor: str) -> bool:
 
 
 def address_in(error: str) -> str | None:
-    """Return the address of the machine that Ray's message of a failure names, the innermost.
+    """Return the address of the machine that failed, from Ray's message; None: it names none.
+
+    Where errors are nested, it is that of the innermost one.
 
     Ray's exceptions have no field for it. Messages read `ip=10.0.0.2` where a worker raised or
     died, and `(IP: 10.0.0.5, ID: ...)` where memory ran out. (ray 2.60)
@@ -84,24 +86,24 @@ def nothing_saved() -> SimpleNamespace:
 
 
 class KeyValueStore:
-    """A namespace in the key-value store of Ray's head, which asks for Ray's token.
+    """A namespace in the key-value store of Ray's head; clients need Ray's token.
 
-    `ray.experimental.internal_kv` is the only way to it. (ray 2.60)
+    Only the private `ray.experimental.internal_kv` reaches that store. (ray 2.60)
     """
 
     def __init__(self, namespace: bytes) -> None:
         self._namespace = namespace
 
     def put(self, key: bytes, value: str | bytes) -> None:
-        """Set a key, which may be there already."""
+        """Set a key, replacing its value if it has one."""
         internal_kv._internal_kv_put(key, value, namespace=self._namespace)
 
     def get(self, key: bytes) -> bytes:
-        """Return the value of a key that is there."""
+        """Return the value of a key that is set."""
         return bytes(internal_kv._internal_kv_get(key, namespace=self._namespace))
 
     def has(self, key: bytes) -> bool:
-        """Whether a key is there."""
+        """Return whether a key is set."""
         return bool(internal_kv._internal_kv_exists(key, namespace=self._namespace))
 
     def remove_all(self, prefix: bytes) -> None:

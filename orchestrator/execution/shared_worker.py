@@ -1,8 +1,8 @@
-"""Processes that several trials share: one PLM and one pool of passes for K of them.
+"""SharedWorker: a process in which K trials share one PLM and their training passes.
 
-A trial of Tune is then a light actor, which has a slot in such a process on its own machine. Slots
-differ in all that belongs to a trial; a slot that a trial leaves is the next one's at once. The
-processes belong to the driver and die with it.
+Tune's trial is then a light actor that holds a slot of a SharedWorker on its own machine. Each slot
+has a Worker of its own; one that a trial leaves is free for the next at once. The processes belong
+to the driver and die with it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from orchestrator.execution.nodes import MachineError, alive, nodes_of_ray, size
 from orchestrator.execution.ray_compat import actor_id, is_dead
 from orchestrator.spec.config import Resources
 from orchestrator.spec.messages import Assignment, Report
+from tinyattn.collector import imports_uncollected
 from tinyattn.errors import TinyAttnError
 
-if TYPE_CHECKING:  # it imports torch, which must not see a GPU before it is known which
+if TYPE_CHECKING:  # worker.py imports torch, which CUDA_VISIBLE_DEVICES must precede
     from orchestrator.execution.worker import Worker
 
 PATIENCE_SECONDS = 120.0
-"""How long a trial looks for a slot: a machine that joins gets its processes within moments."""
+"""How long a trial looks for a free slot: the processes of a machine that joins start after it."""
 _POLL_SECONDS = 2.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class SharedWorkers:
-    """The shared processes of a batch, as its driver keeps them."""
+    """The shared processes of a batch, on all machines; the driver starts, renews and ends them."""
 
     def __init__(self, context: TrialContext, resources: Resources) -> None:
         self._bench, self._resources = context, resources
@@ -43,7 +44,7 @@ class SharedWorkers:
         self._next_look = 0.0
 
     def look_after(self) -> None:
-        """Start the processes of machines that lack some."""
+        """Start the processes that a machine lacks; looks at most every `_POLL_SECONDS`."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _POLL_SECONDS
@@ -63,7 +64,7 @@ class SharedWorkers:
         ).remote(self._bench, self._resources)
 
     def end(self) -> None:
-        """End them."""
+        """End all processes."""
         for pack in self._packs.values():
             ray.kill(pack)
         self._packs = {}
@@ -71,10 +72,10 @@ class SharedWorkers:
 
 @contextmanager
 def shared_workers_of(context: TrialContext, resources: Resources) -> Iterator[Callable[[], None]]:
-    """Keep shared processes while the block runs, where trials share some.
+    """Keep the shared processes of a batch while the block runs; none if trials share none.
 
     Yields:
-        What to call now and then: machines come and go.
+        A function to call once in a while, which starts the processes of machines that joined.
     """
     if resources.trials_a_process == 1:
         yield lambda: None
@@ -89,32 +90,33 @@ def shared_workers_of(context: TrialContext, resources: Resources) -> Iterator[C
 
 @ray.remote
 class SharedWorker:
-    """A process with slots for trials."""
+    """Ray actor with slots for trials, which share its ModelCache."""
 
     def __init__(self, context: TrialContext, resources: Resources) -> None:
-        """Load nothing yet.
+        """Start with free slots; PLM and data are loaded for the first trial.
 
         Args:
             context: what all trials have in common.
-            resources: of such a process, and its number of slots.
+            resources: of the process, with its number of slots.
         """
         self._bench, self._resources = context, resources
         self._device: str | None = None
-        """The GPU of its first trial; it stays with it."""
+        """`CUDA_VISIBLE_DEVICES` of its first trial, kept from then on; '' without GPUs; None: it
+        has had no trial."""
         self._workers: list[Worker] = []
         self._owners: dict[int, str] = {}
-        """Ids of the actors that have a slot."""
+        """{slot: id of the actor that holds it}."""
         self._at_work: dict[int, str] = {}
-        """Names of the trials whose slots do something."""
+        """{slot: trial}, of the slots in which a call is running."""
         self._changed = threading.Condition()
 
     def room(self) -> tuple[int, str | None]:
-        """How many slots are free, and for trials of which GPU."""
+        """Return the number of free slots, and the GPU that this process uses; None: any."""
         with self._changed:
             return self._resources.trials_a_process - len(self._owners), self._device
 
     def join(self, owner: str, device: str) -> int | None:
-        """Give an actor a slot; None: it has another GPU, or all are taken."""
+        """Return a free slot, now the actor's; None: its GPU is another one, or all are taken."""
         with self._changed:
             if self._device is None:
                 self._start(device)
@@ -129,11 +131,15 @@ class SharedWorker:
         return None
 
     def holds(self, owner: str, slot: int) -> bool:
-        """Whether an actor has that slot; not if this process was started anew."""
+        """Return whether an actor holds a slot; a process that was started again has no owners."""
         return self._owners.get(slot) == owner
 
     def call(self, owner: str, slot: int, method: str, *words: Any) -> Any:
-        """Have a slot's worker do something."""
+        """Call a method of a slot's worker.
+
+        Raises:
+            MachineError: the actor does not hold the slot any more.
+        """
         worker = self._workers[slot] if self.holds(owner, slot) else None
         if worker is None:
             raise MachineError("this shared process was started anew, and the slot is another's")
@@ -154,7 +160,7 @@ class SharedWorker:
                 self._changed.notify_all()
 
     def leave(self, owner: str, slot: int) -> None:
-        """Take a slot back."""
+        """Free the slot that an actor holds."""
         if self.holds(owner, slot):
             self._workers[slot].end()
             with self._changed:
@@ -162,8 +168,9 @@ class SharedWorker:
 
     def _start(self, device: str) -> None:
         self._device = os.environ[_DEVICES] = device
-        from orchestrator.execution.worker import Worker
-        from tinyattn.training.model_cache import ModelCache
+        with imports_uncollected():
+            from orchestrator.execution.worker import Worker
+            from tinyattn.training.model_cache import ModelCache
 
         model_cache, cores = ModelCache(self._bench.data_dir), int(self._resources.cpus)
         self._workers = [
@@ -173,13 +180,13 @@ class SharedWorker:
 
 
 class SharedSlot:
-    """A trial's place in a shared process on its own machine, seen as a worker."""
+    """A trial's slot in a SharedWorker on its own machine: the TrialWorker that its actor uses."""
 
     def __init__(self) -> None:
-        """Find a free one.
+        """Take a free slot, waiting for one if necessary.
 
         Raises:
-            MachineError: there is none.
+            MachineError: none was free for PATIENCE_SECONDS.
         """
         context = ray.get_runtime_context()
         self._own, self._node = context.get_actor_id(), context.get_node_id()
@@ -195,12 +202,12 @@ class SharedSlot:
         self._pack, self._slot = found
 
     def _free_slot(self) -> tuple[Any, int] | None:
-        """A process of this machine, and its slot that is now this trial's."""
+        """Take a free slot; return its process and its number."""
         prefix = _prefix(self._node)
         names = sorted(name for name in ray.util.list_named_actors() if name.startswith(prefix))
         packs: list[Any] = [ray.get_actor(name) for name in names]
         rooms = [ray.get(pack.room.remote()) for pack in packs]
-        # Where all trials have the same device, the emptiest; a GPU's trials fill its own first.
+        # On a GPU, first the processes that use it already. On a CPU, the emptiest first.
         own = [number for number, (_, device) in enumerate(rooms) if device == self._device]
         new = [number for number, (_, device) in enumerate(rooms) if device is None]
         order = own + new if self._device else sorted(own + new, key=lambda n: -rooms[n][0])
@@ -211,7 +218,7 @@ class SharedSlot:
         return None
 
     def begin(self, assignment: Assignment) -> None:
-        """Go over to a trial."""
+        """Switch to a trial; take a new slot if the process was started again."""
         if not ray.get(self._pack.holds.remote(self._own, self._slot)):
             self._join()
         self._call("begin", assignment)
@@ -226,7 +233,7 @@ class SharedSlot:
         self._call("halve")
 
     def end(self) -> None:
-        """Let go of the trial and of the slot."""
+        """Release the trial and free the slot."""
         with suppress(RayError):  # the process is gone, and the slot with it
             ray.get(self._pack.leave.remote(self._own, self._slot))
 

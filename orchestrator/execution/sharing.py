@@ -1,9 +1,10 @@
-"""`resources.packed=auto`: how many trials share a process, measured where they will run.
+"""`resources.packed=auto`: the number of trials that share a process, measured on the cluster.
 
-All machines of a sweep have the same number, so it is measured on one of each kind, and the one
-taken is the best for all together. The figures are kept in the notes of the runs folder, for this
-kind of trial on that kind of machine: a resumed sweep and the next one start at once, unless a kind
-came to no figures. Then the others' decide.
+All machines of a sweep use the same number. It is measured on one machine of each kind, and the
+number that is fastest for all machines together is taken. The measurements are kept in the notes of
+the runs folder, by kind of trial and kind of machine, so that a resumed sweep and the next one need
+none. A kind of machine whose measurement failed is left out of the decision, and measured again by
+the next sweep.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import ray
 from ray.exceptions import RayError
@@ -40,13 +42,36 @@ from tinyattn.plugins import load_all
 
 FILE = "packing.jsonl"
 MOST = 16
-"""Trials that are tried together at most."""
+"""Largest number of trials in a process that is tried."""
 PATIENCE_SECONDS = 180.0
-"""For the measurement; other sweeps may have all cores."""
+"""Time limit of the measurement; other sweeps may have all cores."""
 _ROUNDS = 3
-"""Trials that run at once learn nothing from each other: at most a third of those that are left."""
+"""Least number of rounds into which the trials that are left are divided: trials that run at once
+learn nothing from each other."""
 _FEW, _FIRST = 12, 10
-"""In a search of so few the first ten may: it loses nothing by that (simulated; one of 16 does)."""
+"""A search of at most `_FEW` trials may run its first `_FIRST` at once: in simulations that cost
+nothing with 12 trials, but did with 16."""
+
+
+class Measure(Protocol):
+    """What times the steps of trials that share a process, on nodes of the cluster."""
+
+    def __call__(
+        self, context: TrialContext, one: Resources, nodes: Sequence[str], stop: Stop
+    ) -> dict[str, dict[int, float]]:
+        """Return {node: {trials that share a process: seconds of a trial's step}}.
+
+        Args:
+            context: what the trials have in common.
+            one: resources of a process.
+            nodes: ids of the nodes.
+            stop: ends the measurement once it is asked for.
+
+        Raises:
+            KeyboardInterrupt: the sweep was asked to stop.
+            RayError, TinyAttnError: no node finished.
+        """
+        ...
 
 
 def settled(
@@ -56,26 +81,34 @@ def settled(
     left: int,
     stop: Stop,
     say: Callable[[str], None],
+    measure: Measure | None = None,
 ) -> tuple[TrialBatch, str | None]:
-    """Put a number in the place of `auto`; Ray must be running.
+    """Return a batch with a number in place of `packed=auto`; Ray must be running.
 
     Args:
-        batch: whose trials share processes.
-        context: what they have in common.
-        begun: trials that were drawn before.
-        left: trials that have not ended.
-        stop: whether to give up; `sweep stop` is heard too.
-        say: is told when a measurement begins.
+        batch: the batch; returned as it is if its number is set.
+        context: what its trials have in common.
+        begun: number of trials that have started before.
+        left: number of trials that have not ended.
+        stop: ends the measurement once it is asked for, as a `sweep stop` does.
+        say: called with a message when a measurement begins.
+        measure: times the steps; None: Ray's nodes do, in processes of their own.
 
     Returns:
-        The batch, and words on what was found; None where nothing was asked.
+        The batch, and a message about the number; None if it was set before.
 
     Raises:
-        KeyboardInterrupt: `stop` was asked for.
+        KeyboardInterrupt: the sweep was asked to stop.
     """
     if batch.resources.packed != AUTO:
         return batch, None
-    number, words = _found(batch, context, begun, left, stop, say)
+    number, words = _found(
+        batch,
+        context,
+        begun,
+        left,
+        lambda one: _known_or_measured(context, one, stop, say, measure or measured_on_nodes),
+    )
     resources = batch.resources.model_copy(update={"packed": number})
     return replace(batch, resources=resources), words
 
@@ -85,10 +118,12 @@ def _found(
     context: TrialContext,
     begun: int,
     left: int,
-    stop: Stop,
-    say: Callable[[str], None],
+    seconds_of: Callable[[Resources], dict[int, float]],
 ) -> tuple[int, str]:
-    """The number of trials that should share a process, and why."""
+    """Return the number of trials that should share a process, and the reason as a message.
+
+    `seconds_of` returns {trials that share a process: seconds of a trial's step}.
+    """
     from tinyattn.training.probe import best_number
 
     alone = "every trial has a process of its own"
@@ -100,25 +135,29 @@ def _found(
     at_once = min(max(left // _ROUNDS, first), one.concurrent or math.inf)
     most = min(MOST, at_once // processes)
     if most < 2:
-        return 1, f"{alone}: for sharing, {left} trials are few beside {processes} at once"
+        return 1, f"{alone}: {left} trials are too few to share, with {processes} processes at once"
     try:
-        seconds = _known_or_measured(context, one, stop, say)
+        seconds = seconds_of(one)
     except (RayError, TinyAttnError) as error:
-        # Trials can do without, and say better what is wrong.
+        # Trials run without sharing too; if they fail as well, their own error says more.
         reason = str(getattr(error, "cause", None) or error).strip().splitlines() or ["?"]
-        return 1, f"{alone}: what sharing brings could not be measured ({reason[-1]})"
+        return 1, f"{alone}: the speed of sharing could not be measured ({reason[-1]})"
     seconds = {count: value for count, value in seconds.items() if count <= most}
     number = best_number(seconds)
     if number == 1:
-        return 1, f"{alone}: sharing one brings nothing here"
+        return 1, f"{alone}: sharing is no faster here"
     gain = seconds[1] / seconds[number]
     return number, f"{number} trials share a process: {gain:.2f} times the steps a second"
 
 
 def _known_or_measured(
-    context: TrialContext, one: Resources, stop: Stop, say: Callable[[str], None]
+    context: TrialContext,
+    one: Resources,
+    stop: Stop,
+    say: Callable[[str], None],
+    measure: Measure,
 ) -> dict[int, float]:
-    """Seconds of a trial's step, by trials that share a process, on all machines together."""
+    """Return {trials that share a process: seconds of a trial's step}, of all machines together."""
     machines = [node for node in alive(nodes_of_ray) if one.processes_on(*size_of(node))]
     path = context.checkpoints.notes / FILE
     keys = {node["NodeID"]: _key(context, one, kind_of(node)) for node in machines}
@@ -129,28 +168,32 @@ def _known_or_measured(
         say(f"measuring on {where} how many trials should share a process (some 20 s)")
         measured: dict[str, dict[int, float]] = {}
         try:
-            measured = _measure(context, one, list(missing.values()), stop)
+            measured = measure(context, one, list(missing.values()), stop)
         except (RayError, TinyAttnError):
             if not any(known.values()):
                 raise
         known |= {key: measured.get(node, {}) for key, node in missing.items()}
         _note(path, {key: known[key] for key in missing})
     found = [(known[keys[node["NodeID"]]], one.processes_on(*size_of(node))) for node in machines]
-    # A kind without figures is too small for a trial, busy or broken: the others decide.
+    # A kind without measurements is too small for a trial, busy or broken.
     return _together([(seconds, processes) for seconds, processes in found if seconds])
 
 
 def _together(machines: Sequence[tuple[Mapping[int, float], int]]) -> dict[int, float]:
-    """Seconds of a trial's step if all machines were one, for the numbers that all have tried.
+    """Return the seconds of a trial's step on all machines together, as if they were one.
 
     Args:
-        machines: seconds by trials that share a process, and the number of processes, of each.
+        machines: for each machine {trials that share a process: seconds of a trial's step}, and
+            its number of processes.
+
+    Returns:
+        {trials that share a process: seconds}, for the numbers that every machine has tried.
 
     Raises:
-        TinyAttnError: there is none.
+        TinyAttnError: `machines` is empty.
     """
     if not machines:
-        raise TinyAttnError("no machine came to figures")
+        raise TinyAttnError("no machine could be measured")
     counts = set[int].intersection(*({*seconds} for seconds, _ in machines))
     return {
         count: 1 / sum(processes / seconds[count] for seconds, processes in machines)
@@ -158,10 +201,10 @@ def _together(machines: Sequence[tuple[Mapping[int, float], int]]) -> dict[int, 
     }
 
 
-def _measure(
+def measured_on_nodes(
     context: TrialContext, one: Resources, nodes: Sequence[str], stop: Stop
 ) -> dict[str, dict[int, float]]:
-    """What `step_seconds` finds on each of these nodes, as far as it comes to an end in time."""
+    """Measure on nodes of Ray, at once, each in a process of its own; see Measure."""
     tasks = {
         _measured.options(
             num_cpus=one.cpus,
@@ -170,20 +213,41 @@ def _measure(
         ).remote(context, one, MOST): node
         for node in nodes
     }
+    return finished(tasks, context.checkpoints.folder, stop)
+
+
+def finished(
+    tasks: Mapping[ray.ObjectRef[dict[int, float]], str], folder: Path, stop: Stop
+) -> dict[str, dict[int, float]]:
+    """Return the results of the tasks that finish within PATIENCE_SECONDS; cancel the others.
+
+    Args:
+        tasks: {task of Ray: its node}.
+        folder: the sweep's folder, where `sweep stop` leaves its request.
+        stop: asks to stop too.
+
+    Returns:
+        {node: result}.
+
+    Raises:
+        KeyboardInterrupt: the sweep was asked to stop.
+        RayError, TinyAttnError: no task finished.
+    """
+    left = dict(tasks)
     until, found, errors = time.monotonic() + PATIENCE_SECONDS, {}, []
-    while tasks and time.monotonic() < until:
+    while left and time.monotonic() < until:
         refuse_dead_ray()
-        for task in ray.wait([*tasks], timeout=0.5)[0]:
-            node = tasks.pop(task)
+        for task in ray.wait([*left], timeout=0.5)[0]:
+            node = left.pop(task)
             try:
                 found[node] = ray.get(task)
             except (RayError, TinyAttnError) as error:
                 errors.append(error)
-        if stop.asked or STOP_ALL in requested(context.checkpoints.folder):
+        if stop.asked or STOP_ALL in requested(folder):
             break
-    for task in tasks:
+    for task in left:
         ray.cancel(task, force=True)
-    if stop.asked or STOP_ALL in requested(context.checkpoints.folder):
+    if stop.asked or STOP_ALL in requested(folder):
         raise KeyboardInterrupt
     if not found:
         raise errors[0] if errors else TinyAttnError(f"it took more than {PATIENCE_SECONDS:.0f} s")
@@ -192,7 +256,7 @@ def _measure(
 
 @ray.remote(max_calls=1, max_retries=0)
 def _measured(context: TrialContext, one: Resources, most: int) -> dict[int, float]:
-    """In a process of its own, with what a trial's process has."""
+    """Run `step_seconds` in a process of its own, with the cores and GPUs of a trial's process."""
     import torch
 
     from tinyattn.training.model_cache import ModelCache
@@ -204,7 +268,7 @@ def _measured(context: TrialContext, one: Resources, most: int) -> dict[int, flo
 
 
 def _key(context: TrialContext, one: Resources, kind: str) -> str:
-    """What decides how much sharing brings."""
+    """All that decides how much time sharing saves."""
     config: TrainConfig = context.base
     rows = f"{config.task} {config.max_length} {config.batch_size} {config.micro_batch_size}"
     plm = f"{config.plm} {context.fingerprints.get('plm_fingerprint')} {config.precision}"

@@ -1,4 +1,4 @@
-"""A Ray Tune trainable around a worker that stays warm. One Tune step is one evaluation."""
+"""SweepTrainable: Ray Tune's trainable, around a warm worker. One Tune step is one evaluation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from orchestrator.driver.context import TrialContext
 from orchestrator.execution.ray_compat import nothing_saved
 from orchestrator.spec.config import Resources
 from orchestrator.spec.messages import Assignment, Report
+from tinyattn.collector import imports_uncollected
 from tinyattn.errors import OutOfMemoryError
 
 TRIAL, POINT = "trial", "point"
@@ -20,27 +21,31 @@ REPORT = "report"
 
 
 class TrialWorker(Protocol):
-    """What trains trials, one after the other: a Worker, a slot of a shared one, or a group."""
+    """Protocol of what trains trials, one at a time: Worker, SharedSlot or DistributedWorker."""
 
     def begin(self, assignment: Assignment) -> None:
-        """Go over to a trial."""
+        """Switch to a trial."""
 
     def step(self) -> Report:
-        """Train to the next evaluation and report it; OutOfMemoryError: fewer rows may fit."""
+        """Train to the next evaluation and return its report.
+
+        Raises:
+            OutOfMemoryError: fewer rows a pass may fit: `halve`, then `step` again.
+        """
 
     def halve(self) -> None:
-        """Go back to the last state, with half the rows a pass."""
+        """Go back to the trial's last saved state, with half the rows a pass."""
 
     def end(self) -> None:
-        """Let go of the trial."""
+        """Release the trial."""
 
 
 class SweepTrainable(tune.Trainable):
-    """One trial on a warm worker, on a share of one, or on a group of them.
+    """One stint of a trial, on a worker that outlives it (`reset_config`).
 
-    A trial leaves its state after each evaluation in the checkpoint store, and whoever starts a
-    trial of that name goes on from there: after the death of a worker, a node or the driver, or
-    after a pause.
+    After each evaluation the worker saves the trial's state in the checkpoint store. The next
+    stint of the trial goes on from there: after a pause, or after the death of a worker, a node or
+    the driver.
     """
 
     context: TrialContext
@@ -50,34 +55,34 @@ class SweepTrainable(tune.Trainable):
 
     @classmethod
     def on(cls, context: TrialContext, resources: Resources) -> type[SweepTrainable]:
-        """The trainable of one batch.
+        """Return the trainable class of one batch.
 
-        `tune.with_parameters` would keep both in Ray's object store, and Ray ends a driver that
-        owns objects there, without a word, once the store has died.
+        `tune.with_parameters` would keep both arguments in Ray's object store. Once that store has
+        died, Ray ends every driver that owns objects in it, without a message.
         """
         return type(cls.__name__, (cls,), {"context": context, "resources": resources})
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Take note of the first trial; the worker starts with its first step.
+        """Note the first trial; its worker starts with the first step.
 
-        Tune gives a trial whose actor is still starting the actor of any trial that ends, and calls
-        the starting one off. Where trials end more often than a worker takes to load torch, a
-        machine that joins would never get one.
+        When a trial ends, Tune hands its actor to a trial whose own actor is still starting, and
+        cancels that one. If starting an actor included loading torch, and trials ended more often
+        than that takes, a machine that joins would never get a worker.
 
         Args:
             config: name and overrides of the first trial.
         """
         self.next: Assignment | None = _assignment(config)
-        """The trial that the next step begins with; None: it goes on with the one it has."""
+        """The trial that the next step switches to; None: the worker's trial goes on."""
         self.worker: TrialWorker | None = None
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Take note of another trial; what loaded PLM and data keeps them."""
+        """Note the next trial; the worker keeps PLM and data."""
         self.next = _assignment(new_config)
         return True
 
     def step(self) -> dict[str, Any]:
-        """Train to the next evaluation and report it, with ever fewer rows a pass until it fits."""
+        """Train to the next evaluation and report it; halve the rows a pass until they fit."""
         if self.worker is None:
             self.worker = self._worker()
         if self.next is not None:
@@ -88,13 +93,14 @@ class SweepTrainable(tune.Trainable):
         return {REPORT: report, DONE: report.is_last}
 
     def _worker(self) -> TrialWorker:
-        # Imported here: they import torch, which an actor that is only starting must not wait for.
+        # Imported here, because they import torch, for which `setup` must not wait.
         if self.resources.trials_a_process > 1:
             from orchestrator.execution.shared_worker import SharedSlot
 
             return SharedSlot()
-        from orchestrator.execution.distributed_worker import DistributedWorker
-        from orchestrator.execution.worker import Worker
+        with imports_uncollected():
+            from orchestrator.execution.distributed_worker import DistributedWorker
+            from orchestrator.execution.worker import Worker
 
         if self.resources.ranks == 1:
             return Worker(self.context, int(self.resources.cpus))
@@ -102,9 +108,9 @@ class SweepTrainable(tune.Trainable):
 
     @staticmethod
     def _step_if_it_fits(worker: TrialWorker) -> Report | None:
-        """The next report; None: out of memory, but fewer rows a pass may fit.
+        """Return the next report; None: out of memory, but fewer rows a pass may fit.
 
-        An error holds on to all that its frames hold, so it must be gone before the next try.
+        A function of its own, because the error's traceback keeps tensors alive until it returns.
         """
         try:
             return worker.step()
@@ -112,16 +118,19 @@ class SweepTrainable(tune.Trainable):
             return None
 
     def save(self, checkpoint_dir: str | None = None) -> Any:
-        """Keep nothing more. Tune asks for it at every pause and end, when the checkpoint store has
-        all, and would look for its own folder, which is on the driver's disk."""
+        """Save nothing: the checkpoint store has the trial's state already.
+
+        Tune calls this at every pause and end; its own implementation would write to a folder on
+        the driver's disk.
+        """
         return nothing_saved()
 
     def cleanup(self) -> None:
-        """Let go of the trial."""
+        """Release the trial."""
         if self.worker is not None:
             self.worker.end()
 
 
 def _assignment(config: dict[str, Any]) -> Assignment:
-    """What a Tune config says."""
+    """The trial and overrides in a Tune config."""
     return Assignment(config[TRIAL], config[POINT])

@@ -1,14 +1,14 @@
-"""Ray Tune's extension points as thin adapters over a driver, which does not know Ray.
+"""Ray Tune's searcher, scheduler and callback, as thin adapters over a Driver that knows no Ray.
 
-Tune names a trial anew each time that it starts: a Tune trial is one stint of a trial here. One
-that pauses or loses its worker ends for Tune, and comes again as another.
+A trial of Tune is one stint of a trial here, with a name of its own: when a trial pauses or loses
+its worker, Tune's trial ends, and the next stint is another one.
 
 | Tune calls, in this order               | the driver hears                                       |
 |-----------------------------------------|--------------------------------------------------------|
 | searcher.suggest                        | `next_trial`                                           |
 | callback.on_trial_start                 | `on_start`                                             |
-| scheduler.on_trial_result, then         | `on_report` from the first: where a result says that   |
-| callback.on_trial_result                | the trial is done, Tune leaves out the scheduler       |
+| scheduler.on_trial_result, then         | `on_report`, from whichever comes first: for a result  |
+| callback.on_trial_result                | with `done` Tune does not call the scheduler           |
 | scheduler.on_trial_error                | `on_lost`                                              |
 | searcher.on_trial_complete, at all ends | `on_release`                                           |
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ray import tune
-from ray.tune.experiment import Trial
+from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.result import NODE_IP, TRAINING_ITERATION
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
@@ -40,75 +40,83 @@ POLL_SECONDS = 1.0
 """How often the driver looks for requests and machines."""
 
 _NO_RESULT = (0, TrialScheduler.CONTINUE)
-"""Number and answer of the result before the first."""
+"""Iteration and decision of a stint that has reported nothing."""
 
 T = TypeVar("T")
 
 
 class TuneEvents:
-    """Turns what Tune calls into events of the driver, each of which it hears once.
+    """Turns Tune's calls into the driver's events, each exactly once.
 
-    It does nothing more once the batch is to end because of an error.
+    Once an error is to end the batch, the driver gets no more events.
     """
 
     def __init__(self, driver: Driver, stop: Stop) -> None:
         self.stop = stop
         self._driver = driver
         self._trials: dict[str, str] = {}
-        """Names of trials by Tune's names of their stints, of those that have a worker or will."""
+        """{Tune's name of a stint: name of its trial}, of all stints that have not ended."""
         self._decided: dict[str, tuple[int, str]] = {}
-        """By the same, the last result that the driver heard of, as Tune counts them, and what
-        Tune is to do."""
+        """{Tune's name of a stint: (Tune's iteration of the last result, what Tune is to do)}."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: Tune writes searcher and callbacks to disk, but a terminal's view cannot be
-        pickled, and a store's password must not be. The event log is what holds the truth."""
+        """Pickle nothing: Tune writes searcher and callbacks to disk.
+
+        A terminal's view cannot be pickled, a store's password must not be, and a resumed sweep
+        reads the event log instead.
+        """
         return {}
 
     def next_trial(self, stint: str) -> dict[str, Any] | str | None:
-        """Return the Tune config of the next trial; None: not now; FINISHED: never again."""
+        """Return the Tune config of the next trial; None: none now; FINISHED: none any more."""
         found = None if self.stop.asked else self._tell(self._driver.next_trial, None)
+        if self.stop.asked:  # Tune may call this for minutes before its next `on_step_begin`
+            raise KeyboardInterrupt
         if found is None:
             return Searcher.FINISHED if self._driver.is_finished else None
         self._trials[stint] = found.trial
         return {TRIAL: found.trial, POINT: dict(found.point)}
 
     def start(self, stint: str) -> None:
-        """A stint has a worker."""
+        """Tell the driver that a stint has a worker."""
         self._tell(lambda: self._driver.on_start(self._trials[stint]), None)
 
     def result(self, stint: str, result: Mapping[str, Any]) -> str:
-        """Return what Tune is to do after a result, flattened or not."""
+        """Return what Tune is to do after a result: CONTINUE or STOP."""
         number = result[TRAINING_ITERATION]
         heard, answer = self._decided.get(stint, _NO_RESULT)
         if number != heard:
             report, node = result[REPORT], result[NODE_IP]
             decision = self._tell(
                 lambda: self._driver.on_report(self._trials[stint], report, node),
-                Decision.CONTINUE,  # Tune ends before it comes to that
+                Decision.CONTINUE,  # without effect: the batch ends at Tune's next step
             )
             goes_on = decision is Decision.CONTINUE
             answer = TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP
             self._decided[stint] = number, answer
         return answer
 
-    def lost(self, trial: Trial) -> None:
-        """A stint failed."""
+    def lost(self, trial: TuneTrial) -> None:
+        """Tell the driver that a stint lost its worker."""
         if self.stop.asked:  # Ray may be ending too; the next driver goes on with the trial
             return
         _, answer = self._decided.get(trial.trial_id, _NO_RESULT)
-        if answer == TrialScheduler.STOP:  # the worker had nothing more to do for the trial
+        if answer == TrialScheduler.STOP:  # the trial had ended or paused before
             return
         lost = lost_worker(_last_words(trial))
         self._tell(lambda: self._driver.on_lost(self._trials[trial.trial_id], lost), None)
 
     def release(self, stint: str) -> None:
-        """A stint is over."""
+        """Tell the driver that a stint's worker is free or gone."""
+        if self.stop.is_left:
+            return
         self._decided.pop(stint, None)
         if self._trials.pop(stint, None) is not None:
             self._driver.on_release()
 
     def _tell(self, tell: Callable[[], T], otherwise: T) -> T:
+        if self.stop.is_left:
+            raise KeyboardInterrupt
         if self.stop.error is not None:
             return otherwise
         if not self.stop.asked:
@@ -119,106 +127,112 @@ class TuneEvents:
 
 
 class TuneSearcher(Searcher):
-    """What Tune asks for trials."""
+    """Tune's searcher: asks the driver for trials."""
 
     def __init__(self, events: TuneEvents) -> None:
         super().__init__()
         self._events = events
 
     def set_search_properties(self, *_: Any, **__: Any) -> bool:
-        """Accept whatever Tune offers: space, metric and direction are the source's own."""
+        """Ignore space, metric and direction from Tune: the driver's source has its own."""
         return True
 
     def save(self, checkpoint_path: str) -> None:
-        """Keep nothing, as `TuneEvents`."""
+        """Save nothing: the event log is what a resumed sweep reads."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Read nothing."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
-        """Return the config of the next trial; None: not now; FINISHED: never again."""
+        """Return the config of the next trial; None: none now; FINISHED: none any more."""
         return self._events.next_trial(trial_id)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
     ) -> None:
-        """A stint is over, however it ended."""
+        """Hear that a stint is over, however it ended."""
         self._events.release(trial_id)
 
 
 class TuneScheduler(FIFOScheduler):
-    """What Tune asks whether a trial goes on; first come, first served otherwise."""
+    """Tune's scheduler: asks the driver whether a trial goes on; starts trials in their order."""
 
     def __init__(self, events: TuneEvents) -> None:
         super().__init__()
         self._events = events
 
-    def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
-        """Return CONTINUE or STOP; Tune's own pause would keep the trial's actor."""
+    def on_trial_result(
+        self, tune_controller: Any, trial: TuneTrial, result: Mapping[str, Any]
+    ) -> str:
+        """Return CONTINUE or STOP; a trial that pauses is stopped too, to free its actor."""
         return self._events.result(trial.trial_id, result)
 
-    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
-        """A worker is lost."""
+    def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
+        """Hear that a stint lost its worker."""
         self._events.lost(trial)
 
 
 class TuneCallback(tune.Callback):
-    """What Tune tells between its steps, when trials start, and of results."""
+    """Tune's callback: hears of starts and results, and runs the driver's regular checks."""
 
     def __init__(self, events: TuneEvents, look: Callable[[bool], None]) -> None:
-        """Watch over a batch.
+        """Listen to a batch.
 
         Args:
             events: of the batch.
-            look: called now and then; takes whether a trial has a worker.
+            look: called every POLL_SECONDS, with whether a trial has a worker: `Watch.look`.
         """
         self._events, self._look, self._next_look = events, look, 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing, as TuneEvents."""
+        """Pickle nothing, as TuneEvents."""
         return {}
 
-    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        """End here, between two steps of Tune, when somebody asked for it."""
+    def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
+        """Run the regular checks between two steps of Tune, and end the batch if it was asked for.
+
+        Raises:
+            KeyboardInterrupt: the batch is to end.
+        """
         stop = self._events.stop
-        # Not once an end was asked for: a cluster's Ray may end as well, and asking it hangs then.
+        # Not once an end was asked for: the cluster's Ray may be ending too, and calls to it hang.
         if not stop.asked:
             refuse_dead_ray()
             if time.monotonic() >= self._next_look:
                 self._next_look = time.monotonic() + POLL_SECONDS
                 with stop.on_error():
-                    self._look(any(trial.status == Trial.RUNNING for trial in trials))
+                    self._look(any(trial.status == TuneTrial.RUNNING for trial in trials))
         if stop.asked:
-            # Not an Exception: Tune would clean up first, which takes a minute of waiting where a
-            # batch system ends a cluster's Ray too.
+            # Not an Exception: Tune would clean up first, which hangs for a minute if a batch
+            # system such as Slurm is ending the cluster's Ray as well.
             raise KeyboardInterrupt
 
     def on_trial_start(
-        self, iteration: int, trials: list[Trial], trial: Trial, **info: Any
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
     ) -> None:
-        """A worker has a trial."""
+        """Hear that a stint has a worker."""
         self._events.start(trial.trial_id)
 
     def on_trial_result(
         self,
         iteration: int,
-        trials: list[Trial],
-        trial: Trial,
+        trials: list[TuneTrial],
+        trial: TuneTrial,
         result: dict[str, Any],
         **info: Any,
     ) -> None:
-        """Tell of a result that the scheduler was not shown."""
+        """Hear of a result; one that the scheduler has seen already changes nothing."""
         self._events.result(trial.trial_id, result)
 
 
 def lost_worker(error: str) -> WorkerLost:
-    """Return the message of a lost worker, from what Ray says of it."""
+    """Return the WorkerLost for an error text of Ray's."""
     return WorkerLost(error, address_in(error), *_outcome_of(error))
 
 
-def _last_words(trial: Trial) -> str:
-    """What ended a trial's last worker, from the file that Tune keeps; empty: it kept none."""
-    try:  # Tune's own reader looks where the file is copied later
+def _last_words(trial: TuneTrial) -> str:
+    """Text of a stint's last error, from Tune's error file; empty if there is none."""
+    try:  # Tune's own reader looks for the file in a folder to which it is copied later
         text = Path(trial.error_file).read_text("utf-8", errors="replace")
     except (OSError, TypeError):
         return ""
@@ -227,7 +241,7 @@ def _last_words(trial: Trial) -> str:
 
 
 def _outcome_of(error: str) -> tuple[Outcome, str]:
-    """What became of a trial whose last worker ended so, as outcome and message."""
+    """Outcome and message of a trial that does not go on after this error."""
     if not error:
         return Outcome.FAILED, "its error could not be kept: is the disk full?"
     if TooSmallError.__name__ in error:

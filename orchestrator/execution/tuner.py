@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from ray import tune
 from ray.exceptions import RayError
@@ -47,42 +45,15 @@ from orchestrator.reporting.view import Progress, say, view_of
 from orchestrator.search.asha import Asha, make_scheduler
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore
-from orchestrator.state.event_log import EventLog, Past
+from orchestrator.state.event_log import EventLog
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError, TinyAttnError
 
 
 class InterruptedSweepError(TinyAttnError):
     """The user asked to stop."""
-
-
-@dataclass(frozen=True)
-class Ended:
-    """One trial that ended."""
-
-    trial_id: str
-    run_id: str
-    outcome: Outcome
-    params: dict[str, Any]
-    result: dict[str, Any]
-    error: str | None
-    adapter: Path | None
-    """Its best adapter; None: it had no evaluation."""
-
-    @classmethod
-    def of(cls, past: Past, tracker: TrackingWriter, checkpoints: CheckpointStore) -> Ended:
-        """From what the event log tells of it."""
-        assert past.outcome is not None
-        return cls(
-            trial_id=past.name,
-            run_id=tracker.run_of(past.name),
-            outcome=past.outcome,
-            params=past.params,
-            result=past.last,
-            error=past.error,
-            adapter=checkpoints.adapter(past.name, past.best_index),
-        )
 
 
 def run_batch(
@@ -92,7 +63,7 @@ def run_batch(
     checkpoints: CheckpointStore,
     tracker: TrackingWriter,
     data_dir: Path | None = None,
-) -> list[Ended]:
+) -> list[Trial]:
     """Run trials until the source has no more; go on where an earlier call with `batch` ended.
 
     Args:
@@ -102,23 +73,26 @@ def run_batch(
         tracker: writes their runs.
         data_dir: where task files are.
 
+    Returns:
+        The trials that have ended, in order of their starts. The store has all of them then.
+
     Raises:
         KeyboardInterrupt: Ctrl-C, SIGTERM, a closed terminal or `sweep stop`.
+        StorageError: the store stayed away, or refused to make a trial's run.
         TinyAttnError: Tune failed; trials that fail do not raise, they end with an outcome.
     """
     event_log = EventLog(checkpoints.folder / f"{batch.name}.jsonl")
     seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
     context = TrialContext(batch.base, checkpoints, data_dir, seen, batch.plugins)
-    left = batch.trials - sum(past.outcome is not None for past in event_log.trials.values())
+    left = batch.trials - sum(trial.outcome is not None for trial in event_log.trials.values())
     with signals_noted() as stop, watched_ray():
         batch, found = settled(batch, context, len(event_log.trials), left, stop, say)
         _run_trials(batch, context, source, event_log, tracker, stop, found)
     tracker.settle()
-    return [
-        Ended.of(past, tracker, checkpoints)
-        for past in event_log.trials.values()
-        if past.outcome is not None
-    ]
+    ended = [trial for trial in event_log.trials.values() if trial.outcome is not None]
+    for trial in ended:
+        tracker.run_of(trial.name)  # a store that refused to make one fails the batch
+    return ended
 
 
 def _run_trials(
@@ -148,7 +122,9 @@ def _run_trials(
             with shared_workers_of(context, batch.resources) as look_after_shared:
                 folder = checkpoints.folder
                 watch = Watch(driver, stop, nodes, tracker, folder, look_after_shared)
-                _fit(_tuner(batch, context, TuneEvents(driver, stop), watch), folder, stop)
+                run_tune(_tuner(batch, context, TuneEvents(driver, stop), watch).fit, folder, stop)
+            if stop.asked:  # when Tune took no more steps
+                raise KeyboardInterrupt
             driver.end_paused()
         except KeyboardInterrupt:
             if stop.error is not None:
@@ -191,12 +167,26 @@ def _tuner(
     )
 
 
-def _fit(tuner: tune.Tuner, folder: Path, stop: Stop) -> None:
-    """Let Tune run; turn what it raises into errors of this project where a user caused it."""
+def run_tune(fit: Callable[[], object], folder: Path, stop: Stop) -> None:
+    """Let Tune run; turn what it raises into errors of this project where a user caused it.
+
+    Args:
+        fit: Tune's loop.
+        folder: the sweep's folder, for the message where a disk is full.
+        stop: notes the signals that ask to end.
+
+    Raises:
+        KeyboardInterrupt: it was asked to end, or Ray has died.
+        StorageError: the disk is full or may not be written.
+        TinyAttnError: as a trial raised it.
+    """
     try:
-        unless_ray_dies(tuner.fit)
+        unless_ray_dies(fit)
     except KeyboardInterrupt:
-        stop.asked = True  # what is left of Tune ends at its next step
+        was_asked = stop.asked
+        stop.asked = stop.is_left = True
+        if was_asked:  # and Ray has died since, as where a batch system ends both
+            raise KeyboardInterrupt from None
         raise
     except (TuneError, RayError, OSError) as error:
         if stop.at_once:  # as a scratch file of Tune's that is gone where it was interrupted

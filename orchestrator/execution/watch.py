@@ -1,4 +1,4 @@
-"""Watch: what the driver of a batch looks after on Ray beside its trials."""
+"""Watch: the regular checks of a batch on Ray: requests of users, machines, shared processes."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import Listener
 from orchestrator.execution.nodes import Nodes
 from orchestrator.spec.messages import WorkerLost
-from orchestrator.state.event_log import Past
+from orchestrator.spec.trial import Trial
 from orchestrator.state.requests import requested
 from orchestrator.state.workspace import STOP_ALL
 from orchestrator.tracking.writer import TrackingWriter
 
 
 class MachineListener(Listener):
-    """Learns on which machines workers fail."""
+    """The driver's listener that tells Nodes on which machines workers fail."""
 
     def __init__(self, nodes: Nodes, note: Callable[[str], None]) -> None:
-        """Listen for a batch.
+        """Listen to a batch.
 
         Args:
             nodes: the machines.
-            note: is told of a machine that is set aside.
+            note: called with a message when a machine is set aside.
         """
         self._nodes, self._note = nodes, note
 
-    def evaluated(self, trial: str, record: Mapping[str, Any]) -> None:
-        """A machine works."""
+    def evaluated(self, name: str, record: Mapping[str, Any]) -> None:
+        """Note that a machine works."""
         self._nodes.worked(record["node_ip"])
 
-    def paused(self, trial: str) -> None:
-        """What was too small for the trial may fit others."""
-        self._nodes.ended(trial)
+    def paused(self, name: str) -> None:
+        """Use machines that were too small for the trial for others."""
+        self._nodes.ended(name)
 
-    def lost(self, past: Past, lost: WorkerLost, goes_on: bool) -> None:
-        """A machine may have failed; not where the trial fails everywhere."""
-        if said := self._nodes.failed(past.name, lost.error):
+    def lost(self, trial: Trial, lost: WorkerLost, goes_on: bool) -> None:
+        """Note a failure of a machine; if the trial failed on several, it is none of theirs."""
+        if said := self._nodes.failed(trial.name, lost.error):
             self._note(said)
         if not goes_on:
-            self._nodes.exonerate(past.name)
+            self._nodes.exonerate(trial.name)
 
-    def ended(self, past: Past) -> None:
-        """What was too small for the trial may fit others."""
-        self._nodes.ended(past.name)
+    def ended(self, trial: Trial) -> None:
+        """Use machines that were too small for the trial for others."""
+        self._nodes.ended(trial.name)
 
 
 class Watch:
-    """The looks that a driver takes once a second, at requests, store, processes and machines."""
+    """The checks that run once a second beside a batch's trials."""
 
     def __init__(
         self,
@@ -61,27 +61,27 @@ class Watch:
         folder: Path,
         look_after_shared: Callable[[], None],
     ) -> None:
-        """Watch over a batch.
+        """Watch a batch.
 
         Args:
-            driver: is told which trials a user wants to end.
-            stop: is told if all are to end.
+            driver: hears which trials a user wants to end.
+            stop: set when the whole batch is to end.
             nodes: the machines.
-            tracker: shows others that this process lives.
-            folder: the sweep's, where requests are.
-            look_after_shared: keeps the processes alive that trials share.
+            tracker: writes the heartbeat that shows others that this process is alive.
+            folder: the sweep's folder, in which requests are files.
+            look_after_shared: starts the shared processes that a machine lacks.
         """
         self._driver, self._stop, self._nodes, self._tracker = driver, stop, nodes, tracker
         self._folder, self._look_after_shared = folder, look_after_shared
 
     def look(self, is_running: bool) -> None:
-        """Look once.
+        """Run all checks once.
 
         Args:
             is_running: whether a trial has a worker now.
 
         Raises:
-            NoMachineError: nothing runs for long, though there are machines.
+            NoMachineError: as `Nodes.refuse_standstill`.
         """
         asked = requested(self._folder)
         self._stop.asked = self._stop.asked or STOP_ALL in asked

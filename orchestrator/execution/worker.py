@@ -1,16 +1,17 @@
-"""What one process does for a trial: train to the next evaluation, keep the state, say how it went.
+"""Worker: trains a trial to its next evaluation, saves its state and reports it.
 
-The process's ModelCache (PLM, tokenizer, tokenised data) outlives a trial; the Trainer, which holds
-all that belongs to a trial, does not.
+The ModelCache of the worker's process (PLM, tokenizer, tokenised data) outlives a trial. The
+Trainer, which holds all that belongs to a trial, does not.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -40,11 +41,40 @@ from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache, give_back_memory
 from tinyattn.training.trainer import Trainer, out_of_memory_is_an_error
 
+Result = TypeVar("Result")
+
+
+class StepThread:
+    """The thread of a worker's steps, apart from the worker's own, so that it can be replaced.
+
+    A thread may come to where oneDNN can compile no more kernels in it: see `is_thread_spoilt`.
+    """
+
+    def __init__(self) -> None:
+        self._thread = _new_thread()
+        self.is_spoilt = False
+        """Whether a step's error has told that the thread can compile no more kernels."""
+
+    def run(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns in the thread, or raise what it raises."""
+        try:
+            return self._thread.submit(work).result()
+        except OutOfMemoryError as error:
+            cause = error.__cause__
+            self.is_spoilt |= cause is not None and is_thread_spoilt(cause)
+            raise
+
+    def replace_if_spoilt(self) -> None:
+        """Replace the thread if it can compile no more kernels and there is memory for another."""
+        if self.is_spoilt and is_room_for_a_thread():
+            self._thread.shutdown()
+            self._thread, self.is_spoilt = _new_thread(), False
+
 
 class Worker:
-    """A process that trials pass through, or one of several that share a trial.
+    """Trains trials, one at a time, in this process; or one rank of a trial.
 
-    Steps run in a thread of their own, which can be left: see `is_thread_spoilt`.
+    Its steps run in a StepThread.
     """
 
     def __init__(
@@ -58,9 +88,9 @@ class Worker:
 
         Args:
             context: what trials have in common.
-            cores: threads to use: more than a worker's cores would only contend.
-            ranks: where this process stands among those of its trials.
-            model_cache: of a process that several trials share; None: one of its own.
+            cores: number of torch's threads; more than a worker's cores would only contend.
+            ranks: this process's rank among those of its trials.
+            model_cache: the cache of a process that several trials share; None: a new one.
         """
         load_all(context.plugins)
         torch.set_num_threads(max(1, cores))
@@ -71,38 +101,36 @@ class Worker:
         self.model_cache = model_cache or ModelCache(context.data_dir, ranks=ranks)
         self.trainer: Trainer | None = None
         self.name = ""
-        """Of the trial."""
+        """Name of the trial."""
         self._shares = model_cache is not None
         self._is_checked = False
-        self._thread, self._is_spoilt = _new_thread(), False
+        self.thread = StepThread()
 
     def begin(self, assignment: Assignment) -> None:
-        """Go over to a trial."""
+        """Switch to a trial; PLM and data are loaded with its first step."""
         self.end()
-        self._leave_spoilt_thread()
+        self.thread.replace_if_spoilt()
         self.name, self.overrides = assignment.trial, dict(assignment.point)
         self.rows = sys.maxsize
-        """Rows a pass, once it has started."""
+        """Most rows of a pass; set when the trial's Trainer is made."""
         self.evaluations: Any = None
         if torch.cuda.is_available() and not self._shares:
             torch.cuda.reset_peak_memory_stats()
 
     def step(self) -> Report:
-        """Train to the next evaluation and report it.
+        """Train to the next evaluation and return its report.
 
-        The first step of a trial that goes on reports its last evaluation again: its worker may
-        have died before the driver heard of it.
+        The first step of a trial that goes on reports its last evaluation again: the worker that
+        had the trial may have died before the driver received that report.
 
         Raises:
             OutOfMemoryError: fewer rows a pass may fit: `halve`, then `step` again.
-            TooSmallError: not even one fits, but another machine has more memory.
-            MachineError: this machine lacks what trials need.
+            TooSmallError: not even one row fits, but another machine has more memory.
+            MachineError: PLM or data are missing on this machine, or are not the driver's.
         """
         try:
-            evaluation = self._thread.submit(self._next_evaluation).result()
+            evaluation = self.thread.run(self._next_evaluation)
         except OutOfMemoryError as error:
-            cause = error.__cause__
-            self._is_spoilt |= cause is not None and is_thread_spoilt(cause)
             if self.rows > 1:
                 raise
             if is_larger_elsewhere(gpu=torch.cuda.is_available()):
@@ -110,11 +138,11 @@ class Worker:
             return self._ended(Outcome.OUT_OF_MEMORY, error)
         except DivergedError as error:
             return self._ended(Outcome.DIVERGED, error)
-        except StorageError as error:  # no fault of the trial: it goes on when there is a place
+        except StorageError as error:  # no fault of the trial: it goes on once there is space
             return StorageFailed(str(error))
         except MachineError:
             raise
-        except TinyAttnError as error:  # it would come again; other errors cost the worker
+        except TinyAttnError as error:  # a retry would fail too; after any other error it may not
             return self._ended(Outcome.FAILED, error)
         assert self.trainer is not None
         report = report_of(self.trainer, evaluation)
@@ -124,28 +152,25 @@ class Worker:
         return report
 
     def halve(self) -> None:
-        """Go back to the last state, with half the rows a pass."""
+        """Go back to the trial's last saved state, with half the rows a pass."""
         config = self.context.base.with_overrides(self.overrides)
         note_too_many(config, self.rows, self.memory)
         self.rows //= 2
         self.end()
         give_back_memory()
-        self._leave_spoilt_thread()
-
-    def _leave_spoilt_thread(self) -> None:
-        """Go on in a new thread, if this one can compile no kernels and there is room for one."""
-        if self._is_spoilt and is_room_for_a_thread():
-            self._thread.shutdown()
-            self._thread, self._is_spoilt = _new_thread(), False
+        self.thread.replace_if_spoilt()
 
     def end(self) -> None:
-        """Let go of the trial; the PLM is as it was."""
+        """Release the trial; its adapter is removed from the PLM."""
         trainer, self.trainer = self.trainer, None
         if trainer is not None:
             trainer.close()
 
     def _next_evaluation(self) -> Evaluation:
-        """Train to the next evaluation and keep its state; or the last one, of a trial restored."""
+        """Train to the next evaluation and save its state.
+
+        The first call on a restored trial returns its last evaluation instead.
+        """
         if self.trainer is None:
             self.rows = min(self.rows, rows_that_fit(self._config(), self.memory))
         with out_of_memory_is_an_error(self._config()):
@@ -156,17 +181,17 @@ class Worker:
         return evaluation
 
     def _config(self) -> TrainConfig:
-        """Of the trial, with no more rows a pass than are known to fit."""
+        """The trial's config, with a `micro_batch_size` that is not known to be too large."""
         config = self.context.base.with_overrides(self.overrides)
         if self.rows < (config.micro_batch_size or config.batch_size):
             return config.with_overrides({"micro_batch_size": self.rows})
         return config
 
     def _start(self) -> Evaluation | None:
-        """Make this trial's Trainer, from its newest state that can be read if it has one.
+        """Make the trial's Trainer, restored from its newest state that all ranks can read.
 
         Returns:
-            The last evaluation of that state.
+            The last evaluation of that state; None: there is no state.
         """
         if not self._is_checked:
             self._refuse_other_inputs()
@@ -177,13 +202,13 @@ class Worker:
         for name in sorted(set.intersection(*seen), reverse=True):
             if all(self.ranks.gather(self._restored(self.trainer, name))):
                 break
-            self.trainer.close()  # a torn or damaged state: the one before will do
+            self.trainer.close()  # this state is damaged: try the one before
             self.trainer = Trainer(self._config(), self.model_cache)
         self.evaluations = iter(self.trainer)
         return self.trainer.last
 
     def _refuse_other_inputs(self) -> None:
-        """Raise MachineError where PLM or data are missing, or not those that the driver has."""
+        """Raise MachineError if PLM or data are missing here or differ from the driver's."""
         base = self.context.base
         try:
             here = {
@@ -211,7 +236,7 @@ class Worker:
         return True
 
     def _keep(self, evaluation: Evaluation) -> None:
-        """Write adapter and state to the checkpoint store, before the evaluation is reported."""
+        """Save adapter and state in the checkpoint store, before the evaluation is reported."""
         trainer, checkpoints, index = self.trainer, self.context.checkpoints, evaluation.index
         assert trainer is not None
         if self.ranks.writes and (evaluation.best_index == index or evaluation.is_last):
@@ -229,7 +254,7 @@ class Worker:
 
 
 def report_of(trainer: Trainer, evaluation: Evaluation) -> Evaluated:
-    """Return what is reported of an evaluation: its numbers and the trial's counts."""
+    """Return the report of an evaluation: its numbers and the trial's parameter counts."""
     counts = trainer.counts()
     numbers = dict(vars(evaluation))
     return Evaluated(
@@ -242,7 +267,7 @@ def report_of(trainer: Trainer, evaluation: Evaluation) -> Evaluated:
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    """A thread that has begun: later there may be no memory for that."""
+    """A thread that is running already: later there may be no memory to start it."""
     thread = ThreadPoolExecutor(1)
     thread.submit(int).result()
     return thread

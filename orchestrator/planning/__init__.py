@@ -1,1 +1,1 @@
-"""What can be known before a sweep starts: checks, costs, simulations."""
+"""Checks, costs and simulations of a sweep before it starts, and of the machine it would use."""

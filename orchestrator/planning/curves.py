@@ -31,12 +31,12 @@ class Curves(Protocol):
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Synthetic curves: a landscape with one summit somewhere in the space.
+    """Synthetic curves: a landscape with one summit at a random place in the space.
 
-    A trial's final score is between chance and `top`, by the distance of its point from the summit;
-    each key matters less than the one before. It is approached exponentially, more slowly with a
-    lower value of the first key (usually a learning rate). Each evaluation has the sampling error
-    of `rows` rows.
+    A trial's final score falls from `top` to `chance` with the distance of its point from the
+    summit; each key matters less than the one before. Scores approach the final one exponentially,
+    the more slowly the lower the first key is (usually a learning rate). At the highest values of
+    that key half of the trials diverge. Each evaluation has the sampling error of `rows` rows.
     """
 
     space: Mapping[str, Domain]
@@ -45,8 +45,11 @@ class Synthetic:
     rows: int = 1000
     """Number of selection rows; fewer rows make noisier scores."""
     chance: float = 0.5
+    """Score of guessing."""
     top: float = 0.9
+    """Final score at the summit, on infinitely many rows."""
     seed: int = 0
+    """Decides the summit's place and all luck."""
 
     def truth(self, point: Point) -> float:
         """As in Curves."""
@@ -81,13 +84,17 @@ class Synthetic:
 
 
 class Recorded:
-    """The curves of a sweep that has run: a point scores as the nearest one that was trained."""
+    """Recorded curves of a sweep that has run: a point scores as the nearest trained point did."""
 
     def __init__(self, space: Mapping[str, Domain], curves: Sequence[tuple[Point, list[float]]]):
-        """Take (point, score by evaluation) of each trial.
+        """Take the curves of the sweep's trials.
+
+        Args:
+            space: domains by dotted key.
+            curves: (point, score at each evaluation) of each trial.
 
         Raises:
-            UsageError: there is none.
+            UsageError: `curves` is empty.
         """
         if not curves:
             raise UsageError("the sweep to simulate from has no trial with a score")
@@ -96,23 +103,23 @@ class Recorded:
 
     @classmethod
     def of_sweep(cls, store: TrackingReader, name: str, space: Mapping[str, Domain]) -> Recorded:
-        """Read the trials of a sweep from its store; those that were stopped hold their last."""
+        """Read the trials of a sweep, with at least one evaluation, from the MLflow store."""
         found = store.trials_of(store.find_sweep(name))
         trials = [trial for trial in found if trial.kind == "trial" and trial.evaluations]
         scores = [[point.score for point in points] for points in store.histories(trials)]
         return cls(space, list(zip((trial.params for trial in trials), scores, strict=True)))
 
     def score(self, point: Point, evaluation: int) -> float:
-        """As in Curves; beyond its record a curve stays level."""
+        """As in Curves; beyond its last recorded evaluation a curve stays level."""
         curve = self._nearest(point)
         return curve[min(evaluation, len(curve)) - 1]
 
     def truth(self, point: Point) -> float:
-        """As in Curves: the record's best."""
+        """As in Curves: the curve's best score."""
         return max(self._nearest(point))
 
     def noise(self, score: float) -> float:
-        """As in Curves."""
+        """As in Curves: unknown."""
         return 0.0
 
     def _nearest(self, point: Point) -> list[float]:
@@ -124,7 +131,7 @@ class Recorded:
 
 
 def unit(domain: Domain, value: Any) -> float:
-    """Return a value's place between its domain's ends, 0 to 1; 0.5 for an inactive key."""
+    """Return a value's place between the ends of its domain, 0 to 1; 0.5 for an inactive key."""
     if value is None:
         return 0.5
     if isinstance(domain, Choice):

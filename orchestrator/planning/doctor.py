@@ -1,4 +1,4 @@
-"""Findings of `tinyattn doctor`: what this machine has, what it lacks, and how to get it."""
+"""Findings of `tinyattn doctor`: what this machine has and lacks, and how to get the latter."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Finding:
     what: str
     found: str
     remedy: str = ""
-    """How to get what is missing; empty: nothing is."""
+    """How to get what is missing; empty: nothing is missing."""
 
     @property
     def is_missing(self) -> bool:
-        """Whether something is lacking."""
+        """Whether something is missing."""
         return bool(self.remedy)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ def examine(data_dir: Path | None) -> list[Finding]:
     import psutil
     import torch
 
-    from orchestrator.planning.preflight import bf16_ratio
+    from orchestrator.planning.cores import Cores
 
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES)
     memory = psutil.virtual_memory()
@@ -53,7 +53,7 @@ def examine(data_dir: Path | None) -> list[Finding]:
     return [
         Finding("libraries", versions),
         Finding("cores", f"{os.cpu_count()}"),
-        Finding("bf16", f"takes {bf16_ratio():.1f} times as long as fp32 on these cores"),
+        Finding("bf16", f"takes {Cores().bf16_ratio():.1f} times as long as fp32 on these cores"),
         Finding("GPUs", ", ".join(gpus) or "none: sweeps run on cores with resources.gpus=0"),
         Finding("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"),
         Finding(
@@ -77,7 +77,7 @@ def _data(data_dir: Path | None) -> Finding:
     """Check which tasks have a folder of files; others come from the hub or its cache."""
     folder = data_dir or Path(os.environ.get(DATA_VARIABLE, ""))
     if folder != Path() and not folder.is_dir():
-        remedy = f"name a folder that is there by --data or {DATA_VARIABLE}"
+        remedy = f"name an existing folder with --data or {DATA_VARIABLE}"
         return Finding("tasks", f"{folder} is not there", remedy)
     here = [name for name in TASKS if name == AGREEMENT.name or _has_files(folder, name)]
     return Finding("tasks", f"here are {', '.join(here)}; others come from the Hugging Face hub")

@@ -1,4 +1,4 @@
-"""Plan of a sweep (`sweep check`): what it would do and cost, and what is missing for it."""
+"""Plan of a sweep (`sweep check`): its trials, their predicted cost, and what is missing."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Self
 import torch
 
 from orchestrator.execution.memory import FILE, rows_that_fit
+from orchestrator.planning.cores import Cores
 from orchestrator.planning.preflight import (
     A4000_FLOPS,
     Cost,
     check_shapes,
     check_warmup,
-    core_flops,
     inspect,
     max_evaluations,
     predict_cost,
     rung_words,
-    slow_bf16,
 )
 from orchestrator.planning.remarks import remarks
 from orchestrator.spec.config import AUTO, Resources, Sweep, rungs
@@ -27,7 +26,7 @@ from orchestrator.spec.facts import Facts
 from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
 from orchestrator.state.workspace import Workspace
-from tinyattn.errors import ConfigError, StorageError, TinyAttnError, UsageError
+from tinyattn.errors import AbsentError, StorageError, TinyAttnError, UsageError
 from tinyattn.plugins import load_all
 from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
@@ -38,7 +37,7 @@ TABLE_3 = {
 }  # fmt: skip
 """Training rows of the GLUE tasks (the paper's table 3), assumed where the data are not here."""
 TYPICAL_ROWS = 10_000
-"""Training rows assumed of any other task whose data are not here."""
+"""Training rows assumed for any other task whose data are not here."""
 TYPICAL_LENGTH = 40.0
 """Tokens a row assumed where the data are not here."""
 PROCESS_GB = 0.6
@@ -55,11 +54,11 @@ class Capacity:
     tflops: float
     """Sustained speed of all GPUs together."""
     gpu_memory_gb: float | None = None
-    """Of the largest; None: not known."""
+    """Memory of the largest GPU; None: not known."""
 
     @classmethod
     def here(cls) -> Self:
-        """This machine."""
+        """Return the capacity of this machine; its GPUs count as RTX A4000s."""
         gpus = torch.cuda.device_count()
         return cls("this machine", [(os.cpu_count() or 1, gpus)], gpus * A4000_FLOPS / 1e12)
 
@@ -73,18 +72,19 @@ class Plan:
     facts: Facts | None
     """None: PLM or data are not here."""
     missing: str
-    """Why a run would not start; empty: it would."""
+    """Why a run would not start; empty if it would."""
     name_taken: bool
+    """Whether a sweep of this name exists."""
     lacking: str
-    """Which resources a trial lacks there; empty: none."""
+    """Which resources a trial lacks on `capacity`; empty if it fits."""
     capacity: Capacity
-    """Where it would run."""
+    """The machines that the sweep would run on."""
     rows: int
     """Rows of a pass that trials would use on this machine."""
     slow: str
-    """Why the sweep would be slower than necessary; empty: it would not."""
+    """Why the sweep would be slower than necessary; empty if it would not."""
     core_flops: float
-    """Operations per second of a core there; 0: not known, or trials use GPUs."""
+    """Operations per second of one core of `capacity`; 0: not known, or trials use GPUs."""
 
     def __str__(self) -> str:
         sweep, cost, facts = self.sweep, self.cost, self.facts
@@ -93,7 +93,7 @@ class Plan:
         size = _space_size(sweep)
         trials = sweep.search.trials
         packed = sweep.resources.packed
-        who = {1: "trial", AUTO: "process of trials, how many is measured at the start"}.get(
+        who = {1: "trial", AUTO: "process of several trials (how many is measured first)"}.get(
             packed, f"process of {packed} trials"
         )
         lines = [
@@ -120,6 +120,11 @@ class Plan:
                 f"{facts.truncated_rows:,} rows cut to {sweep.train.max_length}",
             )
             lines[2:2] = [f"beware      {note}" for note in facts.carve_notes]
+            if sweep.train.protocol == "heldout" and facts.select_rows > 2 * facts.train_rows:
+                lines.append(
+                    "note        each evaluation scores more rows than twice those that train; "
+                    f"max_select_rows={facts.train_rows} makes it shorter, and its score noisier"
+                )
         else:
             lines.append("assumed     rows and lengths, since they could not be counted here")
         if self.missing:
@@ -156,12 +161,15 @@ class Plan:
 
     @property
     def gpu_hours(self) -> float:
-        """Of all trials to their end, on an RTX A4000."""
+        """Hours of all trials on an RTX A4000, without early stopping."""
         return self.sweep.search.trials * self.cost.trial_pflop * 1e15 / A4000_FLOPS / 3600
 
     @property
     def hours_there(self) -> float | None:
-        """With early stopping and all GPUs (or cores) busy; None: there are none of known speed."""
+        """Hours of the sweep on `capacity`, with early stopping and all GPUs (or cores) busy.
+
+        None: their speed is not known.
+        """
         flops = self.capacity.tflops * 1e12 if self.sweep.resources.gpus else self._cores_flops()
         if not flops:
             return None
@@ -171,7 +179,7 @@ class Plan:
         return self.gpu_hours * share * A4000_FLOPS / flops
 
     def _cores_flops(self) -> float:
-        """Of all cores that trials would use at once."""
+        """Operations per second of all cores that trials would use at once."""
         try:
             slots = self.sweep.resources.trials_at_once(self.capacity.machines)
         except UsageError:  # not even one fits
@@ -186,16 +194,23 @@ class Plan:
         return f"; {asked} rows a pass did not fit here before, trials use {self.rows}"
 
 
-def plan_of(sweep: Sweep, workspace: Workspace, capacity: Capacity | None = None) -> Plan:
-    """Work out a sweep's plan; nothing is started and nothing is trained.
+def plan_of(
+    sweep: Sweep,
+    workspace: Workspace,
+    capacity: Capacity | None = None,
+    cores: Cores | None = None,
+) -> Plan:
+    """Return a sweep's plan; nothing is started and nothing is trained.
 
     Args:
-        sweep: what would run.
+        sweep: the sweep.
         workspace: where it would be kept.
-        capacity: where it would run; None: this machine.
+        capacity: the machines that it would run on; None: this machine.
+        cores: the cores of this machine; None: their speed is measured.
 
     Raises:
-        ConfigError: a value of the space does not fit the PLM or the task.
+        UsageError: a value of the space does not fit the PLM or the task, or the data do not fit
+            the task. Data or a PLM that are absent are named in the plan.
     """
     task = find_task(sweep.train.task)
     load_all(sweep.imports)
@@ -204,7 +219,9 @@ def plan_of(sweep: Sweep, workspace: Workspace, capacity: Capacity | None = None
     try:
         facts = inspect(sweep, ModelCache(workspace.data_dir))
         check_warmup(sweep, facts.fewest_rows)
-    except ConfigError:
+    except AbsentError as error:
+        missing = str(error)
+    except UsageError:
         raise
     except TinyAttnError as error:
         missing = str(error)
@@ -215,15 +232,16 @@ def plan_of(sweep: Sweep, workspace: Workspace, capacity: Capacity | None = None
     taken = False
     try:
         taken = workspace.has_store() and not workspace.store().name_is_free(sweep.name)
-    except StorageError as error:  # of a cluster that is not up yet, say
+    except StorageError as error:  # the store of a cluster that is not up yet, say
         missing = missing or str(error)
     notes = workspace.runs if workspace.storage is None else notes_of_machine()
     rows_a_pass = rows_that_fit(sweep.train, notes / FILE)
     there = capacity or Capacity.here()
     lacking = _lacking(sweep.resources, cost, there)
     on_cores = capacity is None and not sweep.resources.gpus
-    speed = core_flops(sweep.train.precision) if on_cores else 0.0
-    slow = "" if capacity else slow_bf16(sweep)
+    cores = cores or Cores()
+    speed = cores.flops(sweep.train.precision) if on_cores else 0.0
+    slow = "" if capacity else cores.slow_bf16(sweep)
     return Plan(sweep, cost, facts, missing, taken, lacking, there, rows_a_pass, slow, speed)
 
 
@@ -269,7 +287,7 @@ def amount(number: float, unit: str) -> str:
 
 
 def _space_size(sweep: Sweep) -> str:
-    """As in ` of 24 points`; empty where a domain has no end."""
+    """The size of a space as in ` of 24 points`; empty if it is infinite."""
     if any(domain.size is None for domain in sweep.space.values()):
         return ""
     points = count(sweep.space)
@@ -277,6 +295,6 @@ def _space_size(sweep: Sweep) -> str:
 
 
 def assumed_rows(sweep: Sweep) -> int:
-    """Training rows of a task whose data are not here."""
+    """Return the training rows assumed for a sweep whose data are not here."""
     rows = TABLE_3.get(sweep.train.task, TYPICAL_ROWS)
     return min(rows, sweep.train.max_train_rows or rows)

@@ -1,21 +1,18 @@
-"""Preflight checks of a sweep: facts, faults and costs that are known before it starts.
+"""Preflight checks of a sweep: its facts, faults and predicted costs, before anything is trained.
 
-`inspect` is also the first step of `sweep run`, so that a user's mistake ends there, not in a
-worker. Nothing is trained here.
+`inspect` is also the first step of `sweep run`, so that a user's mistake ends the command there,
+not a worker later.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from orchestrator.spec.config import Sweep, rungs
 from orchestrator.spec.facts import Facts
@@ -34,17 +31,9 @@ from tinyattn.training.model_cache import ModelCache
 LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")
 """Keys that set how many evaluations a trial has."""
 BYTES = {"fp32": 4, "bf16": 2}
+"""Bytes of a number."""
 A4000_FLOPS = 8e12
 """Sustained fp32 operations per second assumed of an RTX A4000 (16 GB): 40 % of its peak."""
-
-
-WORTH_SAYING = 1.2
-"""How many times slower than fp32 bf16 must be for a warning."""
-_PRODUCT = 128, 384, 1536
-"""Shape of the matrix product that is timed: a feed-forward layer of MiniLM."""
-_CORE_SHARE = 0.6
-"""Speed of a trial as a share of that product's speed: with MiniLM 0.44 (bf16, SST-2, batches of 8)
-to 0.82 (fp32, RTE, batches of 16), from the steps in docs/experiments/speed.md."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +45,14 @@ class Cost:
     memory_gb: float
     """Largest memory of a trial: weights and activations of a full micro-batch."""
     trial_pflop: float
-    """Operations of one whole trial, 10^15."""
+    """Operations of one whole trial, in 10^15."""
 
 
 def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
-    """Load PLM and data as a trial would, and check the space's extremes against them.
+    """Return a sweep's facts: load PLM and data as a trial would, and check the space against them.
 
     Raises:
-        UsageError: PLM, task, data or a value of the space do not fit.
+        UsageError: PLM, task, data or an extreme value of the space do not fit.
     """
     load_all(sweep.imports)
     plm = model_cache.plm(sweep.train.plm, sweep.train.precision)
@@ -106,7 +95,7 @@ def run_tags(facts: Facts) -> dict[str, str]:
 
 
 def _with_experts(sweep: Sweep) -> Sweep:
-    """Return the sweep with the space of its experts, which else train as the best trial does."""
+    """Return the sweep with the experts' space added; other keys are the winner's."""
     return sweep.model_copy(update={"space": {**sweep.space, **sweep.finalize.space}})
 
 
@@ -122,14 +111,14 @@ def values_of(sweep: Sweep, key: str) -> list[Any]:
 
 
 def fewest_steps(sweep: Sweep, train_rows: int) -> int:
-    """Optimizer steps of the shortest training that the space allows."""
+    """Return the optimizer steps of the shortest training that the space allows."""
     return -(-train_rows // max(values_of(sweep, "batch_size"))) * min(values_of(sweep, "epochs"))
 
 
 def check_warmup(sweep: Sweep, fewest_rows: int) -> None:
-    """Compare each warm-up with the shortest training, of trials and of experts.
+    """Check each warm-up against the shortest training, of trials and of experts.
 
-    A new sweep is refused if it fails; a sweep begun before this rule existed may be resumed.
+    A new sweep that fails the check is refused; one begun before this rule existed may be resumed.
 
     Raises:
         ConfigError: warm-up would take all steps of a training.
@@ -149,7 +138,7 @@ def warmup_note(sweep: Sweep, facts: Facts) -> list[str]:
 
 
 def max_evaluations(sweep: Sweep, train_rows: int) -> int:
-    """Evaluations of the longest trial that the space allows."""
+    """Return the number of evaluations of the longest trial that the space allows."""
     return max(
         len(evaluation_steps(config, -(-train_rows // config.batch_size)))
         for config in extremes(sweep, LENGTH_KEYS)
@@ -160,7 +149,7 @@ def check_shapes(sweep: Sweep) -> None:
     """Check the layers and placements of every extreme of the space against the PLM's config.
 
     Raises:
-        UsageError: the PLM lacks a layer or a place for an adapter.
+        ConfigError: the PLM lacks a layer or a place for an adapter.
     """
     plm = empty_plm(sweep.train.plm)
     keys = [key for key in sweep.space if key.startswith("adapter.")]
@@ -202,8 +191,8 @@ def predict_cost(
     body = layers * 12 * hidden**2  # weights that every token passes: attention and feed-forward
     micro, size = config.micro_batch_size or config.batch_size, BYTES[config.precision]
     # Activations kept for the backward pass, per token and layer: 34 H + 5 heads T bytes at two
-    # bytes a number (Korthikanti et al., 2022, table 2): an upper bound, since frozen weights
-    # need no inputs kept.
+    # bytes a number (Korthikanti et al., 2022, table 2). An upper bound: frozen weights need no
+    # gradient, so their inputs are not kept.
     per_token = 34 * hidden + 5 * shape.num_attention_heads * config.max_length
     activations = micro * config.max_length * layers * per_token * size / 2
     trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
@@ -211,61 +200,18 @@ def predict_cost(
     return Cost(
         counts=counts,
         memory_gb=(counts.plm * size / parts + activations + 16 * counts.trainable) / 1e9,
-        # Forward 2 operations a weight, backward to the activations 2 more; no weight gradients.
+        # Operations a weight: 2 forward, 2 backward for the activations, none for frozen weights.
         trial_pflop=body * (4 * trained + 2 * scored) / 1e15,
     )
 
 
-def core_flops(precision: str) -> float:
-    """Return the operations per second of a trial on one of this machine's cores, measured."""
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _CORE_SHARE * 2 * math.prod(_PRODUCT) / _product_seconds(dtype)
-    finally:
-        torch.set_num_threads(before)
-
-
-def slow_bf16(sweep: Sweep) -> str:
-    """Return a warning if bf16 is slower than fp32 on this machine's cores, else ''.
-
-    A processor without instructions for bf16 takes many times as long.
-    """
-    if sweep.train.precision != "bf16" or sweep.resources.gpus:
-        return ""
-    ratio = bf16_ratio()
-    if ratio < WORTH_SAYING:
-        return ""
-    return (
-        f"precision=bf16 will be slower than fp32: this processor takes {ratio:.1f} times as long "
-        "for a product of matrices in it; precision=fp32 does without"
-    )
-
-
-def bf16_ratio() -> float:
-    """Return the time of a matrix product in bf16 on this machine's cores, relative to fp32."""
-    return _product_seconds(torch.bfloat16) / _product_seconds(torch.float32)
-
-
-def _product_seconds(dtype: torch.dtype) -> float:
-    """Return the shortest of several measured times of the matrix product."""
-    rows, inner, columns = _PRODUCT
-    left, right = torch.ones(rows, inner, dtype=dtype), torch.ones(inner, columns, dtype=dtype)
-    seconds = []
-    for _ in range(5):
-        begin = time.perf_counter()
-        left @ right
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
-
-
 def rung_words(sweep: Sweep, evaluations: int) -> str:
-    """The rungs in words, as in `2, 6, 18 of 40 evaluations`."""
+    """Return a message on the rungs, as in `2, 6, 18 of 40 evaluations, about 1 in 3 goes on`."""
     if sweep.asha is None:
         return f"none: every trial runs its {evaluations} evaluations"
     found = rungs(sweep.asha.grace, sweep.asha.reduction, evaluations)
     if not found:
         return f"none within {evaluations} evaluations: every trial runs to its end"
     words = ", ".join(map(str, found))
-    return f"{words} of {evaluations} evaluations, about 1 in {sweep.asha.reduction} goes on"
+    some = sweep.asha.reduction + (sweep.asha.mode == "promote")
+    return f"{words} of {evaluations} evaluations, about 1 in {some} goes on"

@@ -1,4 +1,4 @@
-"""Remarks before a sweep starts, on what it will do that its user may not expect."""
+"""Remarks of `sweep check` on settings of a sweep whose effect its user may not expect."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _EXACT = 1e-6
 
 
 def remarks(sweep: Sweep, fewest_rows: int) -> list[str]:
-    """Return a sentence for each remark.
+    """Return a sweep's remarks, a sentence each.
 
     Args:
         sweep: the sweep.
-        fewest_rows: training rows of an epoch of the shortest training.
+        fewest_rows: training rows of an epoch in the shortest training.
     """
     steps = fewest_steps(sweep, fewest_rows)
     return [*_heads(sweep), *_rounded(sweep, steps), *_rare(sweep, steps)]
 
 
 def _heads(sweep: Sweep) -> Iterator[str]:
-    """Say what happens to trials whose number of heads the finalizer does not take."""
+    """Remark on trials of several heads, which the finalizer does not take."""
     heads = values_of(sweep, HEADS)
     domain = sweep.space.get(HEADS)
     if heads == [1]:
@@ -43,7 +43,7 @@ def _heads(sweep: Sweep) -> Iterator[str]:
 
 
 def _rounded(sweep: Sweep, steps: int) -> Iterator[str]:
-    """Say how many steps a share of warm-up is, where it is not a whole number of steps."""
+    """Remark on a warm-up share that is not a whole number of steps, and so is rounded."""
     for share in values_of(sweep, "optimizer.warmup"):
         warmup = warmup_steps(share, steps)
         if share < 1 and abs(warmup - share * steps) > _EXACT:
@@ -54,7 +54,7 @@ def _rounded(sweep: Sweep, steps: int) -> Iterator[str]:
 
 
 def _rare(sweep: Sweep, steps: int) -> Iterator[str]:
-    """Say if a training ends before its first regular evaluation."""
+    """Remark on an `evaluate_every` that is longer than a training."""
     for every in values_of(sweep, "evaluate_every"):
         if every is not None and every >= steps:
             yield (

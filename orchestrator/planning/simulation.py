@@ -1,7 +1,7 @@
 """`sweep simulate`: a sweep on a virtual cluster, with the real driver, searcher and event log.
 
-Only time and training are made up. Slots ask and tell the same Driver as Ray Tune, and a node that
-is lost takes its running trials back to their last evaluation, as a real one does.
+Only time and training are simulated. Virtual workers use the same Driver as Ray Tune does, and a
+trial that loses its node goes on from its last evaluation, as a real one does.
 """
 
 from __future__ import annotations
@@ -30,50 +30,53 @@ from orchestrator.spec.outcome import Outcome
 from orchestrator.state.event_log import EventLog
 
 Slot = tuple[int, int]
-"""A place for a trial: node, number on it."""
+"""A place for a trial: number of the node, number of the slot there."""
 
 
 @dataclass(frozen=True)
 class VirtualCluster:
-    """Machines that are not there."""
+    """The simulated machines."""
 
     nodes: int = 1
     slots: int = 1
-    """Trials at once on a node."""
+    """Trials that run at once on a node."""
     seconds: float = 60.0
-    """From one evaluation to the next."""
+    """Seconds from one evaluation of a trial to the next."""
     losses: int = 0
-    """Times that a node is lost, at random moments; it is back after `away` seconds."""
+    """How many times a random node is lost, at random moments."""
     away: float = 600.0
+    """Seconds after which a lost node is back."""
 
 
 @dataclass
 class Replay:
-    """What came of it."""
+    """The result of a simulation; str() is the output of `sweep simulate`."""
 
     seconds: float = 0.0
     """Virtual time from the first start to the last end."""
     evaluations: int = 0
-    """All that were computed, those computed again after a loss among them."""
+    """Evaluations that were computed."""
     whole: int = 0
     """Evaluations of all trials without early stopping."""
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     rungs: dict[int, int] = field(default_factory=dict)
-    """Trials that came to each rung."""
+    """{rung: number of trials that came to it}."""
     lost: int = 0
-    """Times that a node took a trial down which went on."""
+    """How many times a trial lost its node and went on."""
     busy: float = 0.0
     """Share of the slots' time that was used."""
     winner: dict[str, Any] = field(default_factory=dict)
-    """Configuration of the best trial that was trained whole."""
+    """Overrides of the completed trial with the best score."""
     truth: float = math.nan
-    """What the winner scores on infinitely many rows."""
+    """Final score of the winner on infinitely many rows."""
     best_truth: float = math.nan
-    """What the best of all trials that began would have scored."""
+    """Highest final score, on infinitely many rows, of all trials that began."""
 
     def __str__(self) -> str:
         ended = ", ".join(f"{n} {o.value}" for o, n in sorted(self.outcomes.items()))
-        rungs = ", ".join(f"{rung}: {n} came" for rung, n in self.rungs.items()) or "none"
+        rungs = (
+            ", ".join(f"{n} reached evaluation {rung}" for rung, n in self.rungs.items()) or "none"
+        )
         share = self.evaluations / max(1, self.whole)
         return "\n".join(
             [
@@ -82,7 +85,7 @@ class Replay:
                 f"compute  {self.evaluations:,} evaluations of {self.whole:,} without early "
                 f"stopping ({100 * share:.0f} %)",
                 f"time     {clock(self.seconds)}, slots busy {100 * self.busy:.0f} %",
-                f"lost     {self.lost} trials lost their node and went on where they were",
+                f"lost     {self.lost} times a trial lost its node and went on elsewhere",
                 f"winner   {100 * self.truth:.2f} in truth, the best begun "
                 f"{100 * self.best_truth:.2f}",
             ]
@@ -90,13 +93,13 @@ class Replay:
 
 
 def simulate(sweep: Sweep, curves: Curves, cluster: VirtualCluster, evaluations: int) -> Replay:
-    """Replay a sweep's search on a virtual cluster.
+    """Simulate a sweep's search on a virtual cluster.
 
     Args:
         sweep: space, search and ASHA.
-        curves: what its trials score.
-        cluster: where they run.
-        evaluations: of a whole trial.
+        curves: scores of its trials.
+        cluster: the simulated machines.
+        evaluations: evaluations of a whole trial.
     """
     with _scratch() as folder:
         driver = driver_of(sweep, cluster, evaluations, folder)
@@ -104,7 +107,7 @@ def simulate(sweep: Sweep, curves: Curves, cluster: VirtualCluster, evaluations:
 
 
 def driver_of(sweep: Sweep, cluster: VirtualCluster, evaluations: int, folder: Path) -> Driver:
-    """Return a driver of a sweep's search with its files in `folder`."""
+    """Return a driver of a sweep's search, as a real one but with its files in `folder`."""
     study = folder / "study.journal"
     return Driver(
         "search",
@@ -117,8 +120,10 @@ def driver_of(sweep: Sweep, cluster: VirtualCluster, evaluations: int, folder: P
 
 
 class VirtualTime:
-    """Runs a driver's trials in virtual time: a heap of events, each at the end of one evaluation
-    or of a node's absence."""
+    """Runs a driver's trials in virtual time, by a heap of events.
+
+    An event is the end of an evaluation, or the loss or return of a node.
+    """
 
     def __init__(
         self, driver: Driver, curves: Curves, cluster: VirtualCluster, evaluations: int, seed: int
@@ -126,25 +131,25 @@ class VirtualTime:
         """Begin at time 0.
 
         Args:
-            driver: of the batch.
-            curves: what its trials score.
-            cluster: where they run.
-            evaluations: of a whole trial.
-            seed: decides which nodes are lost when.
+            driver: driver of the batch.
+            curves: scores of its trials.
+            cluster: the simulated machines.
+            evaluations: evaluations of a whole trial.
+            seed: seed of the losses: which node, when.
         """
         self.driver, self.curves, self.cluster, self.total = driver, curves, cluster, evaluations
         self.luck = random.Random(seed)
         self.free = deque((n, s) for s in range(cluster.slots) for n in range(cluster.nodes))
         self.away: set[int] = set()
         self.running: dict[Slot, tuple[str, int]] = {}
-        """In each busy slot the trial and the number of its stint."""
+        """{busy slot: (trial, number of its stint)}."""
         self.events: list[tuple[float, int, str, Any]] = []
         self.order, self.now = itertools.count(), 0.0
         self.found = Replay()
 
     def run(self) -> Replay:
-        """Run to the end."""
-        horizon = self.cluster.seconds * self.total  # losses fall into the first trials' time
+        """Run until no event is left; return the result."""
+        horizon = self.cluster.seconds * self.total  # time of a whole trial
         for _ in range(self.cluster.losses):
             self._at(
                 self.luck.uniform(0, 3 * horizon), "lost", self.luck.randrange(self.cluster.nodes)
@@ -161,7 +166,7 @@ class VirtualTime:
         heapq.heappush(self.events, (when, next(self.order), kind, what))
 
     def _fill(self) -> None:
-        """Give every free slot a trial, as long as there are some."""
+        """Give every free slot a trial, as long as the driver has some."""
         while self.free and (found := self.driver.next_trial()) is not None:
             self.driver.on_start(found.trial)
             slot = self.free.popleft()
@@ -169,7 +174,7 @@ class VirtualTime:
             self._at(self.now + self.cluster.seconds, "evaluated", (slot, *self.running[slot]))
 
     def _evaluated(self, slot: Slot, trial: str, stint: int) -> None:
-        """A trial has come to its next evaluation."""
+        """Report a trial's next evaluation to the driver."""
         if self.running.get(slot) != (trial, stint):
             return  # its node was lost meanwhile
         self.found.evaluations += 1
@@ -182,21 +187,21 @@ class VirtualTime:
         self.free.append(slot)
         self.driver.on_release()
 
-    def _report(self, trial: str) -> Evaluated | EndedEarly:
-        """What a worker would report."""
-        past = self.driver.event_log.trials[trial]
-        evaluation = past.evaluations + 1
-        score = self.curves.score(past.params, evaluation)
-        best = max(score, past.last.get("best_score", -math.inf))
+    def _report(self, name: str) -> Evaluated | EndedEarly:
+        """The report that a worker would send."""
+        trial = self.driver.event_log.trials[name]
+        evaluation = trial.evaluations + 1
+        score = self.curves.score(trial.params, evaluation)
+        best = max(score, trial.last.get("best_score", -math.inf))
         if not math.isfinite(score):
-            return EndedEarly(Outcome.DIVERGED, f"the loss is {score}", past.evaluations, best)
+            return EndedEarly(Outcome.DIVERGED, f"the loss is {score}", trial.evaluations, best)
         noise = self.curves.noise(score)
         return Evaluated(
             evaluation=evaluation, total=self.total, score=score, best_score=best, noise=noise
         )
 
     def _lost(self, node: int) -> None:
-        """A node goes away; its trials wait for another slot."""
+        """Take a node away; the driver queues its trials again."""
         self.away.add(node)
         for slot in [slot for slot in self.running if slot[0] == node]:
             trial, _ = self.running.pop(slot)
@@ -213,28 +218,28 @@ class VirtualTime:
         self.free.extend(slot for slot in slots if slot not in busy)
 
     def _close(self) -> None:
-        """End what waits for a promotion that will not come, and count."""
+        """End the trials that are still paused, and fill in the result."""
         self.driver.end_paused()
         trials = list(self.driver.event_log.trials.values())
         found = self.found
         found.whole = len(trials) * self.total
-        found.outcomes.update(past.outcome for past in trials if past.outcome is not None)
+        found.outcomes.update(trial.outcome for trial in trials if trial.outcome is not None)
         found.rungs = {rung: len(came) for rung, came in self.driver.asha.rungs.items()}
         slots = self.cluster.nodes * self.cluster.slots
         worked = found.evaluations * self.cluster.seconds
         found.busy = worked / max(1e-9, found.seconds * slots)
-        done = [past for past in trials if past.outcome is Outcome.COMPLETED]
+        done = [trial for trial in trials if trial.outcome is Outcome.COMPLETED]
         if done:
-            best = max(done, key=lambda past: past.last["best_score"])
+            best = max(done, key=lambda trial: trial.last["best_score"])
             found.winner, found.truth = best.params, self.curves.truth(best.params)
         found.best_truth = max(
-            (self.curves.truth(past.params) for past in trials), default=math.nan
+            (self.curves.truth(trial.params) for trial in trials), default=math.nan
         )
 
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for event logs that nobody keeps, in memory where there is such a disk."""
+    """A temporary folder for event log and study; in memory if the system has /dev/shm."""
     memory = Path("/dev/shm")
     place = str(memory) if memory.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="tinyattn-", dir=place) as folder:

@@ -1,1 +1,1 @@
-"""The registry of adapters: versions, champions, and the tests that move the alias."""
+"""MLflow's model registry: versions of adapters, champions, and the tests that promote to one."""

@@ -1,7 +1,8 @@
-"""Champions: the registered versions that hold, or held, the alias `champion` of a task.
+"""Champions: model versions that hold, or have held, the alias `champion` in MLflow's registry.
 
-A registered model is a task on a PLM: `tinyattn-rte-roberta-large`. Its tag `tinyattn.champions`
-lists the versions that held the alias, oldest first; `rollback` goes back in this list.
+There is one registered model per task and PLM: `tinyattn-rte-roberta-large`. Its tag
+`tinyattn.champions` lists the versions that have held the alias, oldest first; `rollback` goes back
+in this list.
 """
 
 from __future__ import annotations
@@ -40,10 +41,15 @@ def model_name(task: str, plm: str) -> str:
 
 
 def champion(store: TrackingReader, task: str, plm: str | None = None) -> Champion:
-    """Return the champion of a task, on one PLM or on the only PLM that has one.
+    """Return the champion of a task.
+
+    Args:
+        store: the MLflow store.
+        task: name of the task.
+        plm: name of the PLM; None: the only one on which the task has a champion.
 
     Raises:
-        UsageError: the task has no champion, or champions on several PLMs; the message lists them.
+        UsageError: the task has no champion, or has champions on several PLMs and `plm` is None.
     """
     if plm is not None:
         return champion_of(store, model_name(task, plm))
@@ -67,7 +73,7 @@ def champions(store: TrackingReader) -> list[Champion]:
 
 
 def rollback(store: TrackingReader, model: str) -> Champion:
-    """Give the alias back to the previous champion; repeated calls go further back.
+    """Give the alias back to the previous champion and return it; repeated calls go further back.
 
     Raises:
         UsageError: unknown model, no champion, or none before it.
@@ -75,7 +81,7 @@ def rollback(store: TrackingReader, model: str) -> Champion:
     current = champion_of(store, model)
     history = _history(store, model, current.version)[:-1]
     while history and not _exists(store, model, history[-1]):
-        history.pop()  # its version was deleted since
+        history.pop()  # that version was deleted since
     if not history:
         raise UsageError(
             f"{model} version {current.version} is the first champion: there is none before it to "
@@ -95,10 +101,10 @@ def move_alias(store: TrackingReader, model: str, version: int) -> None:
 
 
 def reigning(store: TrackingReader, model: str) -> ModelVersion | None:
-    """Return the version that holds the alias, adding it to the history if it is missing there.
+    """Return the version that holds the alias, and add it to the history if it is missing there.
 
-    The alias itself is the truth: it may have been moved by hand in MLflow's pages, or by a process
-    that died before it wrote the history.
+    The alias decides, not the history: it may have been moved by hand in MLflow's pages, or by a
+    process that died before it wrote the history.
     """
     current = holder(store, model)
     if current is not None and _noted(store, model)[-1:] != [int(current.version)]:
@@ -114,7 +120,7 @@ def _begin_reign(store: TrackingReader, model: str, history: list[int]) -> None:
 
 
 def _history(store: TrackingReader, model: str, current: int) -> list[int]:
-    """Return the versions that held the alias, up to its present holder `current`."""
+    """Return the versions that have held the alias, up to its present holder `current`."""
     history = _noted(store, model)
     if current in history:
         return history[: len(history) - history[::-1].index(current)]
@@ -131,7 +137,11 @@ def _write_history(store: TrackingReader, model: str, history: list[int]) -> Non
 
 
 def champion_of(store: TrackingReader, model: str) -> Champion:
-    """Return the champion of a registered model; UsageError if there is none."""
+    """Return the champion of a registered model.
+
+    Raises:
+        UsageError: there is no such model, or it has no champion.
+    """
     names = list(models(store))
     if model not in names:
         known = f"known are {', '.join(names)}" if names else "none is registered yet"
@@ -151,13 +161,13 @@ def champion_of(store: TrackingReader, model: str) -> Champion:
 
 
 def holder(store: TrackingReader, model: str) -> ModelVersion | None:
-    """Return the version that the alias points to; None if there is none."""
+    """Return the version that the alias points to; None: no version has it."""
     version = models(store).get(model, {}).get(ALIAS)
     return store.client.get_model_version(model, str(version)) if version is not None else None
 
 
 def models(store: TrackingReader) -> dict[str, dict[str, str]]:
-    """Return the aliases of each registered model of the project, by model name."""
+    """Return {model: {alias: version}} of the project's registered models."""
     found = store.client.search_registered_models("name LIKE 'tinyattn-%'", max_results=1000)
     names = [model.name for model in found if TAG + "task" in model.tags]
     return {name: store.client.get_registered_model(name).aliases for name in sorted(names)}
@@ -167,7 +177,7 @@ def _exists(store: TrackingReader, model: str, version: int) -> bool:
     try:
         store.client.get_model_version(model, str(version))
     except MlflowException as error:
-        if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # the store failed: nothing is known
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":  # the store failed: it may exist
             raise
         return False
     return True

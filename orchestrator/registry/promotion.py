@@ -1,4 +1,7 @@
-"""Promotion of an adapter and prediction by the champion, with their adapter files and data."""
+"""`promote` and `predict` with their files: adapters from the store, rows of the task.
+
+The rule of promotion is in `versions.py`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from orchestrator.registry.versions import (
 from orchestrator.selection.baseline import train_alone
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.provenance import refuse_other_data
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.reader import TrialRun
 from tinyattn.adapters.checkpoint import CONFIG_FILE, TaskCard, read_card
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.config import TrainConfig, build, set_dotted, stored_config
@@ -47,24 +50,34 @@ def promote_adapter(
     Args:
         workspace: where sweeps are kept.
         name: a sweep, whose winner is promoted, or the id of a run.
-        force: move the alias whatever the test says.
-        say: takes progress messages: trials that were passed over, training of the classifier
-            alone.
+        force: move the alias whatever the result of the test.
+        say: called with progress messages: trials that were passed over, training of the
+            classifier alone.
+
+    Raises:
+        UsageError, AdapterError: as `promote` of versions.py.
     """
     model_cache, tracker = ModelCache(workspace.data_dir), workspace.tracker()
     for line in ahead_of_candidate(tracker, name):
         say(f"note: {line}")
 
-    def train(trial: TrialRecord, config: TrainConfig) -> None:
+    def train(trial: TrialRun, config: TrainConfig) -> None:
         train_alone(workspace, tracker, trial, config, model_cache, say)
 
-    return promote(tracker, name, _benchmark_of(model_cache, train), force=force, say=say)
+    return promote(tracker, name, benchmarks(model_cache, train), force=force, say=say)
 
 
-def _benchmark_of(
-    model_cache: ModelCache, train: Callable[[TrialRecord, TrainConfig], None]
-) -> Callable[[TrialRecord], Benchmark]:
-    def benchmark_of(trial: TrialRecord) -> Benchmark:
+def benchmarks(
+    model_cache: ModelCache, train: Callable[[TrialRun, TrainConfig], None]
+) -> Callable[[TrialRun], Benchmark]:
+    """Return what makes the benchmark of a trial: the rows on which its adapter is judged.
+
+    Args:
+        model_cache: source of PLM and data.
+        train: trains the classifier alone for a trial that is to be promoted.
+    """
+
+    def benchmark_of(trial: TrialRun) -> Benchmark:
         config = config_of(trial)
         data = model_cache.data(config)
         refuse_other_data(f"run {trial.run_id}", trial.tags, data.fingerprint)
@@ -75,7 +88,7 @@ def _benchmark_of(
         def outputs_of(folder: Path) -> np.ndarray:
             predictor = Predictor(folder, model_cache, config.plm)
             try:
-                return predictor.outputs(_heldout_for(_task_card(folder), config, model_cache))
+                return predictor.outputs(heldout_for(_task_card(folder), config, model_cache))
             finally:
                 predictor.close()
 
@@ -84,22 +97,22 @@ def _benchmark_of(
             outputs_of=outputs_of,
             groups=groups_of(split),
             fingerprint=fingerprint_of(data, config),
-            objection=lambda folder: _objection(_task_card(folder), data.task, config),
+            objection=lambda folder: objection_to(_task_card(folder), data.task, config),
         )
         return Benchmark(data.task, held, lambda: train(trial, config))
 
     return benchmark_of
 
 
-def _heldout_for(card: TaskCard, config: TrainConfig, model_cache: ModelCache) -> Rows:
-    """Return the held-out rows of `config`, tokenised as the adapter's predictions are."""
+def heldout_for(card: TaskCard, config: TrainConfig, model_cache: ModelCache) -> Rows:
+    """Return the held-out rows of `config`, tokenised as for the adapter's predictions."""
     own = {"token_version": card.token_version, "max_length": card.max_length}
     rows = model_cache.data(config.with_overrides(own)).heldout
     assert rows is not None
     return rows
 
 
-def _objection(card: TaskCard, task: Task, config: TrainConfig) -> str:
+def objection_to(card: TaskCard, task: Task, config: TrainConfig) -> str:
     """Return why an adapter may not be judged on the held-out rows of `config`; empty if it may."""
     theirs, ours = card.carve_version, config.carve_version
     if task.splits.validation is not None or theirs == ours:
@@ -119,10 +132,11 @@ def _task_card(folder: Path) -> TaskCard:
 
 
 def fingerprint_of(data: TaskData, config: TrainConfig) -> str:
-    """Return a hash of the held-out rows, 16 hex digits, from all texts of the task.
+    """Return a hash of the held-out rows, 16 hex digits, made from all texts of the task.
 
-    It does not depend on tokens, so that `max_length`, `token_version` and `max_train_rows` cannot
-    renew a reign's budget. Other training rows do renew it, even if the held-out rows are the same.
+    It decides whether a reign's budget is renewed. It does not depend on tokens, so `max_length`,
+    `token_version` and `max_train_rows` cannot renew the budget. Other training rows do, even if
+    the held-out rows are the same.
     """
     assert data.heldout is not None
     carve = config.carve_version if data.task.splits.validation is None else None
@@ -130,7 +144,7 @@ def fingerprint_of(data: TaskData, config: TrainConfig) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
-def config_of(trial: TrialRecord) -> TrainConfig:
+def config_of(trial: TrialRun) -> TrainConfig:
     """Return the resolved config of a trial, from its MLflow run."""
     raw: dict[str, Any] = {}
     for key, value in trial.config.items():
@@ -141,11 +155,21 @@ def config_of(trial: TrialRecord) -> TrainConfig:
 def predict_mixed(
     workspace: Workspace, tasks: Sequence[str], plm: str | None, file: Path
 ) -> list[dict[str, Any]]:
-    """Predict a file by several champions or adapter folders; each row names one in `adapter`.
+    """Predict a file by several adapters in shared passes; column `adapter` names each row's.
+
+    Args:
+        workspace: where sweeps are kept.
+        tasks: tasks with champions, or adapter folders.
+        plm: name of the PLM; None: the only one with a champion.
+        file: the rows.
+
+    Returns:
+        An answer for each row.
 
     Raises:
-        UsageError: a task has no champion, or a row names no such task or lacks its text.
-        AdapterError: the champions were trained on different PLMs.
+        UsageError: a task has no champion, a row's `adapter` is none of `tasks`, or its text is
+            missing.
+        AdapterError: the adapters were trained on different PLMs.
     """
     with tempfile.TemporaryDirectory() as scratch:
         table = read_file(file, Path(scratch))
@@ -163,7 +187,7 @@ def predict_mixed(
 
 
 def _with_ids(answers: list[dict[str, Any]], table: datasets.Dataset) -> list[dict[str, Any]]:
-    """Add the columns that identify a row of the input, if it has them, before its answer."""
+    """Put ID_COLUMNS of the input, if it has them, before the answers."""
     names = [name for name in ID_COLUMNS if name in table.column_names]
     ids = [{} for _ in answers] if not names else table.select_columns(names).to_list()
     return [{**own, **answer} for own, answer in zip(ids, answers, strict=True)]
@@ -172,8 +196,8 @@ def _with_ids(answers: list[dict[str, Any]], table: datasets.Dataset) -> list[di
 def _named(row: Mapping[str, Any], tasks: Sequence[str], file: Path) -> str:
     if not isinstance(name := row.get("adapter"), str):
         raise UsageError(
-            f"{file}: a row has no text 'adapter' that names one of {', '.join(tasks)}; each needs "
-            "one where several tasks are given"
+            f"{file}: a row has no text in the column 'adapter'; with several tasks each row needs "
+            f"one of {', '.join(tasks)} there"
         )
     return name
 
@@ -197,7 +221,7 @@ def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) 
 def predict_file(
     workspace: Workspace, task: str, plm: str | None, file: Path
 ) -> tuple[list[dict[str, Any]], int]:
-    """Predict a file by a task's champion, or by an adapter folder.
+    """Predict a file by the champion of a task, or by the adapter in a folder.
 
     Returns:
         An answer for each row, and the number of rows that were truncated.

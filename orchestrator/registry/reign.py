@@ -1,16 +1,16 @@
-"""A champion's reign, and its budget for challengers that would win by luck.
+"""Reign: the time in which a version is champion, with its budget for tests by challengers.
 
-An equal newcomer passes a test by luck with a probability equal to the test's level; one of many
-newcomers would dethrone a champion sooner or later. A reign has a budget of 0.10 in all: its first
-challenge is tested at level 0.05, the k-th at 0.05 / (k (k − 1)), and these levels add up to 0.10,
-however many there are (alpha spending by Bonferroni's inequality, which needs no independence). A
-move of the alias begins a new reign, and new held-out rows have a new budget. While no version
-holds the alias, the classifier alone reigns, as version 0.
+A newcomer that is only as good as the champion passes a test by luck with a probability equal to
+the test's level, so after enough newcomers one of them would. A reign therefore has a budget of
+0.10 in all: its first challenge is tested at level 0.05, the k-th at 0.05 / (k (k − 1)). These
+levels add up to at most 0.10, however many there are (alpha spending by Bonferroni's inequality,
+which needs no independence). Moving the alias begins a new reign, and new held-out rows have a
+budget of their own. While no version holds the alias, the classifier alone reigns, as version 0.
 
-A challenge is a tag of the registered model. It is written before the outcome is known, so that it
-counts even if the process dies after it. Its number is the number of tags once its own is written,
-so that two challenges at once get no better levels than two in turn. The same run on the same rows
-is the same challenge: it finds its tag, with number and result.
+A challenge is a tag of the registered model. It is written before the result is known, so that it
+counts even if the process dies during the test. Its number is the number of the reign's tags after
+its own is written, so that two challenges at once get no better levels than one after the other.
+The same run on the same rows is the same challenge, whose tag holds number and result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUDGET = 0.10
 FIRST = 0.05
 """Level of a reign's first challenge."""
 VACANT = 0
-"""Stands for a version while no version holds the alias: the classifier alone reigns."""
+"""Version number of the classifier alone, which reigns while no version holds the alias."""
 _PREFIX = TAG + "challenge."
 
 
@@ -35,15 +35,15 @@ class Challenge:
     """One test of a newcomer against the champion."""
 
     key: str
-    """Its tag."""
+    """Name of its tag."""
     number: int
     """1 for the first of the reign."""
     test: PairedTest | None = None
-    """What an earlier call found; None: it is to be made."""
+    """Result of an earlier call; None: the test is still to be made."""
 
     @property
     def level(self) -> float:
-        """What p may be at most."""
+        """Largest p with which the newcomer wins."""
         return level(self.number)
 
 
@@ -53,30 +53,35 @@ def level(number: int) -> float:
 
 
 def left(number: int) -> float:
-    """Return what is left of a reign's budget after a number of challenges."""
+    """Return the rest of a reign's budget after a number of challenges."""
     return BUDGET if number == 0 else FIRST / number
 
 
 def budget_words(challenge: Challenge, moved: bool) -> str:
-    """Return the message on a reign's budget after a challenge."""
-    which = f"challenge {challenge.number} of this reign"
+    """Return the message on a reign's budget after a challenge.
+
+    Args:
+        challenge: the challenge; `test` is set if it was made by an earlier call.
+        moved: whether the alias moved.
+    """
+    words = f"test {challenge.number} on these rows since the champion changed, at the level "
+    words += f"{challenge.level:.2g}"
     if challenge.test is not None:
-        which += ", made before on the same rows: its result stands and costs nothing again"
-    at = f"{which}; its level was {challenge.level:.2g}"
+        words += " (made before: the result stands, and costs nothing again)"
     if moved:
-        return f"{at}. A new reign begins, with its whole budget of {BUDGET:.2f}"
-    return f"{at}, {left(challenge.number):.2g} of the budget of {BUDGET:.2f} is left"
+        return f"{words}; tests against the new champion have the whole budget of {BUDGET:.2f}"
+    return f"{words}; {left(challenge.number):.2g} of the error budget of {BUDGET:.2f} is left"
 
 
 def enter(store: TrackingReader, model: str, champion: int, rows: str, run_id: str) -> Challenge:
-    """Count a run's challenge, or return the one that it has made already.
+    """Count a run's challenge in the present reign; return it, or the same one from earlier.
 
     Args:
         store: the MLflow store.
         model: name of the registered model.
         champion: version that holds the alias, or VACANT.
         rows: fingerprint of the held-out rows.
-        run_id: the challenger.
+        run_id: run of the newcomer.
     """
     reign = f"{_PREFIX}{champion}.{rows}."
     key = reign + run_id
@@ -93,12 +98,12 @@ def enter(store: TrackingReader, model: str, champion: int, rows: str, run_id: s
 
 
 def record(store: TrackingReader, model: str, challenge: Challenge, test: PairedTest) -> None:
-    """Keep the result of a challenge beside its number."""
+    """Write the result of a challenge into its tag."""
     _write(store, model, replace(challenge, test=test))
 
 
 def renew(store: TrackingReader, model: str, champion: int) -> None:
-    """Forget the challenges of a version's earlier reign."""
+    """Delete the challenges of a version's earlier reign: a new one begins with a whole budget."""
     for key in _tags(store, model, f"{_PREFIX}{champion}."):
         store.client.delete_registered_model_tag(model, key)
 

@@ -1,4 +1,4 @@
-"""Versions of registered adapters, and the rule that moves the alias `champion` to one."""
+"""Versions of registered adapters, and `promote`: the rule by which one becomes the champion."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mlflow.entities.model_registry import ModelVersion
 
 from orchestrator.registry.champions import holder, model_name, models, move_alias, reigning
 from orchestrator.registry.reign import FIRST, VACANT, Challenge, enter, record
-from orchestrator.selection.baseline import find_alone, is_alone
+from orchestrator.selection.baseline import find_alone
 from orchestrator.selection.significance import (
     PairedTest,
     paired_test,
@@ -21,9 +21,10 @@ from orchestrator.selection.significance import (
     primary_metric,
 )
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import is_alone
 from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of
 from orchestrator.tracking.pages import run_page
-from orchestrator.tracking.reader import FINAL_KINDS, TAG, TrackingReader, TrialRecord
+from orchestrator.tracking.reader import FINAL_KINDS, TAG, TrackingReader, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import UsageError
 from tinyattn.serving import save_model
@@ -38,18 +39,18 @@ def _fits(adapter: Path) -> str:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The held-out rows, which chose nothing, and how to run an adapter on them."""
+    """The held-out rows, on which nothing was chosen, and a function that runs adapters on them."""
 
     labels: np.ndarray
     """[N] class ids or scores."""
     outputs_of: Callable[[Path], np.ndarray]
     """Adapter folder → outputs [N, num_outputs] on the held-out rows."""
     groups: np.ndarray | None = None
-    """[N] the same number for rows that belong together; None: all are independent."""
+    """[N] group of each row, as for `paired_test`; None: all rows are independent."""
     fingerprint: str = ""
-    """Hash of these rows; other rows have a budget of their own."""
+    """Hash of these rows; a reign has a separate budget for each."""
     objection: Callable[[Path], str] = _fits
-    """Adapter folder → why it may not be judged on these rows; empty: it may."""
+    """Adapter folder → reason why the adapter cannot be tested on these rows; empty: it can."""
 
 
 def _trains_nothing() -> None:
@@ -58,13 +59,13 @@ def _trains_nothing() -> None:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How runs of one task are compared."""
+    """All that `promote` needs to compare runs of a task."""
 
     task: Task
     heldout: HeldOut | None
-    """The held-out rows; None under the protocol `paper`, where all labelled rows choose."""
+    """The held-out rows; None under the protocol `paper`, which selects on all labelled rows."""
     train_alone: Callable[[], None] = _trains_nothing
-    """Trains what the sweep lacks of the classifier alone, which a first champion must beat."""
+    """Trains the classifier alone, the rival of a first champion, unless the sweep has it."""
 
 
 @dataclass(frozen=True)
@@ -74,43 +75,44 @@ class Promotion:
     model: str
     version: int
     moved: bool
-    """Whether the alias now points to this version because of this call."""
+    """Whether this call moved the alias to this version."""
     previous: int | None
     """Version of the previous champion; None: there was none."""
     test: PairedTest | None
-    """The paired test; None: no rival to compare with, or a run without comparison was forced."""
+    """The paired test; None: none was made, since the version is champion already, or since a run
+    without a rival was forced."""
     forced: bool
     """Whether `force` moved the alias against the rule."""
     reason: str
-    """One sentence for the user."""
+    """Message for the user."""
     challenge: Challenge | None = None
-    """The challenge that the test counted as; None: no test was counted."""
+    """The challenge as which the test counted; None: it did not count."""
 
 
 def promote(
     tracker: TrackingWriter,
     name: str,
-    benchmark_of: Callable[[TrialRecord], Benchmark],
+    benchmark_of: Callable[[TrialRun], Benchmark],
     *,
     force: bool = False,
     say: Callable[[str], None] = lambda line: None,
 ) -> Promotion:
     """Register a run's adapter, and make it champion if it passes the test.
 
-    It must be better than the champion on the held-out rows, or if there is none than its sweep's
-    classifier alone, at the level that the reign's budget leaves.
+    It must be better than the champion on the held-out rows, at the level of its challenge
+    (`reign.py`). While there is no champion, the rival is the sweep's classifier alone.
 
     Args:
         tracker: the MLflow store.
         name: a trial's run id, or a sweep's name for its winner.
         benchmark_of: returns a run's task and held-out rows.
-        force: move the alias whatever the test says, also without a held-out score. That is not
-            counted as a challenge: the reign that it begins has its whole budget.
-        say: takes progress messages of a long comparison.
+        force: move the alias whatever the result, also without a held-out score. The test does not
+            count as a challenge, and the new reign has its whole budget.
+        say: called with a message if the test takes long.
 
     Raises:
-        UsageError: the run is unknown or has no adapter; without `force` also if it has no held-out
-            score or no rival to compare with. Nothing has changed.
+        UsageError: the run is unknown or has no adapter; or, without `force`, it has no held-out
+            score or no rival. The alias has not moved.
     """
     trial = candidate(tracker, name, force)
     _refuse_without_adapter(tracker, trial)
@@ -165,21 +167,21 @@ class _Rival:
 def _rival(
     tracker: TrackingWriter,
     benchmark: Benchmark,
-    trial: TrialRecord,
+    trial: TrialRun,
     previous: ModelVersion | None,
     force: bool,
 ) -> _Rival | None:
-    """Return the champion, or without one the sweep's classifier alone; None: no test is possible.
+    """Return the champion, or the sweep's classifier alone; None: no test is possible.
 
     Raises:
-        UsageError: the run is a classifier alone itself, or all of these diverged; not with
-            `force`.
+        UsageError: without `force`: the run is itself a classifier alone, or none could be trained
+            to its end.
     """
     if benchmark.heldout is None or trial.heldout_score is None:
         return None
     if previous is not None:
         return _Rival(int(previous.version), previous.run_id or "", f"version {previous.version}")
-    if is_alone(trial) and not force:
+    if is_alone(trial.config) and not force:
         raise UsageError(
             f"trial {trial.name} is a classifier alone, which a first champion must be better "
             "than; --force promotes it anyway"
@@ -189,13 +191,13 @@ def _rival(
     found = find_alone(tracker, trial)
     if found is None and not force:
         raise UsageError(
-            f"sweep '{trial.sweep}' has no classifier alone that was trained to its end, as none "
-            "of the learning rates tried gave one, and a first champion must be better than it; "
-            "--force promotes the run without a comparison"
+            f"a first champion must be better than its sweep's classifier alone, which sweep "
+            f"'{trial.sweep}' lacks: its training failed with each learning rate tried; --force "
+            "promotes the run without a comparison"
         )
     if found is None or found.run_id == trial.run_id:
         return None
-    return _Rival(VACANT, found.run_id, "the classifier alone")
+    return _Rival(VACANT, found.run_id, f"the classifier alone ({found.trial_id}, its best run)")
 
 
 def _enter(
@@ -203,9 +205,9 @@ def _enter(
     model: str,
     rival: _Rival | None,
     benchmark: Benchmark,
-    trial: TrialRecord,
+    trial: TrialRun,
 ) -> Challenge | None:
-    """Count the challenge before its outcome is known; None if there is no rival."""
+    """Count the challenge before its result is known; None if there is no rival."""
     if rival is None or benchmark.heldout is None:
         return None
     return enter(tracker, model, rival.version, benchmark.heldout.fingerprint, trial.run_id)
@@ -221,16 +223,19 @@ def _refuse_moved(tracker: TrackingWriter, model: str, previous: ModelVersion | 
 
 
 def is_finalized(store: TrackingReader, name: str) -> bool:
-    """Whether `name` is a finalized sweep, or a run named by its id."""
+    """Return whether `name` is a finalized sweep; True too for a run id, which needs no winner."""
     return all("winner" in sweep.tags for sweep in store.sweeps() if sweep.name == name)
 
 
-def candidate(store: TrackingReader, name: str, force: bool = False) -> TrialRecord:
-    """Return the trial that `name` means: a run id, or a sweep's winner.
+def candidate(store: TrackingReader, name: str, force: bool = False) -> TrialRun:
+    """Return the trial to promote for a run id or a sweep's name.
 
-    A sweep's winner is the run that its finalizer chose (tag `winner`), else its completed trial
-    with the best selection score: never the best held-out score, which is kept for judging. A
-    finalizer that was begun and not ended is a UsageError, unless forced.
+    For a sweep it is the run that its finalizer chose (tag `winner`), else its completed trial with
+    the best selection score. Held-out scores choose nothing: they are kept for the test.
+
+    Raises:
+        UsageError: no run or sweep is called `name`, the sweep has no completed trial, or, without
+            `force`, its finalizer has not ended.
     """
     if not any(sweep.name == name for sweep in store.sweeps()):
         try:
@@ -254,9 +259,9 @@ def candidate(store: TrackingReader, name: str, force: bool = False) -> TrialRec
 
 
 def ahead_of_candidate(store: TrackingReader, name: str) -> list[str]:
-    """Return a sentence for each trial that scored more than the sweep's candidate.
+    """Return a message for each trial that scored more than the sweep's candidate.
 
-    For a finalized sweep the list is empty: its finalizer has named them already.
+    For a finalized sweep the list is empty: its finalizer has shown these messages.
     """
     if not any(s.name == name and "winner" not in s.tags for s in store.sweeps()):
         return []
@@ -274,7 +279,7 @@ def ahead_of_candidate(store: TrackingReader, name: str) -> list[str]:
     return said
 
 
-def _refuse_without_adapter(store: TrackingReader, trial: TrialRecord) -> None:
+def _refuse_without_adapter(store: TrackingReader, trial: TrialRun) -> None:
     """Raise UsageError for a run that kept no adapter."""
     if not store.has_artifact(trial.run_id, "adapter"):
         raise UsageError(
@@ -283,7 +288,7 @@ def _refuse_without_adapter(store: TrackingReader, trial: TrialRecord) -> None:
         )
 
 
-def _refuse_unmeasured(trial: TrialRecord, force: bool) -> None:
+def _refuse_unmeasured(trial: TrialRun, force: bool) -> None:
     """Raise UsageError for a run that has no held-out score, unless forced."""
     if trial.heldout_score is not None or force:
         return
@@ -305,7 +310,7 @@ def _refuse_unmeasured(trial: TrialRecord, force: bool) -> None:
 def _fetch(
     tracker: TrackingWriter, benchmark: Benchmark, rival: _Rival | None, folder: Path
 ) -> tuple[Path | None, str]:
-    """Return the rival's adapter and '', or None and why it may not be compared."""
+    """Return the rival's adapter and '', or None and the reason why it cannot be compared."""
     if rival is None or benchmark.heldout is None:
         return None, ""
     (folder / "old").mkdir()
@@ -338,11 +343,11 @@ def _compare(
 
 
 def _register(
-    tracker: TrackingWriter, model: str, trial: TrialRecord, adapter: Path, task: Task, folder: Path
+    tracker: TrackingWriter, model: str, trial: TrialRun, adapter: Path, task: Task, folder: Path
 ) -> ModelVersion:
-    """Return the run's version of the registered model, making both where needed."""
+    """Return the run's version of the registered model; register version and model if needed."""
     known = [v for v in _versions(tracker, model) if v.run_id == trial.run_id]
-    if known:  # MLflow would make a second version of the same run
+    if known:  # else MLflow would make a second version of the same run
         return known[0]
     save_model(adapter, folder / "model", task=task)
     tracker.log_folder(trial.run_id, folder / "model", "model")
@@ -353,7 +358,7 @@ def _register(
     return tracker.client.create_model_version(model, source, trial.run_id)
 
 
-def _evidence(trial: TrialRecord, test: PairedTest | None, previous: int | None) -> dict[str, str]:
+def _evidence(trial: TrialRun, test: PairedTest | None, previous: int | None) -> dict[str, str]:
     """Return the tags of a version that record the evidence for its promotion."""
     tags = {
         "run": trial.run_id,
@@ -373,12 +378,12 @@ def _evidence(trial: TrialRecord, test: PairedTest | None, previous: int | None)
     return tags
 
 
-def _is_idle(benchmark: Benchmark, trial: TrialRecord) -> bool:
-    """Whether giving the same answer for all rows would score as much on the held-out rows."""
+def _is_idle(benchmark: Benchmark, trial: TrialRun) -> bool:
+    """Whether the same answer for all rows would score as much on the held-out rows."""
     if benchmark.heldout is None or trial.heldout_score is None:
         return False
     labels, task = benchmark.heldout.labels, benchmark.task
-    if task.is_regression:  # correlation with a constant is none
+    if task.is_regression:  # a constant has correlation 0
         return trial.heldout_score <= 0
     always = np.zeros((len(labels), task.num_outputs), dtype=np.float32)
     always[:, np.bincount(labels.astype(int)).argmax()] = 1
@@ -388,7 +393,7 @@ def _is_idle(benchmark: Benchmark, trial: TrialRecord) -> bool:
 def _reason(
     test: PairedTest | None,
     rival: _Rival | None,
-    trial: TrialRecord,
+    trial: TrialRun,
     forced: bool,
     level: float,
     objection: str,
@@ -401,19 +406,19 @@ def _reason(
         return f"forced, though {why}"
     p = f"{test.p_value:.4f}" if test.p_value >= 0.001 else f"{test.p_value:.1e}"
     why = (
-        f"{test.new_score:.4f} against {test.old_score:.4f} of {rival.name} on the held-out rows, "
-        f"p = {p}"
+        f"{100 * test.new_score:.2f} against {100 * test.old_score:.2f} of {rival.name} on the "
+        f"held-out rows, p = {p}"
     )
     if forced:
         return f"forced, though {why}"
     if test.p_value > level:
         stays = "there is no champion yet" if rival.version == VACANT else "the champion stays"
-        return f"{why}: not within {level:.2g}, {stays}"
+        return f"{why}, above {level:.2g}: {stays}"
     return why
 
 
-def _description(trial: TrialRecord, state: str, reason: str) -> str:
-    """Return what MLflow's page of a version says in Markdown."""
+def _description(trial: TrialRun, state: str, reason: str) -> str:
+    """Return the description of a version for its page in MLflow, in Markdown."""
     page = run_page(trial.experiment_id, trial.run_id)
     scores = [("selection", trial.best_score), ("held-out", trial.heldout_score)]
     words = ", ".join(f"{100 * value:.2f} {rows}" for rows, value in scores if value is not None)

@@ -18,7 +18,7 @@ class Finding:
     """An adapter of the verdict's table; scores are shares of 1, means where several seeds ran."""
 
     adapter: str
-    """As in `1 head, rank 1`."""
+    """As in `1 head, rank 1, 2 seeds`."""
     trial: str
     """Its name in the sweep; of several seeds the best one's."""
     run_id: str

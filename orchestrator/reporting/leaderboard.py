@@ -13,7 +13,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from rich.text import Text
 
 from orchestrator.reporting.paper import paper_score
 from orchestrator.state.ranking import standing_of
-from orchestrator.tracking.reader import TrackingReader, TrialRecord, protocol_words
+from orchestrator.tracking.reader import TrackingReader, TrialRun, protocol_words
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""
@@ -120,7 +120,7 @@ def leaderboard(
         UsageError: there is no such sweep.
     """
     chosen = [store.find_sweep(name) for name in sweeps] or store.sweeps(task)
-    groups: dict[tuple[str, str, int, str], list[TrialRecord]] = defaultdict(list)
+    groups: dict[tuple[str, str, int, str], list[TrialRun]] = defaultdict(list)
     for trial in (t for s in chosen for t in store.trials_of(s)):
         if task is None or trial.task == task:
             groups[trial.task, trial.protocol, -(trial.carve or 0), trial.plm].append(trial)
@@ -175,6 +175,8 @@ class Leaderboard:
 
     rows: Sequence[Row]
     title: str = "Leaderboard"
+    marks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """{run id: words that stand before the configuration, such as `winner`}."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table: one line a row where there is room, two columns in one where not."""
@@ -192,15 +194,21 @@ class Leaderboard:
             )
         of_one = len({row.sweep for row in self.rows}) == 1
         for row in self.rows:
-            cells = _cells(row) | ({} if of_one else {"trial": f"{row.sweep}/{row.trial}"})
+            cells = _cells(row, self.marks.get(row.run_id, ())) | (
+                {} if of_one else {"trial": f"{row.sweep}/{row.trial}"}
+            )
             lines = ("\n".join(cells[name] for name in group) for group in groups)
             table.add_row(*lines, style="bold" if row.rank == 1 else None)
         yield table
 
 
-def render(rows: Sequence[Row], title: str = "Leaderboard") -> Leaderboard:
-    """Return the rows as something that rich prints as a table."""
-    return Leaderboard(rows, title)
+def render(
+    rows: Sequence[Row],
+    title: str = "Leaderboard",
+    marks: Mapping[str, Sequence[str]] | None = None,
+) -> Leaderboard:
+    """Return the rows as something that rich prints as a table; `marks` as in Leaderboard."""
+    return Leaderboard(rows, title, marks or {})
 
 
 def render_suite(found: Suite) -> Table:
@@ -248,7 +256,7 @@ def short_config(config: Mapping[str, Any]) -> str:
     return " ".join(f"{key.rpartition('.')[2]}={_brief(v)}" for key, v in sorted(config.items()))
 
 
-def ranked(trials: Sequence[TrialRecord]) -> list[Row]:
+def ranked(trials: Sequence[TrialRun]) -> list[Row]:
     """Return the rows of one task, protocol and PLM: ranked ones first, then the others."""
     by_run = {trial.run_id: trial for trial in trials}
     ordered = sorted(trials, key=lambda trial: standing_of(trial).order)
@@ -258,10 +266,9 @@ def ranked(trials: Sequence[TrialRecord]) -> list[Row]:
     ]
 
 
-def _row(trial: TrialRecord, place: int, paper: float | None) -> Row:
-    standing = standing_of(trial)
+def _row(trial: TrialRun, place: int, paper: float | None) -> Row:
     return Row(
-        rank=place if standing.is_candidate else None,
+        rank=place if standing_of(trial).is_candidate else None,
         task=trial.task,
         plm=trial.plm,
         protocol=trial.protocol,
@@ -278,7 +285,7 @@ def _row(trial: TrialRecord, place: int, paper: float | None) -> Row:
         sweep=trial.sweep,
         trial=trial.trial_id,
         run_id=trial.run_id,
-        by_user=standing.by_user,
+        by_user=trial.by_user,
     )
 
 
@@ -289,9 +296,10 @@ def _better(row: Row, other: Row | None) -> bool:
     return (row.dev is not None, row.score or 0.0) > (other.dev is not None, other.score or 0.0)
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: Row, marks: Sequence[str] = ()) -> dict[str, str]:
     """Return what a row shows, by column."""
-    kind = "" if row.kind == "trial" else f"[{row.kind}] "
+    words = [*([] if row.kind == "trial" else [row.kind]), *marks]
+    kind = f"[{', '.join(words)}] " if words else ""
     return {
         "rank": str(row.rank or "–"),
         "task": row.task,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from orchestrator.reporting.findings import HEAD, Findings, markdown_table
 from orchestrator.reporting.leaderboard import Row, ranked, short_config
 from orchestrator.tracking.pages import run_page, view_page
-from orchestrator.tracking.reader import SweepRecord, TrialRecord
+from orchestrator.tracking.reader import SweepRecord, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
 
@@ -31,7 +31,7 @@ def publish(tracker: TrackingWriter, name: str) -> None:
         warnings.warn(f"the sweep's page in MLflow is not up to date: {error}", stacklevel=2)
 
 
-def numbers(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> dict[str, float]:
+def numbers(sweep: SweepRecord, trials: Sequence[TrialRun]) -> dict[str, float]:
     """Return the metrics of a sweep's run: trials by outcome, and its winner's scores."""
     searched = [trial for trial in trials if trial.kind == "trial"]
     counts = Counter(t.outcome.value if t.outcome else "running" for t in searched)
@@ -46,7 +46,7 @@ def numbers(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> dict[str, floa
     return found | {f"heldout/{name}": value for name, value in chosen.heldout.items()}
 
 
-def _winner(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
+def _winner(sweep: SweepRecord, trials: Sequence[TrialRun]) -> TrialRun | None:
     """Return the finalizer's choice, else the best trial of the search."""
     by_run = {trial.run_id: trial for trial in trials}
     if sweep.tags.get("winner") in by_run:
@@ -56,7 +56,7 @@ def _winner(sweep: SweepRecord, trials: Sequence[TrialRecord]) -> TrialRecord | 
     return None if best is None else by_run[best.run_id]
 
 
-def describe(sweep: SweepRecord, trials: Sequence[TrialRecord], findings: Findings | None) -> str:
+def describe(sweep: SweepRecord, trials: Sequence[TrialRun], findings: Findings | None) -> str:
     """Return a sweep's description in Markdown: verdict, best trials, links."""
     rows = ranked([trial for trial in trials if trial.kind == "trial"])
     links = [f"[all trials, by score]({view_page(sweep.experiment_id, sweep.name)})"]
@@ -74,8 +74,9 @@ def describe(sweep: SweepRecord, trials: Sequence[TrialRecord], findings: Findin
     head = ("rank", "trial", "score", "held-out", "outcome", "values")
     body = [_line(sweep, row) for row in rows[:ROWS]]
     parts += ["## Best trials", markdown_table(head, body), " · ".join(links)]
-    following = "promote" if findings is not None else "finalize"
-    parts.append(f"Next: `tinyattn {following} {sweep.name}`")
+    if rows and rows[0].rank is not None:
+        following = "promote" if findings is not None else "finalize"
+        parts.append(f"Next: `tinyattn {following} {sweep.name}`")
     return "\n\n".join(parts)
 
 

@@ -8,7 +8,7 @@ the same dev rows, which chose the paper's number but chose nothing here.
 
 from __future__ import annotations
 
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.reader import TrialRun
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
 
@@ -24,6 +24,7 @@ PRESUPPOSED = {
     "epochs": 20,
     "batch_size": 16,
     "max_train_rows": None,
+    "max_select_rows": None,
     "plm_dropout": False,  # the authors' code
 }
 """Keys of a trial that the paper fixes, with its values (section 4, appendix B). Learning rate,
@@ -32,7 +33,7 @@ FOUR_HEADS = 4
 """Heads of table 8's 4H, whose weights are averaged into one head (equations 5-8)."""
 
 
-def paper_score(trial: TrialRecord, expert: TrialRecord | None = None) -> float | None:
+def paper_score(trial: TrialRun, expert: TrialRun | None = None) -> float | None:
     """Return the paper's number for a trial that is the paper's, as a share; None: it is not.
 
     Args:
@@ -50,7 +51,7 @@ def paper_score(trial: TrialRecord, expert: TrialRecord | None = None) -> float 
     return None if points is None else points / 100
 
 
-def _heads(trial: TrialRecord, expert: TrialRecord | None) -> str | None:
+def _heads(trial: TrialRun, expert: TrialRun | None) -> str | None:
     """Return the paper's name for a trial's use of heads, as `1H`; None if it has none."""
     if trial.kind == "collapsed":
         averaged = trial.tags.get("collapse_method") == "average"
@@ -59,5 +60,5 @@ def _heads(trial: TrialRecord, expert: TrialRecord | None) -> str | None:
     return "1H" if trial.config.get("adapter.num_heads") == 1 else None
 
 
-def _is_the_papers(trial: TrialRecord) -> bool:
+def _is_the_papers(trial: TrialRun) -> bool:
     return all(trial.config.get(key) == value for key, value in PRESUPPOSED.items())

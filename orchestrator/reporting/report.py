@@ -26,7 +26,7 @@ from orchestrator.reporting.leaderboard import Row, ranked, short_config
 from orchestrator.search.searcher import importances
 from orchestrator.spec.outcome import BY_USER, Outcome
 from orchestrator.state.ranking import standing_of
-from orchestrator.tracking.reader import SweepRecord, TrackingReader, TrialRecord, protocol_words
+from orchestrator.tracking.reader import SweepRecord, TrackingReader, TrialRun, protocol_words
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError, UsageError
 from tinyattn.files.atomic import write_output, write_text
@@ -82,7 +82,7 @@ def write_report(store: TrackingReader, name: str, folder: Path) -> Path:
         raise UsageError(f"sweep '{name}' has no trial yet: there is nothing to report")
     config = store.sweep_config(sweep)
     metric = trials[0].primary_metric or "score"
-    drawn = draw(_curves(store, trials), metric, log_keys(config, trials))
+    drawn = draw(curves_of(store, trials), metric, log_keys(config, trials))
     try:
         images = _save(drawn, folder / "figures")
     except OSError as error:
@@ -122,7 +122,7 @@ def draw(curves: Sequence[Curve], metric: str, logs: set[str]) -> dict[str, Figu
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def log_keys(config: Mapping[str, Any], trials: Sequence[TrialRecord]) -> set[str]:
+def log_keys(config: Mapping[str, Any], trials: Sequence[TrialRun]) -> set[str]:
     """Return the searched keys whose axis is logarithmic: as in the space, or by a grid's span."""
     keys = set()
     for key, domain in (config.get("space") or {}).items():
@@ -135,7 +135,7 @@ def log_keys(config: Mapping[str, Any], trials: Sequence[TrialRecord]) -> set[st
     return keys
 
 
-def _curves(store: TrackingReader, trials: Sequence[TrialRecord]) -> list[Curve]:
+def curves_of(store: TrackingReader, trials: Sequence[TrialRun]) -> list[Curve]:
     """Return what the figures show: the search itself, not the finalizer's re-runs."""
     searched = [trial for trial in trials if trial.kind == "trial"] or trials
     lines = figures.with_lines(sorted(searched, key=lambda trial: standing_of(trial).order))
@@ -169,7 +169,7 @@ def _save(drawn: Mapping[str, Figure], folder: Path) -> dict[str, Path]:
 
 def _page(
     sweep: SweepRecord,
-    trials: Sequence[TrialRecord],
+    trials: Sequence[TrialRun],
     rows: Sequence[Row],
     config: Mapping[str, Any],
     images: Mapping[str, Path],
@@ -186,7 +186,7 @@ def _page(
         verdict="" if verdict is None else Findings.of(verdict).to_html(),
         facts="".join(
             f"<div class='fact'><b>{v}</b><span>{k}</span></div>"
-            for k, v in _facts(rows, trials, sweep.tags.get("winner"))
+            for k, v in facts_of(rows, trials, sweep.tags.get("winner"))
         ),
         figures="\n".join(_section(name, path) for name, path in images.items()),
         ranking=_ranking_note(sweep.protocol),
@@ -195,8 +195,8 @@ def _page(
     )
 
 
-def _facts(
-    rows: Sequence[Row], trials: Sequence[TrialRecord], winner: str | None
+def facts_of(
+    rows: Sequence[Row], trials: Sequence[TrialRun], winner: str | None
 ) -> list[tuple[str, str]]:
     """Return the numbers at the top of the page: (what, value); `winner` is a run id."""
     own = [row for row in rows if row.kind == "trial"]  # those that the figures show

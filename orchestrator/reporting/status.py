@@ -1,4 +1,8 @@
-"""Status of a sweep (`sweep status`), read from MLflow while its driver may be writing."""
+"""Status of a sweep (`sweep status`), read while its driver may be writing.
+
+What happened to trials is read from the sweep's event logs, the rest from MLflow; all of it from
+MLflow where the sweep's folder is not on this machine.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from orchestrator.reporting.view import brief, clock, in_brackets
+from orchestrator.search.asha import make_scheduler, replay
+from orchestrator.spec.batch import SEARCH
+from orchestrator.state.definition import Definition
+from orchestrator.state.event_log import read_events
 from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of
+from orchestrator.state.sweep_trials import current_runs
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import FINAL_KINDS, SweepRecord, TrialRecord, protocol_words
+from orchestrator.tracking.reader import FINAL_KINDS, SweepRecord, TrialRun, protocol_words
+from tinyattn.errors import StorageError, UsageError
 
 _PAGE_TRIALS = 20
 """Trials that are shown one by one."""
@@ -18,12 +29,14 @@ _PAGE_TRIALS = 20
 
 @dataclass(frozen=True)
 class Status:
-    """The status of a sweep, as its MLflow store has it."""
+    """The status of a sweep."""
 
     sweep: SweepRecord
-    trials: list[TrialRecord]
+    trials: list[TrialRun]
     driver_here: bool | None
     """Whether a driver holds it; None: its folder is not on this machine."""
+    paused: frozenset[str] = frozenset()
+    """Names of the trials that ASHA has paused, as far as its folder is on this machine."""
 
     def __str__(self) -> str:
         sweep = self.sweep
@@ -41,12 +54,20 @@ class Status:
             ]
         )
 
+    def line(self, width: int) -> str:
+        """The status in one line, with the name in a column of `width` characters."""
+        sweep = self.sweep
+        return (
+            f"{sweep.name:{width}}  {sweep.task} on {sweep.plm}: {self._state()}; "
+            f"{self._counts(self._searched)}; best {self._best()}"
+        )
+
     @property
-    def _searched(self) -> list[TrialRecord]:
+    def _searched(self) -> list[TrialRun]:
         return [trial for trial in self.trials if trial.kind == "trial"]
 
     @property
-    def _finalizing(self) -> list[TrialRecord]:
+    def _finalizing(self) -> list[TrialRun]:
         return [trial for trial in self.trials if trial.kind in FINAL_KINDS]
 
     @property
@@ -54,14 +75,21 @@ class Status:
         """Name for trials without an outcome: running, or waiting if the driver is gone."""
         return "waiting" if self.driver_here is False else "running"
 
+    def _word(self, trial: TrialRun) -> str:
+        """The outcome of a trial, or what it does without one."""
+        if trial.outcome is not None:
+            return trial.outcome.value
+        is_paused = trial.trial_id in self.paused and self.driver_here is not False
+        return "paused" if is_paused else self._open
+
     def _lines_of_open(self) -> list[str]:
         """Lines for the trials without an outcome, as many as fit a page."""
         found = [trial for trial in self.trials if trial.outcome is None]
-        lines = [f"{self._open:9}{_line(trial)}" for trial in found[:_PAGE_TRIALS]]
+        lines = [f"{self._word(trial):9}{_line(trial)}" for trial in found[:_PAGE_TRIALS]]
         return [*lines, *([f"{'':9}{more} more"] if (more := len(found) - len(lines)) else [])]
 
-    def _counts(self, trials: list[TrialRecord]) -> str:
-        found = Counter(self._open if t.outcome is None else t.outcome.value for t in trials)
+    def _counts(self, trials: list[TrialRun]) -> str:
+        found = Counter(map(self._word, trials))
         return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
 
     def _state(self) -> str:
@@ -86,7 +114,11 @@ class Status:
     def _best(self) -> str:
         best = best_of(self._searched, standing_of)
         if best is None:
-            return "no score yet"
+            scores = [t.best_score for t in self._searched if t.best_score is not None]
+            others = (
+                f"; the highest score of the others is {100 * max(scores):.2f}" if scores else ""
+            )
+            return f"no trial yet that may be called so{others}"
         config = in_brackets(brief(best.params))
         return f"{100 * (best.best_score or 0):.2f}{config}, {best.trial_id}"
 
@@ -105,7 +137,7 @@ class Status:
         ]
 
 
-def _line(trial: TrialRecord) -> str:
+def _line(trial: TrialRun) -> str:
     since = datetime.fromtimestamp(trial.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
     score = "–" if trial.best_score is None else f"{100 * trial.best_score:.2f}"
     return (
@@ -120,7 +152,28 @@ def status(workspace: Workspace, name: str) -> Status:
     Raises:
         UsageError: the store has no such sweep.
     """
-    here = workspace.is_held(name) if workspace.path_of(name).is_dir() else None
+    folder = workspace.path_of(name)
+    here = workspace.is_held(name) if folder.is_dir() else None
     store = workspace.store()
     sweep = store.find_sweep(name)
-    return Status(sweep, store.trials_of(sweep), here)
+    return Status(sweep, current_runs(folder, store, sweep), here, _paused(folder, name))
+
+
+def statuses(workspace: Workspace) -> list[str]:
+    """Return a line for each sweep of the store: name, task, PLM, state and best; newest first."""
+    found = [status(workspace, sweep.name) for sweep in reversed(workspace.store().sweeps())]
+    width = max((len(one.sweep.name) for one in found), default=0)
+    return [one.line(width) for one in found]
+
+
+def _paused(folder: Path, name: str) -> frozenset[str]:
+    """Return the names of the trials that ASHA has paused; none where the folder is not here."""
+    try:
+        asha = Definition.read(folder, name).sweep().asha
+        events = read_events(folder / f"{SEARCH}.jsonl")
+    except (UsageError, StorageError):
+        return frozenset()
+    totals = [event["result"].get("total", 1) for event in events if "result" in event]
+    scheduler = make_scheduler(asha, max([1, *totals]))
+    replay(scheduler, events)
+    return frozenset(scheduler.paused)

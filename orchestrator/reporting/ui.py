@@ -60,7 +60,7 @@ def serve(workspace: Workspace, host: str, port: int, say: Callable[[str], None]
         "--artifacts-destination", (workspace.runs / "artifacts").as_uri(),
         "--host", host, "--port", str(port), "--workers", "1",
     ]  # fmt: skip
-    with _guarded_group() as group:
+    with guarded_group() as group:
         server = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, process_group=group
         )
@@ -86,7 +86,7 @@ def _landings(store: TrackingReader, site: str) -> Iterator[str]:
 
 
 @contextmanager
-def _guarded_group() -> Iterator[int]:
+def guarded_group() -> Iterator[int]:
     """Yield a process group that ends with the block, even if this process is killed in it.
 
     The server has children, which do not end with it.

@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.state.event_log import Past
-from orchestrator.state.ranking import Standing, best_of, no_candidate, passed_over
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
+from orchestrator.state.ranking import Standing, best_of, no_candidate, passed_over, standing_of
 
 COLOURS = {
     Outcome.COMPLETED: "green",
@@ -76,17 +76,17 @@ class Progress:
         before = self._waiting.pop(trial_id, 0.0) + self._before.pop(trial_id, 0.0)
         self._started.setdefault(trial_id, self.now() - before)
 
-    def replay(self, past: Past) -> None:
+    def replay(self, trial: Trial) -> None:
         """Count what an earlier driver saw of a trial."""
-        self.params[past.name] = past.params
-        for result in past.results:
-            self._came[past.name] = result["evaluation"]
-            self._note_standing(past.name, result)
-        seconds = max((result.get("seconds", 0.0) for result in past.results), default=0.0)
-        if past.outcome is None:
-            self._before[past.name] = seconds
+        self.params[trial.name] = trial.params
+        self._came[trial.name] = trial.evaluations
+        if trial.best_score is not None:
+            self.standings[trial.name] = replace(standing_of(trial), start=len(self.standings))
+        seconds = max((result.get("seconds", 0.0) for result in trial.results), default=0.0)
+        if trial.outcome is None:
+            self._before[trial.name] = seconds
         else:
-            self._count_end(past.name, past.outcome, seconds, past.error == BY_USER)
+            self._count_end(trial.name, trial.outcome, seconds, trial.by_user)
 
     def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
         """A trial reported an evaluation."""
@@ -176,8 +176,9 @@ class Progress:
         return " | ".join(part for part in parts if part)
 
     def rung_words(self) -> str:
-        """Trials that reached each rung, as in `2: 8 came, 6: 3 came`."""
-        return ", ".join(f"{rung}: {len(came)} came" for rung, came in self.rungs.items())
+        """Trials that reached each rung, as in `8 reached evaluation 2, 3 evaluation 6`."""
+        found = ", ".join(f"{len(came)} evaluation {rung}" for rung, came in self.rungs.items())
+        return found.replace(" evaluation", " reached evaluation", 1)
 
 
 class LineView:
@@ -210,11 +211,14 @@ class LineView:
             f"score {100 * result['score']:.2f}, loss {result['train_loss']:.4f}"
         )
 
-    def finished(self, trial_id: str, outcome: Outcome, note: str = "") -> None:
+    def finished(self, trial: Trial) -> None:
         """Say how a trial ended, and where the sweep stands."""
-        self.progress.finished(trial_id, outcome, by_user=note == BY_USER)
-        tail = f": {note}" if note else ""
-        self._say(f"{trial_id} {outcome.value}{tail} | {self.progress.summary()}")
+        assert trial.outcome is not None
+        self.progress.finished(trial.name, trial.outcome, trial.by_user)
+        words = trial.outcome.value
+        if trial.cause:
+            words = trial.cause if trial.by_user else f"{words}: {trial.cause}"
+        self._say(f"{trial.name} {words} | {self.progress.summary()}")
 
     def paused(self, trial_id: str) -> None:
         """Say that a trial waits."""
@@ -259,12 +263,13 @@ class LiveView:
         """Show a trial's new score."""
         self.progress.evaluated(trial_id, result)
 
-    def finished(self, trial_id: str, outcome: Outcome, note: str = "") -> None:
+    def finished(self, trial: Trial) -> None:
         """Count an ended trial, and keep a line of it above the panel."""
-        self.progress.finished(trial_id, outcome, by_user=note == BY_USER)
-        line = Text(f"{trial_id} ", style="dim")
-        line.append(outcome.value, style=COLOURS[outcome])
-        line.append(f" {brief(self.progress.params.get(trial_id, {}))} {note}", style="dim")
+        assert trial.outcome is not None
+        self.progress.finished(trial.name, trial.outcome, trial.by_user)
+        line = Text(f"{trial.name} ", style="dim")
+        line.append(trial.outcome.value, style=COLOURS[trial.outcome])
+        line.append(f" {brief(trial.params)} {trial.cause}", style="dim")
         self._keep(line)
 
     def paused(self, trial_id: str) -> None:
@@ -290,7 +295,7 @@ class LiveView:
             table.add_row(trial, *_cells(result), brief(progress.params.get(trial, {})))
         parts: list[Any] = [head, Text(progress.summary()), table]
         if progress.rungs:
-            parts.append(Text(f"rungs (evaluation: trials): {progress.rung_words()}", style="dim"))
+            parts.append(Text(f"rungs: {progress.rung_words()}", style="dim"))
         return Group(*parts)
 
 

@@ -1,1 +1,1 @@
-"""What to try next and whom to stop: the Optuna searcher and ASHA."""
+"""The Optuna searcher, which suggests trials, and ASHA, which stops them."""

@@ -1,20 +1,19 @@
-"""Whom to stop: asynchronous successive halving (ASHA), counting evaluations.
+"""Asha: asynchronous successive halving, which stops trials that fall behind at a rung.
 
 The stopping variant of Li et al., "A System for Massively Parallel Hyperparameter Tuning",
-MLSys 2020. At a rung (an evaluation number grace · η^k) a trial goes on if it is among the best
-⌊n/η⌋ of the n trials recorded there so far, and at least if it is the best: the same rule as
-optuna's SuccessiveHalvingPruner, which adds that least one because a stopped trial never comes
-back. What differs from published ASHA:
+MLSys 2020; PromotingAsha is the published one. At a rung (an evaluation number grace · η^k) a trial
+goes on if it is among the best ⌊n/η⌋ of the n trials recorded there so far, or the best of fewer
+than η. Optuna's SuccessiveHalvingPruner has the same rule: a stopped trial never comes back, so the
+first ones at a rung must not all be stopped. Differences from published ASHA:
 
 - Ties count against the later arrival: a trial survives if fewer than max(1, ⌊n/η⌋) of the others
-  recorded there are at least as good. A crowd of collapsed majority-class trials does not survive
-  for being many, as it does where only scores below the cutoff are stopped.
-- A trial with a score that is not finite stops at once and is not recorded, so it takes no part
-  in n.
-- Rungs count the evaluations that the trial itself reports.
+  recorded there are at least as good. If only scores below a cutoff were stopped, all trials that
+  collapsed to the majority class would survive together.
+- A trial whose score is not finite stops at once, is not recorded, and does not count in n.
+- A rung is reached by the number of evaluations that the trial itself reports.
 
-The state follows from the results in their order of arrival, so an `Asha` that decides on an event
-log's results again is the one that was lost.
+The state depends only on the results and their order, so `replay` of an event log restores the Asha
+of a driver that died.
 """
 
 from __future__ import annotations
@@ -29,18 +28,18 @@ from orchestrator.spec.messages import Decision
 from orchestrator.spec.outcome import Outcome
 
 TOLERANCE = 0.5
-"""In standard errors of a score."""
+"""Largest difference of scores at a rung that counts as noise, in standard errors of a score."""
 
 
 class Asha:
-    """Stops trials that fall behind at a rung; first come, first served otherwise.
+    """Scheduler that stops trials which fall behind at a rung, as they arrive there.
 
     Attributes:
-        rungs: {evaluation: {trial: best score when it came there}}, in order of arrival.
+        rungs: {evaluation: {trial: its best score on arrival}}, in order of arrival.
         stopped: {trial: rung where it was stopped}.
-        noise: {trial: standard error of its score when it came to its last rung}.
-        unwanted: trials that the user wants to end, at their next evaluation.
-        paused: {trial: rung where it waits}; empty here, see PromotingAsha.
+        noise: {trial: standard error of its score at the last rung that it reached}.
+        unwanted: trials that a user has asked to end; each does at its next evaluation.
+        paused: {trial: rung where it waits}; always empty here, see PromotingAsha.
     """
 
     def __init__(self, grace: int, reduction: int, total: int) -> None:
@@ -49,25 +48,25 @@ class Asha:
         Args:
             grace: evaluations that every trial gets.
             reduction: η; about one in η goes on at each rung.
-            total: evaluations of a whole trial, which ends by itself.
+            total: evaluations of a whole trial; there is no rung at its end.
         """
         self.reduction = reduction
         self.noise: dict[str, float] = {}
         self.rungs: dict[int, dict[str, float]] = {n: {} for n in rungs(grace, reduction, total)}
         self._ranked: dict[int, list[tuple[float, int, str]]] = {n: [] for n in self.rungs}
-        """The same by rung, best first, of equals the earlier: (-score, arrival, trial)."""
+        """{rung: [(-score, order of arrival, trial)]}, best first; among equals the earlier."""
         self._is_noisy = dict.fromkeys(self.rungs, False)
-        """Whether a score at a rung has a known noise."""
+        """{rung: whether any score there has a known noise}."""
         self.stopped: dict[str, int] = {}
         self.unwanted: set[str] = set()
         self.paused: dict[str, int] = {}
 
     def decide(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
-        """Record the trial at its rung, if it stands at a new one, and decide whether it goes on.
+        """Decide whether a trial goes on after an evaluation; record it if it reached a rung.
 
         Args:
             trial_id: the trial.
-            result: has `evaluation`, `score` and `best_score`, perhaps `noise`.
+            result: its result, with `evaluation`, `score` and `best_score`, and `noise` if known.
         """
         if trial_id in self.stopped or trial_id in self.unwanted or _diverged(result):
             return Decision.STOP
@@ -85,25 +84,25 @@ class Asha:
         recorded[trial_id] = score
 
     def _judge(self, trial_id: str, rung: int) -> Decision:
-        """Say what becomes of a trial that was just recorded at a rung."""
+        """Decide on a trial that was just recorded at a rung."""
         if self._survives(trial_id, rung):
             return Decision.CONTINUE
         self.stopped[trial_id] = rung
         return Decision.STOP
 
     def promote(self, is_last_call: bool = False) -> str | None:
-        """Return a paused trial that is to go on; None here, where no trial pauses.
+        """Return a paused trial that is to go on; here None, since no trial pauses.
 
         Args:
-            is_last_call: nothing runs and there are no new trials.
+            is_last_call: whether no trial runs and there are no new ones.
         """
         return None
 
     def _rung_reached(self, trial_id: str, evaluation: int) -> int | None:
-        """The highest rung reached, unless the trial was judged there or higher before.
+        """The highest rung that a trial has reached; None if it was judged there or higher before.
 
-        A trial that skipped a rung is judged at the highest one only: its score of now would be
-        unfair to those recorded at the lower one.
+        A trial that skipped a rung is judged at the highest one only: its score after more training
+        would be unfair to the trials recorded at the lower one.
         """
         reached = [rung for rung in self.rungs if rung <= evaluation]
         judged = [rung for rung, recorded in self.rungs.items() if trial_id in recorded]
@@ -118,7 +117,12 @@ class Asha:
 
 
 def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
-    """A fresh scheduler for trials of so many evaluations; without `asha` one that has no rungs."""
+    """Return a fresh Asha or PromotingAsha, as `asha.mode` says.
+
+    Args:
+        asha: settings; None switches early stopping off: the scheduler has no rungs.
+        evaluations: evaluations of a whole trial.
+    """
     if asha is None:
         return Asha(evaluations, 2, evaluations)
     kind = PromotingAsha if asha.mode == "promote" else Asha
@@ -126,34 +130,35 @@ def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
 
 
 def replay(asha: Asha, events: Iterable[Mapping[str, Any]]) -> None:
-    """Bring a fresh ASHA to where an event log's events left the one that is gone."""
+    """Bring a fresh ASHA to the state that an event log's events gave the earlier driver's."""
     for event in events:
         name, result = event["trial"], event.get("result")
         if result is not None and "outcome" not in result:
             asha.decide(name, result)
-        else:  # it was promoted, or has ended
+        else:  # the trial was promoted, or has ended
             asha.paused.pop(name, None)
 
 
 class PromotingAsha(Asha):
-    """Pauses every trial at its rung and goes on with those that prove to be the best.
+    """Scheduler that pauses every trial at its rung and promotes the best of them.
 
-    The variant of Li et al. 2020, algorithm 2: when there is room, the best trial of the highest
-    rung that is promotable and waits there is promoted; if there is none, a new trial begins at the
-    bottom. No early arrival goes on for being early, and no trial is lost for being judged before
-    there was anything to compare it with. When nothing is left to run, a rung from which nobody
-    went on sends its best one, so that some trial is trained whole.
+    Algorithm 2 of Li et al. 2020. When a slot is free, the highest rung with a promotable paused
+    trial sends its best one on; if there is none, a new trial begins. So a trial that arrives early
+    is not promoted for being early, nor stopped before there were others to compare it with. When
+    nothing is left to run, the best trial of the highest rung is promoted if no trial went on from
+    there, so that at least one trial is trained to its end.
 
-    Promotable are, as published, the top ⌊n/η⌋ of a rung where scores have no known noise. Where
-    they have, a difference within it is no reason to leave a trial behind, nor is it one to keep
-    many: the top ⌊n/(η+1)⌋ go on, and up to twice as many where they are within `TOLERANCE`
-    standard errors of the last of those. See EXPERIMENTS.md for what that gains.
+    If the scores of a rung have no known noise, its top ⌊n/η⌋ trials are promotable, as published.
+    If they have, the top ⌊n/(η+1)⌋ are, and so are those trials of the top ⌊2n/(η+1)⌋ that score
+    within `TOLERANCE` standard errors of the last of the former: noise should not decide against
+    them, and the limit keeps it from promoting many. Measurements are in
+    docs/experiments/stopping.md ("what noise should decide, on recorded curves").
     """
 
     def __init__(self, grace: int, reduction: int, total: int) -> None:
         super().__init__(grace, reduction, total)
         self._waiting: dict[int, list[tuple[float, int, str]]] = {n: [] for n in self.rungs}
-        """Who paused at a rung, as `_ranked`; some may have gone on or ended since."""
+        """Trials that paused at a rung, as `_ranked`; some may have gone on or ended since."""
 
     def _judge(self, trial_id: str, rung: int) -> Decision:
         """Pause a trial, unless it is the next to be promoted."""
@@ -166,18 +171,18 @@ class PromotingAsha(Asha):
         return Decision.PAUSE
 
     def promote(self, is_last_call: bool = False) -> str | None:
-        """Return a paused trial that is to go on, which is then no longer paused; None: none is."""
+        """Promote a paused trial and return it; None: none is promotable."""
         chosen = self._best_waiting() or (self._last_hope() if is_last_call else None)
         if chosen is not None:
             del self.paused[chosen]
         return chosen
 
     def _best_waiting(self) -> str | None:
-        """The best promotable trial of the highest rung that has one."""
+        """The best promotable trial of the highest rung that has one; None: no rung has."""
         for rung, waiting in reversed(self._waiting.items()):
             while waiting and not self._waits(waiting[0][2], rung):
                 del waiting[0]
-            # If the best that waits is not promotable, the others are not either.
+            # If the best paused trial is not promotable, the others are not either.
             if waiting and self._is_promotable(waiting[0], rung):
                 return waiting[0][2]
         return None
@@ -186,7 +191,7 @@ class PromotingAsha(Asha):
         return self.paused.get(name) == rung and name not in self.unwanted
 
     def _is_promotable(self, entry: tuple[float, int, str], rung: int) -> bool:
-        """Whether a trial that stands at a rung is among those that go on."""
+        """Whether a trial recorded at a rung is among the promotable ones there."""
         ranked = self._ranked[rung]
         place = bisect.bisect_left(ranked, entry)
         if not self._is_noisy[rung]:
@@ -198,7 +203,7 @@ class PromotingAsha(Asha):
         return place < most and -entry[0] >= -score - TOLERANCE * self.noise[last]
 
     def _last_hope(self) -> str | None:
-        """The best trial of the highest rung that was reached, if nobody went on from there."""
+        """The best trial of the highest rung that was reached; None if any went on from there."""
         for rung, recorded in reversed(self.rungs.items()):
             if recorded:
                 waiting = [name for name in recorded if self.paused.get(name) == rung]

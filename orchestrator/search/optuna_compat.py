@@ -1,4 +1,4 @@
-"""What the searcher uses of Optuna beyond its public interface, all of it in this file.
+"""Private parts of Optuna that the searcher uses, all of them in this file.
 
 Each entry says what it is, why it is needed and in which version it was seen;
 tests/compat/test_optuna_compat.py fails where Optuna changes one.
@@ -27,9 +27,9 @@ def id_of(trial: optuna.Trial | FrozenTrial) -> int:
 
 
 def begin_trial(study: optuna.Study, sampling: optuna.Study) -> optuna.Trial:
-    """Begin a trial of a study whose values are drawn by the sampler of another view of it.
+    """Begin a trial of `study` whose values the sampler of `sampling`, a view of it, draws.
 
-    As `study.ask()`, without its look at all trials for one that was enqueued. (optuna 5.0)
+    As `study.ask()`, which would search all trials for an enqueued one first. (optuna 5.0)
     """
     number = study._storage.create_new_trial(study._study_id)
     return optuna.Trial(sampling, number)
@@ -51,6 +51,6 @@ class SamplingStudy(optuna.Study):
         states: Container[TrialState] | None = None,
         use_cache: bool = False,
     ) -> list[FrozenTrial]:
-        """As Optuna's; the trials are the storage's own, for samplers only read them."""
+        """As Optuna's, without copies: samplers only read trials."""
         trials = [self.shown(trial) for trial in super()._get_trials(deepcopy=False)]
         return [trial for trial in trials if states is None or trial.state in states]

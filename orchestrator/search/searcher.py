@@ -1,7 +1,7 @@
-"""What to try next: an Optuna study that the driver asks and tells.
+"""OptunaSearcher: suggests trials from an Optuna study and tells it how they ended.
 
 Tune's own OptunaSearch tells trials that ASHA stopped as complete at the score of a low rung, and
-leaves trials with NaN running for ever. Here every end of a trial is told as what it was:
+leaves trials with NaN running for ever. Here Optuna learns how each trial really ended:
 
 | outcome       | Optuna state | what TPE makes of it                                           |
 |---------------|--------------|----------------------------------------------------------------|
@@ -11,13 +11,13 @@ leaves trials with NaN running for ever. Here every end of a trial is told as wh
 | out_of_memory | PRUNED       | infeasible, as above                                           |
 | failed        | FAIL         | nothing: the error says little about the region                |
 | interrupted   | FAIL         | nothing: the trial may be tried again                          |
-| (duplicate)   | FAIL         | nothing: a suggestion that was there before and was never run  |
-| (none yet)    | RUNNING      | as if stopped, from its first rung on; before, keep away       |
+| (duplicate)   | FAIL         | nothing: it equals an earlier suggestion and was never run     |
+| (none yet)    | RUNNING      | as if stopped at its last rung; before the first: keep away    |
 
-The study is a journal file and the only state: a searcher made anew on the same file goes on as
-if it had never stopped. A file that is damaged or gone is made again from the sweep's event log;
-what that does not have, suggestions that never started, is suggested anew. Every trial carries
-`outcome` and, unless it is a duplicate, `trial` as user attributes.
+The study is a journal file, which is the searcher's only state: a new searcher on the same file
+goes on as if it had never stopped. A file that is damaged or missing is made again from the sweep's
+event log; suggestions that never started are not in it, and others are drawn in their place. Every
+trial has the user attributes `outcome` and, unless it is a duplicate, `trial`.
 """
 
 from __future__ import annotations
@@ -55,25 +55,29 @@ from orchestrator.spec.space import (
     count,
     enumerate_points,
 )
-from orchestrator.state.event_log import Past, append, cut_torn_end
+from orchestrator.spec.trial import Trial
+from orchestrator.state.event_log import append, cut_torn_end
 from tinyattn.errors import StorageError
 from tinyattn.files.outside import open_file
 
 DUPLICATE = "duplicate"
-"""`outcome` of a suggestion that was discarded because it was there before."""
+"""`outcome` of a suggestion that was discarded because it equals an earlier one."""
 
 INFEASIBLE = (Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
-"""Outcomes that say: nothing good lies here."""
+"""Outcomes told to the sampler as a violated constraint: it keeps away from that region."""
 
 _SAMPLER_TRIES = 10
-"""Draws of the sampler before a suggestion that was there before is replaced in another way."""
+"""Draws of the sampler for a point that is new, before points are chosen in another way."""
 
 _RANDOM_TRIES = 100
-"""Independent draws after that, where the space has infinitely many points."""
+"""Independent random draws after that, if the space has infinitely many points."""
 
 
 class OptunaSearcher:
-    """Suggests configs and tells an Optuna study truthfully how they ended."""
+    """A driver's source of trials: suggests configs from an Optuna study, and tells it the results.
+
+    Suggestions are distinct, and do not depend on how often the sweep was interrupted.
+    """
 
     def __init__(
         self,
@@ -86,11 +90,11 @@ class OptunaSearcher:
         """Open the study `name` in the journal file `path`, or begin it.
 
         Args:
-            space: domains by dotted key; a key comes after those that its `when` names.
+            space: domains by dotted key; a key comes after the keys that its `when` names.
             search: sampler, number of trials, seed and points to try first.
-            path: the journal file; folders on the way are made.
+            path: the journal file; missing parent folders are made.
             name: name of the study: the sweep's.
-            asha: settings of ASHA, which stops or pauses trials; None: no early stopping.
+            asha: settings of ASHA, whose rungs the sampler learns from; None: no early stopping.
 
         Raises:
             StorageError: the file cannot be read or written.
@@ -98,13 +102,13 @@ class OptunaSearcher:
         self._space = dict(space)
         self._search = search
         self._ids: dict[str, int] = {}
-        """Optuna's ids of trials by name."""
+        """{name of a trial: its id in Optuna's storage}."""
         self._seen: _Seen | None = None
-        """None: to be read from the study."""
+        """The suggestions so far; None: to be read from the study."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._study = _open_study(Path(path), name, self._space)
         self._storage = storage_of(self._study)
-        self._learning = _Learning(name, self._storage, asha)
+        self._learning = LearningStudy(name, self._storage, asha)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         """Return dotted keys and values for a new trial; None: there are none left."""
@@ -122,7 +126,11 @@ class OptunaSearcher:
         return None
 
     def _proposals(self, seen: _Seen) -> Iterator[Point | BaseSampler]:
-        """Yield what to draw from, best first: points, then samplers, then what is left."""
+        """Yield points and samplers to draw the next suggestion from, until one is new.
+
+        First wanted points, then the sampler; then the untried points of a finite space, or random
+        draws from an infinite one.
+        """
         yield from list(seen.wanted)
         finite = all(domain.size is not None for domain in self._space.values())
         if finite and seen.count >= count(self._space):
@@ -135,7 +143,7 @@ class OptunaSearcher:
             yield from (RandomSampler(self._seed(seen.count, i, 1)) for i in range(_RANDOM_TRIES))
 
     def _unseen(self, keys: set[str]) -> Iterator[Point]:
-        """Yield the points of a finite space that were not tried, a grid's in random order."""
+        """Yield the untried points of a finite space; in random order for the grid sampler."""
         points: Iterable[Point] = enumerate_points(self._space)
         if self._search.sampler == "grid":
             points = list(points)
@@ -143,11 +151,11 @@ class OptunaSearcher:
         return (point for point in points if _key(point) not in keys)
 
     def _seed(self, *numbers: int) -> int:
-        """A seed that depends on how far the search is, but not on how often it was interrupted."""
+        """A seed that depends on the search's progress, but not on its interruptions."""
         return int(np.random.SeedSequence([self._search.seed, *numbers]).generate_state(1)[0])
 
     def _sampler(self, *numbers: int) -> BaseSampler:
-        """The sampler for one draw; its settings are pinned, as Optuna's defaults change."""
+        """The sampler for one draw; all its settings are given, since Optuna's defaults change."""
         seed = self._seed(*numbers)
         if self._search.sampler == "random":
             return RandomSampler(seed)
@@ -163,7 +171,7 @@ class OptunaSearcher:
             )
 
     def _ask(self, proposal: Point | BaseSampler) -> optuna.Trial:
-        """Begin a trial at a point, or where a sampler says."""
+        """Begin a trial in the study at a given point, or at one that a sampler draws."""
         if isinstance(proposal, BaseSampler):
             self._learning.sampler = proposal
             trial = begin_trial(self._study, self._learning)
@@ -182,11 +190,11 @@ class OptunaSearcher:
             _report(trial, result)
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Tell how a trial ended; a trial that was told before stays as it was told.
+        """Tell the study how a trial ended; nothing changes if it was told before.
 
         Args:
             trial_id: the trial.
-            result: its last one, with `outcome` unless it was stopped.
+            result: its last result, with `outcome` unless it was stopped.
         """
         trial = self._running(trial_id)
         if trial is None:
@@ -204,23 +212,23 @@ class OptunaSearcher:
             self._end(trial, TrialState.FAIL, outcome)
 
     def finish(self, outcome: Outcome = Outcome.INTERRUPTED) -> None:
-        """Settle every trial that still runs in the study: the sweep itself was ended."""
+        """End every trial that still runs in the study: the sweep itself has ended."""
         for frozen in self._trials():
             if frozen.state == TrialState.RUNNING:
                 self._end(optuna.Trial(self._study, id_of(frozen)), TrialState.FAIL, outcome)
 
-    def catch_up(self, trials: Iterable[Past]) -> None:
+    def catch_up(self, trials: Iterable[Trial]) -> None:
         """Make the study agree with a sweep that goes on after an interruption or a crash.
 
-        Trials that the study believes running, and that the sweep does not know, were asked for
-        but never started: their configs are the next to be suggested.
+        Trials that run in the study but are not in the sweep were suggested and never started:
+        their configs are suggested next.
 
         Args:
-            trials: all trials of the sweep; those without an outcome go on, also where the study
-                says that they were interrupted.
+            trials: all trials of the sweep. Those without an outcome go on, even if the study has
+                them as interrupted.
         """
         trials = list(trials)
-        names = {past.name for past in trials}
+        names = {trial.name for trial in trials}
         for frozen in self._trials():
             known = frozen.user_attrs.get("trial")
             if frozen.state == TrialState.RUNNING and known not in names:
@@ -230,24 +238,33 @@ class OptunaSearcher:
             if self._latest(past.name) is None:
                 self._make_again(past)
             if past.outcome is None:
-                self._revive(past.name)  # it may have been told an end that the event log never had
+                self._revive(past.name)  # the study may have an end that never reached the log
             for result in past.results:
                 self.on_trial_result(past.name, result)
             if past.outcome is not None:
                 self.on_trial_complete(past.name, {**past.last, "outcome": past.outcome.value})
 
-    def _make_again(self, past: Past) -> None:
-        """Begin a trial in the study that lost it, with the values that it has."""
-        trial = self._ask(past.params)
-        trial.set_user_attr("trial", past.name)
-        self._ids[past.name] = id_of(trial)
+    def _make_again(self, trial: Trial) -> None:
+        """Begin a trial, with its known values, in a study that has lost it.
+
+        Raises:
+            StorageError: the event log has a value that is not in the space.
+        """
+        if odd := _odd(trial.params, self._space):
+            raise StorageError(
+                f"{trial.name}: the event log has {odd}, which is not in the sweep's space; "
+                "restore a copy of it"
+            )
+        asked = self._ask(trial.params)
+        asked.set_user_attr("trial", trial.name)
+        self._ids[trial.name] = id_of(asked)
         self._seen = None
 
     def _trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
     def _running(self, trial_id: str) -> optuna.Trial | None:
-        """The running trial of this name, revived if interrupted; None if it is settled."""
+        """The running trial of this name, revived if it was interrupted; None if it has ended."""
         mine = self._latest(trial_id)
         if mine is not None and _interrupted(mine):
             mine = self._revive(trial_id)
@@ -256,7 +273,10 @@ class OptunaSearcher:
         return optuna.Trial(self._study, id_of(mine))
 
     def _revive(self, trial_id: str) -> FrozenTrial | None:
-        """Let a trial run again that the study has settled; None: it has none of this name."""
+        """Let a trial run again that has ended in the study; None: no trial has this name.
+
+        Optuna cannot reopen a trial, so a copy of it runs.
+        """
         mine = self._latest(trial_id)
         if mine is None or not mine.state.is_finished():
             return mine
@@ -274,7 +294,7 @@ class OptunaSearcher:
         return self._latest(trial_id)
 
     def _latest(self, trial_id: str) -> FrozenTrial | None:
-        """The study's last trial of this name; found without looking at all of them."""
+        """The study's last trial of this name, looked up by id if that is known; None: none."""
         if trial_id not in self._ids:
             named = (t for t in self._trials() if t.user_attrs.get("trial") == trial_id)
             found = deque(named, maxlen=1)
@@ -293,42 +313,53 @@ class OptunaSearcher:
 
 
 class _Seen:
-    """What was suggested so far: kept up to date, as a look at all trials takes ever longer."""
+    """The suggestions so far, kept in memory: reading all trials for each takes ever longer."""
 
     def __init__(self, trials: Sequence[FrozenTrial], points: Iterable[Point]) -> None:
-        """Look at all trials of a study, and at the points that are to be tried first."""
+        """Read all trials of a study.
+
+        Args:
+            trials: the study's trials.
+            points: points that the user wants tried first.
+        """
         named = {t.user_attrs["trial"]: t.params for t in trials if _counts(t)}
-        self.count = 0  # a trial that was revived is there twice, and counts once
+        self.count = 0  # trials by name: one that was revived is in the study twice
         self.keys: set[str] = set()
         interrupted = [trial.params for trial in trials if _interrupted(trial)]
         self.wanted: list[Point] = [*interrupted, *points]
-        """Points that are to be tried and were not."""
+        """Points still to be tried first: those of interrupted trials, then the user's."""
         for params in named.values():
             self.add(params)
 
     def add(self, params: Point) -> None:
-        """Note one more."""
+        """Note one more suggestion."""
         self.count += 1
         self.keys.add(_key(params))
         self.wanted = [point for point in self.wanted if not point.items() <= params.items()]
 
 
-class _Learning(SamplingStudy):
-    """A study as a sampler sees it: trials that have come to a rung are as good as pruned.
+class LearningStudy(SamplingStudy):
+    """The study that samplers see: a running trial that reached a rung looks pruned there.
 
-    TPE learns nothing from running trials. Those that wait at a rung run on in the study, perhaps
-    to the end of the search, which by then would have drawn all trials at random. Of a trial that
-    runs what it had at its last rung counts: how far it is from there says when it began, not how
-    good it is.
+    TPE learns nothing from running trials. A trial that is paused at a rung is still running in the
+    study, perhaps to the end of the search, so TPE would draw at random for all that time. Only the
+    scores up to its last rung are shown: evaluations beyond it tell when a trial began, not how
+    good it is. docs/experiments/stopping.md has the measurements ("TPE learned nothing").
     """
 
     def __init__(self, name: str, storage: BaseStorage, asha: AshaConfig | None) -> None:
-        """Open a study that exists; `asha` has the rungs."""
+        """Open a study that exists.
+
+        Args:
+            name: name of the study.
+            storage: its storage.
+            asha: settings with the rungs; None: no trial is shown as pruned.
+        """
         super().__init__(name, storage)
         self._asha = asha
 
     def shown(self, trial: FrozenTrial) -> FrozenTrial:
-        """A trial that has come to a rung is shown as pruned there."""
+        """Return a trial as it is, or as pruned at its last rung if it runs and reached one."""
         values = trial.intermediate_values
         if trial.state != TrialState.RUNNING or not (rung := self._rung(max(values, default=0))):
             return trial
@@ -338,27 +369,27 @@ class _Learning(SamplingStudy):
         return trial
 
     def _rung(self, evaluations: int) -> int:
-        """The last rung until then; 0: none."""
+        """The highest rung that a number of evaluations reaches; 0: none."""
         asha = self._asha
         found = rungs(asha.grace, asha.reduction, evaluations + 1) if asha else []
         return found[-1] if found else 0
 
 
 class _DurableFile(JournalFileBackend):
-    """Optuna's journal file; a write that fails, on a full disk, leaves no half line behind."""
+    """Optuna's journal file, in which a failed write (a full disk) leaves no incomplete line."""
 
     def __init__(self, path: Path) -> None:
-        """Take the file, without a last line that a crash may have torn."""
+        """Open the file; cut off an incomplete last line that a crash has left."""
         self._path, self._own_lock = path, JournalFileSymlinkLock(str(path))
         super().__init__(str(path), self._own_lock)
         with self._held():
             cut_torn_end(path)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """As Optuna's.
+        """Append lines, as Optuna's own backend does.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
         with self._held():
@@ -380,7 +411,7 @@ class _DurableFile(JournalFileBackend):
 
 
 def _open_study(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.Study:
-    """Open or begin a study in a journal file; one that is damaged is put aside.
+    """Open or begin a study in a journal file; a damaged file is renamed and a new one begun.
 
     Raises:
         StorageError: the file cannot be read or written.
@@ -391,7 +422,7 @@ def _open_study(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.St
             return _study_in(path, name, space)
         except (OSError, StorageError):
             raise
-        except Exception as error:  # Optuna takes lines as they come: there is no end of kinds
+        except Exception as error:  # a damaged line can make Optuna raise errors of any class
             aside = _unused(path.with_name(f"{path.name}.damaged"))
             os.replace(path, aside)
             warnings.warn(
@@ -409,31 +440,33 @@ def _open_study(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.St
 
 
 def _unused(path: Path) -> Path:
-    """A path at which there is nothing: this one, else one with a number."""
+    """The path itself if nothing is there, else the first unused one with a number appended."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in itertools.count(2))
     return next(p for p in itertools.chain([path], numbered) if not os.path.lexists(p))
 
 
 def _study_in(path: Path, name: str, space: Mapping[str, Domain]) -> optuna.Study:
-    """Open or begin a study; a last line that a crash may have torn is cut off."""
+    """Open or begin a study in a journal file, and check its trials."""
     if path.exists():
-        open_file(path).close()  # UnfitError where a pipe would have us wait
+        open_file(path).close()  # UnfitError for a pipe, on which reading would block
     study = optuna.create_study(
         study_name=name,
         storage=JournalStorage(_DurableFile(path)),
         direction="maximize",
         load_if_exists=True,
     )
-    for trial in study.get_trials():  # copies all that lines may have made of trials
+    for trial in study.get_trials():  # the copy it makes fails on trials from damaged lines
         _refuse_odd(trial, space)
     return study
 
 
 def _refuse_odd(trial: FrozenTrial, space: Mapping[str, Domain]) -> None:
-    """Raise ValueError where a study's trial is none that a searcher of this space made."""
-    for key, value in trial.params.items():
-        if key not in space or not space[key].contains(value):
-            raise ValueError(f"trial {trial.number} has {key}={value!r}")
+    """Raise ValueError if a trial cannot come from a searcher of this space."""
+    if odd := _odd(trial.params, space):
+        raise ValueError(f"trial {trial.number} has {odd}")
+    steps = list(trial.intermediate_values)
+    if not all(type(step) is int and step >= 0 for step in steps):
+        raise ValueError(f"trial {trial.number} has scores at the evaluations {steps}")
     told = [*trial.intermediate_values.values(), *(trial.values or [])]
     named = [word for word in trial.user_attrs.values() if not isinstance(word, str)]
     if named or not all(isinstance(value, float) for value in told):
@@ -442,8 +475,16 @@ def _refuse_odd(trial: FrozenTrial, space: Mapping[str, Domain]) -> None:
         raise ValueError(f"trial {trial.number} is complete without a score")
 
 
+def _odd(params: Point, space: Mapping[str, Domain]) -> str:
+    """Return the first value, as `key=value`, that is not in a space; empty if all are."""
+    for key, value in params.items():
+        if key not in space or not space[key].contains(value):
+            return f"{key}={value!r:.100}"
+    return ""
+
+
 def _counts(trial: FrozenTrial) -> bool:
-    """Whether a trial was run, or is running, and needs no second try."""
+    """Whether a trial counts as a suggestion: one that was interrupted is suggested again."""
     return "trial" in trial.user_attrs and not _interrupted(trial)
 
 
@@ -471,7 +512,7 @@ def _suggest(trial: optuna.Trial, key: str, domain: Domain) -> None:
 
 
 def _report(trial: optuna.Trial, result: Mapping[str, Any]) -> None:
-    """Note the best score at this evaluation, once: a resumed trial may report it again."""
+    """Report the best score at an evaluation, unless a resumed trial has reported it before."""
     step = result.get("evaluation")
     seen = trial.storage.get_trial(id_of(trial)).intermediate_values
     if step is not None and step not in seen and _finite(result):
@@ -484,7 +525,7 @@ def _finite(result: Mapping[str, Any]) -> bool:
 
 
 def _outcome(result: Mapping[str, Any]) -> Outcome:
-    """How a trial ended, from its last result: one that ends without a word was stopped."""
+    """How a trial ended, from its last result: without `outcome`, it was stopped or diverged."""
     if "outcome" in result:
         outcome = Outcome(result["outcome"])
         lost = outcome == Outcome.COMPLETED and not _finite(result)
@@ -524,7 +565,7 @@ def importances(rows: Sequence[tuple[Point, float]]) -> dict[str, float]:
 
 
 def _column(values: Sequence[Any]) -> list[Any]:
-    """The values as they are if all are numbers, else as words."""
+    """The values as they are if all are numbers, else as text."""
     numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     return list(values) if numbers else [str(value) for value in values]
 

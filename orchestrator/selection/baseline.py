@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import ALONE, is_alone
 from orchestrator.state.ranking import candidates
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrackingReader, TrialRecord
+from orchestrator.tracking.reader import TrackingReader, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import DivergedError
 from tinyattn.training.model_cache import ModelCache
 
-ALONE = {"adapter.layers": "none"}
-"""Overrides that leave the classifier alone."""
 RATES = (0.3, 1, 3, 10)
 """Learning rates of the classifier alone, as multiples of the adapter's. Without an adapter larger
 ones are better: on three of four tasks with MiniLM the best was 10 to 100 times the finalist's. It
@@ -46,12 +45,7 @@ def _rates(rate: float) -> list[float]:
     return list(dict.fromkeys(min(times * rate, most) for times in RATES))
 
 
-def is_alone(trial: TrialRecord) -> bool:
-    """Whether a trial trained the classifier alone."""
-    return trial.config.get("adapter.layers") == ALONE["adapter.layers"]
-
-
-def find_alone(store: TrackingReader, trial: TrialRecord) -> TrialRecord | None:
+def find_alone(store: TrackingReader, trial: TrialRun) -> TrialRun | None:
     """Return the best baseline of a trial's sweep, by selection score; None: there is none.
 
     Only baselines that completed on the same data and have a held-out score count.
@@ -63,7 +57,7 @@ def find_alone(store: TrackingReader, trial: TrialRecord) -> TrialRecord | None:
     return None
 
 
-def missing_rates(store: TrackingReader, trial: TrialRecord) -> list[float]:
+def missing_rates(store: TrackingReader, trial: TrialRun) -> list[float]:
     """Return the learning rates that a trial's sweep has yet to try for the classifier alone.
 
     They are multiples of the trial's own rate. None is missing if all multiples of another rate
@@ -80,17 +74,17 @@ def missing_rates(store: TrackingReader, trial: TrialRecord) -> list[float]:
     return untried(_rates(trial.config["optimizer.lr"]))
 
 
-def _alones(store: TrackingReader, trial: TrialRecord) -> list[TrialRecord]:
+def _alones(store: TrackingReader, trial: TrialRun) -> list[TrialRun]:
     """Return the baselines of a trial's sweep on the trial's data."""
     data = trial.tags.get("data_fingerprint")
     trials = store.trials_of(store.find_sweep(trial.sweep))
-    return [t for t in trials if is_alone(t) and t.tags.get("data_fingerprint") == data]
+    return [t for t in trials if is_alone(t.config) and t.tags.get("data_fingerprint") == data]
 
 
 def train_alone(
     workspace: Workspace,
     tracker: TrackingWriter,
-    trial: TrialRecord,
+    trial: TrialRun,
     config: TrainConfig,
     model_cache: ModelCache,
     say: Callable[[str], None],

@@ -17,18 +17,18 @@ import functools
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.trial_queue import Points, Source
 from orchestrator.execution.nodes import concurrency
-from orchestrator.execution.tuner import Ended, closed_in_any_case, run_batch
+from orchestrator.execution.tuner import closed_in_any_case, run_batch
 from orchestrator.planning.preflight import inspect, run_tags, warmup_note
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.search.searcher import OptunaSearcher
-from orchestrator.selection.baseline import ALONE, RATES, alone_settings
+from orchestrator.selection.baseline import RATES, alone_settings
 from orchestrator.selection.collapsing import Collapse, Loaded, collapses_of
 from orchestrator.selection.keeping import Contest, Judgement, contests
 from orchestrator.selection.significance import primary_metric
@@ -37,11 +37,13 @@ from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial, is_alone
+from orchestrator.state.checkpoint_store import best_adapter
 from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.ranking import candidates, no_candidate, passed_over, standing_of
+from orchestrator.state.sweep_trials import searched_trials
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.provenance import refuse_other_data
-from orchestrator.tracking.reader import SweepRecord, TrialRecord
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.config import TrainConfig
@@ -58,6 +60,9 @@ def finalize(
 ) -> Verdict:
     """Finalize a sweep that has run; Ray must be running.
 
+    The event log of the search tells which of its trials are the best; MLflow does only where the
+    sweep's folder is not here.
+
     Args:
         sweep: the sweep as it ran, perhaps with other values under `finalize`.
         workspace: where the sweep is kept.
@@ -72,14 +77,16 @@ def finalize(
     tracker = workspace.tracker()
     tracker.find_sweep(sweep.name)  # a name that is wrong makes no folder for its lock
     go_on = f"finalize {sweep.name}"
-    with workspace.lock(
-        sweep.name, go_on
-    ):  # what is read here, no other process is about to change
+    # Within the lock, what is read is not about to be changed by another process.
+    with workspace.lock(sweep.name, go_on):
         record = tracker.find_sweep(sweep.name)
-        best = best_one_head(tracker, record, sweep.finalize.finalists)
-        searched = [trial for trial in tracker.trials_of(record) if trial.kind == "trial"]
-        if (ahead := passed_over(searched, standing_of)) is not None:
-            say(f"note: {no_candidate(ahead.trial_id, ahead.best_score)}")
+        folder = workspace.path_of(sweep.name)
+        refuse_damaged(folder, tracker.names_of_trials(sweep.name))
+        searched = searched_trials(folder, tracker, record)
+        ended = [trial for trial in searched if trial.outcome is not None]
+        best = best_one_head(sweep, ended, record.outcome)
+        if (ahead := passed_over(ended, standing_of)) is not None:
+            say(f"note: {no_candidate(ahead.name, ahead.best_score)}")
         facts = inspect(sweep, ModelCache(workspace.data_dir, device="cpu"))
         refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
         for note in warmup_note(sweep, facts):
@@ -91,7 +98,6 @@ def finalize(
                 f"note: the search has not come to its end ({outcome}); finalists are the best of "
                 "the trials that had"
             )
-        refuse_damaged(workspace.path_of(sweep.name), tracker.names_of_trials(sweep.name))
         with closed_in_any_case(tracker, go_on, outcome):
             tracker.resume_sweep(sweep.name, search_goes_on=False)
             verdict = _Finalizing(sweep, workspace, tracker, facts, say).run(best)
@@ -101,28 +107,33 @@ def finalize(
     return verdict
 
 
-def best_one_head(tracker: TrackingWriter, sweep: SweepRecord, count: int) -> list[TrialRecord]:
-    """Return the best one-head trials of a search.
+def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None) -> list[Trial]:
+    """Return the one-head trials of a search that the finalists repeat, the best first.
+
+    Args:
+        sweep: the sweep, which says how many.
+        ended: the trials of its search that have ended.
+        outcome: of its search.
 
     Raises:
         UsageError: no one-head trial has a score.
     """
-    trials = [
-        trial
-        for trial in candidates(tracker.trials_of(sweep))
-        if trial.kind == "trial"
-        and trial.config.get("adapter.num_heads") == 1
-        and trial.config.get("adapter.layers") != ALONE["adapter.layers"]
-        and trial.outcome is not None
-    ]
-    if not trials:
-        whole = sweep.outcome is Outcome.COMPLETED
+    adapter = sweep.train.adapter
+    common = {"adapter.num_heads": adapter.num_heads, "adapter.layers": adapter.layers}
+
+    def is_one_head(trial: Trial) -> bool:
+        settings = common | trial.params
+        return settings["adapter.num_heads"] == 1 and not is_alone(settings)
+
+    found = [trial for trial in candidates(ended) if is_one_head(trial)]
+    if not found:
+        whole = outcome is Outcome.COMPLETED
         raise UsageError(
             f"sweep '{sweep.name}' has no one-head trial that ended with a score: there is nothing "
             "to finalize"
             + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
         )
-    return trials[:count]
+    return found[: sweep.finalize.finalists]
 
 
 def batch_name(name: str, content: Any, folder: Path) -> str:
@@ -158,7 +169,7 @@ class _Finalizing:
         """The cache of PLM and data in this process, made when no trial needs the device."""
         return ModelCache(self.workspace.data_dir)
 
-    def run(self, best: Sequence[TrialRecord]) -> Verdict:
+    def run(self, best: Sequence[Trial]) -> Verdict:
         """Run finalists and experts, collapse the experts, and judge."""
         alone, finalists, one_head, config = self._finalists(best)
         experts = self._experts(one_head, config)
@@ -175,7 +186,7 @@ class _Finalizing:
     # ---- finalists ----
 
     def _finalists(
-        self, best: Sequence[TrialRecord]
+        self, best: Sequence[Trial]
     ) -> tuple[Candidate | None, list[Candidate], Candidate, TrainConfig]:
         """Run the best configurations on fresh seeds, and the baseline of the best one."""
         seeds = [FRESH_SEED + i for i in range(self.sweep.finalize.seeds)]
@@ -185,22 +196,22 @@ class _Finalizing:
         batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
         ended = self._run(batch, Points(points))
         done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-        alone = _by_mean([trial for trial in done if _is_baseline(trial)])
-        groups = _by_mean([trial for trial in done if not _is_baseline(trial)])
+        alone = _by_mean([trial for trial in done if is_alone(trial.params)])
+        groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
         if not groups:
             raise TinyAttnError("no finalist completed; the runs in MLflow say why")
-        winner = max(groups[0], key=lambda trial: trial.result["best_score"])
-        looks = sum(int(trial.result["evaluation"]) for trial in groups[0])
+        winner = max(groups[0], key=lambda trial: trial.last["best_score"])
+        looks = sum(trial.evaluations for trial in groups[0])
         return (
             self._mean_candidate("classifier alone", alone[0]) if alone else None,
             [self._mean_candidate(f"1 head, rank {i}", g) for i, g in enumerate(groups, 1)],
-            replace(self._candidate("1 head", winner), evaluations=looks),
+            replace(self._candidate("1 head, best seed", winner), evaluations=looks),
             self.sweep.trial_config(winner.params),
         )
 
     # ---- experts ----
 
-    def _experts(self, one_head: Candidate, config: TrainConfig) -> list[Ended]:
+    def _experts(self, one_head: Candidate, config: TrainConfig) -> list[Trial]:
         """Train M perturbed copies of the head, by a small search over their hyper-parameters."""
         final = self.sweep.finalize
         assert one_head.adapter is not None
@@ -223,7 +234,7 @@ class _Finalizing:
         ended = self._run(batch, source)
         return [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
 
-    def _run(self, batch: TrialBatch, source: Source) -> list[Ended]:
+    def _run(self, batch: TrialBatch, source: Source) -> list[Trial]:
         return run_batch(
             batch,
             source,
@@ -251,7 +262,7 @@ class _Finalizing:
     # ---- collapse and verdict ----
 
     def _judge(
-        self, one_head: Candidate, experts: Sequence[Ended], config: TrainConfig
+        self, one_head: Candidate, experts: Sequence[Trial], config: TrainConfig
     ) -> tuple[Collapsed | None, Judgement | None]:
         """Collapse each expert by each method, and compare the best of all with one head."""
         data, tried = self.model_cache.data(config), list(self._collapses(experts, config))
@@ -267,14 +278,14 @@ class _Finalizing:
             [how.outputs for _, how in tried],
             select,
             labels_of(data.select),
-            looks=[expert.result["evaluation"] / one_head.evaluations for expert, _ in tried],
+            looks=[expert.evaluations / one_head.evaluations for expert, _ in tried],
             tested=held is not None,
             groups=groups_of(data.select),
         )
         best_first = sorted(zip(tried, found, strict=True), key=lambda t: t[1].order, reverse=True)
-        of_each: dict[str, tuple[Ended, Collapse, Contest]] = {}
+        of_each: dict[str, tuple[Trial, Collapse, Contest]] = {}
         for (expert, how), contest in best_first:
-            of_each.setdefault(expert.trial_id, (expert, how, contest))
+            of_each.setdefault(expert.name, (expert, how, contest))
         saved = [(self._save_collapsed(*one, config), one[2]) for one in of_each.values()]
         best, contest = saved[0]
         old = None if held is None else held[self.facts.primary_metric]
@@ -282,31 +293,30 @@ class _Finalizing:
         return best, Judgement(contest, len(tried), pair)
 
     def _collapses(
-        self, experts: Sequence[Ended], config: TrainConfig
-    ) -> Iterator[tuple[Ended, Collapse]]:
+        self, experts: Sequence[Trial], config: TrainConfig
+    ) -> Iterator[tuple[Trial, Collapse]]:
         """Yield each expert collapsed by each method."""
         rows = self.model_cache.data(config).select
         for number, expert in enumerate(experts, start=1):
             self.say(f"collapsing the heads of expert {number} of {len(experts)}")
-            assert expert.adapter is not None
-            with Loaded(expert.adapter, config, self.model_cache) as loaded:
+            with Loaded(self._adapter(expert), config, self.model_cache) as loaded:
                 yield from ((expert, how) for how in collapses_of(loaded, rows))
 
     def _save_collapsed(
-        self, trial: Ended, how: Collapse, contest: Contest, config: TrainConfig
+        self, trial: Trial, how: Collapse, contest: Contest, config: TrainConfig
     ) -> Collapsed:
         """Save a collapsed expert, with an MLflow run of its own."""
-        assert trial.adapter is not None
         data, primary = self.model_cache.data(config), self.facts.primary_metric
-        trial_id = f"{trial.trial_id}_collapsed"
+        expert = self._candidate(f"{self.sweep.finalize.heads} heads", trial)
+        trial_id = f"{trial.name}_collapsed"
         folder = self.checkpoints.folder / "adapters" / trial_id
-        with Loaded(trial.adapter, config, self.model_cache) as loaded:
+        with Loaded(self._adapter(trial), config, self.model_cache) as loaded:
             loaded.use(how.adapter)
             heldout = final_metrics(data, loaded.outputs)
             counts = loaded.counts()
             named = {f"select/{primary}": contest.score}
             named |= {f"heldout/{name}": value for name, value in heldout.items()}
-            loaded.save(folder, named, {"expert_run": trial.run_id, "method": how.method})
+            loaded.save(folder, named, {"expert_run": expert.run_id, "method": how.method})
         result = {
             "evaluation": 1,
             "score": contest.score,
@@ -315,11 +325,10 @@ class _Finalizing:
             "adapter_params": counts.adapter,
             "classifier_params": counts.classifier,
             "collapse_logit_distance": how.logit_distance,
-            "collapse_score_change": contest.score - trial.result["best_score"],
+            "collapse_score_change": contest.score - expert.select,
             "heldout": heldout,
         }
         run_id = self._track_collapsed(trial, config, how.method, result, trial_id, folder)
-        expert = self._candidate(f"{self.sweep.finalize.heads} heads", trial)
         single = replace(
             expert,
             name=f"{expert.name} collapsed",
@@ -334,7 +343,7 @@ class _Finalizing:
 
     def _track_collapsed(
         self,
-        expert: Ended,
+        expert: Trial,
         config: TrainConfig,
         method: str,
         result: Mapping[str, Any],
@@ -342,11 +351,12 @@ class _Finalizing:
         folder: Path,
     ) -> str:
         """Return the run of a collapsed adapter, which descends from its expert's."""
+        own = {"lineage": self.tracker.run_of(expert.name), "collapse_method": method}
         self.tracker.start_trial(
             trial_id,
             config=config.with_overrides(expert.params),
             params={**expert.params, "collapse": method},
-            tags={**run_tags(self.facts), "lineage": expert.run_id, "collapse_method": method},
+            tags={**run_tags(self.facts), **own},
             kind="collapsed",
         )
         self.tracker.log_evaluation(trial_id, result)
@@ -354,21 +364,29 @@ class _Finalizing:
         self.tracker.settle()
         return self.tracker.run_of(trial_id)
 
-    def _candidate(self, name: str, trial: Ended) -> Candidate:
-        result = trial.result
+    def _adapter(self, trial: Trial) -> Path:
+        """Return the adapter of a trial that completed."""
+        adapter = best_adapter(self.checkpoints, trial)
+        assert adapter is not None
+        return adapter
+
+    def _candidate(self, name: str, trial: Trial) -> Candidate:
+        result = trial.last
         heldout = (result.get("heldout") or {}).get(self.facts.primary_metric)
         return Candidate(
             name,
-            trial.run_id,
+            self.tracker.run_of(trial.name),
             float(result["best_score"]),
             None if heldout is None else float(heldout),
-            trial.adapter,
-            parameters=int(result["adapter_params"] + result["classifier_params"]),
-            trial=trial.trial_id,
+            best_adapter(self.checkpoints, trial),
+            parameters=trial.parameters,
+            trial=trial.name,
         )
 
-    def _mean_candidate(self, name: str, group: list[Ended]) -> Candidate:
+    def _mean_candidate(self, name: str, group: list[Trial]) -> Candidate:
         """Mean and standard deviation over seeds; run and adapter are the best seed's."""
+        if len(group) > 1:
+            name = f"{name}, {len(group)} seeds"
         each = [self._candidate(name, trial) for trial in group]
         scores = [one.select for one in each]
         heldout = [one.heldout for one in each if one.heldout is not None]
@@ -381,16 +399,12 @@ class _Finalizing:
         )
 
 
-def _by_mean(trials: Sequence[Ended]) -> list[list[Ended]]:
+def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
     """Group trials that differ only in their seed; the group with the best mean is first."""
-    groups: dict[str, list[Ended]] = {}
+    groups: dict[str, list[Trial]] = {}
     for trial in trials:
         setting = json.dumps({**trial.params, "seed": 0}, sort_keys=True)
         groups.setdefault(setting, []).append(trial)
     return sorted(
-        groups.values(), key=lambda group: -statistics.mean(t.result["best_score"] for t in group)
+        groups.values(), key=lambda group: -statistics.mean(t.last["best_score"] for t in group)
     )
-
-
-def _is_baseline(trial: Ended) -> bool:
-    return trial.params.get("adapter.layers") == ALONE["adapter.layers"]

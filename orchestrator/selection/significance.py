@@ -19,15 +19,16 @@ from tinyattn.tasks import Task, compute_metrics
 
 PERMUTATIONS = 10_000
 _A_LEVEL = 20
-"""Least permutations times level, which is the expected number of leads as large at that level."""
+"""Least product of permutations and level: the number of permuted leads at least as large as the
+observed one that p = level stands for."""
 _MOST = 20_000_000
 """Most permutations; they take minutes."""
-_LONG = 5.0
-"""Seconds after which a test tells how long it will take."""
+LONG_SECONDS = 5.0
+"""Expected seconds of a test above which a message says how long it will take."""
 _SAME = 1e-9
 """Leads that differ by less count as equal: sums in another order differ in the last digits."""
 _AT_ONCE = 2**22
-"""Rows times permutations in one array of swaps: 32 MiB."""
+"""Rows times permutations in one array of swaps, which takes 32 MiB."""
 
 Score = Callable[[np.ndarray, np.ndarray], float]
 """(outputs [N, C], labels [N]) → a number, higher is better."""
@@ -70,10 +71,10 @@ class Metric:
         return np.array([self(one, labels) - self(other, labels) for one, other in sides])
 
     def _comparable(self, models: list[np.ndarray], labels: np.ndarray) -> list[np.ndarray]:
-        """Return the models' outputs on one scale, if the metric does not depend on the scale.
+        """Return the models' outputs on a common scale, if the metric does not depend on the scale.
 
-        A correlation does not: but when rows are swapped, outputs that are four times as large as
-        the other model's would decide it alone.
+        A correlation does not. But once rows are swapped, one model's outputs stand among the
+        other's, and if they are four times as large they dominate the correlation.
         """
         for scale in (_ranked, _standardised):
             scaled = [scale(outputs) for outputs in models]
@@ -87,15 +88,15 @@ class Metric:
     def exact(
         self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, groups: np.ndarray
     ) -> float | None:
-        """Return the exact p over all swaps of groups [N]; None: it must be sampled."""
+        """Return the exact p over all swaps of the groups, [N]; None: it must be sampled."""
         return None
 
 
 class Confusion(Metric):
     """A classification metric, computed from the confusion matrix alone.
 
-    The matrices after thousands of permutations are one matrix product, and few of them differ, so
-    each different one is scored once.
+    One matrix product gives the matrices after thousands of permutations. Few of them differ, and
+    each distinct one is scored once.
     """
 
     def __init__(self, score: Score) -> None:
@@ -105,7 +106,7 @@ class Confusion(Metric):
     def leads(
         self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
     ) -> np.ndarray:
-        """As for any metric."""
+        """As in Metric."""
         classes = new.shape[1]
         first, second = _cells(new, labels), _cells(old, labels)
         moved = second - first
@@ -119,7 +120,7 @@ class Confusion(Metric):
         return np.array([self._score_of(cells, classes) for cells in different])[which.ravel()]
 
     def _score_of(self, cells: np.ndarray, classes: int) -> float:
-        """Return the score of a confusion matrix, [K · K] by label and prediction."""
+        """Return the score of a confusion matrix of K classes, [K · K] by label and prediction."""
         key = cells.tobytes()
         if key not in self._known:
             rows = np.repeat(np.arange(len(cells)), cells)
@@ -128,16 +129,16 @@ class Confusion(Metric):
 
 
 class Accuracy(Confusion):
-    """Accuracy, whose test is exact.
+    """Accuracy, whose p-value is computed exactly.
 
-    It is a sign test if rows are independent, else the distribution of the sum of the groups'
-    differences under random signs.
+    If rows are independent this is a sign test. If they are grouped, p comes from the distribution
+    of the sum of the groups' differences under random signs.
     """
 
     def exact(
         self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, groups: np.ndarray
     ) -> float | None:
-        """Return the exact p; the distribution of the sum is built group by group."""
+        """As in Metric; the distribution of the sum is convolved group by group."""
         gain = (new.argmax(axis=1) == labels).astype(int) - (old.argmax(axis=1) == labels)
         _, group = np.unique(groups, return_inverse=True)
         gains = np.bincount(group, weights=gain).round().astype(int)
@@ -164,7 +165,7 @@ class Correlation(Metric):
     def leads(
         self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
     ) -> np.ndarray:
-        """As for any metric."""
+        """As in Metric."""
         label = _standardised(self._scale(labels))
         first, second = (_moments(self._scale(outputs)[:, 0], label) for outputs in (new, old))
         sums = first.sum(axis=0) + swaps @ (second - first)
@@ -173,7 +174,7 @@ class Correlation(Metric):
 
 
 def primary_metric(task: Task) -> Metric:
-    """Return a task's primary metric; others would be computed 20,000 times for nothing."""
+    """Return a task's primary metric, without the others: tests compute it thousands of times."""
     name = task.metrics[0]
     alone = replace(task, metrics=(name,))
 
@@ -186,7 +187,7 @@ def primary_metric(task: Task) -> Metric:
 
 
 def permutations_for(level: float) -> int:
-    """Return the number of permutations for a level: 20 / level, at least 10,000."""
+    """Return the number of permutations for a level: 20 / level, from 10,000 to 20,000,000."""
     return min(_MOST, max(PERMUTATIONS, math.ceil(_A_LEVEL / level)))
 
 
@@ -205,11 +206,12 @@ def paired_test(
     """Test by permutation whether `new` is better than `old` on the same rows.
 
     Each permutation swaps every group with probability ½; p is the share of permutations, the
-    observed one included, whose lead is at least the observed one (Phipson & Smyth 2010). It is
-    exact for accuracy, and if few groups differ. Else `permutations` are drawn; or fewer, but at
-    least 10,000, as soon as so many leads are as large as the observed one that p must end above
-    `level`. p is then the share among those drawn (sequential Monte Carlo p-values, Besag &
-    Clifford 1991), and the decision is that of all permutations.
+    observed one included, whose lead is at least the observed one (Phipson & Smyth 2010). p is
+    exact for accuracy, and for other metrics if so few groups differ that all swaps can be tried.
+    Else `permutations` are drawn. Drawing stops early, after at least 10,000, once enough leads are
+    as large as the observed one that p would end above `level` whatever the rest; p is then the
+    share among those drawn (sequential Monte Carlo p-values, Besag & Clifford 1991). The decision
+    at `level` is the same as with all permutations.
 
     Args:
         metric: maps outputs [N, C] and labels [N] to a number, higher is better.
@@ -219,9 +221,9 @@ def paired_test(
         seed: seed of the permutations.
         groups: [N] a number for each row, the same for rows that belong together; None: all rows
             are independent.
-        permutations: number of permutations; p is never below 1 / (permutations + 1).
+        permutations: number of permutations; a sampled p is at least 1 / (permutations + 1).
         level: level that p is compared with; None: all permutations are drawn.
-        say: takes a message if the test takes more than a few seconds.
+        say: called with a message if the test takes more than a few seconds.
     """
     metric = metric if isinstance(metric, Metric) else Metric(metric)
     new_score, old_score = metric(new, labels), metric(old, labels)
@@ -232,7 +234,7 @@ def paired_test(
     if (exact := metric.exact(new, old, labels, own)) is not None:
         return PairedTest(new_score, old_score, exact)
     every = 2 ** _moving([new], old, groups)[2] <= permutations
-    observed = 0 if every else 1  # it is one of all swaps, and not among random ones
+    observed = 0 if every else 1  # all swaps include the observed order; random ones need it added
     enough = math.inf if level is None or every else level * (permutations + 1)
     as_large, drawn = observed, observed
     swapped, began = _swaps([new], old, groups, seed, permutations, every=every), time.monotonic()
@@ -249,9 +251,9 @@ def paired_test(
 
 
 def _announce(seconds: float, drawn: int, permutations: int, say: Callable[[str], None]) -> None:
-    """Tell how long the remaining permutations take at most, if that is long."""
+    """Say how long the remaining permutations take at most, if that is long."""
     left = seconds / drawn * (permutations - drawn)
-    if left > _LONG:
+    if left > LONG_SECONDS:
         say(f"comparing: {permutations:,} permutations, about {left:,.0f} s or less")
 
 
@@ -267,24 +269,25 @@ def max_t_test(
 ) -> np.ndarray:
     """Test several candidates against one model, correcting for the luck of the best of many.
 
-    A candidate's p is the share of permutations in which *any* candidate leads as clearly as it
-    does (single-step max-T, Westfall & Young 1993, section 2.6): if none is better than `old`, one
-    has p ≤ α with probability α, however many there are. Leads are divided by their spread over the
-    permutations: a candidate that differs in half of the rows has a large lead by chance, and must
-    not hide one that differs in ten rows and is right in all. All candidates swap the same rows,
-    which keeps their correlation.
+    A candidate's p is the share of permutations in which *any* candidate leads as clearly as this
+    one did in the data (single-step max-T, Westfall & Young 1993, section 2.6). So if none is
+    better than `old`, the probability that any has p ≤ α is at most α, however many there are.
+    Leads are divided by their spread over the permutations. Without that, the large leads that a
+    candidate differing in half of the rows has by chance would hide a candidate that differs in ten
+    rows and is right in all of them. A permutation swaps the same rows for all candidates, which
+    keeps their correlation.
 
     Args:
         metric: as `primary_metric` returns it.
-        candidates: outputs [N, C] of each.
+        candidates: outputs [N, C] of each candidate.
         old: outputs [N, C] of the model that they would replace.
         labels: [N].
-        seed: of the permutations.
+        seed: seed of the permutations.
         groups: as in `paired_test`.
-        permutations: how many.
+        permutations: number of permutations.
 
     Returns:
-        p of each candidate, one-sided.
+        One-sided p of each candidate.
     """
     lead = np.array([metric(new, labels) - metric(old, labels) for new in candidates])
     permuted = [
@@ -308,8 +311,8 @@ def _swaps(
 ) -> Iterator[np.ndarray]:
     """Yield swaps of rows, [B, N] of 0 and 1, a few permutations at a time.
 
-    They are random for groups in which some candidate differs from `old`, and 0 for others. With
-    `every`, all combinations of swaps come once instead.
+    Swaps are random for groups in which some candidate differs from `old`, and 0 for others. With
+    `every`, each combination of swaps comes once instead.
     """
     rows, group, count = _moving(candidates, old, groups)
     permutations = 2**count if every else permutations
@@ -329,7 +332,7 @@ def _swaps(
 def _moving(
     candidates: Sequence[np.ndarray], old: np.ndarray, groups: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the rows where some candidate differs from `old`, the group of each, their number."""
+    """Return the rows where a candidate differs from `old`, their groups, and how many groups."""
     differs = np.any([(new != old).reshape(len(old), -1).any(axis=1) for new in candidates], axis=0)
     rows = np.flatnonzero(differs)
     own = rows if groups is None else groups[rows]
@@ -367,6 +370,6 @@ def _standardised(values: np.ndarray) -> np.ndarray:
 
 def _ranked(values: np.ndarray) -> np.ndarray:
     """Return the values' ranks, standardised; equal values share a rank."""
-    from scipy.stats import rankdata  # a second, which commands that test nothing would wait for
+    from scipy.stats import rankdata  # importing it takes a second, and few commands need it
 
     return _standardised(rankdata(values).reshape(np.shape(values)))

@@ -108,7 +108,9 @@ def gain(verdict: Verdict) -> str:
     points = 100 * (_compared(best) - _compared(alone))
     spread = 100 * math.hypot(_spread_of(best), _spread_of(alone))
     of = f" (best of {verdict.rates} learning rates)" if verdict.rates > 1 else ""
-    words = f"One head against the classifier alone{of}, mean of seeds: {points:+.2f} points"
+    rows = "dev" if best.heldout is None else "held-out"
+    words = f"One head against the classifier alone{of}, mean of seeds on the {rows} rows: "
+    words += f"{points:+.2f} points"
     if points > spread:
         return f"{words}."
     if points > 0:
@@ -134,13 +136,16 @@ def _reasons(judgement: Judgement, name: str) -> str:
     contest, p_value = judgement.contest, judgement.contest.p_value or 0.0
     select = f"{_pair(contest.score, contest.one_head)} on the selection rows"
     heldout = f"{_pair(*judgement.heldout)} on the held-out rows" if judgement.heldout else ""
-    of = f"the best of {judgement.candidates} equal ones"
+    luck = (
+        f"if they were no better, the best of {judgement.candidates} tried would lead by as much "
+        f"with {_p_words(p_value)}"
+    )
     if not contest.is_won:
         return (
-            f"The {name} do not help: {select}. {of.capitalize()} would lead as clearly with "
-            f"{_p_words(p_value)}, above {LEVEL:.2f}: the one-head adapter is kept."
+            f"The {name} do not help: {select}; {luck}, above {LEVEL:.2f}: the one-head adapter "
+            "is kept."
         )
-    lead = f"{select} ({of} would lead as clearly with {_p_words(p_value)})"
+    lead = f"{select} ({luck})"
     if judgement.objects:
         return (
             f"The {name} lead with {lead}, but the held-out rows object with {heldout}: the "

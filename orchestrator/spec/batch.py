@@ -9,6 +9,9 @@ from orchestrator.spec.config import AshaConfig, Resources
 from tinyattn.config import TrainConfig
 from tinyattn.plugins import Plugin
 
+SEARCH = "search"
+"""Name of the batch that a sweep's search is."""
+
 
 @dataclass(frozen=True)
 class TrialBatch:

@@ -157,9 +157,11 @@ class Resources(StrictModel):
         fits = sum(self._shares_on(cpus, gpus) for cpus, gpus in there) // self.ranks
         if fits < 1:
             cpus, gpus = (max((size[i] for size in there), default=0) for i in (0, 1))
+            times = f"{self.ranks} x " if self.ranks > 1 else ""
+            where = "the machine" if len(there) == 1 else f"the largest of {len(there)} machines"
             raise UsageError(
-                f"a trial needs {self.ranks} x {self.cpus:g} cores and {self.gpus:g} GPUs, the "
-                f"largest of {len(there)} machines has {cpus:g} cores and {gpus:g} GPUs; set "
+                f"a trial needs {times}{self.cpus:g} cores and {self.gpus:g} GPUs, {where} has "
+                f"{cpus:g} cores and {gpus:g} GPUs; set "
                 "resources.cpus, resources.ranks, resources.gpus=0 (for cores alone), or use a "
                 "larger cluster"
             )
@@ -239,7 +241,7 @@ def check_name(name: str) -> None:
     """Raise ValueError unless a sweep may have this name, which becomes a part of paths."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,79}", name):
         raise ValueError(
-            "allowed are 1 to 80 letters, digits, '.', '_' and '-', the first one none of . -"
+            "allowed are 1 to 80 letters, digits, '.', '_' and '-', and no '.' or '-' in front"
         )
 
 

@@ -8,6 +8,11 @@ BY_USER = "stopped by the user"
 """Error text of a trial with the outcome `stopped` that `sweep stop --trial` ended."""
 
 
+def is_by_user(error: str | None) -> bool:
+    """Whether a trial's error text says that the user stopped it, so that it is no candidate."""
+    return error == BY_USER
+
+
 class Outcome(StrEnum):
     """The end of a trial. Every finished MLflow run carries one as the tag `tinyattn.outcome`."""
 

@@ -19,7 +19,7 @@ Point = Mapping[str, Any]
 """Values for keys of a space, as in `{"optimizer.lr": 6.8e-4}`."""
 
 _MOST_FAULTS = 20  # of one message
-FIXED_KEYS = ("task", "plm", "protocol", "carve_version", "token_version")
+FIXED_KEYS = ("task", "plm", "protocol", "max_select_rows", "carve_version", "token_version")
 """Keys that hold for a whole sweep: scores of different tasks or protocols do not compare."""
 
 
@@ -94,8 +94,8 @@ class _Range(_Domain):
     def _check_bounds(self) -> Self:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ValueError(
-                f"low is {self.low} and high is {self.high}, allowed is a finite low below high; "
-                "to fix a key give it under train instead"
+                f"low is {self.low} and high is {self.high}, but low must be below high and both "
+                "finite; to fix a key give it under train instead"
             )
         return self
 
@@ -187,9 +187,9 @@ def _check_shape(data: Any) -> Any:
                 f"{key}: unknown key{did_you_mean(str(key), allowed)}; allowed are "
                 f"{', '.join(allowed)}"
             )
-        elif kind not in DOMAINS:
+        elif not isinstance(kind, str) or kind not in DOMAINS:
             hint = did_you_mean(str(kind), DOMAINS)
-            came = f"type {kind!r}" if kind is not None else f"{domain!r}"
+            came = f"type {kind!r:.100}" if kind is not None else f"{domain!r:.100}"
             faults.append(
                 f"{key}: {came} came, allowed is a mapping with type {', '.join(DOMAINS)}{hint}"
             )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from orchestrator.spec.trial import Trial
 from tinyattn.errors import DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.object_store import Objects, files_in, on_own_disk, scratch, write_files
@@ -222,6 +223,11 @@ class ObjectStore:
     def _remove(self, key: str, names: Collection[str]) -> None:
         for name in names:
             self.objects.remove(f"{key}/{name}")
+
+
+def best_adapter(checkpoints: CheckpointStore, trial: Trial) -> Path | None:
+    """Return the best adapter of a trial that has ended; None: it had no evaluation."""
+    return checkpoints.adapter(trial.name, trial.best_index)
 
 
 def _surplus(names: Collection[str], written: str, kept: int) -> list[str]:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds, and a mistake in a f
 
 FILE = "sweep.json"
 _MOST_BYTES = 2**24
-_MOST_SHOWN = 200
 _FINGERPRINTS = {"data_fingerprint": "the task's data", "plm_fingerprint": "the PLM"}
 
 
@@ -118,6 +117,7 @@ class Definition(StrictModel):
         overrides = {**self.origin.overrides, "name": self.resolved["name"]}
         # A file that names no version means the newest; the sweep goes on with its own.
         overrides |= {key: self.resolved["train"][key] for key in FIRST_VERSIONS}
+        overrides["imports"] = self.resolved["imports"]  # their files need not be here
         try:
             now = load_sweep(self.origin.file, overrides).model_dump(mode="json")
         except TinyAttnError as error:
@@ -163,5 +163,4 @@ def _differences(before: Any, after: Any, key: str = "") -> list[tuple[str, Any,
 
 
 def _word(value: Any) -> str:
-    text = "nothing" if value is None else json.dumps(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return "nothing" if value is None else json.dumps(value)

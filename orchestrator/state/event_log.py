@@ -18,52 +18,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
 from orchestrator.state.events import parse_event
 from tinyattn.errors import StorageError
 from tinyattn.files.outside import UnfitError, read_bytes, reason
 
 MOST_BYTES = 2**30
 """Largest event log, in bytes: a hundred times that of ten thousand trials."""
-
-
-@dataclass
-class Past:
-    """What an event log tells of one trial."""
-
-    name: str
-    params: dict[str, Any]
-    results: list[dict[str, Any]] = field(default_factory=list)
-    """Results in order: evaluations, and perhaps an end without an evaluation as the last."""
-    outcome: Outcome | None = None
-    """None: it was running when the event log ends."""
-    error: str | None = None
-
-    @property
-    def evaluations(self) -> int:
-        """Number of evaluations in the event log."""
-        return int(self.last.get("evaluation", 0))
-
-    @property
-    def last(self) -> dict[str, Any]:
-        """The last result; empty before the first."""
-        return self.results[-1] if self.results else {}
-
-    @property
-    def best_index(self) -> int:
-        """Index of the best evaluation so far; 0 before the first."""
-        found = (result.get("best_index", 0) for result in reversed(self.results))
-        return int(next(filter(None, found), 0))
-
-    def knows(self, result: Mapping[str, Any]) -> bool:
-        """Whether a result is known already, as when a restarted trial reports it again."""
-        ends = "outcome" in result
-        known = not ends and result["evaluation"] <= self.evaluations
-        return self.outcome is not None or known
 
 
 class EventLog:
@@ -80,7 +45,7 @@ class EventLog:
             StorageError: it cannot be read or written, or a line in it is broken.
         """
         self.path = path
-        self.trials: dict[str, Past] = {}
+        self.trials: dict[str, Trial] = {}
         self.events: list[dict[str, Any]] = []
         """All events in their order."""
         try:
@@ -150,32 +115,53 @@ def append(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def read_event_log(path: Path) -> dict[str, Past]:
+def read_event_log(path: Path) -> dict[str, Trial]:
     """Return the trials of an event log, which its driver may be writing meanwhile.
 
     Raises:
         StorageError: it is not there, or a line is broken.
     """
-    trials: dict[str, Past] = {}
+    trials: dict[str, Trial] = {}
     for _ in _events(path, trials):
         pass
     return trials
 
 
-def _take_in(trials: dict[str, Past], event: Mapping[str, Any]) -> None:
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of an event log, which its driver may be writing meanwhile.
+
+    Raises:
+        StorageError: it is not there, or a line is broken.
+    """
+    return list(_events(path, {}))
+
+
+def read_event_logs(folder: Path) -> dict[str, Trial]:
+    """Return the trials of all batches of a sweep, by name; empty if its folder is not here.
+
+    Raises:
+        StorageError: a line is broken.
+    """
+    found: dict[str, Trial] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        found |= read_event_log(path)
+    return found
+
+
+def _take_in(trials: dict[str, Trial], event: Mapping[str, Any]) -> None:
     name = event["trial"]
     if event["event"] == "start":
-        trials.setdefault(name, Past(name, event["params"]))
+        trials.setdefault(name, Trial(name, event["params"]))
         return
-    past, end = trials[name], event
+    trial, end = trials[name], event
     if event["event"] == "result":
         end = event["result"]
-        past.results.append(event["result"])
+        trial.results.append(event["result"])
     if end.get("outcome") is not None:
-        past.outcome, past.error = Outcome(end["outcome"]), end.get("error")
+        trial.outcome, trial.error = Outcome(end["outcome"]), end.get("error")
 
 
-def _events(path: Path, trials: dict[str, Past]) -> Iterator[dict[str, Any]]:
+def _events(path: Path, trials: dict[str, Trial]) -> Iterator[dict[str, Any]]:
     """Yield the new events of an event log, after adding each to `trials`.
 
     A last line without its end was torn by a crash, and is left out.
@@ -199,7 +185,7 @@ def _events(path: Path, trials: dict[str, Past]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _is_new(event: Mapping[str, Any], trials: Mapping[str, Past]) -> bool:
+def _is_new(event: Mapping[str, Any], trials: Mapping[str, Trial]) -> bool:
     """Whether an event is new, not a repetition such as a line that was written twice."""
     name = event["trial"]
     if event["event"] == "start":

@@ -14,10 +14,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
+from orchestrator.tracking.reader import TrialRun
 
 T = TypeVar("T")
+Ranked = TypeVar("Ranked", Trial, TrialRun)
 
 RANKED = (None, Outcome.COMPLETED, Outcome.STOPPED)
 """Outcomes of candidates; None: it runs."""
@@ -57,18 +59,21 @@ class Standing:
         return (not self.is_candidate, -score, unfinished, self.parameters, self.start)
 
 
-def standing_of(trial: TrialRecord) -> Standing:
-    """Return the standing of a trial of the store."""
+def standing_of(trial: Trial | TrialRun) -> Standing:
+    """Return the standing of a trial, whether its event log tells of it or its MLflow run.
+
+    An event log has no times: its trials are in the order of their starts, which sorting keeps.
+    """
     return Standing(
         score=trial.best_score,
         outcome=trial.outcome,
-        by_user=trial.tags.get("error") == BY_USER,
-        parameters=(trial.adapter_params or 0) + (trial.classifier_params or 0),
-        start=trial.start_time,
+        by_user=trial.by_user,
+        parameters=trial.parameters,
+        start=trial.start_time if isinstance(trial, TrialRun) else 0.0,
     )
 
 
-def candidates(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+def candidates(trials: Iterable[Ranked]) -> list[Ranked]:
     """Return the trials that may be called the best, the best first."""
     found = [trial for trial in trials if standing_of(trial).is_candidate]
     return sorted(found, key=lambda trial: standing_of(trial).order)

@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition
-from orchestrator.state.event_log import Past, read_event_log
+from orchestrator.state.event_log import read_event_logs
 from orchestrator.state.workspace import REQUESTS, STOP_ALL, Workspace
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
@@ -64,17 +65,12 @@ def requested(folder: Path) -> set[str]:
     return {path.name for path in (folder / REQUESTS).glob("*")}
 
 
-def _live_trial(folder: Path, word: str) -> Past:
+def _live_trial(folder: Path, word: str) -> Trial:
     """Return the running trial that a user named."""
-    trials = [
-        past
-        for path in folder.glob("*.jsonl")
-        for past in read_event_log(path).values()
-        if past.outcome is None
-    ]
-    found = [past for past in trials if _is_called(past.name, word)]
+    trials = [trial for trial in read_event_logs(folder).values() if trial.outcome is None]
+    found = [trial for trial in trials if _is_called(trial.name, word)]
     if len(found) != 1:
-        names = ", ".join(past.name for past in trials) or "none"
+        names = ", ".join(trial.name for trial in trials) or "none"
         raise UsageError(f"'{word}' is not a running trial; running are {names}")
     return found[0]
 

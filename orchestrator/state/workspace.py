@@ -232,7 +232,8 @@ class Workspace:
             lock.acquire(timeout=0)
         except Timeout:
             raise UsageError(
-                f"another process is working on sweep '{name}'; wait for it, or end it with Ctrl-C"
+                f"another process is working on sweep '{name}'; wait for it, or end it with "
+                f"`tinyattn sweep stop {name}`"
             ) from None
         try:
             shutil.rmtree(self.path_of(name) / REQUESTS, ignore_errors=True)  # of an earlier driver

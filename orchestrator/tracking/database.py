@@ -1,7 +1,7 @@
-"""MLflow's SQLite database in a runs folder: its rights, its copies, its artifact addresses.
+"""MLflow's SQLite database in a runs folder: permissions, copies, and addresses of artifacts.
 
-MLflow writes the absolute address of every run's files into its database. After a runs folder was
-moved or copied, the database names the old place, which is then replaced by the new one.
+MLflow writes the absolute address of every run's files into its database. When a runs folder has
+been moved or copied, these addresses name the old place, and are replaced by the new one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from tinyattn.files.outside import open_file
 
 ARTIFACTS = "artifacts"
-"""Folder of all artifacts in a runs folder, and of a run's own in its folder."""
+"""Name of the folder of all artifacts in a runs folder, and of a single run's in its own folder."""
 _TABLES = {"alembic_version", "experiments", "runs", "tags", "params", "metrics", "latest_metrics"}
 BUSY_SECONDS = 5.0
 """Seconds to wait while another process has locked the file."""
@@ -32,23 +32,23 @@ def file_of(uri: str) -> Path | None:
 
 
 def may_be_written(file: Path) -> bool:
-    """Return whether this account may change an SQLite file, which has a journal beside it."""
+    """Return whether this account may change an SQLite file, and write its journal beside it."""
     return os.access(file, os.W_OK) and os.access(file.absolute().parent, os.W_OK)
 
 
 def require_database(file: Path) -> None:
-    """Refuse a file that is not a database of MLflow's.
+    """Refuse a file that is not MLflow's database.
 
     Raises:
-        sqlite3.Error, OSError: it is not such a database, or stays locked.
-        UnfitError: it is not an ordinary file; opening a pipe would block.
+        sqlite3.Error, OSError: it has not MLflow's tables, cannot be read, or stays locked.
+        UnfitError: it is not a regular file; opening a pipe would block.
     """
     if not file.is_file():
         open_file(file).close()
     with closing(_opened(file)) as connection:
         found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         missing = _TABLES - {name for (name,) in found}
-    if missing:  # MLflow would make them, in whatever file, and show an empty store
+    if missing:  # MLflow would add them to any database, and show an empty store
         raise sqlite3.DatabaseError(
             f"it has no table {min(missing)}, so it is empty, damaged or another program's; "
             "restore a copy, or move it away to begin a new store"
@@ -66,7 +66,8 @@ def copy_to(folder: Path, file: Path) -> Path:
         with closing(_opened(file)) as source, closing(sqlite3.connect(copy)) as target:
             source.backup(target)
     except sqlite3.OperationalError:
-        # A writer died in the middle: its journal must be undone, which takes a copy of both.
+        # A writer died in a transaction. SQLite rolls it back from the journal, which needs write
+        # access: to a copy of both files.
         for part in (file, file.with_name(f"{file.name}-journal")):
             if part.exists():
                 shutil.copyfile(part, folder / part.name)
@@ -74,7 +75,7 @@ def copy_to(folder: Path, file: Path) -> Path:
 
 
 def _opened(file: Path) -> sqlite3.Connection:
-    mode = "rw" if may_be_written(file) else "ro"  # neither makes a file
+    mode = "rw" if may_be_written(file) else "ro"  # unlike the default, neither creates the file
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode={mode}", BUSY_SECONDS, uri=True)
 
 
@@ -82,20 +83,21 @@ def _opened(file: Path) -> sqlite3.Connection:
 
 
 def address_here(address: str, roots: Sequence[Path], runs: Container[str] = ()) -> str:
-    """Return where the artifacts of a run, or of an experiment, are now.
+    """Return the present address of the artifacts of a run or an experiment.
 
     Args:
-        address: what MLflow wrote down when the run was made: `…/artifacts/EXPERIMENT` or
+        address: the address that MLflow recorded when the run was made: `…/artifacts/EXPERIMENT` or
             `…/artifacts/EXPERIMENT/RUN/artifacts`.
-        roots: folders `artifacts` that this store may have: first the one beside the database,
-            which moves and is copied with it, then that of a runs folder, which another may share
-            the database with.
-        runs: of an experiment: the names of its runs.
+        roots: folders `artifacts` that may hold the files: first the one beside the database, which
+            is moved and copied together with it; then that of the runs folder, if the database is
+            elsewhere. Several runs folders may share a database.
+        runs: ids of the experiment's runs, if `address` is an experiment's.
 
     Returns:
-        The address below the root beside the database where that has the experiment, else as it is
-        where its files are there, else below another root that has the run. Where none has it, it
-        is below the only root, or stays as it is, as an address of another form does.
+        The first of these that applies: the address below the root beside the database, if the
+        experiment is there; the recorded address, if its files are there; the address below another
+        root that has the run; the address below the only root there is. Else the recorded address,
+        also if it has another form.
     """
     before = _path_of(address)
     above = 1 if before is not None and before.parent.name == ARTIFACTS else 3
@@ -116,7 +118,11 @@ def address_here(address: str, roots: Sequence[Path], runs: Container[str] = ())
 
 
 def put_addresses_right(file: Path, roots: Sequence[Path]) -> None:
-    """Update the artifact addresses in the database, for MLflow's own pages.
+    """Update the artifact addresses in the database, so that MLflow's own pages find the files.
+
+    Args:
+        file: the database.
+        roots: as for `address_here`.
 
     Raises:
         sqlite3.Error: the database cannot be read or written.

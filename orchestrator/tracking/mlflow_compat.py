@@ -1,4 +1,4 @@
-"""What is used of MLflow beyond its public interface, all of it in this file.
+"""Private parts of MLflow that this project uses, all of them in this file.
 
 Each entry says what it is, why it is needed and in which version it was seen;
 tests/compat/test_mlflow_compat.py fails where MLflow changes one. The tables of its database are
@@ -13,11 +13,11 @@ import os
 from tinyattn.telemetry import switch_telemetry_off
 
 _ENVIRONMENT = {
-    # Addresses and progress bars would stand between our lines.
+    # URLs and progress bars would be printed between this project's own lines.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    # A server that is down blocks a call for minutes by default; and a request that creates a run
-    # must not be sent twice behind our back. The retry queue and `patiently` try again.
+    # By default a call blocks for minutes while a server is down, and a request that creates a run
+    # may be sent twice unnoticed. The retry queue and `patiently` retry instead.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
 }
 _LEVELS = {
@@ -28,9 +28,9 @@ _LEVELS = {
 
 
 def prepare_mlflow() -> None:
-    """Have this process's MLflow be quiet and quick to give up; what the user has set stays.
+    """Make MLflow quiet in this process, without retries of its own; settings of the user stay.
 
-    MLflow reads the variables with each use. The loggers have no public switches. (mlflow 3.17)
+    MLflow reads the variables at each use. The loggers have no public switches. (mlflow 3.17)
     """
     switch_telemetry_off()
     for name, value in _ENVIRONMENT.items():
@@ -42,8 +42,8 @@ def prepare_mlflow() -> None:
 def make_tables(uri: str) -> None:
     """Make MLflow's tables in an empty database.
 
-    A store that opens a database makes them as well, but keeps it open, and the file is to be moved
-    afterwards. (mlflow 3.17)
+    Opening the database as a store would make them too, but keep it open, and the caller renames
+    the file afterwards. (mlflow 3.17)
     """
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
 

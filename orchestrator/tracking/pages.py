@@ -1,7 +1,7 @@
-"""What MLflow's web pages are told of a sweep: saved views of its trials, addresses, its data set.
+"""A sweep in MLflow's web pages: saved views of its trials, links to pages, its data set.
 
-A saved view is an experiment tag that the runs page reads: which runs, which columns, in which
-order. It stands in the menu of views of that page, and an address can name it.
+A saved view is an experiment tag from which the runs page takes filter, columns and order. The page
+lists the views in a menu, and a link can open one.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from mlflow.entities import Dataset, DatasetInput, InputTag
 
 VIEW_TAG = "mlflow.sharedViewState."
 TRAINING = {"mlflow.experimentKind": "custom_model_development"}
-"""Tag of an experiment that MLflow's pages show as training runs, not as traces of a chat."""
+"""Tag of an experiment with training runs; without it MLflow's pages may show traces of chats."""
 NOTE_TAG = "mlflow.note.content"
 """Tag of a run or experiment whose Markdown the pages show as its description."""
 _MOST_KEYS = 16
-"""Columns of searched values; a tag holds 5,000 characters."""
+"""Most searched keys that get a column: a tag holds 5,000 characters."""
 _DIGEST_LENGTH = 36
 """Longest digest of a data set that MLflow takes."""
 _MODEL_TRAINING = "machine_learning"
-"""The half of MLflow's pages that shows runs; the other half, where they open, shows traces."""
+"""Value of `workflowType` for the pages of runs; by default MLflow opens the pages of traces."""
 
 
 def view_tags(
     sweep: str, searched: Iterable[str], metric: str | None, created_ms: int
 ) -> dict[str, str]:
-    """Return the experiment's tags that hold a sweep's views, and the one of all its sweeps.
+    """Return experiment tags with the views of a sweep, and of all the experiment's sweeps.
 
     Args:
-        sweep: its name.
-        searched: keys that the trials differ by.
-        metric: the task's primary metric; None: unknown, as in earlier stores.
-        created_ms: when the sweep began, milliseconds since 1970.
+        sweep: name of the sweep.
+        searched: searched keys.
+        metric: the task's primary metric; None: unknown, as in stores of earlier versions.
+        created_ms: time of the views' creation, milliseconds since 1970.
     """
     keys = dict.fromkeys(["optimizer.lr", *searched])
     numbers = ["best_score", *([f"heldout/{metric}"] if metric else [])]
@@ -71,7 +71,7 @@ def _view(name: str, query: str, columns: list[str], created_ms: int) -> str:
 
 
 def view_key(sweep: str, part: str = "trials") -> str:
-    """Return what names a sweep's view in an address; MLflow takes few characters in it."""
+    """Return the key of a sweep's view, with only the characters that MLflow allows in a link."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "-", sweep)
     if plain != sweep:
         plain += "-" + hashlib.sha256(sweep.encode()).hexdigest()[:6]
@@ -79,18 +79,23 @@ def view_key(sweep: str, part: str = "trials") -> str:
 
 
 def view_page(experiment_id: str, sweep: str, part: str = "trials") -> str:
-    """Return where a sweep's view is on MLflow's site; `part`: trials or finalists."""
+    """Return the link to a sweep's view, relative to MLflow's site; `part`: trials or finalists."""
     words = urlencode({"workflowType": _MODEL_TRAINING, "viewStateShareKey": view_key(sweep, part)})
     return f"#/experiments/{experiment_id}/runs?{words}"
 
 
 def run_page(experiment_id: str, run_id: str) -> str:
-    """Return where a run is on MLflow's site."""
+    """Return the link to a run's page, relative to MLflow's site."""
     return f"#/experiments/{experiment_id}/runs/{run_id}"
 
 
 def data_set(task: str, tags: Mapping[str, str]) -> list[DatasetInput]:
-    """Return a run's training rows as MLflow knows data sets; empty: its tags do not name them."""
+    """Return MLflow's data-set input for a run's training rows; empty without a fingerprint.
+
+    Args:
+        task: name of the task.
+        tags: tags of the run, without the project's prefix.
+    """
     if "data_fingerprint" not in tags:
         return []
     rows = {"num_rows": int(tags["train_rows"])} if "train_rows" in tags else {}

@@ -18,10 +18,10 @@ LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "optuna", "mlflow", "t
 def commit() -> str:
     """Return the commit of the running code, with `+dirty` if files differ from it.
 
-    Code that was installed, not checked out, is named by its release: `release-0.1.0`.
+    Code from an installed package has no commit and gives its release: `release-0.1.0`.
     """
     here = Path(__file__).resolve()
-    # An environment inside somebody else's checkout must not report that checkout's commit.
+    # Installed in an environment inside another project's checkout, it is not of that commit.
     if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
         return f"release-{metadata.version('tinyattn')}"
     revision = _git(here.parent, "rev-parse", "HEAD") or "unborn"
@@ -40,7 +40,7 @@ def code_tags() -> dict[str, str]:
 
 
 def refuse_other_data(what: str, tags: Mapping[str, str], here: str) -> None:
-    """Refuse data other than a run's: scores would not compare.
+    """Refuse data that differ from a run's, since scores on them cannot be compared.
 
     Args:
         what: name of the sweep or run, for the message.
@@ -59,7 +59,7 @@ def refuse_other_data(what: str, tags: Mapping[str, str], here: str) -> None:
 
 
 def slug(name: str) -> str:
-    """Return a PLM's or task's name fit for MLflow; a path gives its last part."""
+    """Return a PLM's or task's name in characters that MLflow allows; of a path, its last part."""
     if name.startswith((".", "/", "~")):
         name = Path(name).name
     return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.").lower() or "unnamed"

@@ -1,9 +1,9 @@
-"""Reads sweeps and trials back from MLflow. `writer.py` writes what is read here.
+"""TrackingReader: reads sweeps and trials from an MLflow store that `writer.py` has written.
 
-Layout of the store: one experiment a task and PLM (`rte on roberta-large`; `rte/roberta-large` in
-stores of earlier versions), a parent run a sweep, a child run a trial. Tags of the project start
-with `tinyattn.`; what a run *is* stands in its tags and params, what it *measured* in its metrics,
-by evaluation.
+Layout of the store: an experiment per task and PLM (`rte on roberta-large`; `rte/roberta-large` in
+stores of earlier versions), a parent run per sweep, a child run per trial. Tags of the project
+start with `tinyattn.`. Tags and params hold what a run *is*; metrics hold what it *measured*, at
+step = evaluation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.outcome import Outcome, is_by_user
+from orchestrator.spec.trial import Trial
 from orchestrator.tracking import database
 from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
 from orchestrator.tracking.pages import VIEW_TAG, view_key, view_page
@@ -47,7 +48,7 @@ CONNECT_SECONDS = 5.0
 UI_ADDRESS = "http://127.0.0.1:5000"
 """Where `tinyattn ui` serves MLflow's pages unless told otherwise."""
 VERDICT_FILE = "verdict.json"
-"""Artifact of a sweep's run: what its finalizer found."""
+"""Artifact of a sweep's run: the verdict of its finalizer."""
 MOST_ARTIFACT = 2**24
 """Largest file that describes a run, in bytes."""
 _COUNTS = ("evaluation", "adapter_params", "classifier_params")
@@ -56,7 +57,7 @@ UNOPENED = (
     OSError,
     sqlite3.Error,
     SQLAlchemyError,
-    ValueError,  # an address that is none
+    ValueError,  # a malformed address
     ImportError,  # a database whose driver is not installed
 )
 """Errors that opening a store can raise."""
@@ -86,8 +87,12 @@ class SweepRecord:
 
 
 @dataclass(frozen=True)
-class TrialRecord:
-    """The child run of one trial, running or ended."""
+class TrialRun:
+    """The MLflow run of one trial, running or ended: a child of its sweep's run.
+
+    It has what reports and promotions need beside the trial itself: the whole config, times, tags,
+    artifacts. What happened to the trial it repeats from the event log, and may lag behind.
+    """
 
     run_id: str
     trial_id: str
@@ -116,7 +121,7 @@ class TrialRecord:
 
     @property
     def name(self) -> str:
-        """Its name among the trials of all sweeps, as in `first/search_00004`."""
+        """Name that is unique in the store, as in `first/search_00004`."""
         return f"{self.sweep}/{self.trial_id}"
 
     @property
@@ -172,6 +177,21 @@ class TrialRecord:
         return _whole(self.metrics.get("classifier_params"))
 
     @property
+    def parameters(self) -> int:
+        """Number of trainable parameters, adapter and classifier."""
+        return (self.adapter_params or 0) + (self.classifier_params or 0)
+
+    @property
+    def by_user(self) -> bool:
+        """Whether the user stopped it."""
+        return is_by_user(self.tags.get("error"))
+
+    def trial(self) -> Trial:
+        """Return the trial as far as its run tells; its last evaluation stands for all."""
+        results = [dict(self.metrics)] if self.evaluations else []
+        return Trial(self.trial_id, self.params, results, self.outcome, self.tags.get("error"))
+
+    @property
     def seconds(self) -> float:
         """Seconds of training and evaluation spent on the trial."""
         return self.metrics.get("seconds", 0.0)
@@ -191,11 +211,11 @@ class TrackingReader:
     """Read access to an MLflow store. A database that may not be written is read from a copy."""
 
     def __init__(self, tracking_uri: str, roots: Sequence[Path] = ()) -> None:
-        """Connect.
+        """Connect to a store.
 
         Args:
-            tracking_uri: `sqlite:///…/mlflow.db`, or a server's or database's address.
-            roots: of an SQLite store: folders that its artifacts may be in.
+            tracking_uri: `sqlite:///…/mlflow.db`, or the address of a server or another database.
+            roots: folders that may hold the artifacts of an SQLite store.
 
         Raises:
             UsageError: the address is not one of an MLflow store.
@@ -205,8 +225,8 @@ class TrackingReader:
         shown = without_secrets(tracking_uri, tracking_uri)
         if "://" not in tracking_uri:
             raise UsageError(
-                f"'{shown}' is no address of an MLflow store; allowed are "
-                "such as sqlite:///runs/mlflow.db, http://server:5000, postgresql://server/mlflow"
+                f"'{shown}' is not the address of an MLflow store; allowed are addresses such as "
+                "sqlite:///runs/mlflow.db, http://server:5000, postgresql://server/mlflow"
             )
         self._roots = roots
         try:
@@ -255,7 +275,7 @@ class TrackingReader:
 
     def sweeps(self, task: str | None = None) -> list[SweepRecord]:
         """Return all sweeps, oldest first."""
-        found = [_record(run, _sweep_record) for run in self._runs(f"{TAG}kind", "sweep")]
+        found = [_record(run, _sweep_record) for run in self.runs_with_tag(f"{TAG}kind", "sweep")]
         return sorted(
             (sweep for sweep in found if task is None or sweep.task == task),
             key=lambda sweep: sweep.start_time,
@@ -266,7 +286,11 @@ class TrackingReader:
         return all(sweep.name != name for sweep in self.sweeps())
 
     def find_sweep(self, name: str) -> SweepRecord:
-        """Return the sweep called `name`; raise UsageError that lists the sweeps there are."""
+        """Return the sweep called `name`.
+
+        Raises:
+            UsageError: there is none; the message lists the sweeps in the store.
+        """
         sweeps = self.sweeps()
         for sweep in sweeps:
             if sweep.name == name:
@@ -275,34 +299,34 @@ class TrackingReader:
         known = f"known are {', '.join(names)}" if names else "the store holds no sweep yet"
         raise UsageError(f"no sweep is called '{name}'{did_you_mean(name, names)}; {known}")
 
-    def trials_of(self, sweep: SweepRecord) -> list[TrialRecord]:
+    def trials_of(self, sweep: SweepRecord) -> list[TrialRun]:
         """Return the trials of a sweep, finalists and experts included, oldest first."""
-        runs = self._runs(PARENT_TAG, sweep.run_id, [sweep.experiment_id])
-        found = [_record(run, _trial_record) for run in runs]
+        runs = self.runs_with_tag(PARENT_TAG, sweep.run_id, [sweep.experiment_id])
+        found = [_record(run, _trial_run) for run in runs]
         return sorted(found, key=lambda trial: trial.start_time)
 
     def names_of_trials(self, sweep: str) -> list[str]:
-        """Return the names of the trials that a sweep's driver ran; empty: there is no sweep."""
+        """Return the names of the trials that drivers of a sweep ran; empty without that sweep."""
         found = next((record for record in self.sweeps() if record.name == sweep), None)
         trials = self.trials_of(found) if found else []
         return [trial.trial_id for trial in trials if trial.kind != "collapsed"]
 
-    def trial(self, name: str) -> TrialRecord:
-        """Return the trial that is called `name`.
+    def trial(self, name: str) -> TrialRun:
+        """Return the trial with this name or run id.
 
         Args:
-            name: `SWEEP/TRIAL`, as in `first/search_00004`, or MLflow's id of its run, of which the
-                first 6 digits are enough.
+            name: `SWEEP/TRIAL`, as in `first/search_00004`; or MLflow's run id, or at least its
+                first 6 digits.
 
         Raises:
-            UsageError: no trial is called that, or several run ids start with it.
+            UsageError: no trial has this name or run id, or several run ids start with it.
         """
         sweep, slash, trial = name.rpartition("/")
         if slash:
-            runs = self._runs(f"{TAG}trial", trial)
+            runs = self.runs_with_tag(f"{TAG}trial", trial)
             found = [run for run in runs if run.tags.get(f"{TAG}sweep") == sweep]
         else:
-            runs = self._runs(f"{TAG}trial") if len(name) >= 6 else []
+            runs = self.runs_with_tag(f"{TAG}trial") if len(name) >= 6 else []
             found = [run for run in runs if run.run_id.startswith(name)]
         if len(found) != 1:
             many = ", ".join(run.run_id for run in found)
@@ -311,32 +335,31 @@ class TrackingReader:
                 f"'{name}' {fault}; a trial is called SWEEP/TRIAL, as in first/search_00004, and "
                 "`tinyattn leaderboard` lists them"
             )
-        return _record(found[0], _trial_record)
+        return _record(found[0], _trial_run)
 
     def has_view(self, sweep: SweepRecord) -> bool:
-        """Return whether MLflow's pages have the sweep's trials as a prepared view."""
+        """Return whether MLflow's pages have a saved view of the sweep's trials."""
         tags: dict[str, str] = self.client.get_experiment(sweep.experiment_id).tags
         return VIEW_TAG + view_key(sweep.name) in tags
 
     def pages_of(self, sweep: SweepRecord) -> str:
-        """Return the address of a sweep's leaderboard in MLflow's pages.
+        """Return the URL of a sweep's leaderboard in MLflow's pages.
 
-        Of a server it is whole; of a database it is where `tinyattn ui` serves it unless told
-        otherwise.
+        It is on the store's own server; for a database, where `tinyattn ui` serves it by default.
         """
         is_server = self.uri.startswith(("http:", "https:"))
         site = without_secrets(self.uri, self.uri).rstrip("/") if is_server else UI_ADDRESS
         return f"{site}/{view_page(sweep.experiment_id, sweep.name)}"
 
     def verdict_of(self, sweep: SweepRecord) -> dict[str, Any] | None:
-        """Return what the sweep's finalizer found; None: it was not finalized, or by an earlier
-        version, which did not keep it."""
+        """Return the content of VERDICT_FILE; None: the sweep was not finalized, or by an earlier
+        version, which kept no verdict."""
         if "winner" not in sweep.tags or not self.has_artifact(sweep.run_id, VERDICT_FILE):
             return None
         return self._read_json(sweep.run_id, VERDICT_FILE)
 
-    def histories(self, trials: Sequence[TrialRecord]) -> list[list[Point]]:
-        """Return the evaluations of each trial in order (of a server three requests a trial)."""
+    def histories(self, trials: Sequence[TrialRun]) -> list[list[Point]]:
+        """Return the evaluations of each trial, in order; a server gets three requests a trial."""
         keys = ("score", "best_score", "seconds")
         run_ids = [trial.run_id for trial in trials]
         if self._tables is not None:
@@ -349,7 +372,7 @@ class TrackingReader:
         return {one.step: one.value for one in self.client.get_metric_history(run_id, key)}
 
     def sweep_config(self, sweep: SweepRecord) -> dict[str, Any]:
-        """Return the resolved sweep file, with the versions that it ran with."""
+        """Return the resolved sweep file, with the carve and token versions that it ran with."""
         found = self._read_json(sweep.run_id, "sweep.json")
         return {**found, "train": stored_config(found.get("train", {}))}
 
@@ -391,10 +414,10 @@ class TrackingReader:
             ) from None
 
     def _artifacts(self, run_id: str) -> ArtifactRepository:
-        """Return the repository of a run's files at their present place.
+        """Return the artifact repository of a run, at its present address.
 
-        MLflow's client would remember the place for the life of the process, in which another copy
-        of the store may be opened later.
+        MLflow's client would cache the address for the life of the process, which may open another
+        copy of the store later.
         """
         return get_artifact_repository(self._address(run_id), tracking_uri=self.uri)
 
@@ -415,10 +438,16 @@ class TrackingReader:
                 raise StorageError(f"artifact '{path}' of run {run_id} is damaged; restore a copy")
             return content
 
-    def _runs(
+    def runs_with_tag(
         self, tag: str, value: str | None = None, experiments: list[str] | None = None
     ) -> list[RunRow]:
-        """Return every active run with a tag; value None: with any value."""
+        """Return every active run that has a tag.
+
+        Args:
+            tag: name of the tag.
+            value: its value; None: any.
+            experiments: ids of the experiments to search; None: all.
+        """
         if self._tables is not None:
             return self._tables.with_tag(tag, value)
         if experiments is None:
@@ -460,9 +489,9 @@ def _knock(uri: str) -> None:
 
 
 def _make_database(path: Path) -> None:
-    """Make MLflow's tables in a new file, and rename it when it has them all.
+    """Make MLflow's database under a temporary name, and rename it when it is complete.
 
-    MLflow takes seconds for that. A process killed meanwhile would leave a file that MLflow can
+    Making the tables takes seconds. A process killed meanwhile would leave a file that MLflow can
     neither use nor complete.
     """
     prepare_mlflow()
@@ -495,11 +524,11 @@ def _points(columns: Mapping[str, Mapping[int, float]]) -> list[Point]:
     ]
 
 
-_Record = TypeVar("_Record", SweepRecord, TrialRecord)
+_Record = TypeVar("_Record", SweepRecord, TrialRun)
 
 
 def _record(run: RunRow, make: Callable[[RunRow], _Record]) -> _Record:
-    """Return a run as a record; StorageError if its tags and metrics are damaged."""
+    """Return a run as a record; raise StorageError if its tags or metrics are damaged."""
     try:
         return make(run)
     except (KeyError, ValueError) as error:
@@ -527,14 +556,14 @@ def _sweep_record(run: RunRow) -> SweepRecord:
     )
 
 
-def _trial_record(run: RunRow) -> TrialRecord:
+def _trial_run(run: RunRow) -> TrialRun:
     tags = _group(run.tags, TAG)
     searched = parse_json(tags["searched"], nan=True)
     if not isinstance(searched, dict):
         raise ValueError("its tag searched holds no values by key")
     if not all(math.isfinite(run.metrics.get(key, 0)) for key in _COUNTS):
         raise ValueError(f"one of its metrics {', '.join(_COUNTS)} is no number")
-    return TrialRecord(
+    return TrialRun(
         run_id=run.run_id,
         trial_id=tags["trial"],
         sweep=tags["sweep"],
@@ -554,13 +583,16 @@ def _trial_record(run: RunRow) -> TrialRecord:
 
 
 def carve_of(protocol: str, tags: Mapping[str, str]) -> int | None:
-    """Return the version of carving in a run's tags; older runs without it have version 1."""
+    """Return the version of the carve from a run's tags; None: no rows were carved.
+
+    Runs under `heldout` from before there were versions have no tag: they are version 1.
+    """
     first = "1" if protocol == "heldout" else None
     return None if (version := tags.get("carve", first)) is None else int(version)
 
 
 def protocol_words(protocol: str, carve: int | None) -> str:
-    """Return the name of a protocol, with the version of carving if that is not the newest."""
+    """Return the name of a protocol, with the version of the carve if that is not the newest."""
     newest = TrainConfig.model_fields["carve_version"].default
     return protocol if carve in (None, newest) else f"{protocol} v{carve}"
 

@@ -1,4 +1,4 @@
-"""RetryQueue: ordered writes, in the background, to a store that may be slow or away."""
+"""RetryQueue: writes to a store that may be slow or away, sent in order by a thread."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from requests import HTTPError
 
 from tinyattn.files.uris import without_secrets
 
+PAUSE_SECONDS = 5.0
+"""Seconds between two tries of a write."""
 PATIENCE_SECONDS = 60.0
-"""Seconds for which a write that cannot wait in the queue is tried again."""
+"""Seconds for which `patiently` retries."""
 _TRANSIENT = {
     "TEMPORARILY_UNAVAILABLE",
     "INTERNAL_ERROR",
     "REQUEST_LIMIT_EXCEEDED",
     "DEADLINE_EXCEEDED",
 }
-"""Error codes of MLflow that pass by themselves."""
+"""Error codes of MLflow after which a retry may succeed."""
 
 
 def is_passing(error: Exception) -> bool:
-    """Whether an error may pass by itself, as of a store that is away or a full disk."""
+    """Return whether a retry may succeed: the store is away, say, or the disk is full."""
     if isinstance(error, MlflowException):
         return error.error_code in _TRANSIENT
     if isinstance(error, HTTPError) and error.response is not None:  # from moving an artifact
@@ -35,16 +37,17 @@ def is_passing(error: Exception) -> bool:
 
 
 class RetryQueue:
-    """A thread that sends writes in their order; while an error may pass, all of them wait.
+    """A queue of writes, and the thread that sends them in order.
 
-    Waiting writes are in memory only. After a crash the caller repeats them from its event log.
+    A write that fails is retried while a retry may succeed, and the others wait behind it. Waiting
+    writes are in memory only: after a crash the caller sends them again from its event log.
     """
 
-    def __init__(self, uri: str = "", pause_seconds: float = 5.0) -> None:
+    def __init__(self, uri: str, pause_seconds: float) -> None:
         """Begin empty.
 
         Args:
-            uri: address of the store, whose secrets no message shows.
+            uri: address of the store; its secrets are left out of messages.
             pause_seconds: seconds between two tries of a write.
         """
         self._uri = uri
@@ -66,7 +69,7 @@ class RetryQueue:
             self._changed.notify_all()
 
     def drain(self, seconds: float) -> bool:
-        """Wait until all writes are sent, at most `seconds`; return whether they are."""
+        """Wait at most `seconds` until all writes are sent; return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout=seconds)
 
@@ -81,7 +84,7 @@ class RetryQueue:
                 if is_passing(error):
                     time.sleep(self._pause_seconds)
                     continue
-                # Such as a run that somebody deleted in MLflow's page: no reason to stop a sweep.
+                # Say, its run was deleted in MLflow's pages: no reason to stop a sweep.
                 reason = without_secrets(str(error), self._uri)
                 warnings.warn(f"MLflow refused a write: {reason}", stacklevel=2)
             with self._changed:
@@ -90,7 +93,11 @@ class RetryQueue:
 
 
 def patiently(call: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
-    """Call until it works or `seconds` have passed; only after errors that may pass."""
+    """Return what `call` returns, retrying for `seconds` after errors that may pass.
+
+    Raises:
+        MlflowException: the last error.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:

@@ -1,7 +1,8 @@
 """RunTables: MLflow's tables of runs, read by SQL if the store is a database.
 
-MLflow's own search builds objects for every tag, param and metric: for 2,000 trials it takes five
-seconds, these queries half a second. A store behind a server is asked page by page in `reader.py`.
+MLflow's own search builds an object for every tag, param and metric: for 2,000 trials it takes five
+seconds, these queries half a second. A store behind a server is read by MLflow's client instead
+(`reader.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _LATEST, _METRICS = (
     for name in ("latest_metrics", "metrics")
 )
 _AT_ONCE = 500
-"""Run ids in one query; databases limit their number."""
+"""Most run ids in one query; databases limit the number of parameters."""
 
 
 @dataclass
@@ -48,15 +49,16 @@ class RunRow:
 
 
 class RunTables:
-    """The runs in a database. Methods raise StorageError if the database fails."""
+    """The runs in MLflow's database. Methods raise StorageError if the database fails."""
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        waits = {"timeout": 20} if uri.startswith("sqlite") else {}  # as MLflow for a writer
+        # MLflow waits as long for another process that is writing.
+        waits = {"timeout": 20} if uri.startswith("sqlite") else {}
         self._engine = create_engine(uri, connect_args=waits, poolclass=NullPool)
 
     def with_tag(self, key: str, value: str | None) -> list[RunRow]:
-        """Return the active runs of active experiments with a tag; value None: whatever it says."""
+        """Return the active runs, of active experiments, that have a tag; value None: any value."""
         query = (
             select(*list(_RUNS.c)[:4])
             .join(_TAGS, _TAGS.c.run_uuid == _RUNS.c.run_uuid)

@@ -1,10 +1,10 @@
-"""TrackingWriter, the only writer of MLflow runs: a parent run per sweep, a child run per trial.
+"""TrackingWriter: the only writer of MLflow runs, a parent run per sweep and a child run per trial.
 
 A sweep must not wait for a slow store, nor die because a server restarts. So all writes of a trial
-go through a retry queue: they keep their order, wait while the store is away, and are sent by a
-thread of their own. If a driver dies while writes wait, the next driver sends what the store lacks
-of the batch's event log. A write that is sent twice counts once: a run is searched for before it is
-made, metrics keep their first time, and all else is overwritten by the same values.
+go through a RetryQueue, which sends them in order in a thread and keeps them while the store is
+away. If a driver dies while writes wait, the next driver sends from the event log what the store
+lacks. A write that is sent twice has no further effect: a retry looks for a run before it makes
+one, metrics keep their first time, and all else is overwritten by the same values.
 """
 
 from __future__ import annotations
@@ -36,43 +36,50 @@ from orchestrator.tracking.reader import (
     TrackingReader,
     first_line,
 )
-from orchestrator.tracking.retry_queue import PATIENCE_SECONDS, RetryQueue, is_passing, patiently
+from orchestrator.tracking.retry_queue import (
+    PATIENCE_SECONDS,
+    PAUSE_SECONDS,
+    RetryQueue,
+    is_passing,
+    patiently,
+)
 from orchestrator.tracking.run_tables import RunRow
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 
 AWAY_SECONDS = 900.0
-"""Seconds that the end of a batch waits for a store that is away."""
+"""How long the end of a batch waits for a store that is away."""
 HEARTBEAT_SECONDS = 30.0
+"""Time between two heartbeats of a driver."""
 NUMBERS_A_REQUEST = 1000
 """Most metrics that MLflow takes in one request."""
 TAG_LENGTH = 5000
-"""Longest tag that all present MLflow servers take."""
+"""Most characters of a tag that all current MLflow servers take."""
 
 
 class TrackingWriter(TrackingReader):
-    """Writes one sweep into MLflow, and reads what is there."""
+    """Writes one sweep at a time into an MLflow store, and reads all of the store."""
 
     def __init__(self, tracking_uri: str, roots: Sequence[Path] = ()) -> None:
         """Open a store.
 
         Args:
-            tracking_uri: `sqlite:///…/mlflow.db`, or a server's or database's address.
-            roots: folders that artifacts of an SQLite store may be in; new experiments take the
-                last. Empty: the server decides.
+            tracking_uri: `sqlite:///…/mlflow.db`, or the address of a server or another database.
+            roots: folders that may hold the artifacts of an SQLite store; new experiments use the
+                last one. Empty: the server decides.
 
         Raises:
             StorageError: the store cannot be reached, opened or written.
         """
         super().__init__(tracking_uri, roots)
-        self._outbox = RetryQueue(self.uri)
+        self._outbox = RetryQueue(self.uri, PAUSE_SECONDS)
         self._forget_sweep()
 
     def _unwritable(self, file: Path) -> tuple[Path, str]:
         raise PermissionError(f"{file} may not be written")
 
     def _forget_sweep(self) -> None:
-        """Drop what belongs to one sweep: trials of the next one may have the same names."""
+        """Forget the sweep that was open: trials of the next one may have the same names."""
         self._sweep_tags: dict[str, str] = {}
         self.sweep_run: str | None = None
         self.experiment: str | None = None
@@ -80,12 +87,12 @@ class TrackingWriter(TrackingReader):
         self._live: set[str] = set()
         self._logged: dict[str, int] = {}
         self._metrics: defaultdict[str, list[list[Metric]]] = defaultdict(list)
-        """Metrics of each trial that wait to be sent, one list for each evaluation."""
+        """{trial: metrics that wait to be sent, a list for each evaluation}."""
         self._told: dict[str, Outcome | None] = {}
         self._heartbeat = 0.0
 
     def open_sweep(self, *, name: str, **rest: Any) -> str:
-        """Open the parent run of a sweep, new or not; the arguments are those of `start_sweep`."""
+        """Open a sweep's parent run, making it if the sweep is new; arguments as `start_sweep`."""
         if self.name_is_free(name):
             return self.start_sweep(name=name, **rest)
         run_id = self.resume_sweep(name)
@@ -124,7 +131,7 @@ class TrackingWriter(TrackingReader):
         return self.sweep_run
 
     def _send_views(self, name: str, config: Mapping[str, Any], metric: str | None) -> None:
-        """Have MLflow's pages show a sweep's trials as a leaderboard."""
+        """Queue the saved views by which MLflow's pages show a sweep's trials as a leaderboard."""
         experiment = self.experiment
         assert experiment is not None
         now = int(time.time() * 1000)
@@ -136,18 +143,18 @@ class TrackingWriter(TrackingReader):
             self.client.set_experiment_tag(experiment, key, value)
 
     def add_views(self, sweep: SweepRecord) -> None:
-        """Give a sweep of an earlier version its views; one that has them keeps them."""
+        """Queue the saved views of a sweep from an earlier version, unless it has them."""
         if self.has_view(sweep):
             return
         self.experiment = sweep.experiment_id
         self._send_views(sweep.name, self.sweep_config(sweep), sweep.tags.get("primary_metric"))
 
     def describe_sweep(self, text: str, metrics: Mapping[str, float]) -> None:
-        """Write on the page of the sweep's run what came of it.
+        """Queue the description and metrics of the sweep's run, for its page in MLflow.
 
         Args:
-            text: its description, in Markdown.
-            metrics: its counts and the scores of its best trial.
+            text: the description, in Markdown.
+            metrics: the sweep's counts and the scores of its best trial.
         """
         assert self.sweep_run is not None
         now = int(time.time() * 1000)
@@ -158,15 +165,15 @@ class TrackingWriter(TrackingReader):
         )
 
     def keep_verdict(self, run_id: str, content: Mapping[str, Any]) -> None:
-        """Keep what a sweep's finalizer found with the sweep's run."""
+        """Queue the verdict of a sweep's finalizer, as an artifact of the sweep's run."""
         self._outbox.send(partial(self._log_json, run_id, content, VERDICT_FILE))
 
     def resume_sweep(self, name: str, *, search_goes_on: bool = True) -> str:
-        """Reopen a sweep's parent run; close what a process that died left open in it.
+        """Reopen a sweep's parent run, and close trials' runs that a dead process left open.
 
         Args:
             name: the sweep.
-            search_goes_on: whether to delete an outcome of the search, since it continues.
+            search_goes_on: whether the search continues, so that its outcome is deleted.
         """
         sweep = self.find_sweep(name)
         self._forget_sweep()
@@ -195,9 +202,9 @@ class TrackingWriter(TrackingReader):
         """Queue the opening of a trial's run; an earlier run of the trial is reopened.
 
         Args:
-            trial_id: the scheduler's name of the trial, unique in the sweep.
+            trial_id: name of the trial, unique in the sweep.
             config: the resolved configuration.
-            params: what the searcher chose, by dotted key.
+            params: values that the searcher chose, by dotted key.
             tags: identity, fingerprints and counts, without the project's prefix.
             kind: trial, finalist, expert or collapsed.
         """
@@ -206,9 +213,9 @@ class TrackingWriter(TrackingReader):
             self._send(trial_id, self._reopen)
             return
         self._logged[trial_id] = 0
-        own = {**self._sweep_tags, "protocol": config.protocol, **code_tags(), **tags}
+        own = {**self._sweep_tags, "protocol": config.protocol_name, **code_tags(), **tags}
         own |= {"trial": trial_id, "kind": kind, "searched": json.dumps(dict(params))}
-        self._outbox.send(_TrialRun(self, trial_id, own))
+        self._outbox.send(_NewRun(self, trial_id, own))
         resolved = config.model_dump(mode="json")
         flat = [Param(key, text) for key, text in flatten(resolved).items()]
         self._send(trial_id, self.client.log_batch, params=flat)
@@ -217,8 +224,11 @@ class TrackingWriter(TrackingReader):
             self._send(trial_id, self.client.log_inputs, inputs)
 
     def knows(self, trial_id: str, evaluations: int, outcome: Outcome | None) -> bool:
-        """Whether the store had all of a trial when its sweep was resumed; call before writing."""
-        if outcome is None:  # its run is opened again when it gets a worker
+        """Return whether the store had all of a trial when its sweep was resumed.
+
+        Call it before anything of the trial is written.
+        """
+        if outcome is None:  # its run is reopened when it gets a worker
             return trial_id in self.runs_of_trials and self._logged[trial_id] >= evaluations
         told = self._told.get(trial_id)
         return told is outcome and self._logged[trial_id] >= evaluations
@@ -250,10 +260,10 @@ class TrackingWriter(TrackingReader):
         return self.runs_of_trials[trial_id]
 
     def log_evaluation(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Write one evaluation's numbers, at step = evaluation.
+        """Queue the metrics of one evaluation, at step = evaluation.
 
-        An evaluation that a restarted trial repeats is in the store already and is left alone. A
-        slow store gets all that a trial has waiting in one request.
+        An evaluation that a restarted trial repeats is left out: the store has it already. All
+        waiting evaluations of a trial go in one request, which spares a slow store.
         """
         step = int(result["evaluation"])
         if step <= self._logged[trial_id]:
@@ -287,18 +297,22 @@ class TrackingWriter(TrackingReader):
         adapter: Path | None = None,
         error: str | None = None,
     ) -> None:
-        """Close a trial's run with its outcome, and keep its best adapter as artifact `adapter`."""
+        """Queue the end of a trial's run: its best adapter (artifact `adapter`) and its outcome.
+
+        Raises:
+            StorageError: the adapter cannot be copied.
+        """
         if adapter is not None:
             self._send_copy(trial_id, adapter, "adapter")
         tags = {"outcome": outcome.value} | ({"error": error} if error else {})
         end = int(time.time() * 1000)
-        # The tag comes last: a run that has one needs no more from whoever resumes the sweep.
+        # The tag comes last: a run that has it is complete, for a driver that resumes the sweep.
         self._send(trial_id, self.client.set_terminated, outcome.run_status, end_time=end)
         self._send(trial_id, self.client.log_batch, tags=_run_tags(tags))
         self._live.discard(trial_id)
 
     def end_sweep(self, outcome: Outcome) -> None:
-        """Close the parent run, and wait a moment for what the store has not taken yet."""
+        """Close the parent run, and wait a while for the writes in the queue."""
         if (run_id := self.sweep_run) is not None:
             end = int(time.time() * 1000)
             status = outcome.run_status
@@ -310,7 +324,7 @@ class TrackingWriter(TrackingReader):
             warnings.warn(str(error), stacklevel=2)
 
     def close_all(self, outcome: Outcome, *, sweep: Outcome | None = None) -> None:
-        """Close every run of the sweep that is still open, and the sweep's own (as `sweep`)."""
+        """Close every open run of the sweep, and the sweep's own with the outcome `sweep`."""
         for trial_id in sorted(self._live):
             self.end_trial(trial_id, outcome)
         self.end_sweep(sweep or outcome)
@@ -320,7 +334,7 @@ class TrackingWriter(TrackingReader):
         self._outbox.send(partial(self.client.log_batch, run_id, tags=_run_tags(tags)))
 
     def heartbeat(self) -> None:
-        """Write a heartbeat now and then: a driver works on the sweep."""
+        """Tag the sweep's run with the time, every HEARTBEAT_SECONDS: a driver works on it."""
         now = time.time()
         if self.sweep_run is not None and now - self._heartbeat >= HEARTBEAT_SECONDS:
             self._heartbeat = now
@@ -341,7 +355,7 @@ class TrackingWriter(TrackingReader):
             ) from None
 
     def _log_json(self, run_id: str, content: Mapping[str, Any], name: str) -> None:
-        """Keep a mapping as an artifact."""
+        """Write a mapping as a JSON artifact of a run."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, name)
             file.write_text(json.dumps(content, indent=2), "utf-8")
@@ -363,21 +377,21 @@ class TrackingWriter(TrackingReader):
         self._send(trial_id, write)
 
     def _send(self, trial_id: str, write: Callable[..., Any], *args: Any, **rest: Any) -> None:
-        """Have `write(run id, ...)` sent; the run may be created only shortly before."""
+        """Queue `write(run id, ...)`; the run id is looked up then, when the run has been made."""
         self._outbox.send(lambda: write(self.runs_of_trials[trial_id], *args, **rest))
 
-    def _runs(
+    def runs_with_tag(
         self, tag: str, value: str | None = None, experiments: list[str] | None = None
     ) -> list[RunRow]:
-        """As the store has them, with what this tracker wrote before."""
+        """As in TrackingReader, once the writes in the queue are sent."""
         self._outbox.drain(PATIENCE_SECONDS)
-        return super()._runs(tag, value, experiments)
+        return super().runs_with_tag(tag, value, experiments)
 
     def _experiment_of(self, task: str, plm: str) -> str:
         """Return the id of the experiment of a task and PLM, creating it where needed.
 
-        MLflow's pages cut a name at a slash. Experiments of earlier versions have one; they are
-        gone on with.
+        Its name has no slash, at which MLflow's pages would cut it. An experiment of an earlier
+        version, whose name has one, is used if it exists.
         """
         earlier = self.client.get_experiment_by_name(f"{task}/{plm}")
         if earlier is not None and earlier.lifecycle_stage == "active":
@@ -412,7 +426,7 @@ class TrackingWriter(TrackingReader):
 
         def create() -> str:
             nonlocal tried
-            # An answer may have been lost: the name was free before the first try.
+            # Only the answer of the first try may have been lost: the name was free before it.
             found = [s.run_id for s in self.sweeps() if s.name == name] if tried else []
             tried = True
             if found:
@@ -432,8 +446,8 @@ class TrackingWriter(TrackingReader):
             self.client.delete_tag(run_id, TAG + "outcome")
 
 
-class _TrialRun:
-    """The making of a trial's run, which may be tried again: an answer may have been lost."""
+class _NewRun:
+    """A write that makes a trial's run; a retry finds the run if only the answer was lost."""
 
     def __init__(self, tracker: TrackingWriter, trial_id: str, tags: Mapping[str, str]) -> None:
         self._tracker, self._trial_id, self._tried = tracker, trial_id, False

@@ -20,6 +20,8 @@ from benchmarks import gpu
 from benchmarks.gpu import Part
 from benchmarks.shapes import drawn_tokens, write_tokens
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 STAND_IN = """
 import json, sys, time

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from cluster import config, node, rack, services
+from cluster import config, node, services
+from cluster.agents import Answer
+from cluster.checks import refuse_clocks, refuse_versions
 from cluster.config import address_of, read_cluster
 from orchestrator.cli import main
 from orchestrator.cli.common import home_of
@@ -202,22 +206,30 @@ def said(python: str = "3.11.7", skew: float = 0.0, **versions: str) -> dict[str
     return {"python": python, "versions": known, "time": time.time() + skew, "storage": ""}
 
 
-def answers(*said: dict[str, Any]) -> list[rack.Answer]:
+def answers(*said: dict[str, Any]) -> list[Answer]:
     return [
-        rack.Answer(config.Node(host=f"10.0.0.{number}"), words)
+        Answer(config.Node(host=f"10.0.0.{number}"), words)
         for number, words in enumerate(said, start=1)
     ]
 
 
 def test_other_versions_and_clocks_are_named() -> None:
-    rack._refuse_versions(answers(said(), said(python="3.11.2")))
+    refuse_versions(answers(said(), said(python="3.11.2")))
     with pytest.raises(UsageError) as caught:
-        rack._refuse_versions(answers(said(), said("3.12.1"), said(), said(ray="2.59.0")))
+        refuse_versions(answers(said(), said("3.12.1"), said(), said(ray="2.59.0")))
     lines = str(caught.value).splitlines()[1:]
     assert lines == ["  10.0.0.2: Python 3.12.1, not 3.11.7", "  10.0.0.4: ray 2.59.0, not 2.60.0"]
-    rack._refuse_clocks(answers(said(), said(skew=30)))
+    refuse_clocks(answers(said(), said(skew=30)))
     with pytest.raises(UsageError, match=r"10\.0\.0\.2: -600 s"):
-        rack._refuse_clocks(answers(said(), said(skew=-600)))
+        refuse_clocks(answers(said(), said(skew=-600)))
+
+
+def program(path: Path, monkeypatch: pytest.MonkeyPatch, script: str = "") -> None:
+    """Put a shell script before all other programs of its name."""
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
 
 
 def test_secrets_are_private_and_no_words_of_commands(
@@ -225,8 +237,9 @@ def test_secrets_are_private_and_no_words_of_commands(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(services, "database_folder", lambda name: tmp_path / "db")
-    monkeypatch.setattr(services, "_make_database", lambda folder, password: "")
-    monkeypatch.setattr(services, "_postgres_bin", lambda folder: Path("/usr/bin"))
+    (tmp_path / "db" / "data").mkdir(parents=True)
+    (tmp_path / "db" / "data" / "PG_VERSION").write_text("15\n")  # a database made before
+    program(tmp_path / "bin" / "postgres", monkeypatch)
     request = {
         "name": "r", "host": "10.0.0.1", "head": "10.0.0.1", "is_head": True, "port": 6379,
         "cpus": 1, "gpus": 0, "variables": {}, "token": "t" * 64,
@@ -247,17 +260,29 @@ def test_secrets_are_private_and_no_words_of_commands(
 
 
 def test_a_dead_keeper_or_another_process_of_its_number_does_not_count(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = {"request": {}, "keeper": {"pid": os.getpid(), "born": 0.0}}
-    (tmp_path / "node.json").write_text(json.dumps(state))
-    assert node._keeper(tmp_path) is None
-    (tmp_path / "node.json").write_text("torn")
-    assert node._keeper(tmp_path) is None
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    folder = services.state_folder("r")
+    folder.mkdir(parents=True)
+
+    def is_alive(keeper: dict[str, float] | None) -> bool:
+        state = {"request": {}, "keeper": keeper}
+        (folder / "node.json").write_text(json.dumps(state) if keeper else "torn")
+        return bool(node.status({"name": "r"})["alive"])
+
+    own = psutil.Process()
+    assert is_alive({"pid": own.pid, "born": own.create_time()})
+    assert not is_alive({"pid": own.pid, "born": 0.0})
+    assert not is_alive(None)
+    with subprocess.Popen(["true"]) as dead:
+        known = {"pid": dead.pid, "born": psutil.Process(dead.pid).create_time()}
+    assert not is_alive(known)
 
 
 def test_manifests_have_what_pods_need(tmp_path: Path) -> None:
-    """The whole object was also checked against KubeRay's CRD; see EXPERIMENTS.md."""
+    """The whole object was also checked against KubeRay's CRD; see "KubeRay's schema" in
+    docs/experiments/faults.md."""
     shown = run("cluster", "manifests", written(tmp_path, PODS))
     assert shown.exit_code == 0, shown.output
     file, cluster = yaml.safe_load_all(shown.stdout)
@@ -267,6 +292,8 @@ def test_manifests_have_what_pods_need(tmp_path: Path) -> None:
     assert workers["replicas"] == 9
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert cluster["spec"]["authOptions"] == {"mode": "token"}
+    # An operator starts a dashboard unless it is told otherwise; nobody reaches this one.
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["dashboard-host"] == "127.0.0.1"
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts["storage"] == "/mnt/sweeps"
     inside = tmp_path / "inside.yaml"
@@ -323,9 +350,9 @@ def test_pods_may_have_the_credentials_of_an_object_store(tmp_path: Path) -> Non
 
 
 def test_a_machine_whose_gpus_are_not_for_trials_has_no_label_of_them(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "_gpu_memory", lambda: 16376)
+    program(tmp_path / "bin" / "nvidia-smi", monkeypatch, "printf '24564\\n16376\\n'")
     request = {
         "name": "r", "host": "10.0.0.2", "head": "10.0.0.1", "is_head": False, "port": 6379,
         "cpus": 1, "variables": {},

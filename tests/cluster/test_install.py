@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -13,8 +15,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from cluster import install, node, rack
+from cluster import install, node
+from cluster.agents import Agents, Answer
+from cluster.checks import refuse_versions
 from cluster.config import Cluster, Node
+from cluster.rack import RackCluster
 from tinyattn.errors import TinyAttnError, UsageError
 
 FITS = {"python": "3.11.7", "versions": {"ray": "2.60.0"}, "state": "down"}
@@ -67,11 +72,12 @@ def test_what_takes_too_long_is_ended_with_its_children(
     assert "sleep 987" not in subprocess.check_output(["ps", "axo", "args"], text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("exit 137", "it ended with 137, as what the system ends where memory runs out;"),
-        ("kill -9 $$", "it ended with 137, as what the system ends where memory runs out;"),
+        ("exit 137", "it ended with 137, like a process that the system kills when memory"),
+        ("kill -9 $$", "it ended with 137, like a process that the system kills when memory"),
         ("exit 124", "it ended with 124;"),
         ("exit 255", "it ended with 255;"),
     ],
@@ -90,6 +96,7 @@ def test_a_connection_that_fails_is_told_as_that(heard: str, said: str) -> None:
     assert install.fault_of(done) == f"{said} its last lines:\n      Connection closed"
 
 
+@pytest.mark.slow
 def test_machines_with_one_file_system_install_in_turn(tmp_path: Path) -> None:
     lock, log = tmp_path / ".env.tinyattn-lock", tmp_path / "log"
     command = f"echo in >> {log}; sleep 0.3; echo out >> {log}"
@@ -121,41 +128,52 @@ def test_builds_of_a_version_are_the_same_version(version: str, public: str | No
     assert install.public(version) == public
 
 
-def answers(*said: dict[str, Any]) -> list[rack.Answer]:
-    return [rack.Answer(Node(host=f"10.0.0.{n}"), words) for n, words in enumerate(said, start=1)]
+def answers(*said: dict[str, Any]) -> list[Answer]:
+    return [Answer(Node(host=f"10.0.0.{n}"), words) for n, words in enumerate(said, start=1)]
 
 
-def test_only_machines_that_differ_are_installed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Replaces this machine's ssh by a script, which also stands for the shell on any machine."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def answer_by(script: str) -> None:
+        (tmp_path / "ssh").write_text(f"#!/bin/sh\ncat > /dev/null\n{script}\n")
+        (tmp_path / "ssh").chmod(0o755)
+
+    return answer_by
+
+
+def test_only_machines_that_differ_are_installed_on(ssh: Callable[[str], None]) -> None:
     lines: list[str] = []
     file = {
         "name": "r", "launch": {"type": "rack"}, "head": {"host": "10.0.0.1"},
         "storage": "/mnt/shared", "environment": {"install": "true"},
     }  # fmt: skip
-    machines = rack.RackCluster(Cluster.model_validate(file), lines.append)
-    installed = machines._install_on
-    monkeypatch.setattr(machines, "_install_on", lambda node, text: rack.Answer(node, {}))
-    none = rack.Answer(Node(host="10.0.0.5"), {}, "python is not there", True)
-    changed = machines._install([*answers(FITS, FITS, OTHER), none])
+    machines = RackCluster(Cluster.model_validate(file), lines.append)
+    ssh("exit 0")
+    none = Answer(Node(host="10.0.0.5"), {}, "python is not there", True)
+    changed = machines.install([*answers(FITS, FITS, OTHER), none])
     assert [node.host for node in changed] == ["10.0.0.3", "10.0.0.5"]
-    assert lines == ["10.0.0.3: installing", "10.0.0.5: installing"]
-    assert machines._install(answers(FITS, FITS)) == []
+    assert lines[:2] == ["10.0.0.3: installing", "10.0.0.5: installing"]
+    assert sorted(lines[2:]) == ["10.0.0.3: installed", "10.0.0.5: installed"]
+    assert machines.install(answers(FITS, FITS)) == []
 
     with pytest.raises(UsageError, match=r"10\.0\.0\.2: a cluster runs there with other versions"):
-        machines._install(answers(FITS, OTHER | {"state": "running"}))
-    silent = rack.Answer(Node(host="10.0.0.2"), {}, "ssh failed: no route")
+        machines.install(answers(FITS, OTHER | {"state": "running"}))
+    silent = Answer(Node(host="10.0.0.2"), {}, "ssh failed: no route")
     with pytest.raises(UsageError, match=r"10\.0\.0\.2: ssh failed"):
-        machines._install([*answers(FITS), silent])
-    full = rack.Answer(Node(host="10.0.0.3"), {}, "its agent failed: OSError: No space left")
+        machines.install([*answers(FITS), silent])
+    full = Answer(Node(host="10.0.0.3"), {}, "its agent failed: OSError: No space left")
     with pytest.raises(UsageError, match=r"10\.0\.0\.3: its agent failed: OSError: No space"):
-        machines._install([*answers(FITS, OTHER), full])
+        machines.install([*answers(FITS, OTHER), full])
     old = FITS | {"code": "0123456789ab"}
-    (changed_one,) = machines._install(answers(FITS | {"code": "ba9876543210"}, old))
+    (changed_one,) = machines.install(answers(FITS | {"code": "ba9876543210"}, old))
     assert changed_one.host == "10.0.0.2"
 
-    monkeypatch.setattr(machines, "_install_on", installed)
-    monkeypatch.setattr(machines, "_ssh", lambda node, command: ["sh", "-c", "echo no; exit 7"])
+    ssh("echo no; exit 7")
     with pytest.raises(TinyAttnError, match=r"10\.0\.0\.2: it ended with 7; its last lines:\n +no"):
-        machines._install(answers(FITS, OTHER))
+        machines.install(answers(FITS, OTHER))
 
 
 @pytest.mark.parametrize(
@@ -169,16 +187,15 @@ def test_only_machines_that_differ_are_installed_on(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_only_what_installing_mends_is_a_lack_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch, code: int, said: str, lacks: bool
+    ssh: Callable[[str], None], code: int, said: str, lacks: bool
 ) -> None:
     file = {
         "name": "r", "launch": {"type": "rack"}, "head": {"host": "10.0.0.1"},
         "storage": "/mnt/shared",
     }  # fmt: skip
-    machines = rack.RackCluster(Cluster.model_validate(file), print)
-    words = ["sh", "-c", f"cat > /dev/null; echo {shlex.quote(said)} >&2; exit {code}"]
-    monkeypatch.setattr(machines, "_ssh", lambda node, command: words)
-    answer = machines._ask(Node(host="10.0.0.2"), "probe", {})
+    ssh(f"echo {shlex.quote(said)} >&2; exit {code}")
+    agents = Agents(Cluster.model_validate(file), print)
+    answer = agents.ask(Node(host="10.0.0.2"), "probe", {})
     assert said in answer.fault
     assert answer.lacks_environment == lacks
 
@@ -209,4 +226,4 @@ def test_changed_sources_are_another_environment(
     (tmp_path / "tinyattn" / "deep" / "module.py").rename(tmp_path / "tinyattn" / "module.py")
     assert here() not in (before, changed)
     with pytest.raises(UsageError, match=f"2: tinyattn's code {changed}, not {before}"):
-        rack._refuse_versions(answers(FITS | {"code": before}, FITS | {"code": changed}))
+        refuse_versions(answers(FITS | {"code": before}, FITS | {"code": changed}))

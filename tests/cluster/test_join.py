@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster import join
 from cluster.config import Cluster
+from cluster.join import refuse_unusable
 from tinyattn.errors import StorageError
 from tinyattn.files.object_store import Objects
 
@@ -41,14 +41,13 @@ def late_node(tmp_path: Path, faults: list[str]) -> Any:
 
 @pytest.mark.parametrize("faults", [[], ["  10.0.0.2: gave no answer"]])
 def test_nothing_stays_of_nodes_that_are_too_slow(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: list[str]
+    cluster: Cluster, tmp_path: Path, faults: list[str]
 ) -> None:
-    monkeypatch.setattr(join, "_faults_with", late_node(tmp_path, faults))
     if faults:
         with pytest.raises(StorageError, match=r"10\.0\.0\.2: gave no answer"):
-            join.refuse_unusable(cluster)
+            refuse_unusable(cluster, late_node(tmp_path, faults))
     else:
-        join.refuse_unusable(cluster)
+        refuse_unusable(cluster, late_node(tmp_path, faults))
     assert left(tmp_path) == ["of-others"]
 
 
@@ -60,9 +59,7 @@ def test_a_word_that_cannot_be_removed_hides_no_fault(
 
     monkeypatch.setattr(Path, "unlink", refuses)
     monkeypatch.setattr(Objects, "remove", refuses)
-    monkeypatch.setattr(join, "_faults_with", late_node(tmp_path, ["  10.0.0.2: denied"]))
     with pytest.raises(StorageError, match=r"10\.0\.0\.2: denied"):
-        join.refuse_unusable(cluster)
-    monkeypatch.setattr(join, "_faults_with", late_node(tmp_path, []))
+        refuse_unusable(cluster, late_node(tmp_path, ["  10.0.0.2: denied"]))
     with pytest.raises(StorageError, match="Read-only"):
-        join.refuse_unusable(cluster)
+        refuse_unusable(cluster, late_node(tmp_path, []))

@@ -72,7 +72,7 @@ def test_another_machines_sessions_stay_though_their_locks_are_not_seen(
     with own.session_folder():
         assert not mine.exists()
     other.__exit__(None, None, None)
-    longest = len(own._SOCKET.split("/")[1])
+    longest = len(own.RAY_SOCKET.split("/")[1])
     assert len(mine.name) == len(live.name) == longest, "the limit of a socket's path counts on it"
 
 
@@ -89,15 +89,12 @@ def test_a_folder_that_cannot_be_locked_is_one_message(
 
 def refused(places: Path) -> str:
     with pytest.raises(StorageError, match="set TMPDIR to a folder of your own") as error:
-        own._shut_folder()
+        own.first_private([own.temporary_folder()])
     assert str(places) in str(error.value)
     return str(error.value)
 
 
-def test_a_folder_that_others_can_change_is_not_used(
-    places: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(own, "_places", lambda: [own.temporary_folder()])
+def test_a_folder_that_others_can_change_is_not_used(places: Path) -> None:
     folder = own.temporary_folder()
     elsewhere = places / "elsewhere"
     elsewhere.mkdir()
@@ -112,7 +109,7 @@ def test_a_folder_that_others_can_change_is_not_used(
     places.chmod(0o777)  # others could move it away and put theirs there
     refused(places)
     places.chmod(0o1777)  # as /tmp
-    assert own._shut_folder() == folder
+    assert own.first_private([folder]) == folder
     if os.geteuid() == 0:
         os.chown(folder, 65534, 65534)
         refused(places)
@@ -124,5 +121,5 @@ def test_a_long_temporary_folder_leaves_the_sockets_in_a_short_one(
     long = tmp_path / ("t" * 60)
     long.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(long))
-    assert own._shut_folder() == Path("/tmp") / f"tinyattn-{os.geteuid()}"
+    assert own.first_private(own.private_places()) == Path("/tmp") / f"tinyattn-{os.geteuid()}"
     assert list(long.iterdir()) == []

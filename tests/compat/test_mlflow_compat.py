@@ -15,6 +15,7 @@ from orchestrator.tracking.database import require_database
 from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
 
 
+@pytest.mark.slow
 def test_the_tables_are_those_that_a_store_makes(tmp_path: Path) -> None:
     own, mlflows = tmp_path / "own.db", tmp_path / "mlflow.db"
     make_tables(f"sqlite:///{own}")

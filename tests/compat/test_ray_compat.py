@@ -24,6 +24,8 @@ from cluster.local import this_machine
 from orchestrator.execution import ray_compat
 from orchestrator.execution.ray_compat import address_in
 
+pytestmark = pytest.mark.slow
+
 
 @ray.remote(num_cpus=0)
 class Idle:

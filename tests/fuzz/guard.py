@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from peak import mark, peak
 
@@ -33,6 +33,7 @@ bounded = settings(
     derandomize="TINYATTN_FUZZ" not in os.environ,
     database=None,
     deadline=None,  # a machine may be busy; what hangs meets the alarm
+    phases=set(Phase) - {Phase.explain},  # it traces each line, and what takes 0.1 s takes 30
     suppress_health_check=list(HealthCheck),
 )
 

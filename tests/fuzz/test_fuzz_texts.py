@@ -20,8 +20,9 @@ from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.spec.config import SearchConfig, load_sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.space import Choice, LogUniform
+from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import FILE, Definition
-from orchestrator.state.event_log import EventLog, Past, read_event_log, refuse_damaged
+from orchestrator.state.event_log import EventLog, read_event_log, refuse_damaged
 from orchestrator.state.workspace import Workspace
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
 from tinyattn.files.object_store import check_url
@@ -173,8 +174,8 @@ def test_event_logs(data: st.DataObject, tmp_path_factory: Any) -> None:
 
 
 PASTS = [
-    Past("a", PARAMS, [RESULT], Outcome.STOPPED),
-    Past("b", {**PARAMS, "optimizer.lr": 2e-3}, [RESULT]),
+    Trial("a", PARAMS, [RESULT], Outcome.STOPPED),
+    Trial("b", {**PARAMS, "optimizer.lr": 2e-3}, [RESULT]),
 ]
 
 

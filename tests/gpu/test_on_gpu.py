@@ -7,6 +7,8 @@ is no GPU: PLMs are small shapes with random weights, rows are random tokens tha
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from benchmarks.shapes import SHAPES, ShapedWorkshop, drawn_tokens
 from tinyattn.adapters.attention import TinyAttention
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches, batches_of
+from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.errors import DivergedError, OutOfMemoryError
 from tinyattn.passes import executor
@@ -30,6 +33,8 @@ from tinyattn.training import trainer as trainer_module
 from tinyattn.training.model_cache import give_back_memory
 from tinyattn.training.probe import side_by_side
 from tinyattn.training.trainer import Trainer, row_losses
+
+pytestmark = pytest.mark.slow
 
 ON_GPU = [
     pytest.mark.gpu,
@@ -231,19 +236,32 @@ def test_the_kernel_for_varying_lengths_is_used_and_right(
     if device == "cpu" or torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("this device has no such kernel")
     varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch has none before 2.10")
-    names = packed_attention._parameters_of(varlen.varlen_attn)
+    names = inspect.signature(varlen.varlen_attn).parameters
     if shape == "tiny-llama" and "enable_gqa" not in names:
         pytest.skip("torch has it for query heads that share key heads from 2.12 on")
-    calls, once = [], packed_attention._varlen
-    monkeypatch.setattr(packed_attention, "_varlen", lambda *args: calls.append(1) or once(*args))
+    calls, kernel = [], varlen.varlen_attn
+
+    @functools.wraps(kernel)
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return kernel(*args, **options)
+
+    def absent(*args: Any, **options: Any) -> Any:
+        raise TypeError("as of a torch whose kernel lacks an argument")
+
+    monkeypatch.setattr(varlen, "varlen_attn", counted)
     config = BASE.with_overrides({"plm": f"shape:{shape}", "precision": "bf16"})
     with trained(config, device) as trainer:
         trainer.take_steps(5)
         calls.clear()
         found = computed(trainer.model, trainer.train_rows, True)
         assert len(calls) == 4, "once a layer"
-        monkeypatch.setattr(packed_attention, "_varlen_works", lambda *_: False)
-        wanted = computed(trainer.model, trainer.train_rows, True)
+        monkeypatch.setattr(varlen, "varlen_attn", absent)
+        packed_attention.varlen_works.cache_clear()  # it is tried again
+        try:
+            wanted = computed(trainer.model, trainer.train_rows, True)
+        finally:
+            packed_attention.varlen_works.cache_clear()
         assert len(calls) == 4
     assert_close(found, wanted, CLOSE["bf16"])
 
@@ -337,16 +355,24 @@ def too_much(device: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], No
     """
 
     def limit(tokens: int) -> None:
-        run = AdaptedModel._run_stream
+        def refuse(found: int) -> None:
+            if found > tokens and device == "cuda":
+                torch.empty(2**50, dtype=torch.uint8, device=device)  # a real refusal
+            if found > tokens:
+                raise torch.OutOfMemoryError("out of memory")
+
+        run_streams, run_bare = AdaptedModel.run_streams, AdaptedModel.run_bare
 
         def limited(model: AdaptedModel, parts: Any) -> Any:
-            if sum(part.stream.tokens for part in parts) <= tokens:
-                return run(model, parts)
-            if device == "cuda":
-                return torch.empty(2**50, dtype=torch.uint8, device=device)  # a real refusal
-            raise torch.OutOfMemoryError("out of memory")
+            refuse(sum(stream.tokens for _, stream in parts))
+            return run_streams(model, parts)
 
-        monkeypatch.setattr(AdaptedModel, "_run_stream", limited)
+        def limited_bare(model: AdaptedModel, stream: PackedSequence) -> Tensor:
+            refuse(stream.tokens)
+            return run_bare(model, stream)
+
+        monkeypatch.setattr(AdaptedModel, "run_streams", limited)
+        monkeypatch.setattr(AdaptedModel, "run_bare", limited_bare)
 
     return limit
 

@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="the whole installation is needed: make test-g
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.reader import TrialRun
 
 SETTINGS = (
     "max_length=32", "max_train_rows=160", "epochs=2", "batch_size=16", "asha.grace=4",
@@ -31,7 +31,7 @@ gpus = [
 ]
 
 
-def sweep(folder: Path, name: str, *changes: str) -> list[TrialRecord]:
+def sweep(folder: Path, name: str, *changes: str) -> list[TrialRun]:
     """Run a sweep on GPUs by the real program; return its trials."""
     plm = folder / "tiny"
     if not plm.exists():

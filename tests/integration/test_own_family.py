@@ -81,12 +81,18 @@ def test_a_file_of_ones_own_is_enough(
     assert store.sweep_config(store.find_sweep("s"))["imports"] == ["my_plms"]  # no text in a store
     shutil.move(own / "my_plms.py", tmp_path / "elsewhere.py")  # the sweep keeps its text
     forget()
-    more = call("sweep", "extend", "s", "trials=3", "--as-it-ran", "--runs", runs)
+    more = call("sweep", "extend", "s", "trials=3", "--runs", runs)
     assert more.exit_code == 0, more.output
     assert "3 completed" in more.stdout
+
+    forget()
+    shutil.move(runs / "sweeps" / "s", tmp_path / "away")  # as where only the store is shared
     lost = call("finalize", "s", "--runs", runs)
     assert lost.exit_code == 2
-    assert "no module 'my_plms'" in lost.stderr
+    assert "my_plms" in lost.stderr
+    assert "name each of these modules with --import" in lost.stderr
+    assert "my_plms" not in sys.modules
+    shutil.move(tmp_path / "away", runs / "sweeps" / "s")
 
     shutil.move(tmp_path / "elsewhere.py", own / "my_plms.py")
     forget()

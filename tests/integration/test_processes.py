@@ -21,11 +21,9 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from listening import assert_loopback_only, listening
+from sweep_truth import study_of
 from tiny_plm import save_tiny_plm
 
-from orchestrator.search.searcher import OptunaSearcher
-from orchestrator.spec.config import SearchConfig
-from orchestrator.state.definition import Definition
 from orchestrator.state.workspace import Workspace
 
 pytestmark = pytest.mark.slow
@@ -76,9 +74,7 @@ def assert_ended_truthfully(runs: Path, children: list[psutil.Process]) -> None:
     assert record.outcome == "interrupted"
     assert any(trial.outcome == "interrupted" for trial in trials)
 
-    event_log = runs / "sweeps" / "s" / "study.journal"
-    space = Definition.read(event_log.parent, "s").sweep().space
-    study = OptunaSearcher(space, SearchConfig(), event_log, "s")._study
+    study = study_of(runs / "sweeps" / "s", "s")
     states = Counter(trial.state.name for trial in study.trials)
     assert states["RUNNING"] == 0
     told = {trial.user_attrs["trial"]: trial.user_attrs["outcome"] for trial in study.trials}

@@ -31,7 +31,7 @@ def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> 
     assert "'77' is not a running trial; running are search_0000" in wrong.stderr
     one = call("sweep", "stop", "s", "--trial", "1", "--runs", tmp_path)
     assert one.exit_code == 0, one.stderr
-    wait_for(lambda: b"search_00001 stopped: stopped by the user" in log.read_bytes())
+    wait_for(lambda: b"search_00001 stopped by the user" in log.read_bytes())
     shown = call("sweep", "status", "s", "--runs", tmp_path).stdout
     assert "state    running, last sign of life" in shown
     assert "1 stopped" in shown

@@ -1,8 +1,8 @@
 """Machines on one machine: network namespaces with own addresses, process tables and sshd.
 
 A machine is one process that holds its namespaces: `kill -9` of it is a power cut, taking its link
-down is a cable pulled. Its Ray folder, shared memory and state folder are its own; the rest of the
-file system, and so the storage folder, is shared by all, as over NFS.
+down is a cable pulled. Its shared memory and state folder are its own; the rest of the file system,
+and so the storage folder, is shared by all, as over NFS.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-MEMORY = ("/tmp/ray", "/dev/shm")
+MEMORY = ("/dev/shm",)
 DISK = (str(Path.home() / ".local/state"), "/var/lib/tinyattn")
 BOOT = """
 set -e

@@ -226,6 +226,63 @@ def mlflow_login(head: Machine) -> dict[str, str]:
     return login
 
 
+ASK = """
+import base64, sys, urllib.error, urllib.request
+address, user, password, host = sys.argv[1:]
+page = f"http://{address}:5000/api/2.0/mlflow/experiments/get?experiment_id=0"
+login = base64.b64encode(f"{user}:{password}".encode()).decode()
+headers = {"Authorization": f"Basic {login}"} if user else {}
+request = urllib.request.Request(page, headers=headers | ({"Host": host} if host else {}))
+try:
+    print(urllib.request.urlopen(request, timeout=20).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def test_mlflow_answers_to_its_password_and_name_only(bench: Bench, rack: Path) -> None:
+    """Asked from another machine of the rack, by plain HTTP."""
+    head, other = bench.machines[:2]
+    login = mlflow_login(head)
+    user, password = login["MLFLOW_TRACKING_USERNAME"], login["MLFLOW_TRACKING_PASSWORD"]
+
+    def asked(user: str, password: str, host: str = "") -> str:
+        done = other.run(sys.executable, "-c", ASK, head.address, user, password, host)
+        return done.stdout.strip()
+
+    assert asked(user, password) == "200"
+    assert asked("", "") == "401"
+    assert asked(user, "wrong") == "401"
+    assert asked("admin", "password1234") == "401"  # what MLflow's own documentation names
+    assert asked(user, password, "evil.example:5000") == "403"
+
+
+CONNECT = """
+import sys, psycopg
+folder, password = sys.argv[1:]
+try:
+    psycopg.connect(host=folder, user="tinyattn", dbname="postgres", password=password)
+    print("in")
+except psycopg.OperationalError as error:
+    print(error)
+"""
+
+
+def test_postgresql_has_a_socket_and_a_password_and_no_port(bench: Bench, rack: Path) -> None:
+    head = bench.machines[0]
+    folder = Path("/var/lib/tinyattn/bench")
+    assert "postgres" in head.run("ss", "-Hlxp").stdout  # so ss would show it
+    assert "postgres" not in head.run("ss", "-Hltunp").stdout
+    login = json.loads(head.run("cat", folder / "mlflow.json").stdout)
+
+    def asked(password: str) -> str:
+        return head.run(sys.executable, "-c", CONNECT, folder, password).stdout.strip()
+
+    assert asked(login["database"]) == "in"
+    assert "password authentication failed" in asked("wrong")
+    assert "password authentication failed" in asked(login["password"])  # that of MLflow's pages
+
+
 def sweep_words(tiny: str, name: str) -> list[object]:
     settings = {
         "plm": tiny, "name": name, **SIZES, "search.trials": TRIALS,
@@ -253,9 +310,9 @@ def test_a_machine_on_which_every_worker_fails_is_set_aside_and_named(
     said = log.read_text()
     assert f"machine {third.address} is set aside: 2 workers in a row failed" in said
     assert said.count(f"lost its worker on {third.address}") == 2
-    past = read_event_log(bench.folder / "storage/runs/sweeps/aside/search.jsonl").values()
-    assert [trial.outcome for trial in past] == [Outcome.COMPLETED] * 6
-    used = {result["node_ip"] for trial in past for result in trial.results}
+    trials = read_event_log(bench.folder / "storage/runs/sweeps/aside/search.jsonl").values()
+    assert [trial.outcome for trial in trials] == [Outcome.COMPLETED] * 6
+    used = {result["node_ip"] for trial in trials for result in trial.results}
     assert used == {head.address, second.address}
 
 
@@ -281,9 +338,9 @@ def test_a_machine_that_is_too_small_leaves_its_trials_to_larger_ones(
     assert driver.wait(timeout=300) == 0, log.read_text()
     said = f"machine {third.address} is set aside: it has too little memory for a row of "
     assert said in log.read_text()
-    past = read_event_log(bench.folder / "storage/runs/sweeps/small/search.jsonl").values()
-    assert [trial.outcome for trial in past] == [Outcome.COMPLETED] * 4
-    used = {result["node_ip"] for trial in past for result in trial.results}
+    trials = read_event_log(bench.folder / "storage/runs/sweeps/small/search.jsonl").values()
+    assert [trial.outcome for trial in trials] == [Outcome.COMPLETED] * 4
+    used = {result["node_ip"] for trial in trials for result in trial.results}
     assert used == {head.address, second.address}
     third.power_off()
     third.boot()
@@ -318,7 +375,7 @@ def test_a_sweep_with_a_machine_lost_and_another_joined_ends_complete_and_the_sa
     )  # fmt: skip
     assert whole.returncode == 0, whole.stderr
     assert histories(runs, "s", uri) == histories(alone, "s")
-    past = read_event_log(event_log).values()
-    used = {result["node_ip"] for trial in past for result in trial.results}
+    trials = read_event_log(event_log).values()
+    used = {result["node_ip"] for trial in trials for result in trial.results}
     assert used == {machine.address for machine in (head, second, third, fourth)}
     third.boot()

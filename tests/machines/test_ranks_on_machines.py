@@ -10,7 +10,8 @@ import pytest
 from machines import Bench, Machine, until, words
 from sweep_truth import histories, untruths
 
-from orchestrator.state.event_log import Past, read_event_log
+from orchestrator.spec.trial import Trial
+from orchestrator.state.event_log import read_event_log
 
 pytestmark = pytest.mark.slow
 TRIALS = 2
@@ -59,7 +60,7 @@ def the_same(runs: Path, name: str, other: str) -> None:
         assert found[key] == pytest.approx(losses, rel=1e-5), key
 
 
-def trials(runs: Path, name: str) -> list[Past]:
+def trials(runs: Path, name: str) -> list[Trial]:
     event_log = runs / "sweeps" / name / "search.jsonl"
     return list(read_event_log(event_log).values()) if event_log.exists() else []
 
@@ -76,7 +77,7 @@ def test_two_ranks_on_two_machines_train_as_one(
 
 def rank_on(machine: Machine) -> bool:
     """Whether the process of a rank is on a machine."""
-    return "_RankActor" in machine.run("ps", "axo", "args").stdout
+    return "RankActor" in machine.run("ps", "axo", "args").stdout
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_a_trial_that_loses_a_ranks_machine_goes_on_with_another(
     """From its last evaluation; the other rank waits in a collective and must be freed."""
     name, log = f"{loss}-{of_supervisor}", tmp_path / "log"
     wait = start(bench, tiny, name, log, **{"resources.ranks": 2})
-    until(lambda: any(len(past.results) > 3 for past in trials(runs, name)), 200)
+    until(lambda: any(len(trial.results) > 3 for trial in trials(runs, name)), 200)
     supervisor = trials(runs, name)[0].results[-1]["node_ip"]
     ranks = [machine for machine in bench.machines if machine.is_on and rank_on(machine)]
     (lost,) = (machine for machine in ranks if (machine.address == supervisor) is of_supervisor)

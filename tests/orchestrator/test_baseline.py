@@ -14,10 +14,11 @@ from orchestrator.execution.worker import report_of
 from orchestrator.registry.promotion import promote_adapter
 from orchestrator.reporting.leaderboard import leaderboard
 from orchestrator.reporting.status import status
-from orchestrator.selection.baseline import ALONE, KIND, find_alone, missing_rates
+from orchestrator.selection.baseline import KIND, find_alone, missing_rates
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import ALONE
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.reader import TrialRun
 from tinyattn.config import TrainConfig
 from tinyattn.errors import UsageError
 from tinyattn.training.model_cache import ModelCache
@@ -25,7 +26,7 @@ from tinyattn.training.trainer import Trainer
 
 
 @pytest.fixture
-def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRecord:
+def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRun:
     """A trial that was trained for a moment, in a sweep without a classifier alone."""
     plm = str(save_tiny_plm(tmp_path / "tiny"))
     config = TrainConfig(
@@ -44,8 +45,9 @@ def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRecord:
     return tracker.trial(tracker.run_of("search_00001"))
 
 
+@pytest.mark.slow
 def test_promote_trains_it_once_and_tests_against_it(
-    sweeps: Sweeps, one_head: TrialRecord, tmp_path: Path
+    sweeps: Sweeps, one_head: TrialRun, tmp_path: Path
 ) -> None:
     workspace, said = Workspace(tmp_path / "runs"), list[str]()
     assert find_alone(sweeps.tracker, one_head) is None
@@ -107,8 +109,9 @@ def test_all_rates_around_one_must_have_been_tried(sweeps: Sweeps) -> None:
     assert missing_rates(store, expert) == []
 
 
+@pytest.mark.slow
 def test_promote_trains_the_rates_that_are_missing_and_no_others(
-    sweeps: Sweeps, one_head: TrialRecord, tmp_path: Path
+    sweeps: Sweeps, one_head: TrialRun, tmp_path: Path
 ) -> None:
     tags = {"data_fingerprint": one_head.tags["data_fingerprint"]}
     sweeps.tracker.resume_sweep("first", search_goes_on=False)

@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -262,7 +263,7 @@ def test_runs_below_a_regular_file(here: Path, tiny: str) -> None:
 
 
 def test_a_disk_that_is_nearly_full(here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = shutil.disk_usage(here)._replace(free=5_000_000)
+    usage = SimpleNamespace(free=5_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     message = refused(1, "sweep", "run", "agreement", f"plm={tiny}")
     assert "5 MB free" in message
@@ -472,7 +473,10 @@ def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(answers) == 2
     assert all(sum(answer["probabilities"].values()) == pytest.approx(1) for answer in answers)
-    assert result.stderr == "note: 1 rows were longer than the model reads and were cut\n"
+    assert (
+        result.stderr
+        == "note: 1 of the rows are longer than the adapter's max_length; they were cut\n"
+    )
 
     named = here / "named.csv"
     named.write_text("id,sentence,note\n07,the dog runs .,x\nb,a cat run .,y\n")
@@ -561,7 +565,8 @@ def test_gpus_that_are_not_there(here: Path, tiny: str) -> None:
     wanted = ("resources.cpus=0.01", "resources.gpus=1", f"resources.ranks={gpus}")
     done = program("sweep", "run", "agreement", f"plm={tiny}", *wanted, "name=g")
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"error: a trial needs {gpus} x 0.01 cores and 1 GPUs")
+    times = f"{gpus} x " if gpus > 1 else ""
+    assert done.stderr.startswith(f"error: a trial needs {times}0.01 cores and 1 GPUs")
     assert "resources.gpus=0" in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""

@@ -148,6 +148,7 @@ def _pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

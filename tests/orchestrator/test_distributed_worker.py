@@ -21,8 +21,9 @@ from orchestrator.reporting.view import LineView
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Resources
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import SharedFolder
-from orchestrator.state.event_log import EventLog, Past
+from orchestrator.state.event_log import EventLog
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
@@ -57,7 +58,7 @@ class Killer(LineView):
             os.kill(ranks[1].pid, signal.SIGKILL)
 
 
-def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[int, Past]:
+def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[int, Trial]:
     base = TrainConfig(
         task="agreement", plm=plm, epochs=2, max_train_rows=171, max_length=32,
         batch_size=16, adapter={"dropout": 0.2},
@@ -77,7 +78,7 @@ def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[i
     if ranks == 2:
         assert "search_00001 starts again" in lines.getvalue()
     trials = EventLog(sweep / "search.jsonl").trials
-    return {int(name.rsplit("_", 1)[1]): past for name, past in trials.items()}
+    return {int(name.rsplit("_", 1)[1]): trial for name, trial in trials.items()}
 
 
 def test_two_ranks_train_as_one_does_also_after_one_was_killed(tmp_path: Path) -> None:

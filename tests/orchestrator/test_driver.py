@@ -37,7 +37,8 @@ from orchestrator.spec.messages import (
     WorkerLost,
 )
 from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.state.event_log import EventLog, Past
+from orchestrator.spec.trial import Trial
+from orchestrator.state.event_log import EventLog
 from tinyattn.errors import StorageError
 
 TOTAL = 4
@@ -49,17 +50,30 @@ Heard = list[tuple[str, str, int]]
 
 
 class HeardLog(EventLog):
-    """An event log that notes its results."""
+    """An event log that notes its results; its driver dies when it has so many lines."""
 
-    def __init__(self, path: Path, heard: Heard) -> None:
+    def __init__(self, path: Path, heard: Heard, dies_at: int | None = None) -> None:
         super().__init__(path)
-        self.heard = heard
+        self.heard, self.dies_at = heard, dies_at
+
+    def die_in_time(self) -> None:
+        if len(self.events) == self.dies_at:
+            raise Died
+
+    def start(self, trial: str, params: Mapping[str, Any]) -> None:
+        super().start(trial, params)
+        self.die_in_time()
+
+    def end(self, trial: str, outcome: Outcome, error: str | None = None) -> None:
+        super().end(trial, outcome, error)
+        self.die_in_time()
 
     def result(self, trial: str, result: Mapping[str, Any]) -> bool:
         is_new = super().result(trial, result)
         if is_new:
             event = {"event": "result", "trial": trial, "result": result}
             assert self.path.read_text().endswith(json.dumps(event) + "\n"), "it is on disk"
+            self.die_in_time()
             self.heard.append(("event log", trial, result["evaluation"]))
         return is_new
 
@@ -100,11 +114,11 @@ class HeardListener(Listener):
         self.heard = heard
         self.words: list[str] = []
 
-    def caught_up(self, past: Past) -> None:
-        self.words.append(f"{past.name} found")
+    def caught_up(self, trial: Trial) -> None:
+        self.words.append(f"{trial.name} found")
 
-    def started(self, past: Past) -> None:
-        self.words.append(f"{past.name} started")
+    def started(self, trial: Trial) -> None:
+        self.words.append(f"{trial.name} started")
 
     def evaluated(self, trial: str, record: Mapping[str, Any]) -> None:
         self.heard.append(("listener", trial, record["evaluation"]))
@@ -113,13 +127,13 @@ class HeardListener(Listener):
     def paused(self, trial: str) -> None:
         self.words.append(f"{trial} paused")
 
-    def lost(self, past: Past, lost: WorkerLost, goes_on: bool) -> None:
-        self.words.append(f"{past.name} lost, {'goes on' if goes_on else 'given up'}")
+    def lost(self, trial: Trial, lost: WorkerLost, goes_on: bool) -> None:
+        self.words.append(f"{trial.name} lost, {'goes on' if goes_on else 'given up'}")
 
-    def ended(self, past: Past) -> None:
-        assert past.outcome is not None
-        self.heard.append(("end, to listener", past.name, past.evaluations))
-        self.words.append(f"{past.name} {past.outcome.value}")
+    def ended(self, trial: Trial) -> None:
+        assert trial.outcome is not None
+        self.heard.append(("end, to listener", trial.name, trial.evaluations))
+        self.words.append(f"{trial.name} {trial.outcome.value}")
 
 
 class Watched:
@@ -131,9 +145,10 @@ class Watched:
         workers: int = 1,
         points: Iterable[Mapping[str, Any]] = POINTS,
         asha: Asha | None = None,
+        dies_at: int | None = None,
     ) -> None:
         self.heard: Heard = []
-        self.event_log = HeardLog(folder / "search.jsonl", self.heard)
+        self.event_log = HeardLog(folder / "search.jsonl", self.heard, dies_at)
         self.source = HeardPoints(points, self.heard)
         self.listener = HeardListener(self.heard)
         self.driver = Driver(
@@ -145,7 +160,7 @@ class Watched:
         return [who for who, *what in self.heard if what == [trial, evaluation]]
 
     @property
-    def trials(self) -> dict[str, Past]:
+    def trials(self) -> dict[str, Trial]:
         return self.event_log.trials
 
 
@@ -165,11 +180,11 @@ def in_process(driver: Driver, workers: int) -> None:
             busy.append(found.trial)
         if not busy:
             break
-        trial = busy.pop(0)
-        past = driver.event_log.trials[trial]
-        report = evaluated(past.evaluations + 1, past.params["score"])
-        if driver.on_report(trial, report, NODE) is Decision.CONTINUE:
-            busy.append(trial)
+        name = busy.pop(0)
+        trial = driver.event_log.trials[name]
+        report = evaluated(trial.evaluations + 1, trial.params["score"])
+        if driver.on_report(name, report, NODE) is Decision.CONTINUE:
+            busy.append(name)
         else:
             driver.on_release()
     assert driver.is_finished
@@ -250,17 +265,17 @@ def test_the_event_log_hears_first_then_asha_then_the_source_then_listeners(
     run(watched.driver, workers)
     trials = watched.trials
     assert list(trials) == TRIALS
-    assert {past.outcome for past in trials.values()} == {Outcome.COMPLETED, Outcome.STOPPED}
-    for name, past in trials.items():
-        assert [result["evaluation"] for result in past.results] == [
-            *range(1, past.evaluations + 1)
+    assert {trial.outcome for trial in trials.values()} == {Outcome.COMPLETED, Outcome.STOPPED}
+    for name, trial in trials.items():
+        assert [result["evaluation"] for result in trial.results] == [
+            *range(1, trial.evaluations + 1)
         ]
-        for evaluation in range(1, past.evaluations):
+        for evaluation in range(1, trial.evaluations):
             order = watched.order_of(name, evaluation)
             assert order == ["event log", "ASHA", "source", "listener"]
-        last = watched.order_of(name, past.evaluations)
+        last = watched.order_of(name, trial.evaluations)
         ends = ["end, to source", "end, to listener"]
-        if past.outcome is Outcome.COMPLETED:  # which ASHA is not asked about
+        if trial.outcome is Outcome.COMPLETED:  # which ASHA is not asked about
             assert last == ["event log", ends[0], "listener", ends[1]]
         else:  # it paused there and was never promoted
             assert last == ["event log", "ASHA", "source", "listener", *ends]
@@ -269,9 +284,9 @@ def test_the_event_log_hears_first_then_asha_then_the_source_then_listeners(
         assert watched.listener.words == expected_of_one_worker(tmp_path / "again")
 
 
-def best_of(trials: Mapping[str, Past]) -> str:
-    done = [past for past in trials.values() if past.outcome is Outcome.COMPLETED]
-    return max(done, key=lambda past: past.last["best_score"]).name
+def best_of(trials: Mapping[str, Trial]) -> str:
+    done = [trial for trial in trials.values() if trial.outcome is Outcome.COMPLETED]
+    return max(done, key=lambda trial: trial.last["best_score"]).name
 
 
 def expected_of_one_worker(folder: Path) -> list[str]:
@@ -366,8 +381,8 @@ def test_a_lost_worker_is_replaced_until_the_budget_is_spent(tmp_path: Path) -> 
         assert watched.trials[TRIALS[0]].outcome is None
         driver.on_lost(found.trial, lost)
         driver.on_release()
-    past = watched.trials[TRIALS[0]]
-    assert (past.outcome, past.error) == (Outcome.OUT_OF_MEMORY, "killed for memory")
+    trial = watched.trials[TRIALS[0]]
+    assert (trial.outcome, trial.error) == (Outcome.OUT_OF_MEMORY, "killed for memory")
     assert watched.source.ends[TRIALS[0]]["outcome"] == "out_of_memory"
     assert watched.listener.words[-3:] == [
         f"{TRIALS[0]} started",
@@ -393,8 +408,8 @@ def test_a_trial_that_ends_early_says_how(tmp_path: Path) -> None:
     watched.driver.next_trial()
     ended = EndedEarly(Outcome.DIVERGED, "the loss is nan")
     assert watched.driver.on_report(TRIALS[0], ended, NODE) is Decision.STOP
-    past = watched.trials[TRIALS[0]]
-    assert (past.outcome, past.error) == (Outcome.DIVERGED, "the loss is nan")
+    trial = watched.trials[TRIALS[0]]
+    assert (trial.outcome, trial.error) == (Outcome.DIVERGED, "the loss is nan")
     assert [who for who, *_ in watched.heard] == ["event log", "end, to source", "end, to listener"]
 
 
@@ -404,8 +419,8 @@ def test_a_user_ends_a_trial_at_its_next_evaluation(tmp_path: Path) -> None:
     assert watched.driver.on_report(TRIALS[0], evaluated(1), NODE) is Decision.CONTINUE
     watched.driver.on_request([TRIALS[0]])
     assert watched.driver.on_report(TRIALS[0], evaluated(2), NODE) is Decision.STOP
-    past = watched.trials[TRIALS[0]]
-    assert (past.outcome, past.error, past.evaluations) == (Outcome.STOPPED, BY_USER, 2)
+    trial = watched.trials[TRIALS[0]]
+    assert (trial.outcome, trial.error, trial.evaluations) == (Outcome.STOPPED, BY_USER, 2)
 
 
 def test_a_store_that_a_worker_cannot_write_ends_the_batch_and_no_trial(tmp_path: Path) -> None:
@@ -431,18 +446,17 @@ def test_a_driver_that_dies_at_any_event_is_replaced(tmp_path: Path, workers: in
     in_process(whole.driver, workers)
     for length in range(1, len(whole.event_log.events)):
         folder = tmp_path / str(length)
-        dying = mortal(Watched(folder, workers), length)
         with pytest.raises(Died):
-            in_process(dying, workers)
+            in_process(Watched(folder, workers, dies_at=length).driver, workers)
         again = Watched(folder, workers)
-        left = [past for past in again.trials.values() if past.outcome is not None]
-        assert [f"{past.name} found" for past in again.trials.values()] == again.listener.words
+        left = [trial for trial in again.trials.values() if trial.outcome is not None]
+        assert [f"{trial.name} found" for trial in again.trials.values()] == again.listener.words
         in_process(again.driver, workers)
         assert list(again.trials) == TRIALS
-        assert all(past.outcome is not None for past in again.trials.values())
-        assert not {past.name for past in left} & set(again.source.ends), "told by catch_up"
-        for past in again.trials.values():
-            evaluations = [result["evaluation"] for result in past.results]
+        assert all(trial.outcome is not None for trial in again.trials.values())
+        assert not {trial.name for trial in left} & set(again.source.ends), "told by catch_up"
+        for trial in again.trials.values():
+            evaluations = [result["evaluation"] for result in trial.results]
             assert evaluations == list(range(1, len(evaluations) + 1))
         if workers == 1:  # where no trial is overtaken, all is as if nothing had happened
             assert outcomes(again) == outcomes(whole)
@@ -451,21 +465,8 @@ def test_a_driver_that_dies_at_any_event_is_replaced(tmp_path: Path, workers: in
         assert (decided.rungs, decided.paused) == (again.driver.asha.rungs, {})
 
 
-def mortal(watched: Watched, length: int) -> Driver:
-    """A driver that dies when its event log has so many lines."""
-    write = watched.event_log._write
-
-    def write_or_die(event: dict[str, Any]) -> None:
-        write(event)
-        if len(watched.event_log.events) == length:
-            raise Died
-
-    watched.event_log._write = write_or_die  # type: ignore[method-assign]
-    return watched.driver
-
-
 def outcomes(watched: Watched) -> dict[str, tuple[Outcome | None, int]]:
-    return {past.name: (past.outcome, past.evaluations) for past in watched.trials.values()}
+    return {trial.name: (trial.outcome, trial.evaluations) for trial in watched.trials.values()}
 
 
 # ---- Ray Tune's calls, without Ray ----
@@ -564,10 +565,10 @@ def test_what_ray_says_of_a_lost_worker_is_translated_once(
     for number in range(RETRIES + 1):
         calls.error(calls.start(f"x{number}"), words, tmp_path)
     assert {lost.node for lost in heard} == {place}
-    past = watched.trials[TRIALS[0]]
-    assert past.outcome is outcome
-    assert past.error is not None
-    assert reason in past.error
+    trial = watched.trials[TRIALS[0]]
+    assert trial.outcome is outcome
+    assert trial.error is not None
+    assert reason in trial.error
     assert calls.searcher.suggest("y") == Searcher.FINISHED
 
 
@@ -580,7 +581,8 @@ def test_an_error_of_this_process_ends_the_batch_between_two_steps_of_tune(tmp_p
     before = watched.event_log.path.read_bytes(), list(watched.listener.words)
     calls.result(trial, evaluated(2))  # nothing is told any more
     calls.error(trial, "it died", tmp_path)
-    assert calls.searcher.suggest("x2") is None
+    with pytest.raises(KeyboardInterrupt):
+        calls.searcher.suggest("x2")
     assert (watched.event_log.path.read_bytes(), watched.listener.words) == before
     with pytest.raises(KeyboardInterrupt):
         calls.callback.on_step_begin(0, [])
@@ -615,3 +617,21 @@ def test_a_worker_that_is_lost_while_the_sweep_ends_costs_its_trial_nothing(
         calls.error(trial, "it died", tmp_path)
     assert watched.trials[TRIALS[0]].outcome is None
     assert watched.listener.words == [f"{TRIALS[0]} started"]
+
+
+def test_a_tune_that_nobody_waits_for_changes_nothing_more(tmp_path: Path) -> None:
+    """Its thread may wake up when the driver has already closed the sweep."""
+    watched, stop = Watched(tmp_path), Stop()
+    calls = Tune(watched, stop)
+    trial = calls.start("x1")
+    before = watched.event_log.path.read_bytes(), list(watched.listener.words)
+    stop.asked = stop.is_left = True
+    for call in (
+        lambda: calls.searcher.suggest("x2"),
+        lambda: calls.result(trial, evaluated(TOTAL)),
+        lambda: calls.callback.on_step_begin(0, []),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    calls.error(trial, "it died", tmp_path)
+    assert (watched.event_log.path.read_bytes(), watched.listener.words) == before

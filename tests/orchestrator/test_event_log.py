@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from mlflow import MlflowClient
 from mlflow_sweeps import Sweeps
 
 from orchestrator.driver.context import RetryBudget
@@ -23,11 +24,11 @@ from orchestrator.search.asha import Asha, make_scheduler, replay
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.messages import Assignment, Decision, Evaluated
 from orchestrator.spec.outcome import Outcome
-from orchestrator.state.event_log import EventLog, Past, read_event_log
+from orchestrator.spec.trial import Trial
+from orchestrator.state.event_log import EventLog, read_event_log
 from orchestrator.state.workspace import Workspace
-from orchestrator.sweep import _go_on
+from orchestrator.sweep import run_to_end
 from orchestrator.tracking.reader import TAG
-from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import build
 from tinyattn.errors import StorageError
 
@@ -52,7 +53,7 @@ def written(path: Path) -> EventLog:
     return event_log
 
 
-def facts(trials: dict[str, Past]) -> dict[str, tuple[Any, ...]]:
+def facts(trials: dict[str, Trial]) -> dict[str, tuple[Any, ...]]:
     return {k: (p.params, p.evaluations, p.outcome, p.error) for k, p in trials.items()}
 
 
@@ -248,8 +249,8 @@ def test_a_line_that_stands_twice_counts_once(tmp_path: Path) -> None:
     path.write_bytes(b"".join(line + line for line in lines))
     again = EventLog(path)
     assert facts(again.trials) == facts(first.trials) == facts(read_event_log(path))
-    assert repr([past.results for past in again.trials.values()]) == repr(
-        [past.results for past in first.trials.values()]
+    assert repr([trial.results for trial in again.trials.values()]) == repr(
+        [trial.results for trial in first.trials.values()]
     )
     starts = [event for event in again.events if event["event"] == "start"]
     assert len(again.events) - len(starts) == len(first.events) - 4
@@ -280,15 +281,17 @@ def test_a_damaged_journal_changes_nothing_of_a_finished_sweep(
     before = told(tmp_path)
     data = {"name": "s", "train": {"task": "rte", "plm": "p"}, "space": {}}
     with pytest.raises(StorageError, match=r"search\.jsonl") as caught:
-        _go_on(build(Sweep, data, "test"), cast("Any", None), workspace)
+        run_to_end(build(Sweep, data, "test"), cast("Any", None), workspace)
     assert "restore" in str(caught.value)
     assert told(tmp_path) == before
 
 
 def told(folder: Path) -> list[Any]:
     """All runs of a store, read by another connection."""
-    store = TrackingWriter.open(folder / "runs")
-    runs = store._runs(f"tags.\"{TAG}sweep\" = 's'")
+    client = MlflowClient(f"sqlite:///{folder}/runs/mlflow.db")
+    experiments = [found.experiment_id for found in client.search_experiments()]
+    runs = client.search_runs(experiments, f"tags.\"{TAG}sweep\" = 's'")
+    assert runs
     return sorted(repr((run.info.status, run.data.tags, run.data.metrics)) for run in runs)
 
 

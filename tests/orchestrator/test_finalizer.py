@@ -12,11 +12,17 @@ import numpy as np
 import pytest
 from mlflow_sweeps import Sweeps
 
+from orchestrator.driver.trial_queue import Source
 from orchestrator.selection import collapsing, finalizer
 from orchestrator.selection.baseline import alone_settings
-from orchestrator.selection.finalizer import batch_name
+from orchestrator.selection.finalizer import batch_name, best_one_head
+from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Sweep
+from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.spec.trial import Trial
+from orchestrator.state.event_log import EventLog
+from orchestrator.state.sweep_trials import searched_trials
 from orchestrator.state.workspace import Workspace
 from tinyattn.config import TrainConfig
 from tinyattn.errors import UsageError
@@ -26,19 +32,25 @@ SWEEP = Sweep(
     space={"optimizer.lr": {"type": "log_uniform", "low": 1e-4, "high": 1e-2}},
 )  # fmt: skip
 
+FACTS = Facts(
+    task="sst2", primary_metric="accuracy", plm_fingerprint="p", data_fingerprint="d", carve=None,
+    carve_notes=(), train_rows=1000, select_rows=100, heldout_rows=100, truncated_rows=0,
+    mean_length=20.0, evaluations=4, fewest_rows=1000,
+)  # fmt: skip
+
 
 def begin(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, sweep: Sweep = SWEEP) -> list[str]:
     """Finalize up to the first batch; returns what is said until then."""
 
-    def stop(self: object, best: object) -> None:
-        raise UsageError("the first batch would begin")
+    def stop(batch: TrialBatch, source: Source, **rest: object) -> None:
+        raise UsageError(f"{batch.kind} would begin")
 
-    facts, said = SimpleNamespace(data_fingerprint="d", fewest_rows=1000), list[str]()
+    facts, said = FACTS, list[str]()
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     monkeypatch.setattr(finalizer, "inspect", lambda sweep, model_cache: facts)
     monkeypatch.setattr(finalizer, "refuse_other_data", lambda *_: None)
-    monkeypatch.setattr(finalizer._Finalizing, "run", stop)
-    with pytest.raises(UsageError, match="would begin"):
+    monkeypatch.setattr(finalizer, "run_batch", stop)
+    with pytest.raises(UsageError, match="finalist would begin"):
         finalizer.finalize(sweep, workspace, said.append)
     return said
 
@@ -104,6 +116,52 @@ def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
     sweeps.tracker.close_all(Outcome.COMPLETED)
     said = begin(Workspace(tmp_path / "runs"), monkeypatch)
     assert said == ["note: search_00001 has 90.00, but the user stopped it: no candidate"]
+
+
+def test_the_event_log_tells_which_trials_are_the_best_also_if_the_store_lags_behind(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the store nothing has ended; by the event log the user stopped the leader."""
+    workspace = Workspace(tmp_path / "runs")
+    sweeps.start("first")
+    event_log = EventLog(workspace.sweep_folder("first") / "search.jsonl")
+    for name, score in (("search_00001", 0.9), ("search_00002", 0.7), ("search_00003", 0.95)):
+        sweeps.trial(name, [0.5], None)
+        event_log.start(name, {"optimizer.lr": 1e-3})
+        event_log.result(name, {"evaluation": 1, "score": score, "best_score": score})
+    event_log.end("search_00001", Outcome.STOPPED, BY_USER)
+    event_log.end("search_00002", Outcome.COMPLETED)
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    said = begin(workspace, monkeypatch)
+    assert said == ["note: search_00001 has 90.00, but the user stopped it: no candidate"]
+    searched = searched_trials(event_log.path.parent, sweeps.tracker, sweeps.tracker.sweeps()[0])
+    assert [trial.name for trial in searched] == ["search_00001", "search_00002", "search_00003"]
+    ended = [trial for trial in searched if trial.outcome is not None]
+    assert [trial.name for trial in best_one_head(SWEEP, ended, None)] == ["search_00002"]
+
+
+@pytest.mark.parametrize(
+    ("base", "params", "is_one_head"),
+    [
+        ({}, {}, True),
+        ({"adapter.num_heads": 2}, {}, False),
+        ({"adapter.num_heads": 2}, {"adapter.num_heads": 1}, True),
+        ({}, {"adapter.num_heads": 4}, False),
+        ({}, {"adapter.layers": "none"}, False),
+        ({"adapter.layers": "none"}, {}, False),
+        ({"adapter.layers": "none"}, {"adapter.layers": [0, 1]}, True),
+    ],
+)
+def test_heads_and_layers_are_the_sweeps_unless_they_are_searched(
+    base: dict[str, Any], params: dict[str, Any], is_one_head: bool
+) -> None:
+    sweep = SWEEP.model_copy(update={"train": SWEEP.train.with_overrides(base)})
+    trial = Trial("t", params, [{"score": 0.5, "best_score": 0.5}], Outcome.COMPLETED)
+    if is_one_head:
+        assert best_one_head(sweep, [trial], None) == [trial]
+        return
+    with pytest.raises(UsageError, match="no one-head trial"):
+        best_one_head(sweep, [trial], None)
 
 
 def test_nothing_that_ended_leads_to_resuming(

@@ -302,6 +302,15 @@ def test_an_empty_store_gives_an_empty_table(sweeps: Sweeps) -> None:
     _text(render([]))
 
 
+def test_scores_on_fewer_selection_rows_rank_apart(sweeps: Sweeps) -> None:
+    sweeps.start()
+    sweeps.trial("search_00001", [0.8])
+    sweeps.trial("search_00002", [0.9], overrides={"max_select_rows": 300})
+    rows = leaderboard(sweeps.tracker)
+    found = {row.trial: (row.protocol, row.rank) for row in rows}
+    assert found == {"search_00001": ("heldout", 1), "search_00002": ("heldout-300", 1)}
+
+
 def test_carves_of_different_versions_rank_apart_and_say_which(sweeps: Sweeps) -> None:
     sweeps.start("before", task="rte")  # no tag: begun before there were versions
     sweeps.trial("b1", [0.9], heldout=0.7)

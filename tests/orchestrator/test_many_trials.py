@@ -8,15 +8,17 @@ import io
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from benchmarks.many_trials import build
 from orchestrator.cli import main
 from orchestrator.reporting import figures, leaderboard, report
 from orchestrator.state.workspace import Workspace
+from orchestrator.tracking import reader
 from orchestrator.tracking.reader import TrackingReader
 
 TRIALS = 300
@@ -74,7 +76,7 @@ def test_status_shows_a_page_of_running_trials(runs: Path, tmp_path: Path) -> No
 
 def test_the_report_draws_some_lines_of_many(store: TrackingReader) -> None:
     trials = store.trials_of(store.find_sweep("many"))
-    curves = report._curves(store, trials)
+    curves = report.curves_of(store, trials)
     assert len(curves) == TRIALS
     drawn = [curve for curve in curves if curve.points]
     assert len(drawn) == figures.LINES
@@ -90,7 +92,9 @@ def test_the_report_draws_some_lines_of_many(store: TrackingReader) -> None:
     assert axes.lines[0].get_xdata()[-1] == 60 * TRIALS
 
 
-def test_what_sql_reads_is_what_mlflow_says(runs: Path, tmp_path: Path) -> None:
+def test_what_sql_reads_is_what_mlflow_says(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = shutil.copytree(runs, tmp_path / "copy")
     with sqlite3.connect(copy / "mlflow.db") as database:
         database.execute("update latest_metrics set is_nan = 1, value = 0 where key = 'train_loss'")
@@ -99,7 +103,8 @@ def test_what_sql_reads_is_what_mlflow_says(runs: Path, tmp_path: Path) -> None:
     store = Workspace(copy).store()
     by_sql = store.trials_of(store.find_sweep("many"))
     points = store.histories(by_sql[:3])
-    store._tables = None  # as for a server: by MLflow's client
+    monkeypatch.setattr(reader, "DATABASES", ())  # as for a server: by MLflow's client
+    store = Workspace(copy).store()
     by_mlflow = store.trials_of(store.find_sweep("many"))
     assert len(by_sql) == TRIALS - 1
     assert sorted(map(repr, by_sql)) == sorted(map(repr, by_mlflow))  # nan is not equal to itself
@@ -107,13 +112,17 @@ def test_what_sql_reads_is_what_mlflow_says(runs: Path, tmp_path: Path) -> None:
 
 
 def test_the_number_of_queries_does_not_grow_with_the_trials(store: TrackingReader) -> None:
-    assert store._tables is not None
     queries: list[str] = []
-    event.listen(
-        store._tables._engine, "before_cursor_execute", lambda *words: queries.append(words[2])
-    )
-    trials = store.trials_of(store.find_sweep("many"))
-    assert len(store.histories(trials)) == TRIALS
+
+    def listen(*words: Any) -> None:
+        queries.append(words[2])
+
+    event.listen(Engine, "before_cursor_execute", listen)  # of this store, and of MLflow's client
+    try:
+        trials = store.trials_of(store.find_sweep("many"))
+        assert len(store.histories(trials)) == TRIALS
+    finally:
+        event.remove(Engine, "before_cursor_execute", listen)
     assert len(queries) == 9  # runs, tags, params and metrics of sweeps and of trials; histories
 
 

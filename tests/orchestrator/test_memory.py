@@ -112,7 +112,7 @@ worker = Worker(TrialContext(base, SharedFolder(Path(sys.argv[1]) / "sweeps" / "
 worker.begin(Assignment("first", {}))
 said = [worker.step().evaluation]
 inputs = torch.randn(65, 7)
-said.append(worker._thread.submit(compile_without_memory).result())
+said.append(worker.thread.run(compile_without_memory))
 try:
     said.append(worker.step())
 except OutOfMemoryError as error:  # though all memory is free
@@ -122,8 +122,8 @@ while not (report := worker.step()).is_last: pass
 said += [report.record()["outcome"], report.micro_batch_size]
 worker.begin(Assignment("next", {}))
 inputs = torch.randn(66, 7)
-said.append(worker._thread.submit(compile_without_memory).result())
-worker._is_spoilt = True  # as its last step would have told
+said.append(worker.thread.run(compile_without_memory))
+worker.thread.is_spoilt = True  # as its last step would have told
 worker.begin(Assignment("last", {"batch_size": 4}))
 said.append(worker.step().micro_batch_size)
 print(json.dumps(said))

@@ -100,6 +100,21 @@ def test_the_parent_run_shows_counts_winner_and_best_trials(sweeps: Sweeps) -> N
     assert "viewStateShareKey=first.trials" in text
 
 
+def test_where_all_trials_failed_the_description_says_so_and_advises_nothing(
+    sweeps: Sweeps,
+) -> None:
+    parent = sweeps.start("first")
+    sweeps.trial("search_00001", [], Outcome.FAILED)
+    sweeps.tracker.end_sweep(Outcome.FAILED)
+    publish(sweeps.tracker, "first")
+    run = MlflowClient(sweeps.tracker.uri).get_run(parent)
+    assert run.data.metrics.items() >= {"trials": 1, "trials_failed": 1}.items()
+    text = run.data.tags["mlflow.note.content"]
+    assert "[search_00001]" in text
+    assert "| – | failed |" in text
+    assert "finalize" not in text
+
+
 def test_a_verdict_stands_in_the_description_and_first_in_the_report(
     sweeps: Sweeps, tmp_path: Path
 ) -> None:

@@ -19,7 +19,7 @@ from orchestrator.execution.nodes import (
 from orchestrator.execution.tune_adapters import lost_worker
 from orchestrator.execution.watch import MachineListener, Watch
 from orchestrator.spec.config import Resources
-from orchestrator.state.event_log import Past
+from orchestrator.spec.trial import Trial
 from orchestrator.state.workspace import REQUESTS, STOP_ALL
 from tinyattn.errors import UsageError
 
@@ -194,7 +194,7 @@ def test_machines_are_judged_by_what_happens_to_trials() -> None:
     nodes = world.nodes()
     listener = MachineListener(nodes, said.append)
     at_b = lost_worker(fault("b"))
-    first, second = Past("t1", {}), Past("t2", {})
+    first, second = Trial("t1", {}), Trial("t2", {})
     listener.lost(first, at_b, goes_on=True)
     listener.evaluated("t2", {"node_ip": at_b.node})  # it works after all
     listener.lost(first, at_b, goes_on=True)
@@ -207,7 +207,7 @@ def test_machines_are_judged_by_what_happens_to_trials() -> None:
 def test_a_trial_that_fails_everywhere_is_held_against_no_machine() -> None:
     world, said = World(a=1, b=1), list[str]()
     nodes = world.nodes()
-    listener, trial = MachineListener(nodes, said.append), Past("t1", {})
+    listener, trial = MachineListener(nodes, said.append), Trial("t1", {})
     listener.lost(trial, lost_worker(fault("a")), goes_on=True)
     for goes_on in (True, False):
         listener.lost(trial, lost_worker(fault("b")), goes_on)

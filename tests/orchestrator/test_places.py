@@ -242,8 +242,8 @@ def test_a_name_that_is_a_path_is_refused_by_every_verb(
 
 SERVER = """
 import subprocess, sys, time
-from orchestrator.reporting.ui import _guarded_group
-with _guarded_group() as group:
+from orchestrator.reporting.ui import guarded_group
+with guarded_group() as group:
     child = "import subprocess; subprocess.run(['sleep', '99'])"
     subprocess.Popen([sys.executable, "-c", child], process_group=group)
     print("served", flush=True)
@@ -253,6 +253,7 @@ print(time.monotonic() - left, flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["kill", "return"])
 def test_a_server_and_its_children_end_with_the_command_even_if_it_is_killed(end: str) -> None:
     command = subprocess.Popen(

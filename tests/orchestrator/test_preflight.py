@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny_plm import save_tiny_plm
 
-from orchestrator.planning import preflight
+from orchestrator.planning.cores import PRODUCT, Cores, product_seconds
 from orchestrator.planning.plan import amount, duration, plan_of
 from orchestrator.planning.preflight import (
     check_shapes,
@@ -133,7 +133,9 @@ def test_half_the_bytes_and_half_the_micro_batch_need_less_memory() -> None:
 
 def test_rungs_in_words(tiny: str) -> None:
     made = sweep(tiny, asha={"grace": 2, "reduction": 3})
-    assert rung_words(made, 40) == "2, 6, 18 of 40 evaluations, about 1 in 3 goes on"
+    assert rung_words(made, 40) == "2, 6, 18 of 40 evaluations, about 1 in 4 goes on"
+    stops = sweep(tiny, asha={"grace": 2, "reduction": 3, "mode": "stop"})
+    assert rung_words(stops, 40).endswith("about 1 in 3 goes on")
     assert rung_words(made, 2) == "none within 2 evaluations: every trial runs to its end"
     assert rung_words(sweep(tiny, asha=None), 40) == "none: every trial runs its 40 evaluations"
 
@@ -161,11 +163,11 @@ def test_a_plan_says_what_is_missing_and_leaves_nothing(
 )
 def test_a_plan_says_where_bf16_is_slow(
     train: dict[str, Any], gpus: float, bf16: float, said: str, tiny: str,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:  # fmt: skip
-    seconds = {torch.float32: 1.0, torch.bfloat16: bf16}
-    monkeypatch.setattr(preflight, "_product_seconds", seconds.__getitem__)
-    plan = plan_of(sweep(tiny, train=train, resources={"gpus": gpus}), Workspace(tmp_path / "runs"))
+    cores = Cores({torch.float32: 1.0, torch.bfloat16: bf16}.__getitem__)
+    made = sweep(tiny, train=train, resources={"gpus": gpus})
+    plan = plan_of(made, Workspace(tmp_path / "runs"), cores=cores)
     assert ("slow        " in str(plan)) == bool(said)
     assert said in plan.slow
 
@@ -174,12 +176,11 @@ def test_a_plan_says_the_time_on_cores(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two trials at once on three cores, of which each has one."""
-    monkeypatch.setattr(preflight, "_product_seconds", lambda dtype: 1e-3)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     made = sweep(
         tiny, asha=None, resources={"cpus": 1, "concurrent": 2}, search={"trials": 10},
     )  # fmt: skip
-    plan = plan_of(made, Workspace(tmp_path / "runs"))
+    plan = plan_of(made, Workspace(tmp_path / "runs"), cores=Cores(lambda dtype: 1e-3))
     # A product of [128, 384] and [384, 1536] in a millisecond, of which a trial comes to 0.6.
     flops = 0.6 * 2 * 128 * 384 * 1536 / 1e-3
     hours = 10 * plan.cost.trial_pflop * 1e15 / (2 * flops) / 3600
@@ -187,10 +188,11 @@ def test_a_plan_says_the_time_on_cores(
     assert "time        about " in str(plan)
 
 
-def test_a_product_takes_longer_the_larger_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = preflight._product_seconds(torch.float32)
-    monkeypatch.setattr(preflight, "_PRODUCT", tuple(8 * size for size in preflight._PRODUCT))
-    assert preflight._product_seconds(torch.float32) > 10 * small  # 512 times the arithmetic
+def test_a_product_takes_longer_the_larger_it_is() -> None:
+    rows, inner, columns = PRODUCT
+    small = product_seconds(torch.float32)
+    large = product_seconds(torch.float32, (8 * rows, 8 * inner, 8 * columns))
+    assert large > 10 * small  # 512 times the arithmetic
 
 
 def test_a_plan_of_an_unknown_task_is_an_error(tiny: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_plm import save_tiny_plm
 
-from orchestrator.registry.promotion import _heldout_for, _objection, fingerprint_of
+from orchestrator.registry.promotion import fingerprint_of, heldout_for, objection_to
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.config import TrainConfig
 from tinyattn.training.model_cache import ModelCache
@@ -62,7 +62,7 @@ def card_of(config: TrainConfig) -> TaskCard:
 
 def test_an_adapter_is_judged_on_rows_cut_as_it_was_trained(pairs: Path, plm: str) -> None:
     newcomer, champion = config_of(pairs, plm), config_of(pairs, plm, max_length=32)
-    rows = _heldout_for(card_of(champion), newcomer, ModelCache())
+    rows = heldout_for(card_of(champion), newcomer, ModelCache())
     # Two texts of ten tokens, each followed by [SEP], and [CLS] before them.
     assert np.diff(rows.flat().offsets).tolist() == 20 * [23]
 
@@ -94,10 +94,10 @@ def test_carved_dev_rows_are_others_for_each_carve_and_do_not_compare(
     names = [fingerprint_of(model_cache.data(config), config) for config in (one, two)]
     assert len(set(names)) == 2
     task = model_cache.data(one).task
-    assert _objection(card_of(one), task, one) == ""
-    assert "carve_version=1" in _objection(card_of(one), task, two)
+    assert objection_to(card_of(one), task, one) == ""
+    assert "carve_version=1" in objection_to(card_of(one), task, two)
 
 
 def test_adapters_of_any_carve_compare_on_dev_rows_of_their_own_file(pairs: Path, plm: str) -> None:
     one, two = (config_of(pairs, plm, carve_version=version) for version in (1, 2))
-    assert _objection(card_of(one), ModelCache().data(two).task, two) == ""
+    assert objection_to(card_of(one), ModelCache().data(two).task, two) == ""

@@ -13,15 +13,21 @@ from rich.console import Console
 from orchestrator.registry.versions import candidate
 from orchestrator.reporting.figures import Curve, best_of
 from orchestrator.reporting.leaderboard import leaderboard, render
-from orchestrator.reporting.report import _facts
+from orchestrator.reporting.report import facts_of
 from orchestrator.reporting.status import status
 from orchestrator.reporting.view import Progress
 from orchestrator.selection.finalizer import best_one_head
+from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.state.event_log import Past
 from orchestrator.state.ranking import standing_of
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.reader import TrialRun
+from tinyattn.config import TrainConfig
+
+SWEEP = Sweep(
+    name="first", train=TrainConfig(task="sst2", plm="roberta-large"),
+    space={"optimizer.lr": {"type": "log_uniform", "low": 1e-4, "high": 1e-2}},
+)  # fmt: skip
 
 
 def stopped_by_user(sweeps: Sweeps, trial_id: str, scores: list[float]) -> str:
@@ -32,16 +38,11 @@ def stopped_by_user(sweeps: Sweeps, trial_id: str, scores: list[float]) -> str:
     return run_id
 
 
-def view_of(trials: list[TrialRecord]) -> Progress:
+def view_of(trials: list[TrialRun]) -> Progress:
     """The numbers of a driver that saw these trials from their event log."""
     progress = Progress("t", 9, 4, lambda: 1)
-    for trial in trials:
-        results = [
-            {"evaluation": 1, "score": trial.score, "best_score": trial.best_score,
-             "adapter_params": trial.adapter_params, "classifier_params": trial.classifier_params},
-        ]  # fmt: skip
-        past = Past(trial.trial_id, trial.params, results, trial.outcome, trial.tags.get("error"))
-        progress.replay(past)
+    for run in trials:
+        progress.replay(run.trial())
     return progress
 
 
@@ -50,6 +51,7 @@ def named(sweeps: Sweeps, workspace: Workspace) -> dict[str, str | None]:
     store = sweeps.tracker
     record = store.find_sweep("first")
     trials = store.trials_of(record)
+    searched = [run.trial() for run in trials if run.outcome is not None]
     rows = leaderboard(store)
     curves = [
         Curve(t.trial_id, t.outcome, [], t.params, t.best_score, standing=standing_of(t))
@@ -58,7 +60,7 @@ def named(sweeps: Sweeps, workspace: Workspace) -> dict[str, str | None]:
     best_line = next(
         line for line in str(status(workspace, "first")).splitlines() if "best" in line
     )
-    heldout = dict(_facts(rows, trials, None))["its held-out score"]
+    heldout = dict(facts_of(rows, trials, None))["its held-out score"]
     figure, view = best_of(curves), view_of(trials).best
     return {
         "status": best_line.rpartition(", ")[2],
@@ -66,7 +68,7 @@ def named(sweeps: Sweeps, workspace: Workspace) -> dict[str, str | None]:
         "report": next(r.trial for r in rows if f"{100 * (r.heldout or 0):.2f}" == heldout),
         "figure": figure.name if figure else None,
         "view": view[1] if view else None,
-        "finalizer": best_one_head(store, record, 1)[0].trial_id,
+        "finalizer": best_one_head(SWEEP, searched, record.outcome)[0].name,
         "promote": candidate(store, "first").trial_id,
     }  # fmt: skip
 

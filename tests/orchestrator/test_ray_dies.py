@@ -8,30 +8,30 @@ import sys
 
 import pytest
 
-from orchestrator.execution import nodes
+from orchestrator.execution.nodes import Connections, RayDied
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_connection_that_is_refused_means_death_and_a_closed_one_does_not() -> None:
     server = socket.create_server(("127.0.0.1", 0))
-    address = server.getsockname()[:2]
+    ray = Connections()
     try:
-        nodes._connect(address)
+        ray.watch(server.getsockname()[:2])
         first, _ = server.accept()
         first.sendall(b"greeting")
-        nodes.refuse_dead_ray()
+        ray.refuse_dead()
         first.close()  # as a server does that hears nothing for long
-        nodes.refuse_dead_ray()
+        ray.refuse_dead()
         second, _ = server.accept()
-        nodes.refuse_dead_ray()
+        ray.refuse_dead()
         server.close()
         second.close()  # as by the kernel
-        with pytest.raises(nodes.RayDied):
-            nodes.refuse_dead_ray()
+        with pytest.raises(RayDied):
+            ray.refuse_dead()
     finally:
         server.close()
-        for line in nodes._lines.values():
-            line.close()
-        nodes._lines.clear()
+        ray.close()
 
 
 ASKS = """

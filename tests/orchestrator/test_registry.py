@@ -12,12 +12,14 @@ import mlflow
 import numpy as np
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from mlflow import MlflowClient
 from mlflow.models import validate_serving_input
 from mlflow_sweeps import Sweeps
 
+from orchestrator.cli import main
 from orchestrator.registry.champions import champion, rollback
-from orchestrator.registry.promotion import _benchmark_of
+from orchestrator.registry.promotion import benchmarks
 from orchestrator.registry.versions import (
     Benchmark,
     HeldOut,
@@ -26,7 +28,7 @@ from orchestrator.registry.versions import (
     promote,
 )
 from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.reader import TrialRun
 from tinyattn import serving
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError
@@ -35,6 +37,7 @@ from tinyattn.tasks import find_task
 ROWS = 200
 LABELS = np.arange(ROWS) % 2
 MODEL = "tinyattn-sst2-roberta-large"
+WIDE = {"COLUMNS": "250"}
 
 
 def _outputs(accuracy: float) -> np.ndarray:
@@ -50,7 +53,7 @@ class Gate:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def __call__(self, trial: TrialRecord) -> Benchmark:
+    def __call__(self, trial: TrialRun) -> Benchmark:
         return Benchmark(find_task("sst2"), HeldOut(LABELS, self._outputs_of))
 
     def _outputs_of(self, adapter: Path) -> np.ndarray:
@@ -85,7 +88,7 @@ def test_the_first_is_champion_and_chance_does_not_dethrone_it(sweeps: Sweeps) -
     _start(sweeps)
     first = _promote(sweeps, "a-70")
     assert (first.version, first.moved, first.previous) == (1, True, None)
-    assert "0.7000 against 0.3000 of the classifier alone" in first.reason
+    assert "70.00 against 30.00 of the classifier alone (" in first.reason
     lucky = _promote(sweeps, "b-71")  # 2 rows of 200: p = 1/4
     assert (lucky.version, lucky.moved, lucky.previous) == (2, False, 1)
     assert "the champion stays" in lucky.reason
@@ -97,12 +100,47 @@ def test_the_first_is_champion_and_chance_does_not_dethrone_it(sweeps: Sweeps) -
     assert _alias(sweeps) == 3
 
 
+def test_lists_name_winner_champion_classifier_alone_and_every_sweep(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    def printed(*words: str) -> str:
+        done = CliRunner().invoke(main, [*words, "--runs", str(tmp_path / "runs")], env=WIDE)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert printed("champions").startswith(
+        "no task has a champion yet; `tinyattn promote NAME --runs"
+    )
+    parent = _start(sweeps)
+    _promote(sweeps, "a-70")
+    winner = sweeps.trial("b-60", [0.6], heldout=0.6, kind="collapsed")
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.tracker.tag(parent, {"winner": winner})
+    _start(sweeps, "second")
+    sweeps.tracker.settle(30)
+    assert printed("champions") == (
+        f"sst2 on roberta-large: {MODEL} version 1, held-out accuracy 70.00, first/a-70\n"
+    )
+    lines = printed("leaderboard", "sst2", "--sweep", "first").splitlines()
+
+    def line(trial: str) -> str:
+        return next(line for line in lines if f" {trial} " in line)
+
+    assert "[champion]" in line("a-70")
+    assert "[collapsed, winner]" in line("b-60")
+    assert "[baseline, classifier alone]" in line("alone-30-first")
+    second, first = printed("sweep", "status").splitlines()
+    assert first.startswith("first   sst2 on roberta-large: completed; ")
+    assert first.endswith("; 1 completed; best 70.00 (lr=0.001), a-70")
+    assert second.startswith("second  sst2 on roberta-large: running, last sign of life")
+
+
 def test_force_moves_the_alias_and_says_so(sweeps: Sweeps) -> None:
     _start(sweeps)
     _promote(sweeps, "a-70")
     worse = _promote(sweeps, "b-60", force=True)
     assert (worse.moved, worse.forced) == (True, True)
-    assert worse.reason.startswith("forced, though 0.6000 against 0.7000")
+    assert worse.reason.startswith("forced, though 60.00 against 70.00")
     supported = _promote(sweeps, "c-90", force=True)
     assert (supported.moved, supported.forced) == (True, False)
 
@@ -169,7 +207,7 @@ def test_other_numbers_at_the_end_are_no_held_out_score(
     assert (forced.test, forced.reason) == (None, "forced, though it has no held-out score")
 
 
-def _no_training(trial: TrialRecord, config: object) -> None:
+def _no_training(trial: TrialRun, config: object) -> None:
     raise AssertionError("nothing is to be trained here")
 
 
@@ -185,7 +223,7 @@ def test_other_data_are_refused_before_anything_changes(sweeps: Sweeps) -> None:
     sweeps.tracker.tag(run_id, {"data_fingerprint": "aaaa1111"})
     found = _one_data(fingerprint="bbbb2222", heldout=None)
     with pytest.raises(UsageError, match=r"aaaa1111.*bbbb2222.*--data"):
-        promote(sweeps.tracker, run_id, _benchmark_of(found, _no_training))
+        promote(sweeps.tracker, run_id, benchmarks(found, _no_training))
     assert MlflowClient(sweeps.tracker.uri).search_registered_models() == []
 
 
@@ -196,7 +234,7 @@ def test_a_forced_run_of_the_paper_protocol_is_compared_with_nothing(sweeps: Swe
     run_id = sweeps.trial("b-90", [0.9], adapter=True)
     sweeps.tracker.tag(run_id, {"data_fingerprint": "aaaa1111"})
     found = _one_data(fingerprint="aaaa1111", heldout=None)  # no `select`: it may not be asked
-    forced = promote(sweeps.tracker, run_id, _benchmark_of(found, _no_training), force=True)
+    forced = promote(sweeps.tracker, run_id, benchmarks(found, _no_training), force=True)
     assert (forced.moved, forced.previous, forced.test) == (True, 1, None)
     assert forced.reason == "forced, though it has no held-out score"
 

@@ -15,7 +15,7 @@ from mlflow_sweeps import Sweeps
 from orchestrator.registry.champions import rollback
 from orchestrator.registry.reign import BUDGET, budget_words, enter, left, level
 from orchestrator.registry.versions import Benchmark, HeldOut, Promotion, promote
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.reader import TrialRun
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
@@ -31,7 +31,7 @@ class Gate:
         self.rows = rows
         self.asked: list[str] = []
 
-    def __call__(self, trial: TrialRecord) -> Benchmark:
+    def __call__(self, trial: TrialRun) -> Benchmark:
         return Benchmark(find_task("sst2"), HeldOut(LABELS, self.outputs_of, None, self.rows))
 
     def outputs_of(self, adapter: Path) -> np.ndarray:
@@ -81,14 +81,15 @@ def test_each_challenge_spends_and_the_user_is_told_what_is_left(reign: Sweeps) 
     assert [one.challenge.level for one in found if one.challenge] == [0.05, 0.025, 0.05 / 6]
     words = [budget_words(one.challenge, one.moved) for one in found if one.challenge]
     assert words[1] == (
-        "challenge 2 of this reign; its level was 0.025, 0.025 of the budget of 0.10 is left"
+        "test 2 on these rows since the champion changed, at the level 0.025; 0.025 of the error "
+        "budget of 0.10 is left"
     )
     # 6 rows gained, none lost: p = 1/64 would have been enough for the first two, not for a fourth.
     late = challenge(reign, "e-73")
     assert late.test is not None
     assert late.test.p_value == pytest.approx(1 / 64)
     assert (number(late), late.moved) == (4, False)
-    assert "p = 0.0156: not within 0.0042, the champion stays" in late.reason
+    assert "p = 0.0156, above 0.0042: the champion stays" in late.reason
 
 
 def test_the_same_run_on_the_same_rows_spends_nothing_and_finds_its_result(reign: Sweeps) -> None:
@@ -101,7 +102,7 @@ def test_the_same_run_on_the_same_rows_spends_nothing_and_finds_its_result(reign
     assert gate.asked == []
     assert (again.test, number(again), again.moved) == (weak.test, number(weak), False)
     assert again.challenge is not None
-    assert "made before on the same rows" in budget_words(again.challenge, again.moved)
+    assert "made before: the result stands" in budget_words(again.challenge, again.moved)
     assert number(challenge(reign, "d-71")) == number(weak) + 1
 
 
@@ -195,7 +196,7 @@ def test_a_death_between_alias_and_history_loses_neither(
 
 def test_a_first_champion_must_beat_the_classifier_alone(sweeps: Sweeps) -> None:
     sweeps.start()
-    with pytest.raises(UsageError, match=r"has no classifier alone that was trained.*--force"):
+    with pytest.raises(UsageError, match=r"classifier alone, which sweep 'first' lacks.*--force"):
         challenge(sweeps, "x-70")  # all diverged
     assert sweeps.tracker.client.search_registered_models() == []
     adapter = {"adapter.layers": "none"}
@@ -213,7 +214,7 @@ def test_a_sweep_without_a_classifier_alone_gets_one_or_needs_force(sweeps: Swee
     sweeps.start()
 
     class Trains(Gate):
-        def __call__(self, trial: TrialRecord) -> Benchmark:
+        def __call__(self, trial: TrialRun) -> Benchmark:
             found = super().__call__(trial)
             return Benchmark(found.task, found.heldout, self.train)
 
@@ -237,7 +238,7 @@ def test_an_adapter_that_may_not_be_judged_is_refused_before_anything_changes(
     reign: Sweeps,
 ) -> None:
     class Carved(Gate):
-        def __call__(self, trial: TrialRecord) -> Benchmark:
+        def __call__(self, trial: TrialRun) -> Benchmark:
             found = super().__call__(trial)
             assert found.heldout is not None
             objection = {"objection": lambda folder: "it was trained on these rows"}

@@ -14,10 +14,11 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from orchestrator.search.searcher import OptunaSearcher, importances
+from orchestrator.search.searcher import LearningStudy, OptunaSearcher, importances
 from orchestrator.spec.config import AshaConfig, FinalizeConfig, SearchConfig
 from orchestrator.spec.outcome import Outcome
-from orchestrator.state.event_log import EventLog, Past
+from orchestrator.spec.trial import Trial
+from orchestrator.state.event_log import EventLog
 from tinyattn.config import build
 from tinyattn.errors import StorageError
 
@@ -38,9 +39,12 @@ def make(
 
 def study(tmp_path: Path) -> list[optuna.trial.FrozenTrial]:
     """Read by Optuna itself from the file, as another program would."""
+    return optuna.load_study(study_name="sweep-1", storage=storage_of(tmp_path)).get_trials()
+
+
+def storage_of(tmp_path: Path) -> optuna.storages.JournalStorage:
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "runs" / "search.log"))
-    storage = optuna.storages.JournalStorage(backend)
-    return optuna.load_study(study_name="sweep-1", storage=storage).get_trials()
+    return optuna.storages.JournalStorage(backend)
 
 
 def by_id(tmp_path: Path) -> dict[str, optuna.trial.FrozenTrial]:
@@ -202,8 +206,8 @@ def test_finish_leaves_nothing_running_and_resume_tries_the_lost_ones_again(tmp_
     searcher = make(tmp_path, space, trials=4)
     searcher.catch_up(
         [
-            Past("done", configs["done"], [at(4, 0.5, outcome="completed")], Outcome.COMPLETED),
-            Past("kept", configs["kept"], [at(1, 0.3)]),
+            Trial("done", configs["done"], [at(4, 0.5, outcome="completed")], Outcome.COMPLETED),
+            Trial("kept", configs["kept"], [at(1, 0.3)]),
         ]
     )
     assert by_id(tmp_path)["kept"].state == TrialState.RUNNING
@@ -260,6 +264,9 @@ def _cut(content: bytes) -> bytes:
         lambda content: content.replace(b'"trial_id":1', b'"trial_id":77'),
         lambda content: content.replace(b'"op_code":4', b'"op_code":"x"'),
         lambda content: content + content,
+        lambda content: content.replace(b'"step":1', b'"step":null'),
+        lambda content: content.replace(b'"step":1', b'"step":-1'),
+        lambda content: content.replace(b'"step":1', b'"step":"1"'),
         _cut,
         None,
     ],
@@ -277,10 +284,10 @@ def test_a_study_that_is_damaged_or_gone_is_made_again_from_the_sweeps_journal(t
     names = [f"t{i}" for i in range(4)]
     params = {name: json.loads(json.dumps(searcher.suggest(name))) for name in names}
     pasts = [
-        Past("t0", params["t0"], [at(1, 0.3), at(2, 0.5, outcome="completed")], Outcome.COMPLETED),
-        Past("t1", params["t1"], [at(1, 0.2)], Outcome.STOPPED),
-        Past("t2", params["t2"], [at(0, math.nan, outcome="diverged")], Outcome.DIVERGED),
-        Past("t3", params["t3"], [at(1, 0.1)]),
+        Trial("t0", params["t0"], [at(1, 0.3), at(2, 0.5, outcome="completed")], Outcome.COMPLETED),
+        Trial("t1", params["t1"], [at(1, 0.2)], Outcome.STOPPED),
+        Trial("t2", params["t2"], [at(0, math.nan, outcome="diverged")], Outcome.DIVERGED),
+        Trial("t3", params["t3"], [at(1, 0.1)]),
     ]
     searcher.catch_up(pasts)
     whole = {n: (t.state, t.params, t.values) for n, t in by_id(tmp_path).items()}
@@ -297,6 +304,15 @@ def test_a_study_that_is_damaged_or_gone_is_made_again_from_the_sweeps_journal(t
     told = any("journal is damaged" in str(warning.message) for warning in said)
     assert (log.parent / "search.log.damaged").exists() == told
     assert again.suggest("t4") not in params.values()
+
+
+@pytest.mark.parametrize("lr", [None, math.nan, -0.0, 0.0, 5.0, "x", [1e-3], True])
+def test_a_value_in_the_event_log_that_no_trial_can_have_is_named(tmp_path, lr):
+    searcher = make(tmp_path, {"optimizer.lr": LR})
+    with pytest.raises(StorageError, match=r"t0: the event log has optimizer\.lr=.*restore a copy"):
+        searcher.catch_up([Trial("t0", {"optimizer.lr": lr}, [at(1, 0.2)])])
+    with pytest.raises(StorageError, match=r"adapter\.norm='none'"):
+        searcher.catch_up([Trial("t0", {"optimizer.lr": 1e-3, "adapter.norm": "none"})])
 
 
 def test_a_disk_that_is_full_when_a_study_is_opened_is_no_damage(tmp_path, monkeypatch):
@@ -340,10 +356,10 @@ def test_what_a_crash_kept_from_the_study_is_told_from_the_journal(tmp_path):
     params = {name: searcher.suggest(name) for name in ("done", "stopped", "diverged", "failed")}
     evaluations = [at(1, 0.3), at(2, 0.4)]
     pasts = [
-        Past("done", params["done"], [*evaluations, at(3, 0.5, outcome="completed")]),
-        Past("stopped", params["stopped"], evaluations, Outcome.STOPPED),
-        Past("diverged", params["diverged"], [at(0, math.nan, outcome="diverged")]),
-        Past("failed", params["failed"], evaluations, Outcome.FAILED, "no such device"),
+        Trial("done", params["done"], [*evaluations, at(3, 0.5, outcome="completed")]),
+        Trial("stopped", params["stopped"], evaluations, Outcome.STOPPED),
+        Trial("diverged", params["diverged"], [at(0, math.nan, outcome="diverged")]),
+        Trial("failed", params["failed"], evaluations, Outcome.FAILED, "no such device"),
     ]
     pasts[0].outcome, pasts[2].outcome = Outcome.COMPLETED, Outcome.DIVERGED
     for _ in range(2):  # the second time nothing is left to tell
@@ -440,12 +456,13 @@ def test_tpe_learns_from_trials_that_wait_at_a_rung(tmp_path):
 
 def test_between_rungs_what_counts_is_the_last_one(tmp_path):
     """TPE ranks pruned trials by how far they came: a survivor's age must not matter."""
-    searcher = make(tmp_path, {"optimizer.lr": LR}, AshaConfig(grace=2, reduction=3))
+    asha = AshaConfig(grace=2, reduction=3)
+    searcher = make(tmp_path, {"optimizer.lr": LR}, asha)
     for name, evaluations in (("t0", 1), ("t1", 2), ("t2", 5), ("t3", 7)):
         searcher.suggest(name)
         for evaluation in range(1, evaluations + 1):
             searcher.on_trial_result(name, at(evaluation, evaluation / 10))
-    seen = searcher._learning.get_trials()
+    seen = LearningStudy("sweep-1", storage_of(tmp_path), asha).get_trials()
     assert [trial.state.name for trial in seen] == ["RUNNING", *["PRUNED"] * 3]
     assert [trial.last_step for trial in seen] == [1, 2, 2, 6]
     told = study(tmp_path)

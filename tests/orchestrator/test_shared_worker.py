@@ -6,10 +6,9 @@ import io
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -27,8 +26,9 @@ from orchestrator.reporting.view import LineView
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import AshaConfig, Resources
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import SharedFolder
-from orchestrator.state.event_log import EventLog, Past
+from orchestrator.state.event_log import EventLog
 from orchestrator.state.workspace import REQUESTS, STOP_ALL
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
@@ -72,7 +72,7 @@ class Killer(LineView):
 
 def run(
     folder: Path, base: TrainConfig, packed: int, asha: AshaConfig | None = None
-) -> dict[int, Past]:
+) -> dict[int, Trial]:
     tracker = TrackingWriter.open(folder)
     tracker.start_sweep(
         name="s", task="agreement", plm=base.plm, protocol="heldout", config={}, tags={}
@@ -88,7 +88,7 @@ def run(
         _, alive = psutil.wait_procs(ray_processes(SHARED), timeout=30)
     assert not alive, "they end with the batch"
     trials = EventLog(sweep / "search.jsonl").trials
-    return {int(name.rsplit("_", 1)[1]): past for name, past in trials.items()}
+    return {int(name.rsplit("_", 1)[1]): trial for name, trial in trials.items()}
 
 
 @pytest.mark.slow
@@ -109,14 +109,14 @@ def test_sharing_a_process_changes_no_result_also_after_it_was_killed(tmp_path: 
     done, failed = Outcome.COMPLETED, Outcome.FAILED
     wanted = [done, done, done, done, done, failed, done]
     assert [shared[n].outcome for n in range(1, 8)] == wanted
-    for number, past in single.items():
+    for number, trial in single.items():
         other = shared[number]
-        assert other.outcome is past.outcome
-        if past.outcome is Outcome.FAILED:
-            assert other.error == past.error
+        assert other.outcome is trial.outcome
+        if trial.outcome is Outcome.FAILED:
+            assert other.error == trial.error
             continue
         for key in ("train_loss", "lr", "step"):
-            values = [[r[key] for r in p.results if key in r] for p in (past, other)]
+            values = [[r[key] for r in p.results if key in r] for p in (trial, other)]
             assert values[1] == pytest.approx(values[0], rel=1e-5), (number, key)
 
 
@@ -179,10 +179,10 @@ def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.Mon
         assert words == f"2 trials share a process: {gain:.2f} times the steps a second"
     else:
         assert measured.resources.packed == 1
-        assert words == "every trial has a process of its own: sharing one brings nothing here"
+        assert words == "every trial has a process of its own: sharing is no faster here"
     assert (again, words_again) == (measured, words)
     assert few.resources.packed == 1
-    assert "5 trials are few" in str(why)
+    assert "5 trials are too few" in str(why)
     assert sharing.settled(few, context, 0, 5, Stop(), print) == (few, None)
 
 
@@ -203,14 +203,12 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrialBatch, 
 
 
 def test_a_measurement_that_fails_is_no_reason_to_stop(
-    asked: tuple[TrialBatch, TrialContext], monkeypatch: pytest.MonkeyPatch
+    asked: tuple[TrialBatch, TrialContext],
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object) -> Any:
         raise WorkerCrashedError
 
-    monkeypatch.setattr(sharing, "_measured", SimpleNamespace(options=fails))
-    monkeypatch.setattr(sharing._measured, "options", lambda **_: SimpleNamespace(remote=fails))
-    found, words = sharing.settled(*asked, 0, 60, Stop(), print)
+    found, words = sharing.settled(*asked, 0, 60, Stop(), print, fails)
     assert found.resources.packed == 1
     assert "could not be measured" in str(words)
 
@@ -218,26 +216,34 @@ def test_a_measurement_that_fails_is_no_reason_to_stop(
 def test_one_who_waits_for_the_measurement_can_stop(
     asked: tuple[TrialBatch, TrialContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    never = SimpleNamespace(remote=lambda *_: "task")
-    monkeypatch.setattr(sharing, "_measured", SimpleNamespace(options=lambda **_: never))
+    def never(context: TrialContext, one: Resources, nodes: Any, stop: Stop) -> Any:
+        return sharing.finished({"task": nodes[0]}, context.checkpoints.folder, stop)  # type: ignore[dict-item]
+
     monkeypatch.setattr(sharing.ray, "wait", lambda tasks, timeout: ([], tasks))
     cancelled: list[object] = []
     monkeypatch.setattr(sharing.ray, "cancel", lambda task, force: cancelled.append(task))
     stop = Stop()
     stop.asked = True
     with pytest.raises(KeyboardInterrupt):
-        sharing.settled(*asked, 0, 60, stop, print)
+        sharing.settled(*asked, 0, 60, stop, print, never)
     request = asked[1].checkpoints.folder / REQUESTS / STOP_ALL
     request.parent.mkdir(parents=True)
     request.touch()  # as `sweep stop` does
     with pytest.raises(KeyboardInterrupt):
-        sharing.settled(*asked, 0, 60, Stop(), print)
+        sharing.settled(*asked, 0, 60, Stop(), print, never)
     request.unlink()
     monkeypatch.setattr(sharing, "PATIENCE_SECONDS", 0.0)
-    found, words = sharing.settled(*asked, 0, 60, Stop(), print)
+    found, words = sharing.settled(*asked, 0, 60, Stop(), print, never)
     assert found.resources.packed == 1
     assert "it took more than" in str(words)
     assert cancelled == ["task", "task", "task"]
+
+
+def quick(
+    context: TrialContext, one: Resources, nodes: Sequence[str], stop: Stop
+) -> dict[str, dict[int, float]]:
+    """The measurement of a machine on which sharing always brings something."""
+    return {node: {1: 1.0, 2: 0.8, 4: 0.6, 8: 0.4} for node in nodes}
 
 
 @pytest.mark.parametrize(
@@ -249,13 +255,11 @@ def test_no_process_stands_idle_for_sharing(
     left: int,
     expected: int,
     asked: tuple[TrialBatch, TrialContext],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    seconds = {1: 1.0, 2: 0.8, 4: 0.6, 8: 0.4}
-    monkeypatch.setattr(sharing, "_known", lambda path, key: seconds)
     batch, context = asked
     resources = batch.resources.model_copy(update={"concurrent": concurrent})
-    found, _ = sharing.settled(replace(batch, resources=resources), context, 0, left, Stop(), print)
+    batch = replace(batch, resources=resources)
+    found, _ = sharing.settled(batch, context, 0, left, Stop(), print, quick)
     # Two processes, in each at most a third of what is left for it, and no more than may run.
     # With concurrent=1 there is one process, and nobody to share it with.
     assert found.resources.packed == expected
@@ -281,13 +285,11 @@ def test_the_first_trials_of_a_small_search_may_run_at_once(
     concurrent: int | None,
     expected: int,
     asked: tuple[TrialBatch, TrialContext],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sharing, "_known", lambda path, key: {1: 1.0, 2: 0.8, 4: 0.6, 8: 0.4})
     batch, context = asked
     resources = batch.resources.model_copy(update={"concurrent": concurrent})
     batch = replace(batch, trials=trials, resources=resources)
-    found, _ = sharing.settled(batch, context, begun, left, Stop(), print)
+    found, _ = sharing.settled(batch, context, begun, left, Stop(), print, quick)
     assert found.resources.packed == expected
 
 
@@ -320,34 +322,27 @@ def test_machines_of_several_kinds_have_the_number_that_is_best_for_all(
             raise TinyAttnError("busy again")
         return {"n2.0": small, "n8.0": large}
 
-    monkeypatch.setattr(sharing, "_measure", measure)
     asked[1].checkpoints.notes.mkdir(parents=True, exist_ok=True)
     for _ in range(2):  # the second time from the notes
-        found, _words = sharing.settled(*asked, 0, 60, Stop(), print)
+        found, _words = sharing.settled(*asked, 0, 60, Stop(), print, measure)
         assert found.resources.packed == expected
     assert measured == [["n2.0", "n8.0"], *([] if small else [["n2.0"]])]
 
 
 def test_a_machine_that_fails_leaves_the_figures_of_the_others(
-    asked: tuple[TrialBatch, TrialContext], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def started(scheduling_strategy: Any, **rest: Any) -> Any:
-        return SimpleNamespace(remote=lambda *_: scheduling_strategy.node_id)
-
     def get(task: str) -> dict[int, float]:
-        if task.startswith("a"):
+        if task == "ends":
             raise WorkerCrashedError
         return {1: 1.0, 2: 0.5}
 
-    monkeypatch.setattr(sharing, "_measured", SimpleNamespace(options=started))
     monkeypatch.setattr(sharing.ray, "wait", lambda tasks, timeout: (tasks[:1], tasks[1:]))
     monkeypatch.setattr(sharing.ray, "get", get)
-    batch, context = asked
-    good, bad = 28 * "bb", 28 * "aa"
-    found = sharing._measure(context, batch.resources, [bad, good], Stop())
-    assert found == {good: {1: 1.0, 2: 0.5}}
+    tasks: Any = {"ends": "bad", "works": "good"}
+    assert sharing.finished(tasks, tmp_path, Stop()) == {"good": {1: 1.0, 2: 0.5}}
     with pytest.raises(WorkerCrashedError):
-        sharing._measure(context, batch.resources, [bad], Stop())
+        sharing.finished({"ends": "bad"}, tmp_path, Stop())  # type: ignore[dict-item]
 
 
 def test_what_cannot_share_passes_is_not_measured(asked: tuple[TrialBatch, TrialContext]) -> None:

@@ -20,6 +20,7 @@ from orchestrator.selection.significance import (
     primary_metric,
 )
 from tinyattn.tasks import compute_metrics, find_task
+from tinyattn.tasks.metrics import METRICS
 
 ROWS = 200
 LABELS = np.arange(ROWS) % 2
@@ -107,7 +108,7 @@ def test_counts_ask_the_metric_only_once_for_each_confusion(
         calls += 1
         return float(matthews_corrcoef(labels, predictions))
 
-    monkeypatch.setitem(compute_metrics.__globals__["_METRICS"], "matthews", matthews)
+    monkeypatch.setitem(METRICS, "matthews", matthews)
     paired_test(primary_metric(find_task("cola")), new, old, labels)
     assert 10 < calls < 2_000  # of 20,000 scores
 
@@ -313,6 +314,7 @@ def _by_enumeration(name: str, new: np.ndarray, old: np.ndarray, groups: np.ndar
     return float(np.mean([one >= leads[0] - 1e-9 for one in leads]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["accuracy", "matthews"])
 def test_few_groups_that_differ_are_swapped_in_all_ways(name: str) -> None:
     generator = np.random.default_rng(5)
@@ -351,7 +353,7 @@ def test_a_large_p_needs_no_more_permutations_than_tell_it() -> None:
 
 def test_permutations_end_when_the_decision_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     """At level 0.00002 twenty of 980,000 leads as large leave no doubt; p is near 0.001 here."""
-    monkeypatch.setattr(significance, "_LONG", 0.0)
+    monkeypatch.setattr(significance, "LONG_SECONDS", 0.0)
     generator = np.random.default_rng(12)
     labels = generator.normal(size=200)
     old = labels[:, None] + generator.normal(size=(200, 1))

@@ -1,14 +1,20 @@
-"""What another terminal sees of a sweep, from its store alone."""
+"""What another terminal sees of a sweep, from its event logs and its store."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 from mlflow_sweeps import Sweeps
 
+from orchestrator.reporting.leaderboard import leaderboard
 from orchestrator.reporting.status import status
-from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.config import load_sweep
+from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.state.definition import Definition
+from orchestrator.state.event_log import EventLog
+from orchestrator.state.sweep_trials import searched_trials
 from orchestrator.state.workspace import Workspace
 
 
@@ -58,3 +64,107 @@ def test_a_driver_that_is_gone_on_this_and_on_another_machine(
     assert shown(workspace)["trials"] == "1 waiting"
     with workspace.lock("first"):
         assert shown(workspace)["state"].startswith("running")
+
+
+def logged(workspace: Workspace) -> EventLog:
+    """The event log of a search that is further than its store: two of three trials have ended."""
+    event_log = EventLog(workspace.sweep_folder("first") / "search.jsonl")
+    scores = {"search_00001": [0.6, 0.8], "search_00002": [0.9], "search_00003": [0.7, 0.5]}
+    for name, found in scores.items():
+        event_log.start(name, {"optimizer.lr": 1e-3})
+        for index, score in enumerate(found, start=1):
+            best = max(found[:index])
+            event_log.result(name, {"evaluation": index, "score": score, "best_score": best})
+    event_log.end("search_00001", Outcome.COMPLETED)
+    event_log.end("search_00002", Outcome.STOPPED, BY_USER)
+    return event_log
+
+
+def test_what_happened_is_read_from_the_event_log_where_the_store_lags_behind(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    sweeps.start()
+    for name in ("search_00001", "search_00002", "search_00003"):
+        sweeps.trial(name, [0.5], None)
+    assert shown(workspace)["trials"] == "3 running"
+    event_log = logged(workspace)
+    with workspace.lock("first"):
+        lines = shown(workspace)
+    assert lines["trials"] == "1 completed, 1 running, 1 stopped"
+    assert lines["best"] == "80.00 (lr=0.001), search_00001"
+    assert lines["note"] == "search_00002 has 90.00, but the user stopped it: no candidate"
+    assert lines["running"].startswith("trial search_00003 since")
+    assert ", 2 evaluations, best 70.00: " in lines["running"]
+    event_log.path.write_bytes(b"no event\n" + event_log.path.read_bytes())
+    assert shown(workspace)["trials"] == "3 waiting", "who only looks sees what the store has"
+
+
+def test_a_trial_that_its_driver_closed_is_interrupted_though_its_event_log_is_open(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    sweeps.start()
+    sweeps.trial("search_00001", [0.6, 0.8])
+    sweeps.trial("search_00003", [0.7], Outcome.INTERRUPTED)
+    logged(workspace)
+    assert shown(workspace)["trials"] == "1 completed, 1 interrupted"
+
+
+def test_a_folder_of_the_same_name_may_be_of_a_sweep_in_another_store(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    sweeps.start()
+    for name in ("search_00001", "search_00002"):
+        sweeps.trial(name, [0.5], None, lr=2e-3)
+    event_log = logged(workspace)
+    assert shown(workspace)["trials"] == "2 waiting"
+    store = sweeps.tracker
+    searched = searched_trials(event_log.path.parent, store, store.find_sweep("first"))
+    assert [trial.best_score for trial in searched] == [0.5, 0.5]
+
+
+def test_a_paused_trial_is_not_running(workspace: Workspace, sweeps: Sweeps) -> None:
+    sweep = load_sweep("agreement", {"name": "first", "asha.grace": 1, "asha.reduction": 2})
+    folder = workspace.sweep_folder("first")
+    Definition(resolved=sweep.model_dump(mode="json"), data_fingerprint="d",
+               plm_fingerprint="p").write(folder)  # fmt: skip
+    event_log = EventLog(folder / "search.jsonl")
+    sweeps.start()
+    for number, score in enumerate((0.6, 0.5, 0.7), start=1):
+        name = f"search_0000{number}"
+        event_log.start(name, {"optimizer.lr": 1e-3})
+        first = {"evaluation": 1, "total": 4, "score": score, "best_score": score}
+        event_log.result(name, first)
+        sweeps.trial(name, [score], None)
+    event_log.start("search_00003", {"optimizer.lr": 1e-3})  # promoted
+    with workspace.lock("first"):
+        lines = shown(workspace)
+    assert lines["trials"] == "2 paused, 1 running"
+    assert lines["running"].startswith("trial search_00003 since")
+    assert shown(workspace)["trials"] == "3 waiting"  # no driver will promote any
+
+
+def test_scores_of_trials_that_were_interrupted_are_told(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    sweeps.start()
+    assert shown(workspace)["best"] == "no trial yet that may be called so"
+    sweeps.trial("search_00001", [0.6, 0.4], Outcome.INTERRUPTED)
+    best = shown(workspace)["best"]
+    assert best == "no trial yet that may be called so; the highest score of the others is 60.00"
+
+
+def test_of_equal_trials_the_one_that_began_first_comes_first_as_on_the_leaderboard(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    sweeps.start()
+    event_log = EventLog(workspace.sweep_folder("first") / "search.jsonl")
+    names = ["search_00002", "search_00001"]
+    for name in reversed(names):  # drawn in one order, begun in the other
+        event_log.start(name, {"optimizer.lr": 1e-3})
+    for name in names:
+        sweeps.trial(name, [0.5])
+        time.sleep(0.01)
+    store = workspace.store()
+    found = searched_trials(event_log.path.parent, store, store.find_sweep("first"))
+    assert [trial.name for trial in found] == names
+    assert [row.trial for row in leaderboard(store)] == names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 from datetime import datetime
 from pathlib import Path
 from textwrap import dedent
@@ -13,8 +14,10 @@ import pytest
 from orchestrator.spec.config import Sweep, check, default_name, load_sweep
 from orchestrator.spec.space import count, enumerate_points
 from orchestrator.state.definition import FILE, Definition, Origin
+from orchestrator.state.workspace import Workspace
+from orchestrator.sweep import sweep_as_it_ran
 from tinyattn.config import FIRST_VERSIONS, build
-from tinyattn.errors import ConfigError
+from tinyattn.errors import ConfigError, UsageError
 
 BASE = """
 train: {task: sst2, plm: minilm, epochs: 3, optimizer: {lr: 1e-3, warmup: 0.05}}
@@ -181,6 +184,8 @@ def test_a_grid_may_become_finite_by_fixing(tmp_path):
         ("epochs: {type: integer, low: 1, high: 2}", "did you mean 'int'?"),
         ("epochs: {low: 1, high: 2}", "space.epochs:"),
         ("epochs: 4", "space.epochs: 4 came, allowed is a mapping with type"),
+        ("epochs: {type: []}", "space.epochs: type [] came, allowed is a mapping with type"),
+        ("epochs: {type: {int: 3}}", "space.epochs: type {'int': 3} came"),
         ("epochs: {type: int, low: 1.5, high: 2}", "1.5 came"),
         ("epochs: {type: int, low: 1}", "high: this key is required"),
         ("epochs: {type: int, low: 3, high: 3}", "to fix a key give it under train"),
@@ -374,7 +379,7 @@ def test_a_sweep_stored_before_there_were_versions_goes_on_with_the_first(tmp_pa
     file = write(tmp_path, BASE)
     sweep = load_sweep(file, {"name": "s"})
     resolved = sweep.model_dump(mode="json")
-    for key in FIRST_VERSIONS:
+    for key in (*FIRST_VERSIONS, "max_select_rows"):
         del resolved["train"][key]  # as earlier commits wrote it
     stored = {"resolved": resolved, "origin": Origin(file=file, overrides={}).model_dump(),
               "data_fingerprint": "d", "plm_fingerprint": "p"}  # fmt: skip
@@ -384,3 +389,41 @@ def test_a_sweep_stored_before_there_were_versions_goes_on_with_the_first(tmp_pa
     assert (train.carve_version, train.token_version) == (1, 1)
     read.refuse_changed_file()  # the file is the same: the newest versions are no change of it
     assert (sweep.train.carve_version, sweep.train.token_version) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        [{"module": "stranger", "source": "raise SystemExit('the text of a store ran')"}],
+        ["stranger"],  # a file of this name is in the working folder by chance
+        "stranger",
+        {"module": "stranger"},
+    ],
+)
+def test_what_a_store_says_of_plugins_is_not_imported(tracker, tmp_path, monkeypatch, forged):
+    sweep = load_sweep(write(tmp_path, BASE), {"name": "s"})
+    workspace = Workspace(tmp_path / "runs")
+    config = {**sweep.model_dump(mode="json"), "imports": forged}
+    tracker.start_sweep(
+        name="s", task="sst2", plm="minilm", protocol="select", config=config, tags={}
+    )
+    tracker.settle()  # another reader sees what has been sent
+    (tmp_path / "stranger.py").write_text("raise SystemExit('a file of the working folder ran')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="name each of these modules with --import"):
+        sweep_as_it_ran(workspace, "s", {})
+    assert "stranger" not in sys.modules
+
+
+def test_plugins_named_by_the_user_stand_in_for_a_folder_that_is_not_here(tracker, tmp_path):
+    sweep = load_sweep(write(tmp_path, BASE), {"name": "s"})
+    workspace = Workspace(tmp_path / "runs")
+    config = {**sweep.model_dump(mode="json"), "imports": ["json", "csv"]}
+    tracker.start_sweep(
+        name="s", task="sst2", plm="minilm", protocol="select", config=config, tags={}
+    )
+    tracker.settle()  # another reader sees what has been sent
+    with pytest.raises(UsageError, match=r'\["csv"\]'):
+        sweep_as_it_ran(workspace, "s", {}, ["json"])
+    found = sweep_as_it_ran(workspace, "s", {}, ["json", "csv"])
+    assert [plugin.module for plugin in found.imports] == ["json", "csv"]

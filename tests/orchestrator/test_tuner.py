@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,15 +31,16 @@ from orchestrator.execution.tune_adapters import (
     TuneScheduler,
     TuneSearcher,
 )
-from orchestrator.execution.tuner import Ended, InterruptedSweepError, closed_in_any_case
+from orchestrator.execution.tuner import InterruptedSweepError, closed_in_any_case
 from orchestrator.reporting.view import LineView, LiveView, Progress
 from orchestrator.search.asha import Asha
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Resources
 from orchestrator.spec.outcome import Outcome
-from orchestrator.state.checkpoint_store import SharedFolder
+from orchestrator.spec.trial import Trial
+from orchestrator.state.checkpoint_store import CheckpointStore, SharedFolder, best_adapter
 from orchestrator.state.event_log import EventLog
-from orchestrator.tracking.reader import TrialRecord
+from orchestrator.tracking.reader import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
@@ -90,14 +90,18 @@ class Ran:
     """What the batch left."""
 
     base: TrainConfig
-    ended: dict[str, Ended]
-    records: dict[str, TrialRecord]
+    ended: dict[str, Trial]
+    records: dict[str, TrialRun]
     tracker: TrackingWriter
     lines: str
+    checkpoints: CheckpointStore
 
-    def at(self, number: int) -> tuple[Ended, TrialRecord]:
+    def at(self, number: int) -> tuple[Trial, TrialRun]:
         trial_id = next(name for name in self.ended if name.endswith(f"_0000{number + 1}"))
         return self.ended[trial_id], self.records[trial_id]
+
+    def adapter(self, number: int) -> Path | None:
+        return best_adapter(self.checkpoints, self.at(number)[0])
 
     def history(self, number: int, key: str) -> list[tuple[int, float]]:
         run_id = self.at(number)[1].run_id
@@ -123,6 +127,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         resources=Resources(cpus=1, concurrent=2),
         tags={**fingerprints_of(base), "commit": "code"},
     )  # fmt: skip
+    checkpoints = SharedFolder(folder / "sweeps" / "s")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuner, "view_of", lambda progress: Killer(progress, out))
         patch.setattr(tuner, "TuneScheduler", Pids)
@@ -133,11 +138,11 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
             ended = tuner.run_batch(
                 batch,
                 Points(POINTS),
-                checkpoints=SharedFolder(folder / "sweeps" / "s"),
+                checkpoints=checkpoints,
                 tracker=tracker,
             )
     records = {r.trial_id: r for r in tracker.trials_of(tracker.find_sweep("s"))}
-    return Ran(base, {e.trial_id: e for e in ended}, records, tracker, out.getvalue())
+    return Ran(base, {e.name: e for e in ended}, records, tracker, out.getvalue(), checkpoints)
 
 
 slow = pytest.mark.slow
@@ -166,7 +171,7 @@ def test_a_killed_worker_is_made_good(ran: Ran) -> None:
         assert [step for step, _ in killed] == [1, 2, 3, 4]
         assert killed == ran.history(4, key)
     assert ran.at(1)[1].heldout == ran.at(4)[1].heldout != {}
-    killed, twin = ran.at(1)[0].adapter, ran.at(4)[0].adapter
+    killed, twin = ran.adapter(1), ran.adapter(4)
     assert killed is not None
     assert twin is not None
     a, b = read_adapter(killed)[1], read_adapter(twin)[1]
@@ -195,21 +200,21 @@ def test_used_and_fresh_workers_agree_with_a_trainer_without_ray(ran: Ran) -> No
 
 @slow
 def test_a_diverged_trial_keeps_what_it_had(ran: Ran) -> None:
-    ended, record = ran.at(3)
+    record = ran.at(3)[1]
     assert "the loss is" in record.tags["error"]
     steps = [step for step, _ in ran.history(3, "score")]
     assert steps == list(range(1, len(steps) + 1))
     assert len(steps) < 4
-    assert (ended.adapter is not None) == bool(steps)
+    assert (ran.adapter(3) is not None) == bool(steps)
 
 
 @slow
 def test_a_failing_trial_says_why_and_is_not_tried_again(ran: Ran) -> None:
-    ended, record = ran.at(2)
+    record = ran.at(2)[1]
     assert record.tags["error"] == (
         f"max_length is 65, but {ran.base.plm} takes at most 64 tokens; set max_length=64 or less"
     )
-    assert ended.adapter is None
+    assert ran.adapter(2) is None
     assert ran.lines.count("search_00003 starts") == 1
     assert ran.lines.count("search_00003 failed: max_length is 65") == 1
 
@@ -277,7 +282,7 @@ def test_trials_at_once(
 @pytest.mark.parametrize(("cpus", "gpus"), [(9, 0), (1, 1), (1, 0.5)])
 def test_a_trial_that_never_fits(cpus: int, gpus: float) -> None:
     nodes = [{"Alive": True, "Resources": {"CPU": 8.0}}] * 3
-    said = rf"needs 1 x {cpus} cores and {gpus:g} GPUs, the largest of 3 machines has 8 cores"
+    said = rf"needs {cpus} cores and {gpus:g} GPUs, the largest of 3 machines has 8 cores"
     with pytest.raises(UsageError, match=said):
         concurrency(Resources(cpus=cpus, gpus=gpus), lambda: nodes)
 
@@ -416,6 +421,6 @@ def test_what_tune_raises_because_of_a_second_signal_is_an_interruption(tmp_path
         (tmp_path / "not there").unlink()  # a FileNotFoundError in the interrupt's place
 
     with tuner.signals_noted() as stop, pytest.raises(KeyboardInterrupt):
-        tuner._fit(SimpleNamespace(fit=fit), tmp_path, stop)  # type: ignore[arg-type]
+        tuner.run_tune(fit, tmp_path, stop)
     with pytest.raises(StorageError):
-        tuner._fit(SimpleNamespace(fit=(tmp_path / "not there").unlink), tmp_path, Stop())  # type: ignore[arg-type]
+        tuner.run_tune((tmp_path / "not there").unlink, tmp_path, Stop())

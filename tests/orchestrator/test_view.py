@@ -12,7 +12,7 @@ from rich.console import Console
 
 from orchestrator.reporting.view import LineView, LiveView, Progress, brief, clock, view_of
 from orchestrator.spec.outcome import Outcome
-from orchestrator.state.event_log import Past
+from orchestrator.spec.trial import Trial
 
 
 class Clock:
@@ -58,14 +58,14 @@ def test_time_left_before_and_after_the_first_end(progress: Progress, now: Clock
 
 
 def test_time_left_of_a_sweep_that_goes_on(progress: Progress, now: Clock) -> None:
-    def past(name: str, evaluations: int, outcome: Outcome | None) -> Past:
+    def trial(name: str, evaluations: int, outcome: Outcome | None) -> Trial:
         results = [{**result(i, 0.5), "seconds": 10.0 * i} for i in range(1, evaluations + 1)]
         last = {"evaluation": evaluations, "score": math.nan, "outcome": outcome}  # has no seconds
-        return Past(name, {}, [*results, *([last] if outcome else [])], outcome)
+        return Trial(name, {}, [*results, *([last] if outcome else [])], outcome)
 
-    progress.replay(past("a_0", 4, Outcome.COMPLETED))
-    progress.replay(past("a_1", 2, Outcome.DIVERGED))
-    progress.replay(past("a_2", 2, None))
+    progress.replay(trial("a_0", 4, Outcome.COMPLETED))
+    progress.replay(trial("a_1", 2, Outcome.DIVERGED))
+    progress.replay(trial("a_2", 2, None))
     # Two have ended, in 60 s for 6 evaluations, 3 on average. Four are to come, on two slots.
     assert progress.seconds_left == pytest.approx(4 * 3 * 10 / 2)
     progress.started("a_2", {})
@@ -178,7 +178,7 @@ def test_lines(progress: Progress, now: Clock) -> None:
         now.time += 65
         view.evaluated("a_00003", result(1, 0.51234))
         view.started("a_00003", {"optimizer.lr": 6.789e-4, "optimizer.schedule": "linear"})
-        view.finished("a_00003", Outcome.FAILED, "no space")
+        view.finished(Trial("a_00003", {}, [], Outcome.FAILED, "no space"))
     assert out.getvalue().splitlines() == [
         "[0:00:00] demo: 6 trials",
         "[0:00:00] a_00003 starts: lr=0.000679 schedule=linear",
@@ -197,7 +197,8 @@ def test_live_panel_shows_running_trials_rungs_and_ended_ones(progress: Progress
         view.started("a_00000", {"optimizer.lr": 0.01})
         view.started("a_00001", {"adapter.layers": [1, 2]})
         view.evaluated("a_00000", result(2, 0.5, best=0.75))
-        view.finished("a_00001", Outcome.DIVERGED, "the loss is [nan]")
+        layers = {"adapter.layers": [1, 2]}
+        view.finished(Trial("a_00001", layers, [], Outcome.DIVERGED, "the loss is [nan]"))
         view.live.refresh()
     shown = out.getvalue()
     assert "a_00001 diverged layers=[1, 2] the loss is [nan]" in shown
@@ -205,7 +206,7 @@ def test_live_panel_shows_running_trials_rungs_and_ended_ones(progress: Progress
     assert "1 diverged, 1 running, 4 to come" in last
     row = next(line for line in last.splitlines() if line.startswith("a_00000"))
     assert row.split() == ["a_00000", "2/4", "50.00", "75.00", "0.5000", "lr=0.01"]
-    assert "rungs (evaluation: trials): 2: 2 came, 6: 0 came" in last
+    assert "rungs: 2 reached evaluation 2, 0 evaluation 6" in last
 
 
 def test_a_terminal_that_is_gone_fails_nothing(progress: Progress) -> None:
@@ -221,7 +222,7 @@ def test_a_terminal_that_is_gone_fails_nothing(progress: Progress) -> None:
     with LiveView(progress, Console(file=out, force_terminal=True, width=80)) as view:
         view.started("a_0", {})
         out.gone = True
-        view.finished("a_0", Outcome.STOPPED)
+        view.finished(Trial("a_0", {}, [], Outcome.STOPPED))
         view.note("a machine has joined")
     assert progress.ended[Outcome.STOPPED] == 1
 

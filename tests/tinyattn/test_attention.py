@@ -226,6 +226,7 @@ def test_the_dropout_path_is_the_same_attention(case: str) -> None:
     torch.testing.assert_close(trained, evaluated, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_dropout_drops_weights_and_keeps_the_mean() -> None:
     module = make(1, 1, hidden=2, norm="none", bias=False, dropout=0.25)
     with torch.no_grad():

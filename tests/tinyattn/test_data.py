@@ -154,6 +154,20 @@ def test_max_train_rows_is_a_fixed_random_subset_after_the_carve(tmp_path: Path)
     assert len(load("sst2", folder, max_train_rows=10**6).train) == 900
 
 
+def test_max_select_rows_is_a_fixed_random_subset_that_frees_no_row_to_train(
+    tmp_path: Path,
+) -> None:
+    folder = sst2(tmp_path, sentences(1_000))
+    full, small, smaller = (load("sst2", folder, max_select_rows=n) for n in (None, 40, 10))
+    rows = [[tuple(row) for row in d.select.rows["input_ids"]] for d in (full, small, smaller)]
+    assert [len(part) for part in rows] == [100, 40, 10]
+    assert set(rows[2]) < set(rows[1]) < set(rows[0])
+    assert full.train.rows["input_ids"][:] == small.train.rows["input_ids"][:]
+    assert small.heldout is not None
+    assert len(small.heldout) == 20
+    assert len(load("sst2", folder, max_select_rows=10**6).select) == 100
+
+
 def test_few_rows(tmp_path: Path) -> None:
     assert len(load("sst2", sst2(tmp_path / "a", sentences(8))).select) == 2
     with pytest.raises(TaskError, match="2 training rows came, too few to carve"):
@@ -544,7 +558,7 @@ def test_second_load_reads_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tokenizer = bert_like()
     first = load("sst2", folder, tokenizer=tokenizer)
     before = files_of(tmp_path / "cache")
-    monkeypatch.setattr(cache, "_build", lambda *_: pytest.fail("tokenised again"))
+    monkeypatch.setattr(cache, "tokenise", lambda *_, **__: pytest.fail("tokenised again"))
     second = load("sst2", folder, tokenizer=tokenizer)  # its truncation state was set by the first
     third = load("sst2", folder, tokenizer=bert_like())
     assert files_of(tmp_path / "cache") == before
@@ -564,6 +578,7 @@ def test_other_tokenizers_lengths_and_data_get_caches_of_their_own(tmp_path: Pat
     assert len(list((tmp_path / "cache" / "data").glob("*/meta.json"))) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["cut", "flip", "no meta", "half meta", "gone"])
 def test_damaged_cache_is_rebuilt(tmp_path: Path, harm: str) -> None:
     folder = sst2(tmp_path, sentences(200))
@@ -588,13 +603,13 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, harm: str) -> None:
 
 def test_two_at_once_tokenise_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = sst2(tmp_path, sentences(300))
-    build, built, loaded = cache._build, [], []
+    tokenise, splits, loaded = cache.tokenise, [], []
 
-    def counted(*parts: Any) -> None:
-        built.append(1)
-        build(*parts)
+    def counted(*parts: Any, name: str, **rest: Any) -> Any:
+        splits.append(name)
+        return tokenise(*parts, name=name, **rest)
 
-    monkeypatch.setattr(cache, "_build", counted)
+    monkeypatch.setattr(cache, "tokenise", counted)
     threads = [
         threading.Thread(target=lambda: loaded.append(load("sst2", folder))) for _ in range(3)
     ]
@@ -602,7 +617,7 @@ def test_two_at_once_tokenise_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(built) == 1
+    assert sorted(splits) == ["train", "validation"]
     assert len({data.fingerprint for data in loaded}) == 1
     assert len(loaded) == 3
 
@@ -628,6 +643,7 @@ def in_another_process(folder: Path, harm: str) -> subprocess.CompletedProcess[s
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_kill_in_mid_build_leaves_no_half_cache(tmp_path: Path) -> None:
     folder = sst2(tmp_path, sentences(300))
     # Checksums are taken when the Arrow files are written and the description is not.
@@ -639,6 +655,7 @@ def test_kill_in_mid_build_leaves_no_half_cache(tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob("*.building"))
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_line(tmp_path: Path) -> None:
     folder = sst2(tmp_path, sentences(3_000))
     # A limit on the size of files fails writes as a full disk does.
@@ -718,6 +735,7 @@ def test_decoder_without_pad_token(tmp_path: Path) -> None:
 REAL = os.environ.get("TINYATTN_DATA")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="TINYATTN_DATA is not set")
 @pytest.mark.parametrize(
     ("name", "rows"),

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tiny_plm import save_tiny_plm
+
+pytestmark = pytest.mark.slow
 
 TRAINS_AND_ENDS = """
 import atexit, contextlib, os, sys

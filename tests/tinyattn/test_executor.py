@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_plm import save_tiny_plm
+from torch import Tensor, nn
 
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TrainConfig
@@ -21,6 +22,8 @@ from tinyattn.passes import executor
 from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
+
+pytestmark = pytest.mark.slow
 
 # 40 steps of 4 rows an epoch, 240 in all.
 LONG: dict[str, Any] = {"epochs": 6, "max_train_rows": 160, "batch_size": 4, "max_length": 32}
@@ -81,7 +84,7 @@ def together(
         thread.start()
     for thread in threads:
         thread.join()
-    assert not model_cache._models, "the PLM is given back when the last one has gone"
+    assert not model_cache.attached, "the PLM is given back when the last one has gone"
     return found
 
 
@@ -252,15 +255,12 @@ def test_a_thread_that_can_compile_nothing_takes_nobody_along(
         monkeypatch.setattr(executor, "run_together", spoilt.joined(executor.run_together))
     else:
         monkeypatch.setattr("tinyattn.training.model_cache.CPU_TOKENS", 1)
-        step = Trainer._train_step
 
-        def third(trainer: Trainer, rows: Any) -> Any:
-            if trainer.config.seed == 1 and trainer.step == 3:
-                spoilt.threads.add(threading.get_ident())
-            return step(trainer, rows)
+    def spoil_one(trainer: Trainer, evaluation: Evaluation) -> None:
+        if not shared and trainer.config.seed == 1:
+            spoilt.threads.add(threading.get_ident())
 
-        monkeypatch.setattr(Trainer, "_train_step", third)
-    found = together(configs)
+    found = together(configs, spoil_one)
     failed = [one for one in found if isinstance(one, Exception)]
     assert len(failed) == 1
     assert isinstance(failed[0], OutOfMemoryError)
@@ -286,19 +286,26 @@ def test_a_thread_that_could_not_run_what_is_shared_does_not_try_again(
 def test_an_error_of_one_is_told_to_it_alone(
     base: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After its first evaluation a trial has a gradient of NaN in a shared pass, then an error."""
     configs = [base.with_overrides({**point, "epochs": 2}) for point in POINTS[:3]]
     wanted = [alone(configs[0]), alone(configs[2])]
-    backward = Trainer._pass
+    passes, broken = Passes(monkeypatch), list[int]()
 
-    def broken(trainer: Trainer, rows: Any, share: float, places: Any) -> Any:
-        if trainer.config.seed == 7 and trainer.step == 5:
-            return backward(trainer, rows, math.nan, places)
-        if trainer.config.seed == 7 and trainer.step == 6:
+    def breaks(classifier: nn.Module, args: object, logits: Tensor) -> None:
+        if not logits.requires_grad:  # it is evaluated
+            return
+        broken.append(len(passes.sizes))
+        if len(broken) > 1:
             raise ValueError("of one trial")
-        return backward(trainer, rows, share, places)
+        logits.register_hook(lambda gradient: gradient * math.nan)
 
-    monkeypatch.setattr(Trainer, "_pass", broken)
-    first, error, last = together(configs)
-    assert isinstance(error, ValueError | DivergedError)
+    def break_one(trainer: Trainer, evaluation: Evaluation) -> None:
+        if trainer.config.seed == 7 and evaluation.index == 1:
+            assert trainer.adapter.classifier is not None
+            trainer.adapter.classifier.register_forward_hook(breaks)
+
+    first, error, last = together(configs, break_one)
+    assert isinstance(error, ValueError), error
+    assert [passes.sizes[number - 1] for number in broken[:2]] == [3, 3]
     assert_same(first, wanted[0])
     assert_same(last, wanted[1])

@@ -188,6 +188,7 @@ def stories() -> Path:
     return Path(os.environ.get("TINYATTN_DATA", "/nowhere")).parent / "plm" / "stories260K"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not stories().is_dir(), reason="plm/stories260K is not beside TINYATTN_DATA")
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_a_real_llama_generates_the_same_with_and_without_cache(placement: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import filelock
@@ -11,33 +12,50 @@ import pytest
 from tinyattn.files import mmap_cache
 
 
-def test_the_longest_unused_make_room(tmp_path: Path) -> None:
-    folder = tmp_path / "files"
-    folder.mkdir()
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this machine's files are."""
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path))
+    folder = tmp_path / "mapped" / socket.gethostname()
+    folder.mkdir(parents=True)
+    return folder
+
+
+def kept(name: str, size: int) -> bool:
+    """Ask for a file; return whether it is mapped."""
+    found = mmap_cache.kept_file(name, size, lambda file: file.write(b"x" * size))
+    assert found is None or found.tolist() == [ord("x")] * size
+    return found is not None
+
+
+def test_the_longest_unused_make_room(folder: Path) -> None:
     for age, name in enumerate(("new", "old", "oldest")):
         (folder / f"{name}.bin").write_bytes(b"x" * 100)
         os.utime(folder / f"{name}.bin", (1000 - age, 1000 - age))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mmap_cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 900}))
         # 900 free and 300 taken: these files may take 300 in all.
-        assert mmap_cache._make_room(folder, 150)
-        assert [file.name for file in folder.iterdir()] == ["new.bin"]
-        assert not mmap_cache._make_room(folder, 251)
-    assert [file.name for file in folder.iterdir()] == ["new.bin"]
+        assert kept("newest", 150)
+        assert {file.name for file in folder.glob("*.bin")} == {"new.bin", "newest.bin"}
+        # 900 free, 100 and 150 taken, with a digest of 16 bytes: 291 in all.
+        assert not kept("too large", 292)
+        assert {file.name for file in folder.glob("*.bin")} == {"new.bin", "newest.bin"}
+        assert kept("just right", 291)
+    assert {file.name for file in folder.glob("*.bin")} == {"just right.bin"}
 
 
-def test_what_a_killed_process_left_is_removed_unless_it_lives(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_is_removed_unless_it_lives(folder: Path) -> None:
     for name in ("dead", "alive"):
-        (tmp_path / f"{name}.building").write_bytes(b"x")
-    with filelock.FileLock(tmp_path / "alive.bin.lock"):
-        assert mmap_cache._make_room(tmp_path, 1)
-    assert [file.name for file in tmp_path.glob("*.building")] == ["alive.building"]
+        (folder / f"{name}.building").write_bytes(b"x")
+    with filelock.FileLock(folder / "alive.bin.lock"):
+        assert kept("other", 1)
+    assert [file.name for file in folder.glob("*.building")] == ["alive.building"]
 
 
 def test_what_main_memory_cannot_hold_is_not_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = type("Memory", (), {"available": 400})
     monkeypatch.setattr(mmap_cache.psutil, "virtual_memory", lambda: memory)
-    assert mmap_cache._make_room(tmp_path, 100)
-    assert not mmap_cache._make_room(tmp_path, 101)
+    assert kept("fits", 100)
+    assert not kept("does not", 101)

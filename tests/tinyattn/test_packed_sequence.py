@@ -25,7 +25,7 @@ from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
 from tinyattn.plms.families import FAMILIES
 from tinyattn.plms.loading import DTYPES
-from tinyattn.plms.packed_attention import _attention, _varlen_works
+from tinyattn.plms.packed_attention import stream_attention, varlen_works
 
 STREAMED = [kind for kind in ENCODERS + DECODERS if kind != "deberta-v2"]
 ROWS = {
@@ -176,7 +176,7 @@ def test_who_changes_with_a_rows_length_cannot_stream(
 def test_attention_with_a_word_that_nobody_knows_is_refused() -> None:
     q = torch.zeros(1, 1, 3, 2)
     with pytest.raises(NotImplementedError, match="attention with s_aux"):
-        _attention(nn.Module(), q, q, q, None, s_aux=q, stream=stream_of([[1, 2, 3]]))
+        stream_attention(nn.Module(), q, q, q, None, s_aux=q, stream=stream_of([[1, 2, 3]]))
 
 
 def test_what_is_not_finite_stays_with_its_adapter(build_plm: Any, group_cost: None) -> None:
@@ -398,10 +398,10 @@ def varlen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
         module = types.ModuleType("torch.nn.attention.varlen")
         module.varlen_attn = kernel  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        _varlen_works.cache_clear()
+        varlen_works.cache_clear()
 
     yield replace
-    _varlen_works.cache_clear()
+    varlen_works.cache_clear()
 
 
 @pytest.mark.parametrize("kernel", [as_in_2_10, as_in_2_11, as_in_2_12])
@@ -413,15 +413,15 @@ def test_a_kernel_for_varying_lengths_serves_where_it_works(
     parts = [(name, stream_of(rows)) for name, rows in ROWS.items()]
     sharing = 2 if kind == "llama" else 1
     asked = torch.device("cpu"), torch.float32, 8, kind != "bert", sharing, 8**-0.5
-    assert not _varlen_works(*asked)
+    assert not varlen_works(*asked)
     by_groups = model.run_streams(parts)
     varlen(kernel)
     if sharing > 1 and kernel is not as_in_2_12:  # fewer key heads: not known to be allowed
-        assert not _varlen_works(*asked)
+        assert not varlen_works(*asked)
         return
     monkeypatch.setattr(PackedSequence, "groups", None)  # nobody makes them
     monkeypatch.setattr("tinyattn.adapters.model.filler_of", lambda tokens, plm: 0)  # as on a GPU
-    assert _varlen_works(*asked)
+    assert varlen_works(*asked)
     for one, other in zip(model.run_streams(parts), by_groups, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -429,12 +429,12 @@ def test_a_kernel_for_varying_lengths_serves_where_it_works(
 def test_a_kernel_that_gives_something_else_does_not_serve(varlen: Any) -> None:
     asked = torch.device("cpu"), torch.float32, 8, False, 1, 8**-0.5
     varlen(lambda *rows, **rest: as_in_2_12(*rows, **rest) * 1.1)
-    assert not _varlen_works(*asked)
+    assert not varlen_works(*asked)
     varlen(lambda q, k, v, cu_q, cu_k, max_q, max_k: q)
-    assert not _varlen_works(*asked)
+    assert not varlen_works(*asked)
     varlen(as_in_2_10)
-    assert _varlen_works(*asked)
-    assert not _varlen_works(*asked[:-1], 0.5)  # which it has no word for
+    assert varlen_works(*asked)
+    assert not varlen_works(*asked[:-1], 0.5)  # which it has no word for
 
 
 def test_unknown_names_and_adapters_without_classifier_are_errors(build_plm: Any) -> None:

@@ -40,6 +40,7 @@ def test_weights_in_the_files_own_format_are_its_pages(copy_of_minilm: Path) -> 
         assert mapped_from(copy_of_minilm / "model.safetensors", weight.data_ptr()), name
 
 
+@pytest.mark.slow
 @needs_maps
 @pytest.mark.parametrize("damage", [None, b"", b"torn"])
 def test_weights_that_were_converted_are_pages_of_one_file_for_all(
@@ -281,6 +282,7 @@ def test_minilm_without_its_package_names_the_package(monkeypatch: pytest.Monkey
         load_plm("minilm")
 
 
+@pytest.mark.slow
 def test_without_a_network_and_without_offline_mode_it_fails_soon() -> None:
     """The hub's client would retry for long; an address that refuses stands for no network."""
     code = (

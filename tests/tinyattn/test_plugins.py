@@ -33,6 +33,7 @@ def test_a_file_is_imported_once_and_again_if_its_text_is_another(own: Path) -> 
     Plugin.find("own_module").load()
     assert os.environ["TIMES_IMPORTED"] == "x"
     (own / "own_module.py").write_text(COUNTS + "FACE = 1\n")
+    assert Plugin.find("own_module.py") == Plugin.find("own_module")
     Plugin.find("own_module").load()
     assert os.environ["TIMES_IMPORTED"] == "xx"
     assert sys.modules["own_module"].FACE == 1
@@ -55,7 +56,8 @@ def test_an_installed_module_is_named_and_not_copied(own: Path) -> None:
     [
         ("nowhere", "no module 'nowhere': there is no file"),
         ("a_folder", "a folder of modules must be installed"),
-        ("own_module.py", "no module 'own_module.py'"),
+        ("other_module.py", "no module 'other_module': there is no file"),
+        ("./own_module.py", "allowed is the name of a module"),
         ("../own_module", "allowed is the name of a module"),
         ("own-module", "allowed is the name of a module"),
         ("", "allowed is the name of a module"),
@@ -86,6 +88,7 @@ def test_mistakes(own: Path, module: str, said: str) -> None:
     assert module not in sys.modules or module == "json"
 
 
+@pytest.mark.slow
 def test_an_installed_package_is_asked_for_a_family_by_itself(tmp_path: Path) -> None:
     """As `pip install` leaves it: a module, and metadata that name it."""
     lines = (

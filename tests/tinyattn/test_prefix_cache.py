@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import batches_of
 from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.files import mmap_cache as kept_files
-from tinyattn.passes.prefix_cache import _run, bottom_of
+from tinyattn.passes.prefix_cache import bottom_of, outputs_below
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
@@ -40,7 +41,7 @@ def test_logits_and_gradients_are_those_of_all_layers(
         randomise(adapter, first)
         found = []
         with torch.no_grad():
-            hidden = _run(model, first, stream)[None]
+            hidden = outputs_below(model, first, stream)[None]
         for given in (stream, replace(stream, start=first, hidden=hidden)):
             adapter.zero_grad()
             (logits,) = model.run_streams([(f"from-{first}", given)])
@@ -86,6 +87,7 @@ def kept(folder: Path) -> list[Path]:
     return sorted(file for file in files if not file.name.startswith("weights-"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["top-1", "none"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_trial_runs_what_is_below_once_and_the_next_one_never(
@@ -97,7 +99,7 @@ def test_a_trial_runs_what_is_below_once_and_the_next_one_never(
 ) -> None:
     config = config.with_overrides({"adapter.layers": layers, "precision": precision})
     with monkeypatch.context() as patch:
-        patch.setattr(kept_files, "_make_room", lambda folder, size: False)
+        patch.setattr(kept_files.shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
         whole = results(Trainer(config, ModelCache()))
         assert not kept(tmp_path)
     tolerance = 1e-5 if precision == "fp32" else 1e-2
@@ -189,7 +191,6 @@ def test_a_file_that_another_process_removes_is_done_without(
         raise RuntimeError("unable to open file <x> in read-write mode: No such file (2)")
 
     monkeypatch.setattr(kept_files.torch, "from_file", gone)
-    monkeypatch.setattr(kept_files, "_write", lambda *_: None)
     assert results(Trainer(config, ModelCache())) == pytest.approx(whole, rel=1e-5)
 
 

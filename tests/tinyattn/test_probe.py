@@ -12,6 +12,8 @@ from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.probe import best_number, step_seconds
 from tinyattn.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("seconds", "expected"),

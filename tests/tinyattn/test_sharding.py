@@ -20,6 +20,8 @@ from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
+
 
 def numbers(evaluations: Iterable[Evaluation]) -> list[float]:
     return [n for e in evaluations for n in (e.train_loss, e.score, *e.heldout.values())]

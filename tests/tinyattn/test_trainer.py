@@ -143,9 +143,9 @@ def test_micro_batches_are_the_same_mathematics(model_cache: ModelCache) -> None
         patch.setitem(packed_sequence.GROUP_COST, "cpu", 0.0)
         finely = run_seen()
         patch.setattr(AdaptedModel, "can_stream", lambda model: False)
-        patch.setitem(forward._PASS_COST, "cpu", 1e9)  # passes cost too much to split
+        patch.setitem(forward.PASS_COST, "cpu", 1e9)  # passes cost too much to split
         padded = run_seen()
-        patch.setitem(forward._PASS_COST, "cpu", 0.0)
+        patch.setitem(forward.PASS_COST, "cpu", 0.0)
         split = run_seen()
     handle.remove()
     for a, *others in zip(whole, parts, finely, padded, split, strict=True):
@@ -330,7 +330,7 @@ def test_start_from_one_head_begins_where_it_ended(model_cache: ModelCache, tmp_
         for _ in trainer:
             pass
         trainer.save_adapter(tmp_path / "one")
-        with trainer._best_in_place():
+        with trainer.best_in_place():
             expected, _ = trainer.outputs(trainer.data.select)
     start = {"adapter": str(tmp_path / "one"), "noise": 1e-3}
     wide = BASE.with_overrides({"adapter.num_heads": 4, "start": start})

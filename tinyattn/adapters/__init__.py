@@ -1,1 +1,1 @@
-"""Adapters: tiny attention beside a frozen PLM, its experts, its classifier, its files."""
+"""Adapters: tiny attention in a frozen PLM, with classifier, experts and files."""

@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from tinyattn.batching.packed_sequence import PackedSequence, attend_in
 
 Norm = Literal["none", "plain", "affine"]
-OUT_INIT = 0.01  # section B.1: the adapted model starts as (nearly) the PLM itself
+OUT_INIT = 0.01
+"""Bound of fresh output weights if D is 1 (section B.1): the adapted model starts nearly as the PLM
+itself."""
 KeysValues = tuple[Tensor, Tensor]
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 """Increment of SplitMix64's state from one number to the next: 2⁶⁴ / golden ratio, signed."""
 _AT_ONCE = 2**21
-"""Attention weights for which `kept_weights` draws random numbers in one go."""
+"""Most attention weights for which `kept_weights` draws random numbers at once."""
 
 
 class TinyAttention(nn.Module):
@@ -46,7 +48,7 @@ class TinyAttention(nn.Module):
         row_keys: [B] random keys of the next call's rows. A row's dropout mask is made from its key
             alone, so it does not depend on the other rows; each call replaces the keys by new ones.
             None: keys are drawn in each call.
-        generator: source of row keys where none are given; None: torch's global generator.
+        generator: source of row keys if none are given; None: torch's global generator.
     """
 
     def __init__(
@@ -100,9 +102,9 @@ class TinyAttention(nn.Module):
             z_BTH: intermediate embeddings; positions to read and to modify.
             allowed: bool, broadcastable to [B, M, T, S]: which keys a query may see; None: all.
             is_causal: a query sees itself and earlier positions only; excludes `allowed`.
-            extend: the generation cache: takes this call's keys and values [B, M, T, D] and returns
-                those of all positions [B, M, S, D].
-            stream: where each row begins and ends, if `z_BTH` is a packed sequence [1, N, H];
+            extend: appends this call's keys and values [B, M, T, D] to a generation cache and
+                returns those of all positions [B, M, S, D].
+            stream: the packed sequence of which `z_BTH`, then [1, N, H], has the embeddings;
                 excludes `allowed` and `extend`.
         """
         if stream is not None:
@@ -111,7 +113,7 @@ class TinyAttention(nn.Module):
         if extend is not None:
             key, value = extend(key, value)
         keys = self._next_keys(len(z_BTH), z_BTH.device)
-        heads = self._attend(query, key, value, allowed, is_causal, keys)
+        heads = self.attend(query, key, value, allowed, is_causal, keys)
         return self._combine(heads.transpose(1, 2).flatten(2), z_BTH)
 
     def _forward_stream(self, z_1NH: Tensor, is_causal: bool, stream: PackedSequence) -> Tensor:
@@ -122,7 +124,7 @@ class TinyAttention(nn.Module):
             allowed = None if is_causal else mask
             query, key, value = self._split(qkv_BTC)
             keys = keys_BT1[0][:, 0, 0] if keys_BT1 else None
-            heads = self._attend(query, key, value, allowed, is_causal, keys)
+            heads = self.attend(query, key, value, allowed, is_causal, keys)
             return heads.transpose(1, 2).flatten(2)
 
         keys = self._next_keys(len(stream.lengths), z_1NH.device)
@@ -172,7 +174,7 @@ class TinyAttention(nn.Module):
         keys, self.row_keys = self.row_keys, _mixed(self.row_keys + _STEP)
         return keys
 
-    def _attend(
+    def attend(
         self,
         query: Tensor,
         key: Tensor,
@@ -228,7 +230,7 @@ def kept_weights(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:
     the attended position s, from a state made of the row's key, head and query. So the mask of a
     row depends neither on the other rows of a pass nor on padding.
     """
-    # 17 bytes a weight, so of many rows not all at once.
+    # 17 bytes a weight: many rows are drawn in parts.
     rows = max(1, _AT_ONCE // max(1, shape[1:].numel()))
     return torch.cat([_kept(own, shape, dropout) for own in keys.split(rows)])
 
@@ -245,7 +247,7 @@ def _kept(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:
 def _mixed(state: Tensor) -> Tensor:
     """Apply SplitMix64's output function to signed 64-bit states, in place; products wrap."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        # A signed shift brings in copies of the sign, which do not belong there.
+        # SplitMix64 shifts unsigned numbers; the mask clears the sign bits of a signed shift.
         state ^= (state >> shift).bitwise_and_(2 ** (64 - shift) - 1)
         state *= factor - 2**64
     return state.bitwise_xor_((state >> 31).bitwise_and_(2**33 - 1))

@@ -1,9 +1,11 @@
-"""Adapter folders: an adapter and its classifier as safetensors and JSON, without the PLM.
+"""Adapter folders and trial states on disk; reading them executes nothing in the files.
 
-Reading one executes nothing that is in it.
+An adapter folder holds an adapter and its classifier, without the PLM:
 
-adapter_config.json         what it is: shapes, PLM, task, lineage, SHA-256 of the weights
+adapter_config.json         AdapterCard: shapes, PLM, task, lineage, SHA-256 of the weights
 adapter_model.safetensors   `layers.<call>.<parameter>` and `classifier.{weight,bias}`, fp32
+
+A trial's state is one file, `trial_state.pt`, written by torch.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ STATE_FILE = "trial_state.pt"
 MOST_CARD = 2**20
 """Largest adapter_config.json, in bytes: a thousand times a usual one."""
 MOST_WEIGHTS = 2**32
-"""Largest weight file, in bytes, where the PLM that would bound its size is not known."""
+"""Largest weight file, in bytes, if the PLM, which else bounds its size, is not known."""
 _HEADER = 2**20
 """Largest header of a weight file (names and shapes), in bytes."""
 MOST_OUTPUTS = 10_000
@@ -198,7 +200,7 @@ def read_weights(folder: Path, card: AdapterCard, numbers: int | None = None) ->
         )
     try:
         weights = safetensors.torch.load(content)
-    except Exception as error:  # safetensors' own, and what torch makes of odd names and formats
+    except Exception as error:  # of safetensors, or of torch for unknown names and formats
         raise AdapterError(f"{path}: not a safetensors file: {error}; restore a copy") from None
     for key, weight in weights.items():
         if weight.dtype != torch.float32:
@@ -209,12 +211,16 @@ def read_weights(folder: Path, card: AdapterCard, numbers: int | None = None) ->
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write a trial's state into a folder; StorageError where it cannot be written."""
+    """Write a trial's state into a folder.
+
+    Raises:
+        StorageError: no space or no permission.
+    """
     try:
         with (folder / STATE_FILE).open("wb") as file:
             torch.save(dict(state), file)
             file.flush()
-            os.fsync(file.fileno())  # a rename may reach the disk before what it names
+            os.fsync(file.fileno())  # else a later rename of the folder may reach the disk first
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
         raise StorageError(f"{folder / STATE_FILE}: cannot be written: {error}") from None
 
@@ -228,7 +234,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     path = folder / STATE_FILE
     try:
-        content = path.read_bytes()  # torch tells no failing disk from a damaged file
+        content = path.read_bytes()  # torch.load raises the same for a failing disk as for damage
     except FileNotFoundError:
         raise DamagedError(f"{path}: cannot be read: it is not there") from None
     except OSError as error:

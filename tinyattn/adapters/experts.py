@@ -1,9 +1,9 @@
-"""Experts: one head copied into M slightly different ones, and M heads collapsed into one.
+"""Experts: `perturb` copies one head into M slightly different ones, `collapse` merges M into one.
 
 Equations 5-8 of the paper, in mean form: z̃ = (1/M) Σ_m O_m Attn_m + b. In the paper's sum form, M
-copies of a head would start at M times its output, and a step of AdamW would move the collapsed O M
-times as far. In mean form the copies compute what the one head computed, and equations 7-8,
-M · mean(O^{eq1}), are the plain mean of `out_weight`.
+copies of a head would start with M times its output, and a step of AdamW would move the collapsed O
+M times as far. In mean form the copies together compute the one head's function, and equations 7-8,
+M · mean(O^{eq1}), become the plain mean of `out_weight`.
 
 Shapes as in attention.py: M heads, D dimension of a head, H hidden size.
 """
@@ -34,7 +34,8 @@ def perturb(
     order the function is unchanged. LayerNorm, biases and classifier are copied.
 
     Args:
-        adapter: one head; or `num_heads` heads already, which are then perturbed as they are.
+        adapter: an adapter of one head, which is copied; or of `num_heads` heads, which are only
+            perturbed.
         plm: the PLM it is attached to.
         num_heads: M.
         noise: σ relative to the root mean square of each weight tensor.
@@ -81,10 +82,10 @@ def _copies(
 
 
 def collapse(adapter: Adapter, plm: PreTrainedModel, method: CollapseMethod = "average") -> Adapter:
-    """Return the one-head adapter that stands for all heads, with the same norm and classifier.
+    """Return a one-head adapter merged from all heads, with the same norm and classifier.
 
     Args:
-        adapter: M heads.
+        adapter: an adapter of M heads.
         plm: the PLM it is attached to.
         method: `average`: equations 5-8. `aligned`: the same after `align`. `products`: average the
             products q·kᵀ and v·oᵀ, which do not change when a head is rotated (see `align`), and
@@ -169,10 +170,9 @@ def _best_factors(heads: Heads) -> list[Tensor]:
 def _mean_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Factor the mean over heads of left_mᵀ right_m: [M, D, X], [M, D, Y] to [D, X], [D, Y].
 
-    Of all factors of rank D these have the product nearest to that mean.
-
-    The mean of left_mᵀ right_m has rank at most M·D, so its SVD is that of a small core between
-    two QR factors; the H × H matrix is never built.
+    The factors' product is the best approximation of rank D (Eckart-Young). The mean has rank at
+    most M·D, so its SVD is that of a small core between two QR factors; the H × H matrix is never
+    built.
     """
     heads, dim, _ = left.shape
     basis_l, core_l = torch.linalg.qr(left.flatten(0, 1).T)

@@ -42,9 +42,11 @@ from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.products import apart
 
 _CAN_STREAM: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
+"""Results of `AdaptedModel.can_stream` by PLM."""
 LEAST_WEIGHTS = 1_000_000
-"""Weights that any adapter file may hold; a larger one may hold as many as its PLM has."""
-CLASSIFIER_INIT = 0.02  # standard deviation, as transformers initialises classifiers
+"""An adapter file may hold this many weights, or as many as its PLM has if those are more."""
+CLASSIFIER_INIT = 0.02
+"""Standard deviation of a new classifier's weights, as in transformers."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Adapter(nn.Module):
             nn.init.zeros_(self.classifier.bias)
 
     def by_call(self) -> dict[int, TinyAttention]:
-        """The TinyAttention of each layer call that has one."""
+        """Return {index of a layer call: its TinyAttention}, of the calls that have one."""
         shared = self.config.share_layers and self.calls
         return {
             index: self.layers[str(self.calls[0] if shared else index)]  # type: ignore[misc]
@@ -104,9 +106,9 @@ class Adapter(nn.Module):
         }
 
     def drop_by(self, keys: Tensor | None) -> None:
-        """Set the dropout keys of the next rows, [modules, B], one for each module and row.
+        """Set the dropout keys of the next pass: [modules, B], one for each module and row.
 
-        None: keys are drawn from torch's global generator.
+        None: they are drawn from torch's global generator.
         """
         for number, module in enumerate(self.layers.values()):
             module.row_keys = None if keys is None else keys[number]  # type: ignore[assignment]
@@ -118,7 +120,7 @@ class Adapter(nn.Module):
 
 
 class AdaptedModel(nn.Module):
-    """A frozen PLM with named adapters; the active one changes its embeddings and classifies.
+    """A frozen PLM with named adapters, of which the active one adapts and classifies.
 
     Args:
         plm: a transformers base model, or a causal language model for generation.
@@ -138,7 +140,7 @@ class AdaptedModel(nn.Module):
         self._disabled = False
         self.sites = AdapterHooks(plm, placement)
         plm.requires_grad_(False)
-        self.eval()  # to use it needs no dropout; who trains it calls train()
+        self.eval()  # dropout is for training alone, which begins with train()
 
     # ---- adapters by name ----
 
@@ -183,15 +185,19 @@ class AdaptedModel(nn.Module):
         del self.adapters[name]
 
     def switch(self, name: str | None) -> None:
-        """Make `name` the active adapter; None: the PLM alone."""
+        """Make `name` the active adapter; None: the PLM runs alone.
+
+        Raises:
+            UsageError: no adapter has that name.
+        """
         if name is not None:
-            self.adapter(name)  # UsageError where there is none
+            self.adapter(name)  # raises UsageError if there is none
         self.active = name
         self._activate()
 
     @contextlib.contextmanager
     def using(self, name: str | None) -> Iterator[None]:
-        """Make `name` the active adapter within the block; None: no adapter."""
+        """Make `name` the active adapter within the block; None: the PLM runs alone."""
         before = self.active
         self.switch(name)
         try:
@@ -200,7 +206,7 @@ class AdaptedModel(nn.Module):
             self.switch(before)
 
     def _activate(self) -> None:
-        """Give the hooks the active adapter's modules, or none."""
+        """Give the hooks the active adapter's modules, or none if it is disabled."""
         alone = self.active is None or self._disabled
         self.sites.adapters = {} if alone else self.adapter().by_call()
 
@@ -222,7 +228,7 @@ class AdaptedModel(nn.Module):
 
     @contextlib.contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Run the bare PLM within the block; the active adapter's classifier still answers."""
+        """Run the bare PLM within the block; the active adapter's classifier still gives logits."""
         before, self._disabled = self._disabled, True
         self._activate()
         try:
@@ -241,9 +247,16 @@ class AdaptedModel(nn.Module):
     def forward(
         self, parts: Sequence[tuple[str, PackedSequence]] | None = None, **batch: Tensor
     ) -> Any:
-        """Return logits [B, num_outputs] in fp32, or the PLM's own output without a classifier.
+        """Run the PLM with the active adapter; with `parts` as `run_streams`.
 
-        With `parts` it is `run_streams`: a DeepSpeed engine can call nothing but `forward`.
+        The latter is here too since a DeepSpeed engine calls no other method than `forward`.
+
+        Args:
+            parts: pairs of an adapter's name and its packed rows; None: `batch` is given.
+            batch: inputs of the PLM, each [B, T]: `input_ids`, `attention_mask` and so on.
+
+        Returns:
+            Logits [B, num_outputs] in fp32; without a classifier the PLM's own output.
         """
         if parts is not None:
             return self.run_streams(parts)
@@ -308,9 +321,9 @@ class AdaptedModel(nn.Module):
         return list(pooled.split([len(part.stream.lengths) for part in parts]))
 
     def can_stream(self) -> bool:
-        """Whether this PLM takes packed sequences: gives the same for them as for padded rows.
+        """Return whether this PLM takes packed sequences, with the same results as for padded rows.
 
-        It is tried on a small copy of the PLM, once: the PLM's attention may have a form that
+        It is tried once, on the PLM and on a small copy of it: its attention may have a form that
         cannot be replaced, positions of its own, or another behaviour beyond some length.
         """
         if self.plm not in _CAN_STREAM:
@@ -334,7 +347,7 @@ class AdaptedModel(nn.Module):
                 hidden = self.plm.base_model(input_ids=padded, attention_mask=mask)
                 wanted = self.pool(hidden.last_hidden_state, mask).to(torch.float32)
             found = self.run_bare(stream)
-        except Exception as error:  # whatever such a PLM makes of arguments that it does not know
+        except Exception as error:  # of any class: the PLM may not know these arguments
             if is_out_of_memory(error):
                 raise
             return False
@@ -344,7 +357,12 @@ class AdaptedModel(nn.Module):
         return bool((found - wanted).norm() <= rounding * wanted.norm())
 
     def pool(self, hidden_BTH: Tensor, mask: Tensor | None) -> Tensor:
-        """Pool a row into one embedding: its first token; in a decoder, its last real token."""
+        """Return an embedding of each row, [B, H]: its first token; in a decoder the last real one.
+
+        Args:
+            hidden_BTH: the PLM's last hidden states.
+            mask: [B, T], 1 for a real token; None: all are real.
+        """
         if not self.sites.family.causal:
             return hidden_BTH[:, 0]
         if mask is None:
@@ -354,7 +372,11 @@ class AdaptedModel(nn.Module):
         return hidden_BTH[torch.arange(len(last), device=last.device), last]
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate text with the active adapter; arguments are those of transformers' generate."""
+        """Generate text with the active adapter; arguments and result as of transformers' generate.
+
+        Raises:
+            PlmError: the PLM is not a causal language model.
+        """
         if not self.plm.can_generate():
             raise PlmError(f"{type(self.plm).__name__} cannot generate: load a causal LM")
         return self.plm.generate(*args, **kwargs)  # type: ignore[operator]
@@ -367,12 +389,12 @@ class AdaptedModel(nn.Module):
         return self
 
     def ready_to_train(self) -> None:
-        """Call `train()` unless all is in training mode: with many layers that takes a while."""
+        """Call `train()` unless all is in training mode: it takes time with many layers."""
         if not self.training or self.plm.training != self.plm_dropout:
             self.train()
 
     def counts(self, name: str | None = None) -> Counts:
-        """Parameters of an adapter (the active one by default), its classifier, and the PLM."""
+        """Return the parameter counts of an adapter (by default the active one) and of the PLM."""
         name = name or self.active
         adapter, classifier = self.adapter(name).num_parameters() if name else (0, 0)
         return Counts(adapter, classifier, _count(self.plm))
@@ -389,7 +411,20 @@ class AdaptedModel(nn.Module):
         scores: Mapping[str, float] | None = None,
         lineage: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the adapter `name` (the active one by default) with its classifier to a folder."""
+        """Write an adapter with its classifier as an adapter folder.
+
+        Args:
+            folder: the folder; one that exists is replaced.
+            plm: this model's PLM, which the card names.
+            name: the adapter; None: the active one.
+            task: recorded in the card, as all further arguments.
+            scores: metrics by name.
+            lineage: origin of the adapter.
+
+        Raises:
+            UsageError: there is no such adapter.
+            StorageError: no space or no permission.
+        """
         adapter = self.adapter(name)
         card = AdapterCard(
             adapter=adapter.config,
@@ -420,7 +455,7 @@ class AdaptedModel(nn.Module):
 
 
 def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> Adapter:
-    """Build the adapter of a folder; memory is taken only after its files proved to be complete.
+    """Build the adapter of a folder for a PLM; its memory is allocated after its files are checked.
 
     Raises:
         AdapterError: the files are damaged, or the adapter does not fit the PLM.
@@ -444,7 +479,7 @@ def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> A
 
 @torch.no_grad()
 def _copy_streams(plm: PreTrainedModel) -> bool:
-    """Whether a small copy of a PLM computes packed rows of all lengths as it does single rows."""
+    """Whether a small copy of a PLM gives packed rows of all lengths the results of single rows."""
     lengths = np.array([LIMIT + 4, 5, LIMIT + 1, LIMIT, LIMIT - 1, 2 * LIMIT + 1])
     try:
         model = AdaptedModel(shrunk(plm))
@@ -453,7 +488,7 @@ def _copy_streams(plm: PreTrainedModel) -> bool:
         )
         rows = ids.split(lengths.tolist())
         positions = torch.cat([torch.arange(len(row)) for row in rows])
-        # All short ones first: a PLM may keep what a longer row has changed.
+        # Short rows first: in some PLMs a long row changes the results of later ones.
         wanted = torch.zeros(len(rows), model.plm.config.hidden_size)
         for place in np.argsort(lengths):
             hidden = model.plm.base_model(input_ids=rows[place][None]).last_hidden_state
@@ -461,7 +496,7 @@ def _copy_streams(plm: PreTrainedModel) -> bool:
         found = model.run_bare(
             PackedSequence({"input_ids": ids[None]}, positions[None], (lengths,))
         )
-    except Exception as error:  # a PLM that cannot be made small is not known well enough
+    except Exception as error:  # a PLM that cannot be shrunk cannot be checked: it takes none
         if is_out_of_memory(error):
             raise
         return False
@@ -470,7 +505,16 @@ def _copy_streams(plm: PreTrainedModel) -> bool:
 
 
 def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
-    """Copy an adapter file's tensors into an adapter; AdapterError names what does not fit."""
+    """Copy an adapter file's tensors into an adapter.
+
+    Args:
+        adapter: the adapter.
+        weights: tensors by their names in its state dict.
+        source: file or folder, for messages.
+
+    Raises:
+        AdapterError: names or shapes differ from the adapter's.
+    """
     refuse_other_weights(adapter, weights, source)
     adapter.load_state_dict(dict(weights))
 
@@ -488,7 +532,7 @@ def refuse_other_weights(adapter: Adapter, weights: Mapping[str, Tensor], source
 
 
 def plm_card(plm: Plm) -> PlmCard:
-    """Return what an adapter folder records of its PLM."""
+    """Return the card by which an adapter folder describes its PLM."""
     return PlmCard(
         name=plm.name,
         revision=plm.revision,
@@ -518,5 +562,5 @@ def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
 
 
 def _count(module: nn.Module) -> int:
-    # A weight that ranks have split is empty here; DeepSpeed notes its size.
+    # A weight that is split between ranks is empty here; `ds_numel` is its whole size.
     return sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters())

@@ -35,13 +35,17 @@ class Part(NamedTuple):
 
 @dataclass
 class _Pass:
-    """State of the forward pass that is running: masks, cache, and the count of layer calls."""
+    """State of the forward pass that is running, for the adapters' hooks."""
 
     allowed: Tensor | None = None
+    """As in `TinyAttention.forward`."""
     is_causal: bool = False
     cache: Any = None
+    """The PLM's generation cache; None: there is none."""
     past: int = 0
+    """Number of positions in the cache before this pass."""
     position: dict[nn.Module, int] = field(default_factory=dict)
+    """{layer: number of its calls so far}; a PLM may call a layer several times (ALBERT)."""
     layer_input: Tensor | None = None
     attention_input: Tensor | None = None
 
@@ -49,9 +53,16 @@ class _Pass:
 class AdapterHooks:
     """Forward hooks on one PLM that run the active adapters.
 
-    `adapters` maps the index of a layer call to its TinyAttention: replacing the dict switches
-    adapters, an empty dict leaves the PLM as it was. For packed sequences `streams` names the
-    adapters instead. `remove()` removes the hooks.
+    `adapters` maps the index of a layer call to its TinyAttention. Replacing the dict switches
+    adapters; with an empty dict the PLM computes as if it had no hooks. For packed sequences
+    `streams` gives the adapters instead. `remove()` removes the hooks.
+
+    Args:
+        plm: the PLM.
+        placement: `sequential`, `parallel` or `parallel_heads`, see AdapterConfig.placement.
+
+    Raises:
+        PlmError: the PLM's family is unknown, or it is a decoder in a family that is not causal.
     """
 
     def __init__(self, plm: PreTrainedModel, placement: str) -> None:
@@ -97,9 +108,9 @@ class AdapterHooks:
 
     @contextlib.contextmanager
     def starting_at(self, call: int, hidden_1NH: Tensor | None) -> Iterator[None]:
-        """Within the block the PLM skips the layers before `call`: their output is `hidden_1NH`.
+        """Within the block the PLM skips the layers before `call`, whose output is `hidden_1NH`.
 
-        None: it skips none.
+        With `hidden_1NH` None it skips none.
         """
         left_out = [] if hidden_1NH is None else self.calls[:call]
         for layer in left_out:
@@ -140,10 +151,10 @@ class AdapterHooks:
             self._pass.allowed = _key_mask(mask)
             return None
         use_cache = given.get("use_cache")
-        if use_cache is None:  # a language model hands its own unset argument on as None
+        if use_cache is None:  # a language model passes its own unset argument on as None
             use_cache = self.base.config.use_cache
         if use_cache and self._pass.cache is None:
-            # The PLM would make a cache that the adapters could not fill.
+            # The PLM would make a cache of its own, out of the adapters' reach.
             given["past_key_values"] = self._pass.cache = DynamicCache(config=self.base.config)
         if self._pass.cache is not None:
             self._pass.past = int(self._pass.cache.get_seq_length())
@@ -283,7 +294,7 @@ def _key_mask(mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     mask = mask.bool()
-    # Asking a GPU for the answer would stall it, and a full mask gives the same result.
+    # On a GPU the test would wait for it; attention with a mask of all True has the same result.
     if mask.device.type == "cpu" and bool(mask.all()):
         return None
     return mask[:, None, None, :]

@@ -1,1 +1,1 @@
-"""Rows as tensors: padded batches, packed sequences without padding, length buckets."""
+"""Batching: rows as padded batches or packed sequences, and cuts of a batch by length."""

@@ -20,13 +20,13 @@ _WORTH_A_FILE = 2**20
 
 
 class Batches:
-    """The rows of a split, as flat arrays that batches are cut from.
+    """The tokenised rows of a split, as flat arrays from which batches are made.
 
     Attributes:
         labels: [N] class ids (int64) or scores (float32); empty where the split has none.
-        lengths: [N] tokens.
-        offsets: [N + 1] where each row's tokens begin in `columns`.
-        columns: the PLM's inputs (token ids, token types) of all rows, one after the other.
+        lengths: [N] number of tokens of each row.
+        offsets: [N + 1] index in `columns` of each row's first token, and of the end.
+        columns: the PLM's inputs by name (token ids, token types), [all tokens], row after row.
     """
 
     def __init__(self, split: Rows, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -43,7 +43,10 @@ class Batches:
         return len(self.lengths)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return rows padded on the right to the longest: PLM inputs, and labels if known."""
+        """Return a padded batch: PLM inputs [B, T], `attention_mask`, and `labels` [B] if known.
+
+        Rows are padded on the right to the longest of them.
+        """
         lengths = self.lengths[indices]
         shape = (len(indices), int(lengths.max()))
         batch = {
@@ -84,7 +87,8 @@ class Batches:
 def batches_of(split: Rows, tokenizer: PreTrainedTokenizerBase) -> Batches:
     """Return the Batches of a split, made once per process and shared by its trials.
 
-    Large columns are files in the cache, mapped into memory: one copy for a machine's processes.
+    Large columns are memory-mapped files in the cache, so that the processes of a machine share one
+    copy.
     """
     batches = Batches(split, tokenizer)
     batches.columns = {name: _shared(values) for name, values in batches.columns.items()}
@@ -92,7 +96,7 @@ def batches_of(split: Rows, tokenizer: PreTrainedTokenizerBase) -> Batches:
 
 
 def _shared(values: np.ndarray) -> np.ndarray:
-    """Return the values memory-mapped from a file in the cache, or as they are without room."""
+    """Return the values memory-mapped from a cache file; as they are if small or without room."""
     if values.nbytes < _WORTH_A_FILE:
         return values
     content = np.ascontiguousarray(values).view(np.uint8)
@@ -103,7 +107,7 @@ def _shared(values: np.ndarray) -> np.ndarray:
 
     try:
         found = kept_file(name, content.nbytes, write)
-    except OSError:  # it saves memory, and is no reason to stop
+    except OSError:  # training works with a copy too, which only takes more memory
         return values
     return values if found is None else found.numpy().view(values.dtype)
 
@@ -114,7 +118,7 @@ def labels_of(split: Rows) -> np.ndarray:
 
 
 def groups_of(split: Rows) -> np.ndarray:
-    """Return the group of each row, [N]; rows of one group belong together in every test."""
+    """Return the group of each row, [N]; permutation tests swap the rows of a group together."""
     return split.flat().groups
 
 

@@ -9,12 +9,12 @@ import numpy as np
 
 
 def split_by_length(lengths: np.ndarray, most: int, overhead: float) -> list[np.ndarray]:
-    """Cut a batch into micro-batches of similar lengths, with as little padding as is worth it.
+    """Cut a batch into micro-batches of rows of similar lengths, at the least cost.
 
-    A gradient is a sum over rows, so every cut gives the same step. This one has the least cost,
-    where a micro-batch costs its padded tokens plus `overhead`. It is found by dynamic programming
-    over rows sorted by length. Only cuts where the length changes, and those that `most` forces,
-    have to be tried: within a run of equal lengths the first place to cut is never worse.
+    A gradient is a sum over rows, so every cut gives the same step. A micro-batch costs its padded
+    tokens plus `overhead`; the cheapest cut is found by dynamic programming over rows sorted by
+    length. Only cuts where the length changes, and those that `most` forces, have to be tried:
+    within a run of equal lengths the first place to cut is never worse.
 
     Args:
         lengths: [N] tokens of each row.
@@ -44,5 +44,5 @@ def split_by_length(lengths: np.ndarray, most: int, overhead: float) -> list[np.
 
 
 def _ends(places: Iterable[int], most: int) -> list[int]:
-    """Return the places and all those a multiple of `most` before one of them, ascending."""
+    """Return the places, and all positive ones that are multiples of `most` before them, sorted."""
     return sorted({place for last in places for place in range(last, 0, -most)})

@@ -2,12 +2,12 @@
 
 A padded batch [B, T] becomes a stream [1, N], where N is the number of its real tokens. Layers that
 work token by token (embeddings, norms, feed-forward nets) run on it unchanged. Attention, of
-adapters and mostly of the PLM (`plms/packed_attention.py`), runs on groups of rows of similar
-lengths, which are gathered and masked. The result is that of the padded batch.
-`AdaptedModel.can_stream` finds out whether a PLM takes packed sequences.
+adapters and, for most PLMs, of the PLM (`plms/packed_attention.py`), runs on groups of rows of
+similar lengths, which are gathered into padded and masked batches. Results equal those of the
+padded batch. `AdaptedModel.can_stream` finds out whether a PLM takes packed sequences.
 
-Shape suffixes: B rows, T tokens of the longest, N tokens of the stream, P places of its groups, H
-hidden size.
+Shape suffixes: B rows, T tokens of the longest row, N tokens of the stream, P places of its groups,
+H hidden size.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ GROUP_COST = {"cpu": 32.0, "cuda": 8192.0}
 """Cost of one more call of the PLM's attention, in padded tokens. Measured with MiniLM on a CPU; on
 a GPU it is the launch of kernels."""
 TINY_GROUP_COST = {"cpu": 256.0, "cuda": 8192.0}
-"""Cost of one more call of an adapter's attention, in padded tokens, which are cheaper there."""
+"""Cost of one more call of an adapter's attention, in padded tokens; a padded token costs an
+adapter less than the PLM, so a call costs more of them."""
 TOKEN_STEP, SHORT, SHORT_STEP = 8, 128, 4
-"""With filler, a stream's length is a multiple of TOKEN_STEP; below SHORT tokens, where that would
+"""Filler makes a stream's length a multiple of TOKEN_STEP; up to SHORT tokens, for which that would
 be too much filler, of SHORT_STEP."""
 LEAST_TOKENS = 16
-"""Shortest stream, by filler. With fewer rows MKL multiplies fp32 matrices by other kernels, whose
-rounding differs from that of the same rows in a pass with other trials'."""
+"""Least length of a stream, with filler. For matrices of fewer rows (tokens) MKL uses other fp32
+kernels, whose rounding differs from that in a longer pass shared with other trials."""
 _TYPES = "token_type_ids"
 
 
@@ -47,9 +48,9 @@ class Groups:
 
     Attributes:
         sizes: rows and padded length of each group.
-        masks: for each group, which of its places hold real tokens, [B, 1, 1, T]; None: all.
-        place: [P] the token that goes to each place; None: the places are the stream itself.
-        token: [N] the place of each token.
+        masks: of each group, [B, 1, 1, T]: True at places that hold real tokens; None: all do.
+        place: [P] index of the token that goes to each place; None: the places are the stream.
+        token: [N] index of the place of each token; None: as `place`.
     """
 
     sizes: list[tuple[int, int]]
@@ -81,7 +82,7 @@ class PackedSequence:
 
     @property
     def tokens(self) -> int:
-        """N."""
+        """N, the number of tokens with filler."""
         return self.positions.shape[1]
 
     @functools.cached_property
@@ -105,19 +106,19 @@ class PackedSequence:
 
     @functools.cached_property
     def bounds(self) -> Tensor:
-        """Where each row begins and the last one ends, int32 [B + 1]; filler is not counted."""
+        """Positions where each row begins and the last one ends, int32 [B + 1]; without filler."""
         assert not any(self.filler), "only streams on a CPU have filler"
         bounds = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
         return torch.from_numpy(bounds).to(self.positions.device, non_blocking=True)
 
     def edges(self, last: bool) -> Tensor:
-        """Position in the stream of each row's first (or last) token, [B]."""
+        """Return the position in the stream of each row's first token, or its last, [B]."""
         before = np.cumsum([0, *self.filler[:-1]])
         ends = np.cumsum(self.lengths) + np.repeat(before, [len(lot) for lot in self.lots])
         return torch.from_numpy(ends - 1 if last else ends - self.lengths)
 
     def spread(self, values_B: Tensor) -> Tensor:
-        """Repeat a value per row for each of its tokens, [N, 1]; filler repeats the row before."""
+        """Repeat each row's value for all its tokens, [B] → [N, 1]; filler belongs to the row."""
         tokens = [lot.copy() for lot in self.lots]
         for lot, behind in zip(tokens, self.filler, strict=True):
             lot[-1] += behind
@@ -125,7 +126,7 @@ class PackedSequence:
         return values_B.repeat_interleave(times, output_size=self.tokens)[:, None]
 
     def filled(self, filler: int) -> PackedSequence:
-        """Return the rows, which are of one lot, with `filler` filler tokens behind them."""
+        """Return a sequence of a single lot with `filler` filler tokens behind it."""
         if filler == 0:
             return self
         there = torch.arange(self.tokens + filler, device=self.positions.device)
@@ -155,7 +156,10 @@ def attend_in(groups: Groups, attend: Attend, *inputs_NC: Tensor) -> Tensor:
 def joined(streams: Sequence[PackedSequence]) -> PackedSequence:
     """Concatenate packed sequences that have the same `start`.
 
-    Rows without token types, beside rows that have them, get type 0, as in the PLM's default.
+    If only some have token types, the others get type 0, the PLM's default.
+
+    Raises:
+        ValueError: a sequence lacks another input that others have.
     """
     if len(streams) == 1:
         return streams[0]
@@ -187,9 +191,10 @@ def joined(streams: Sequence[PackedSequence]) -> PackedSequence:
 def filler_of(tokens: int, plm: PreTrainedModel) -> int:
     """Return how many filler tokens a trial's stream of `tokens` tokens gets.
 
-    On a CPU in bf16 torch (oneDNN) compiles and keeps kernels for each shape, some ms and 100 KB
-    each, so filler makes for fewer lengths; and it lengthens short streams to LEAST_TOKENS. The
-    number depends on this trial alone, so that its results do not depend on the others.
+    On a CPU in bf16, oneDNN compiles and keeps a kernel for each shape, at some ms and 100 KB, so
+    filler reduces the number of different lengths. In fp32 it lengthens short streams to
+    LEAST_TOKENS. The number depends on this trial's tokens alone, so that its results do not depend
+    on the trials that share its passes.
     """
     if plm.device.type != "cpu":
         return 0
@@ -201,11 +206,11 @@ def filler_of(tokens: int, plm: PreTrainedModel) -> int:
 def group_rows(
     lots: Sequence[np.ndarray], filler: Sequence[int], cost: float, device: torch.device
 ) -> Groups:
-    """Group the rows of each lot so that little of them is padding.
+    """Divide the rows of each lot into groups of similar lengths, by `split_by_length`.
 
     Args:
-        lots: tokens of each row of a stream, by lot.
-        filler: tokens behind each lot.
+        lots: number of tokens of each row of a stream, by lot.
+        filler: number of filler tokens behind each lot.
         cost: cost of one more group, in padded tokens.
         device: device of the stream.
     """
@@ -223,7 +228,7 @@ def group_rows(
             own = lengths[rows, None]
             columns = np.arange(own.max())
             is_real = columns < own
-            # Padding repeats a token of its own row, so that what is not finite stays there.
+            # Padding repeats its own row's last token: NaN in one row cannot reach another.
             places.append((starts[rows, None] + np.minimum(columns, own - 1)).ravel())
             real.append(is_real.ravel())
             sizes.append(is_real.shape)
@@ -235,5 +240,5 @@ def group_rows(
     found = np.flatnonzero(np.concatenate(real))
     token[place[found]] = found
     for behind in fillers:
-        token[behind] = token[behind.start - 1]  # filler is whatever the token before it is
+        token[behind] = token[behind.start - 1]  # filler copies the token before it
     return Groups(sizes, masks, moved(place), moved(token))

@@ -19,7 +19,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
 from tinyattn.data.files import quiet_datasets, read_file
-from tinyattn.errors import TaskError
+from tinyattn.errors import AbsentDataError, TaskError
 from tinyattn.tasks.agreement import AGREEMENT, generate_splits
 from tinyattn.tasks.base import ENDINGS, Task, find_split
 from tinyattn.tasks.glue import HUB_NAME
@@ -66,7 +66,7 @@ def find_source(task: Task, data_dir: Path | None) -> Source:
             return look()
         except _NotHereError as error:
             reasons.append(f"  {origin}: {error}")
-    raise TaskError(_nowhere(task, splits, reasons))
+    raise AbsentDataError(_nowhere(task, splits, reasons))
 
 
 def _places(

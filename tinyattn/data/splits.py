@@ -23,7 +23,7 @@ from tinyattn.tasks.base import Task
 
 __all__ = ["Split", "TaskData", "load_data", "read_rows", "tokenise"]
 
-_SUBSET_SEED = 527  # of max_train_rows: the same rows for every trial, whatever its seed
+_SUBSET_SEED = 527  # of max_train_rows and max_select_rows: the same rows whatever a trial's seed
 
 
 def load_data(
@@ -33,6 +33,7 @@ def load_data(
     protocol: Literal["paper", "heldout"],
     max_length: int,
     max_train_rows: int | None,
+    max_select_rows: int | None = None,
     carve_version: int = 2,
     token_version: int = 2,
     types: bool | None = None,
@@ -48,6 +49,8 @@ def load_data(
         max_length: tokens per row; in a pair that is too long, the longer text is cut first.
         max_train_rows: size of a fixed random subset of training rows, taken after carving; None:
             all.
+        max_select_rows: size of a fixed random subset of the rows that `heldout` carves to select
+            on; None: all. The others are not trained on.
         carve_version: see `tinyattn.data.carve`.
         token_version: see `tinyattn.data.tokenise`.
         types: whether the PLM has more than one token type; None: as the tokenizer says.
@@ -63,7 +66,7 @@ def load_data(
     rules = token_rules(tokenizer, len(task.text_columns), token_version, types)
     stored = stored_splits(task, tokenizer, max_length, rules, find_source(task, data_dir))
     carved = stored.carved[str(carve_version)]
-    left, select, dev = _divide(task, stored, protocol, carved)
+    left, select, dev = _divide(task, stored, protocol, carved, max_select_rows)
     rows = stored.splits[task.splits.train].rows
     train = as_split(rows, "train", _subset(left, max_train_rows))
     extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
@@ -88,20 +91,24 @@ def load_data(
 
 
 def _divide(
-    task: Task, stored: Stored, protocol: str, carved: Mapping[str, Carved]
+    task: Task,
+    stored: Stored,
+    protocol: str,
+    carved: Mapping[str, Carved],
+    max_select_rows: int | None,
 ) -> tuple[np.ndarray, Split, Split]:
     """Return numbers of training rows, the selection rows, and dev (or rows carved for it)."""
     rows = stored.splits[task.splits.train].rows
     left = np.arange(len(rows))
 
-    def take(name: str) -> Split:
+    def take(name: str, most: int | None = None) -> Split:
         nonlocal left
         left = np.setdiff1d(left, np.concatenate([carved[name].rows, carved[name].unused]))
-        return as_split(rows, name, carved[name].rows)
+        return as_split(rows, name, _subset(carved[name].rows, most))
 
     validation = task.splits.validation
     dev = take("validation") if validation is None else stored.splits[validation]
-    select = take("select") if protocol == "heldout" else dev
+    select = take("select", max_select_rows) if protocol == "heldout" else dev
     if not (len(left) and len(select) and len(dev)):
         raise TaskError(
             f"task '{task.name}': {len(rows)} training rows came, too few to carve others from"

@@ -1,1 +1,1 @@
-"""Passes of batches through an adapted PLM: alone, shared by trials or ranks, from a cache."""
+"""Passes of rows through an adapted PLM: of one trial, shared by trials or ranks, from a cache."""

@@ -1,15 +1,15 @@
-"""The executor of training passes: forward and backward, for one trial or for several together.
+"""PassExecutor: runs training passes, forward and backward, for one trial or several together.
 
-Each trial has a thread and a Trainer, which know nothing of the others. A Trainer hands the rows of
-a pass to the PassExecutor of its process and gets their loss; the adapter has its gradients then. A
-trial by itself never waits. Where several trials train, the executor waits for the rows of all, and
-one of their threads runs them in a single pass. A trial's loss and gradients do not depend on which
-other trials share its passes. A pass that cannot be shared is run by its trial's own thread.
+Each trial has a thread and a Trainer of its own. The Trainer hands the rows of a pass to the
+PassExecutor of its process and gets their loss; the adapter then has its gradients. A single trial
+never waits. If several trials train, the executor waits for the rows of all, and one of their
+threads runs them in one pass. A trial's loss and gradients do not depend on which other trials
+share its passes. A pass that cannot be shared is run by its trial's own thread.
 
-The recovery from errors is here too: a shared pass that runs out of memory is split, and a thread
-in which oneDNN can compile no more kernels (`is_thread_spoilt`) runs no shared pass again.
+The executor also recovers from errors: a shared pass that runs out of memory is split, and a thread
+in which oneDNN can compile no more kernels (`is_thread_spoilt`) runs no further shared pass.
 
-Optimizer, clipping, schedule, the check for NaN and the checkpoints stay with each trial. Other
+Optimizer, clipping, schedule, the check for NaN and checkpoints are each trial's own. All other
 uses of the PLM, such as evaluation, happen within `alone()`.
 """
 
@@ -87,7 +87,7 @@ class PassExecutor:
         self._asking = 0
         """Threads waiting in `alone()`; they come first, or they might wait for ever."""
         self._training = 0
-        """Number of trials that are taking steps."""
+        """Number of trials that are taking steps; a shared pass waits for the rows of all."""
         self._waiting: list[TrainingPass] = []
         self._most_tokens = most_tokens
         self._spoilt: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -132,7 +132,7 @@ class PassExecutor:
             self._changed.notify_all()
             try:
                 self._changed.wait_for(lambda: request.is_told or self._may_run(request))
-            except BaseException:  # Ctrl-C: nobody must run what nobody waits for
+            except BaseException:  # Ctrl-C: withdraw the pass, so that no other thread runs it
                 if request in self._waiting:
                     self._waiting.remove(request)
                 raise
@@ -142,7 +142,7 @@ class PassExecutor:
         if together:
             try:
                 self._run(together)
-            except BaseException as error:  # the others must hear of it too, or wait for ever
+            except BaseException as error:  # give it to the others too, or they wait for ever
                 for other in together:
                     other.error = other.error or (None if other.is_told else error)
                 raise
@@ -201,7 +201,7 @@ class PassExecutor:
             before += [_Before(request) for request in requests]
             losses = run_together(requests)
         except Exception as failed:
-            # Of such errors of a thread only the first is a lack of memory.
+            # A spoilt thread raises the same error again later, without any lack of memory.
             again = is_thread_spoilt(failed) and threading.current_thread() in self._spoilt
             if is_out_of_memory(failed) and not again:
                 self._most_tokens = sum(_tokens(request) for request in requests) // 2
@@ -212,7 +212,7 @@ class PassExecutor:
                 request.loss = loss
         if error is None:
             return
-        error.__traceback__ = None  # it holds on to all that its frames hold
+        error.__traceback__ = None  # its frames keep the failed pass's tensors alive
         for old in before:
             old.restore()
         if is_thread_spoilt(error):
@@ -254,7 +254,7 @@ def run_single(request: TrainingPass) -> Tensor:
         return loss.detach()
     except BaseException as error:
         if is_out_of_memory(error):
-            error.__traceback__ = None  # its frames hold what the neighbours need
+            error.__traceback__ = None  # its frames keep memory that other trials need
         raise
 
 
@@ -272,7 +272,7 @@ def run_together(requests: list[TrainingPass]) -> list[Tensor]:
 
 
 class _Before:
-    """A trial's gradients before a pass, to undo a pass that failed half-way."""
+    """A copy of a trial's gradients before a pass, to undo a pass that failed half-way."""
 
     def __init__(self, request: TrainingPass) -> None:
         self._adapter = request.model.adapter(request.name)

@@ -1,4 +1,4 @@
-"""Forward passes of rows through an adapted PLM: packed if the PLM takes that, else padded."""
+"""Forward passes of rows through an adapted PLM: packed if the PLM can run packed sequences."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 EVAL_TOKENS = 4096
 """Most tokens of an evaluation pass; more are no faster on a CPU."""
-# Cost of one more padded pass, in tokens: measured with MiniLM on a CPU; on a GPU it is the launch
-# of kernels.
-_PASS_COST = {"cpu": 32.0, "cuda": 8192.0}
+PASS_COST = {"cpu": 32.0, "cuda": 8192.0}
+"""Cost of one more padded pass, in tokens. Measured with MiniLM on a CPU; on a GPU it is the launch
+of kernels."""
 
 
 def cut(
@@ -35,12 +35,12 @@ def cut(
     device: torch.device,
     passes: int | None = None,
 ) -> list[np.ndarray]:
-    """Cut a batch into passes; the cut changes only speed and memory.
+    """Cut a batch into passes; how it is cut changes speed and memory, but not the gradients.
 
     Args:
         lengths: [N] tokens of each row.
         most: largest number of rows of a pass.
-        streams: whether passes are packed sequences.
+        streams: whether passes are packed sequences; else padded batches.
         device: the device that runs them.
         passes: number of passes, of which some may have no rows; None: as few as possible if
             packed, as many as are fastest if padded.
@@ -49,9 +49,9 @@ def cut(
         Positions in `lengths`, one array for each pass, longest rows first.
     """
     if passes is None and not streams:
-        return split_by_length(lengths, most, _PASS_COST[device.type])
+        return split_by_length(lengths, most, PASS_COST[device.type])
     order = np.argsort(-lengths, kind="stable")
-    passes = passes or math.ceil(len(order) / most)  # 0 of no rows
+    passes = passes or math.ceil(len(order) / most)  # 0 if there are no rows
     return np.array_split(order, passes) if passes else []
 
 
@@ -62,7 +62,16 @@ def inputs_of(
     device: torch.device,
     bottom: Bottom | None = None,
 ) -> PackedSequence | dict[str, Tensor]:
-    """Return the model's inputs for rows given longest first; `bottom` replaces lower layers."""
+    """Return the model's inputs for some rows: a packed sequence if the model takes them, else a
+    padded batch without labels.
+
+    Args:
+        model: the model that will run them.
+        rows: all rows of the split.
+        indices: the rows of this pass, longest first.
+        device: the model's device.
+        bottom: cached output of the lower layers, for packed sequences only; None: all layers run.
+    """
     if model.can_stream():
         stream = rows.stream(indices, device)
         if bottom is None:
@@ -101,10 +110,14 @@ def outputs_of(
     ranks: Ranks = ONE,
     bottom: Bottom | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Run an adapter over rows: logits [N, num_outputs] and labels [N], empty without labels.
+    """Run an adapter over rows, in eval mode and without gradients.
 
-    Ranks share out the passes, and each gets all outputs. All run the same number of passes, which
-    a PLM split between them needs: at the end some ranks repeat the last pass.
+    Ranks divide the passes among themselves, and each gets all outputs. All ranks run the same
+    number of passes, as a PLM that is split between them requires: at the end some ranks repeat the
+    last pass.
+
+    Returns:
+        Logits [N, num_outputs], and labels [N], which are empty if the rows have none.
     """
     was_training = model.training
     model.eval()
@@ -124,7 +137,7 @@ def outputs_of(
         model.train(was_training)
         return outputs, rows.labels
     passes = list(by_length(rows.lengths, model.can_stream()))
-    with torch.no_grad():  # weights gathered in inference mode could not serve the next training
+    with torch.no_grad():  # ZeRO 3 keeps gathered weights, and autograd refuses inference tensors
         for number in range(ranks.rank, len(passes) + ranks.rank, ranks.size):
             logits = run(passes[min(number, len(passes) - 1)])
             if number < len(passes):
@@ -136,15 +149,15 @@ def outputs_of(
 def mixed_outputs(
     model: AdaptedModel, rows: Mapping[str, Batches], device: torch.device
 ) -> dict[str, np.ndarray]:
-    """Run rows of several adapters in as few passes as possible.
+    """Run the rows of several adapters in shared passes; one adapter at a time if rows are padded.
 
     Args:
-        model: the model; it has all these adapters.
-        rows: rows by the name of their adapter.
+        model: the model, with all these adapters.
+        rows: {name of an adapter: its rows}.
         device: the model's device.
 
     Returns:
-        Logits [N, num_outputs] by the name of the adapter.
+        {name of an adapter: logits [N, num_outputs]}.
     """
     if not model.can_stream():
         return {name: outputs_of(model, name, own, device)[0] for name, own in rows.items()}
@@ -172,8 +185,8 @@ def mixed_outputs(
 def in_passes(lengths: np.ndarray, streams: bool, run: Callable[[np.ndarray], None]) -> None:
     """Call `run` on all rows, in the passes of `by_length`.
 
-    A pass that runs out of memory is run again in halves: a smaller micro-batch size, the remedy in
-    training, has no effect here.
+    A pass that runs out of memory is run again in halves, since evaluation has no micro-batch size
+    that a user could lower.
     """
     waiting = list(by_length(lengths, streams))
     while waiting:

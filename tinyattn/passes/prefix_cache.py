@@ -1,9 +1,9 @@
 """Cache of the hidden states below the first adapted layer, for all rows of a split.
 
 The layers below the first adapter give the same output in every epoch, and in every trial whose
-first adapter is in the same layer. So it is computed once and kept in a file that a machine's
-processes map into memory. Without adapters it is the output of the last layer. It needs packed
-sequences, and no dropout in the PLM.
+first adapter is in the same layer. So this output is computed once and kept in a file that all
+processes of a machine map into memory. If no layer has an adapter, it is the last layer's output.
+The PLM must take packed sequences and have no dropout.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from tinyattn.passes.forward import in_passes
 from tinyattn.plms.loading import Plm, digest_of
 
 _FORMAT = 1
+"""Version of the file format; part of the files' names."""
 _MAPPED = 4
 """Most files of a split that a process has mapped at a time."""
 _OPEN: WeakKeyDictionary[Batches, dict[str, Bottom | None]] = WeakKeyDictionary()
+"""{rows of a split: {layer and digest of the PLM: cache}}; None: it cannot be kept."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,10 @@ class Bottom:
 
 
 def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Bottom | None:
-    """Open the cached inputs of a layer, computing them first if necessary.
+    """Return the cached inputs of a layer, computing them first if necessary.
 
     Args:
-        model: the PLM with hooks; no other thread may run it meanwhile.
+        model: the PLM with hooks; no other thread may run it during the call.
         plm: the PLM of `model`.
         rows: all rows of the split.
         layer: index of the first layer call with an adapter; the number of calls if none has one.
@@ -73,7 +75,7 @@ def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Botto
             opened.pop(next(iter(opened)))
         try:
             opened[key] = _opened(model, rows, layer, _name(key, rows))
-        except OSError:  # it saves time, and is no reason to stop
+        except OSError:  # training works without the cache, only slower
             opened[key] = None
     return opened[key]
 
@@ -107,9 +109,9 @@ def _write(file: BinaryIO, model: AdaptedModel, rows: Batches, layer: int) -> No
     device = next(model.plm.parameters()).device
 
     def keep(indices: np.ndarray) -> None:
-        found = _run(model, layer, rows.stream(indices, device))
+        found = outputs_below(model, layer, rows.stream(indices, device))
         lengths = rows.lengths[indices]
-        by_row = found[: lengths.sum()].split(lengths.tolist())  # filler is nobody's
+        by_row = found[: lengths.sum()].split(lengths.tolist())  # without the filler tokens
         for start, own in zip(starts[indices], by_row, strict=True):
             file.seek(int(start) * own.shape[1] * own.element_size())
             file.write(own.contiguous().view(torch.uint8).numpy().data)
@@ -119,11 +121,11 @@ def _write(file: BinaryIO, model: AdaptedModel, rows: Batches, layer: int) -> No
 
 
 class _EnoughError(Exception):
-    """Ends a forward pass early: the layers above are not needed."""
+    """Raised in a hook to end a forward pass early: the layers above are not needed."""
 
 
-def _run(model: AdaptedModel, layer: int, stream: PackedSequence) -> Tensor:
-    """Return the output of the first `layer` calls, [N, H], on the host."""
+def outputs_below(model: AdaptedModel, layer: int, stream: PackedSequence) -> Tensor:
+    """Return the output of the first `layer` layer calls, [N, H], on the CPU."""
     found: list[Tensor] = []
 
     def take(module: nn.Module, args: object, output: Tensor | tuple[Tensor, ...]) -> None:

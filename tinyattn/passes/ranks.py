@@ -1,6 +1,6 @@
-"""Ranks: the processes of one trial. Each trains on a share of every batch.
+"""Ranks: the processes of one trial, each of which trains on a share of every batch.
 
-DeepSpeed adds up their gradients. A trial usually has one process; then all this does nothing.
+DeepSpeed sums their gradients. A trial usually has one process, for which all methods are trivial.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from tinyattn.files.atomic import replace_folder
 
 @dataclass(frozen=True)
 class Ranks:
-    """The rank of this process among those of its trial, and what they do together."""
+    """The rank of this process among those of its trial, and the collectives between them."""
 
     rank: int = 0
     """Number of this process, from 0; rank 0 writes files."""
     size: int = 1
+    """Number of ranks."""
     store: dist.Store | None = None
-    """Where the processes find each other: a FileStore in a folder that only they can read; None
-    for a single process. A TCPStore would serve anyone who reaches its port, on all interfaces."""
+    """Store in which the processes find each other, such as Ray's, or a FileStore in a private
+    folder; None for a single process. torch's TCPStore would answer anyone, on all interfaces."""
 
     @property
     def writes(self) -> bool:
@@ -42,23 +43,23 @@ class Ranks:
         return rows[self.rank :: self.size]
 
     def rows(self, rows: np.ndarray) -> int:
-        """Return the number of rows of the largest share."""
+        """Return the number of rows in the largest rank's share of a batch."""
         return -(-len(rows) // self.size)
 
     def add_up(self, value: Tensor) -> Tensor:
-        """Add a tensor up over all ranks, in place."""
+        """Sum a tensor over all ranks, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(value)
         return value
 
     def add_up_array(self, values: np.ndarray, device: torch.device) -> np.ndarray:
-        """Add an array on the host up over all ranks."""
+        """Return the sum of a NumPy array over all ranks; `device` is that of the collective."""
         if self.size == 1:
             return values
         return self.add_up(torch.from_numpy(values).to(device)).cpu().numpy()
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in their order."""
+        """Return the values of all ranks, in the order of ranks."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -67,7 +68,10 @@ class Ranks:
 
     @contextmanager
     def one_folder(self, target: Path) -> Iterator[Path]:
-        """Run `replace_folder` for all ranks together: rank 0 makes and renames the folder."""
+        """Yield a new folder in which all ranks write, and which replaces `target` after the block.
+
+        Rank 0 makes and renames it, as `replace_folder`.
+        """
         if self.size == 1:
             with replace_folder(target) as fresh:
                 yield fresh

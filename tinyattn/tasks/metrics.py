@@ -34,7 +34,7 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
     if not np.isfinite(outputs).all():
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
     predictions = _predictions(task, outputs)
-    return {name: float(_METRICS[name](labels, predictions)) for name in task.metrics}
+    return {name: float(METRICS[name](labels, predictions)) for name in task.metrics}
 
 
 def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -43,7 +43,7 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
     It is estimated by the bootstrap (Efron 1979): the metric's spread over samples of these rows,
     drawn with replacement. Arguments are those of `compute_metrics`; the result is deterministic.
     """
-    metric, predictions = _METRICS[task.metrics[0]], _predictions(task, np.asarray(outputs))
+    metric, predictions = METRICS[task.metrics[0]], _predictions(task, np.asarray(outputs))
     draws = np.random.default_rng(0).integers(0, len(labels), (_RESAMPLES, len(labels)))
     return float(np.std([metric(labels[rows], predictions[rows]) for rows in draws]))
 
@@ -107,7 +107,7 @@ def _standardised(column: np.ndarray) -> np.ndarray:
     return centered / np.abs(centered).max()
 
 
-_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "f1_macro": _f1_macro,

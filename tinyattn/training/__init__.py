@@ -1,1 +1,1 @@
-"""Training of an adapter: the trainer, its DeepSpeed engine, evaluations, the cache of PLMs."""
+"""Training of an adapter: trainer, DeepSpeed engine, evaluations, cache of PLMs and data."""

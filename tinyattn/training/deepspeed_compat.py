@@ -1,4 +1,4 @@
-"""What is used of DeepSpeed beyond its public interface, all of it in this file.
+"""Private parts of DeepSpeed that this project uses, all of them in this file.
 
 Each entry says what it is, why it is needed and in which version it was seen;
 tests/compat/test_deepspeed_compat.py fails where DeepSpeed changes one.
@@ -17,13 +17,14 @@ from tinyattn.telemetry import switch_telemetry_off
 
 
 def import_deepspeed() -> ModuleType:
-    """Import DeepSpeed, quiet, and without compiling on a machine without a GPU.
+    """Import DeepSpeed without its log messages, and on a CPU without compiled extensions.
 
-    - `DEEPSPEED_LOG_LEVEL` and `DS_ACCELERATOR` are read when it is imported: it would look for an
-      accelerator, and say so. Its logger has handlers of its own. (deepspeed 0.19.8)
-    - `deepspeed.ops.__compatible_ops__` names the extensions that it may compile. On a CPU its
-      first engine would compile one for shared memory for half a minute, and a kill in mid-build
-      leaves a lock on which later trials hang; gloo serves as well. (deepspeed 0.19.8)
+    - It reads `DEEPSPEED_LOG_LEVEL` and `DS_ACCELERATOR` when it is imported; without them it looks
+      for an accelerator and logs the search. Its logger has handlers of its own.
+      (deepspeed 0.19.8)
+    - `deepspeed.ops.__compatible_ops__` names the extensions that it may compile. On a CPU the
+      first engine would spend half a minute on one for shared memory, and a kill during the build
+      leaves a lock on which later trials hang. gloo does without it. (deepspeed 0.19.8)
     """
     switch_telemetry_off()  # it imports MLflow
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
@@ -41,19 +42,19 @@ def import_deepspeed() -> ModuleType:
 
 
 def add_up_with_nobody(engine: Any) -> None:
-    """Have the engine of a process by itself not ask other processes for their gradients.
+    """Switch off the all-reduce of gradients in the engine of a trial that has one process.
 
-    `enable_backward_allreduce` is an attribute that its configuration does not have.
+    The attribute `enable_backward_allreduce` has no counterpart in the configuration.
     (deepspeed 0.19.8)
     """
     engine.enable_backward_allreduce = False
 
 
 def read_without_executing(engine: Any) -> None:
-    """Have an engine read checkpoints without unpickling whatever a file holds.
+    """Make an engine read checkpoints without executing anything in them (`weights_only`).
 
-    `checkpoint_engine.load` is what reads each file; its own way takes any pickle. What its files
-    hold beside tensors is named here. (deepspeed 0.19.8)
+    `checkpoint_engine.load` reads each file, and by default unpickles any object. `_read` allows
+    tensors and the few classes that DeepSpeed's own files contain. (deepspeed 0.19.8)
     """
     engine.checkpoint_engine.load = _read
 

@@ -39,7 +39,17 @@ def build_engine(
 ) -> Any:
     """Wrap `model` in a DeepSpeed engine with the optimizer and schedule of `config`.
 
-    The engine clips and clears the gradients of all that `model` holds: of one trial.
+    It clips and clears the gradients of all trainable parameters of `model`, which must therefore
+    be those of a single trial.
+
+    Args:
+        model: the frozen PLM with one trial's adapter.
+        config: the trial.
+        total_steps: optimizer steps of the whole trial, for the schedule.
+        ranks: this process's rank among those of the trial.
+
+    Raises:
+        ConfigError: as `warmup_steps`.
     """
     deepspeed = _deepspeed(ranks)
     optimizer = build_optimizer(model.named_parameters(), config.optimizer)
@@ -71,16 +81,17 @@ def shard(plm: nn.Module, ranks: Ranks) -> None:
     """
     deepspeed = _deepspeed(ranks)
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
-    # One weight after the other goes to the device: the whole PLM may not fit there.
+    # This moves one weight after the other to the device, which may be too small for the whole PLM.
     deepspeed.zero.Init(module=plm, config_dict_or_path=config)
-    deepspeed.initialize(model=plm, config=config)  # hooks that gather and let go
+    deepspeed.initialize(model=plm, config=config)  # adds the hooks that gather and release weights
 
 
 def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
     """Return the DeepSpeed configuration of a trial.
 
-    At stage 3 `shard` splits the PLM, once for all trials of a process. The adapter stays whole: it
-    is small, and each layer would have to gather it.
+    At stage 3 `shard` splits the PLM, once for all trials of a process. The engine itself runs at
+    stage 2 at most, so that the adapter stays whole: gathering it in each layer would cost more
+    than it saves.
     """
     return {
         "train_micro_batch_size_per_gpu": -(-config.batch_size // ranks),
@@ -90,7 +101,7 @@ def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
         "zero_optimization": {"stage": min(config.zero_stage, 2)},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
-        "timers": {"throughput": {"enabled": False}},  # it waits for the GPU twice a step
+        "timers": {"throughput": {"enabled": False}},  # they synchronise with the GPU twice a step
     }
 
 
@@ -133,7 +144,7 @@ def warmup_steps(warmup: float, total_steps: int) -> int:
 
 
 def save_optimizer(engine: Any, folder: Path, zero_stage: int) -> dict[str, Any]:
-    """Return the state of optimizer and schedule; ZeRO writes the optimizer's into own files."""
+    """Return the state of schedule and optimizer; with ZeRO the optimizer's goes into `folder`."""
     state: dict[str, Any] = {"schedule": engine.lr_scheduler.state_dict()}
     if zero_stage == 0:
         state["optimizer"] = engine.optimizer.state_dict()
@@ -143,7 +154,11 @@ def save_optimizer(engine: Any, folder: Path, zero_stage: int) -> dict[str, Any]
 
 
 def load_optimizer(engine: Any, folder: Path, zero_stage: int, state: dict[str, Any]) -> None:
-    """Load what `save_optimizer` saved; DamagedError if a file is missing or damaged."""
+    """Load the state that `save_optimizer` returned, and its files in `folder`.
+
+    Raises:
+        DamagedError: a file is missing or damaged.
+    """
     if zero_stage == 0:
         engine.optimizer.load_state_dict(state["optimizer"])
     else:
@@ -167,7 +182,7 @@ def _deepspeed(ranks: Ranks) -> Any:
         "WORLD_SIZE": str(ranks.size),
         "LOCAL_RANK": "0",  # a process sees its own GPU only
     }.items():
-        os.environ[key] = value  # a shell or pod may have others
+        os.environ[key] = value  # in place of values from the shell or pod
     deepspeed: Any = import_deepspeed()
     deepspeed.init_distributed(
         dist_backend="nccl" if torch.cuda.is_available() else "gloo",
@@ -188,7 +203,7 @@ def _meeting_place(ranks: Ranks) -> str:
     anyone who connects.
     """
     if ranks.size == 1:
-        use_interface_of("127.0.0.1")  # gloo listens, though nobody is to come
+        use_interface_of("127.0.0.1")  # gloo listens on a port even for a single process
     store = ranks.store or dist.HashStore()
     scheme = f"store{id(store)}"
     dist.register_rendezvous_handler(

@@ -84,7 +84,10 @@ def final_metrics(data: TaskData, outputs_of: Callable[[Rows], np.ndarray]) -> d
 
 
 def evaluation_steps(config: TrainConfig, steps_per_epoch: int) -> list[int]:
-    """Return the optimizer steps after which to evaluate: twice an epoch, or as configured."""
+    """Return the optimizer steps after which to evaluate, ascending; the last is the trial's end.
+
+    They are `evaluate_every` steps apart; by default there are two evaluations an epoch.
+    """
     total = steps_per_epoch * config.epochs
     if config.evaluate_every is not None:
         return sorted({*range(config.evaluate_every, total + 1, config.evaluate_every), total})

@@ -1,7 +1,7 @@
 """ModelCache: PLMs, tokenizers and tokenised data, kept in memory from trial to trial.
 
-A worker process has one ModelCache, whose content no trial changes. What belongs to a trial is in
-its Trainer.
+A worker process has one ModelCache, whose content no trial changes; a trial's own state is in its
+Trainer.
 """
 
 from __future__ import annotations
@@ -53,15 +53,18 @@ class ModelCache:
         self._loading = threading.RLock()  # trials of several threads must not load a PLM twice
         self._models: dict[Hashable, AdaptedModel] = {}
         self.executor = PassExecutor(*[CPU_TOKENS] if self.device.type == "cpu" else [])
-        """Lets the trials of this process share passes."""
+        """Runs the training passes of all trials of this process."""
 
     def plm(self, name: str, precision: str = "fp32", sharded: bool = False) -> Plm:
-        """Return the frozen PLM of that name and precision, on this process's device.
+        """Return a frozen PLM on this process's device, loading it on the first request.
 
         Args:
             name: name or folder, as for `load_plm`.
-            precision: number format of its weights.
+            precision: number format of its weights, `fp32` or `bf16`.
             sharded: whether its weights are split between the ranks.
+
+        Raises:
+            PlmError: as `load_plm`.
         """
 
         def load() -> Plm:
@@ -72,7 +75,7 @@ class ModelCache:
             return plm
 
         with self._loading:
-            used = {id(model.plm) for model in self._models.values()}
+            used = {id(model.plm) for model in self.attached}
             most = _KEPT_PLMS + sum(id(plm.model) in used for plm in self._plms.values())
             return _remember(self._plms, (name, precision, sharded), load, most)
 
@@ -99,7 +102,7 @@ class ModelCache:
             )
         key = (
             *(config.task, config.plm, config.protocol, config.carve_version, config.token_version),
-            *(config.max_length, config.max_train_rows),
+            *(config.max_length, config.max_train_rows, config.max_select_rows),
         )
 
         def load() -> TaskData:
@@ -113,7 +116,7 @@ class ModelCache:
 
     def _load_data(self, config: TrainConfig, plm: Plm) -> TaskData:
         from tinyattn.data.splits import (
-            load_data,  # it reads text; who brings token ids needs none of it
+            load_data,  # imports libraries that read text; a cache of token ids does without
         )
 
         return load_data(
@@ -122,18 +125,24 @@ class ModelCache:
             protocol=config.protocol,
             max_length=config.max_length,
             max_train_rows=config.max_train_rows,
+            max_select_rows=config.max_select_rows,
             carve_version=config.carve_version,
             token_version=config.token_version,
             types=plm.has_types,
             data_dir=self.data_dir,
         )
 
+    @property
+    def attached(self) -> list[AdaptedModel]:
+        """The adapted PLMs that trials use now."""
+        return list(self._models.values())
+
     def attach(self, plm: Plm, config: TrainConfig) -> AdaptedModel:
         """Return the adapted PLM for a trial. Trials with the same placement share one."""
         place, dropout = config.adapter.placement, config.plm_dropout
         key = (id(plm), place, dropout)
         if key not in self._models:
-            # Weights are shared only now: who just looks at a PLM needs no file of it.
+            # Weights go into a shared file only now, since the check of a sweep needs none.
             own = plm.precision != "fp32" and self.device.type == "cpu" and not self.shards(config)
             if own and share_weights(plm.model):
                 give_back_memory()
@@ -141,7 +150,7 @@ class ModelCache:
         return self._models[key]
 
     def release(self, model: AdaptedModel) -> None:
-        """Remove the hooks from the PLM unless a trial still has an adapter on it."""
+        """Remove the hooks from a PLM, unless a trial still has an adapter on it."""
         if not model.adapters:
             model.detach()
             self._models = {k: other for k, other in self._models.items() if other is not model}
@@ -156,7 +165,7 @@ def _remember(
     kept: OrderedDict[Hashable, Value], key: Hashable, load: Callable[[], Value], most: int
 ) -> Value:
     if key not in kept:
-        while len(kept) >= most:  # let go before loading, so that two never need room at once
+        while len(kept) >= most:  # before loading, so that memory never holds one too many
             kept.popitem(last=False)
         kept[key] = load()
     kept.move_to_end(key)
@@ -164,7 +173,7 @@ def _remember(
 
 
 def give_back_memory() -> None:
-    """Give unused memory, which libraries keep for later, back to the device and the system."""
+    """Return unused memory, which libraries keep for later use, to the device and the system."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

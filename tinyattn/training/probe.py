@@ -20,6 +20,7 @@ from tinyattn.training.trainer import Trainer, out_of_memory_is_an_error
 WORTH = 0.95
 """More trials share a process only if a step then takes at most this fraction of the time."""
 _LEAST_SECONDS, _LEAST_STEPS, _TIMES = 0.5, 2, 3
+"""Least seconds and steps of a measurement of one trial; how often each number is measured."""
 _FEW_STEPS = 8
 """Least steps of each trial in a measurement, so that slow first steps weigh little."""
 
@@ -33,8 +34,8 @@ def step_seconds(config: TrainConfig, model_cache: ModelCache, most: int) -> dic
         most: largest number of trials.
 
     Returns:
-        Number of trials -> seconds of a step. It ends after two numbers without a gain, or where
-        memory runs out.
+        {number of trials: seconds of a step per trial}, up to the second number in a row without a
+        gain, or to where memory runs out.
     """
     found: dict[int, float] = {}
     steps, count, in_vain = 0, 1, 0
@@ -45,9 +46,9 @@ def step_seconds(config: TrainConfig, model_cache: ModelCache, most: int) -> dic
                     stack.enter_context(contextlib.closing(Trainer(trial, model_cache)))
                     for trial in (config.with_overrides({"seed": n}) for n in range(count))
                 ]
-                side_by_side(trainers, 1)  # what is allocated and compiled once
+                side_by_side(trainers, 1)  # untimed: the first step allocates and compiles
                 steps = steps or _enough(trainers)
-                own = max(min(steps, _FEW_STEPS), steps // count)  # as many in all, if not too few
+                own = max(min(steps, _FEW_STEPS), steps // count)  # in all as many as of one trial
                 found[count] = min(side_by_side(trainers, own) for _ in range(_TIMES)) / own / count
         except OutOfMemoryError:
             return found
@@ -59,7 +60,7 @@ def step_seconds(config: TrainConfig, model_cache: ModelCache, most: int) -> dic
 
 
 def best_number(seconds: dict[int, float]) -> int:
-    """Return the best number of trials by the result of `step_seconds`; 1 if it is empty."""
+    """Return the best number of trials from the result of `step_seconds`; 1 if that is empty."""
     best = 1
     for count, one in seconds.items():
         if one <= WORTH * seconds[best]:
@@ -76,7 +77,7 @@ def _enough(trainers: list[Trainer]) -> int:
 
 
 def side_by_side(trainers: list[Trainer], steps: int) -> float:
-    """Let all trainers take `steps` steps at the same time; return the seconds."""
+    """Let all trainers take `steps` steps at the same time; return the seconds that it took."""
     errors: list[BaseException] = []
 
     def run(trainer: Trainer) -> None:
@@ -86,7 +87,8 @@ def side_by_side(trainers: list[Trainer], steps: int) -> float:
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(trainer,)) for trainer in trainers]
-    # Other work on the core must not decide. A GPU's time, and that of several cores, is no sum.
+    # On one core CPU time leaves out other processes' work. A GPU's work is not in it, and several
+    # cores' times would add up, so there it is wall time.
     one_core = trainers[0].device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if one_core else time.perf_counter
     begin = clock()

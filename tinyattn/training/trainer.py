@@ -49,15 +49,16 @@ from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_met
 from tinyattn.training.model_cache import ModelCache
 
 _numbers = itertools.count()
-_GPU_LOSS_CHECK = 16  # steps between looks at a GPU's loss; each look waits for the GPU
+_GPU_LOSS_CHECK = 16
+"""Steps between checks of a GPU's loss for NaN: each check waits for the GPU."""
 
 
 class Trainer:
-    """One trial: an iterator over its evaluations.
+    """Trains the adapter of one trial; iterating over it yields the evaluations.
 
     Args:
         config: the trial.
-        model_cache: where PLM and data come from; shared by the trials of a process.
+        model_cache: source of PLM and data; shared by the trials of a process.
 
     Raises:
         UsageError: config, task, data or PLM do not fit.
@@ -76,7 +77,7 @@ class Trainer:
         self.evaluation_steps = evaluation_steps(config, self.steps_per_epoch)
         self.model_cache, self.executor = model_cache, model_cache.executor
         self.name = f"trial-{next(_numbers)}"
-        """Name of the trial's adapter in the model that trials share."""
+        """Name of the trial's adapter in the AdaptedModel, which trials may share."""
         with self.executor.alone():
             self.model = model_cache.attach(self.plm, config)
             try:
@@ -93,7 +94,7 @@ class Trainer:
         """Attach the adapter and build the DeepSpeed engine."""
         config = self.config
         self.adapter = self._start()
-        seed = config.seed + self.ranks.rank * 2**31  # of the PLM's: it differs between the ranks
+        seed = config.seed + self.ranks.rank * 2**31  # ranks have different rows, so other dropout
         self._plm_rng = {
             kind: torch.Generator(kind).manual_seed(seed).get_state()
             for kind in {"cpu", self.device.type}
@@ -101,11 +102,11 @@ class Trainer:
         """State of the random generator of the PLM's own dropout (`plm_dropout`), by device."""
         self.can_stream = self.model.can_stream()
         self.bottom = self._bottom_of(self.train_rows)
-        self.model.switch(None)  # other models of this PLM must not meet its adapters
+        self.model.switch(None)  # the active adapter would also act in other models of this PLM
         own = _Own(self.model, self.name, plm=not self.model_cache.shards(config))
         self.engine = build_engine(own, config, self.total_steps, self.ranks)
         self.micro_batch_size = min(self.ranks.gather(config.micro_batch_size or config.batch_size))
-        """Most rows of a pass: the smallest value of all ranks."""
+        """Most rows of a pass: the smallest number that any rank asks for."""
 
     def _start(self) -> Adapter:
         """Attach a fresh adapter, or the one that `config.start` names."""
@@ -173,7 +174,7 @@ class Trainer:
             yield self.last
 
     def take_steps(self, count: int) -> float:
-        """Take optimizer steps without evaluating; return the rows' summed loss."""
+        """Take optimizer steps without evaluating; return the summed loss of their rows."""
         with self.executor.training():
             return self._train_until(self.step + count)[0]
 
@@ -208,11 +209,11 @@ class Trainer:
         lengths = self.train_rows.lengths[own]
         passes = None if self.ranks.size == 1 else math.ceil(self.ranks.rows(indices) / micro)
         for positions in cut(lengths, micro, self.can_stream, self.device, passes):
-            if len(positions) == 0:  # all ranks pass equally often: from ZeRO 2 on they meet there
+            if len(positions) == 0:  # from ZeRO 2 on, all ranks must run the same number of passes
                 self._pass(indices[:1], 0.0, keys[:, :1])
                 continue
-            # Rows weigh the same whatever the micro-batches and ranks: the mean is over the whole
-            # batch, and DeepSpeed divides the ranks' sum by their number.
+            # The loss is the mean over the whole batch, whatever its micro-batches and ranks.
+            # DeepSpeed divides the sum of the ranks' gradients by their number.
             share = self.ranks.size / len(indices)
             total += self._pass(own[positions], share, keys[:, places[positions]])
         self.engine.step()
@@ -223,7 +224,7 @@ class Trainer:
 
         They do not depend on how the step is cut into passes or shared between ranks.
         """
-        # Three numbers, so that none is what `epoch_order` starts with.
+        # Seeded by three numbers, since `epoch_order` is by two: no stream is used twice.
         draws = np.random.RandomState([self.config.seed, self.step, 1])
         limits, shape = np.iinfo(np.int64), (len(self.adapter.layers), rows)
         return draws.randint(limits.min, limits.max, shape, dtype=np.int64)
@@ -259,7 +260,7 @@ class Trainer:
     def _evaluate(
         self, index: int, begin: float, train_loss: float, lr: float, rows_per_second: float
     ) -> None:
-        """Score the selection rows, keep the weights if best, and set `last`."""
+        """Score the selection rows, keep the weights if the score is the best, and set `last`."""
         outputs = self.outputs(self.data.select)
         metrics = compute_metrics(self.task, *outputs)
         score = metrics[self.task.metrics[0]]
@@ -289,8 +290,8 @@ class Trainer:
         )
 
     def heldout_metrics(self) -> dict[str, float]:
-        """Return the best adapter's metrics on the held-out rows, which selected nothing."""
-        with self._best_in_place():
+        """Return the best adapter's `final_metrics`, on rows that selected nothing."""
+        with self.best_in_place():
             return final_metrics(self.data, lambda split: self.outputs(split)[0])
 
     def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
@@ -321,7 +322,7 @@ class Trainer:
         return 0 if index == 1 else self.evaluation_steps[index - 2]
 
     @contextlib.contextmanager
-    def _best_in_place(self) -> Iterator[None]:
+    def best_in_place(self) -> Iterator[None]:
         """Within the block the adapter has its best weights instead of its latest ones."""
         latest = {key: value.clone() for key, value in self.adapter.state_dict().items()}
         self.adapter.load_state_dict(self.best_weights)
@@ -333,7 +334,7 @@ class Trainer:
     # ---- files ----
 
     def save(self, folder: Path) -> None:
-        """Write the trial's state, all that it needs to go on but the PLM, into a folder.
+        """Write the trial's state into a folder: all that it needs to go on, except PLM and data.
 
         Raises:
             StorageError: no space or no permission.
@@ -358,10 +359,10 @@ class Trainer:
         """Restore the state from a folder that `save` wrote, possibly on another machine.
 
         Raises:
-            DamagedError: the folder is not there or damaged.
-            ConfigError: it belongs to another trial, PLM or data.
+            DamagedError: the state is missing or damaged.
+            ConfigError: it belongs to another trial, PLM, data or number of ranks.
             AdapterError: the weights do not fit the adapter.
-            StorageError: the folder cannot be read.
+            StorageError: the disk fails.
         """
         state = read_state(folder)
         for what, here in {
@@ -384,12 +385,20 @@ class Trainer:
         self._plm_rng |= {kind: rng[kind] for kind in self._plm_rng if kind in rng}
 
     def save_adapter(self, folder: Path, lineage: Mapping[str, Any] | None = None) -> None:
-        """Write the best adapter so far and its classifier as an adapter folder."""
+        """Write the best adapter so far, with its classifier, as an adapter folder.
+
+        Args:
+            folder: the folder; one that exists is replaced.
+            lineage: recorded beside the trial's config as the adapter's origin.
+
+        Raises:
+            StorageError: no space or no permission.
+        """
         assert self.last is not None, "nothing was evaluated yet"
         scores = {f"select/{self.task.metrics[0]}": self.last.best_score}
         scores |= {f"heldout/{name}": value for name, value in self.last.heldout.items()}
         config = self.config.model_dump(mode="json")
-        with self._best_in_place():
+        with self.best_in_place():
             self.model.save(
                 folder,
                 self.plm,
@@ -426,7 +435,7 @@ class _Own(nn.Module):
     def __init__(self, model: AdaptedModel, name: str, plm: bool) -> None:
         super().__init__()
         self.plm, self.adapter = model.plm if plm else None, model.adapter(name)
-        self._whole = [model]  # a list hides what else it has from parameters()
+        self._whole = [model]  # in a list, so that parameters() leaves out the other adapters
 
     def forward(self, **inputs: Any) -> Any:
         """Run the whole AdaptedModel."""
@@ -439,14 +448,19 @@ def _mathematics(config: TrainConfig) -> str:
 
 
 def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the loss of each row, [N]: squared error if labels are floats, else cross-entropy."""
+    """Return the loss of each row, [B]: squared error if labels are floats, else cross-entropy.
+
+    Args:
+        outputs: logits [B, num_outputs].
+        labels: [B] class ids (int64) or scores (float32).
+    """
     if labels.is_floating_point():
         return F.mse_loss(outputs.squeeze(-1), labels, reduction="none")
     return F.cross_entropy(outputs, labels, reduction="none")
 
 
 def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
-    """Return what an adapter folder records of its task."""
+    """Return the card by which an adapter folder describes its task."""
     task = data.task
     return TaskCard(
         name=task.name,
@@ -464,7 +478,11 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
 
 @contextlib.contextmanager
 def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
-    """Turn libraries' out-of-memory errors in the block into OutOfMemoryError."""
+    """Turn out-of-memory errors of torch and other libraries in the block into OutOfMemoryError.
+
+    Raises:
+        OutOfMemoryError: memory ran out; its cause is the library's error.
+    """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
