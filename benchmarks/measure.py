@@ -35,7 +35,8 @@ from benchmarks.graphs import graphed
 from benchmarks.shapes import PREFIX, ShapedWorkshop, read_tokens
 from benchmarks.steps import GPU, Bench, Way, interleaved, mixed, quartiles, replaced
 from benchmarks.throughput import measure as measure_processes
-from tinyattn.errors import OutOfMemoryError, TinyAttnError, is_out_of_memory
+from tinyattn.compat.torch_compat import is_out_of_memory
+from tinyattn.errors import OutOfMemoryError, TinyAttnError
 from tinyattn.plms import packed_attention
 
 STEPS = 8 if GPU else 4

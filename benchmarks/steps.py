@@ -29,6 +29,7 @@ from tinyattn.config import TrainConfig
 from tinyattn.passes import forward
 from tinyattn.plms import packed_attention
 from tinyattn.plms.families import family_of, layer_calls
+from tinyattn.plms.transformers_compat import attention_named
 from tinyattn.training import trainer as trainer_module
 from tinyattn.training.model_cache import CPU_TOKENS, ModelCache
 from tinyattn.training.probe import side_by_side
@@ -194,10 +195,12 @@ class Bench:
 
     @contextlib.contextmanager
     def _recipe(self) -> Iterator[TakeSteps]:
-        plm = self.plm
-        before = plm.config._attn_implementation
-        plm.set_attn_implementation("eager")
-        with self.plain() as (model, adapter), replaced(TinyAttention, "attend", written_out):
+        eager = attention_named(self.plm, "eager")
+        with (
+            eager,
+            self.plain() as (model, adapter),
+            replaced(TinyAttention, "attend", written_out),
+        ):
             optimizer = torch.optim.AdamW(adapter.parameters(), lr=1e-3)
 
             def take_steps(steps: int) -> None:
@@ -211,10 +214,7 @@ class Bench:
                     optimizer.step()
                     optimizer.zero_grad()
 
-            try:
-                yield take_steps
-            finally:
-                plm.set_attn_implementation(before)
+            yield take_steps
 
     def floor(self, count: int = 1) -> Way:
         """Return the floor: plain torch on rows without padding, one vector instead of adapters.

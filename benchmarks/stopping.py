@@ -20,9 +20,10 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
-from ray.tune.schedulers.async_hyperband import _Bracket
+from ray.tune.schedulers import AsyncHyperBandScheduler
 
 from orchestrator.planning import simulation
 from orchestrator.planning.curves import Curves, Synthetic
@@ -40,11 +41,13 @@ class StockAsha(Asha):
 
     def __init__(self, grace: int, reduction: int, total: int) -> None:
         super().__init__(grace, reduction, total)
-        self._bracket = _Bracket(grace, total, reduction, s=0)
+        self._scheduler = AsyncHyperBandScheduler("rung", "score", "max", total, grace, reduction)
 
     def _judge(self, trial_id: str, rung: int) -> Decision:
-        trial = SimpleNamespace(trial_id=trial_id)
-        decision = Decision(self._bracket.on_result(trial, rung, self.rungs[rung][trial_id]))
+        trial: Any = SimpleNamespace(trial_id=trial_id)
+        self._scheduler.on_trial_add(None, trial)
+        result = {"rung": rung, "score": self.rungs[rung][trial_id]}
+        decision = Decision(self._scheduler.on_trial_result(None, trial, result))
         if decision is Decision.STOP:
             self.stopped[trial_id] = rung
         return decision

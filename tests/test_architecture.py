@@ -17,6 +17,7 @@ PACKAGES = ("tinyattn", "orchestrator", "cluster", "search_spaces")
 ROOMS = {
     "tinyattn": (
         "errors",
+        "compat",
         "telemetry",
         "collector",
         "files",
@@ -59,7 +60,7 @@ UPWARDS = {
 """What the front doors import of other packages beside those below them."""
 MOST_FILES = 12
 HOMES = {
-    "deepspeed": {"tinyattn/training/engine.py", "tinyattn/training/deepspeed_compat.py"},
+    "deepspeed": {"tinyattn/training/engine.py", "tinyattn/compat/deepspeed_compat.py"},
     "optuna": {"orchestrator/search/searcher.py", "orchestrator/search/optuna_compat.py"},
     "click": {"orchestrator/cli/*"},
     "ray": {"orchestrator/execution/*", "cluster/*"},
@@ -67,7 +68,7 @@ HOMES = {
         "orchestrator/tracking/*",
         "orchestrator/registry/*",
         "tinyattn/serving.py",
-        "tinyattn/telemetry.py",
+        "tinyattn/compat/mlflow_compat.py",
     },
 }
 WRITES_RUNS = {"create_run", "log_batch", "log_artifact", "log_artifacts", "set_terminated"}
@@ -184,8 +185,21 @@ def test_importing_the_library_waits_for_no_large_library() -> None:
     assert "'run_sweep'" in found.stdout
 
 
+RIVALS = {("benchmarks/stock.py", "_node_ip_address")}
+"""Private names outside the compat files: a rival uses nothing of this project. The same name is in
+cluster/ray_compat.py, with a test."""
 PUBLIC = {"os._exit", "part._replace"}
 """Names that are public though they begin with an underscore: os's and those of named tuples."""
+
+
+BY_NAME = ("getattr", "setattr", "hasattr", "delattr")
+
+
+def is_namespace(node: ast.expr) -> bool:
+    """Whether an expression is `vars(x)` or `x.__dict__`."""
+    if isinstance(node, ast.Call):
+        return ast.unparse(node.func) == "vars" and len(node.args) == 1
+    return isinstance(node, ast.Attribute) and node.attr == "__dict__"
 
 
 def private_names(tree: ast.Module) -> set[str]:
@@ -203,24 +217,78 @@ def private_names(tree: ast.Module) -> set[str]:
             "tinyattn.serving",  # MLflow's name for what loads a model
         ):
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr"):
-            word = node.args[1]
-            names = [str(word.value)] if isinstance(word, ast.Constant) else []
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in BY_NAME:
+            names = [str(word.value) for word in node.args[1:2] if isinstance(word, ast.Constant)]
+        elif isinstance(node, ast.Subscript) and is_namespace(node.value):
+            names = [str(node.slice.value)] if isinstance(node.slice, ast.Constant) else []
         elif isinstance(node, ast.keyword) and node.arg:
             names = [node.arg]
         found |= {n for n in names if n.startswith("_") and not n.startswith("__")}
     return found
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", [*PACKAGES, "benchmarks"])
 def test_private_names_of_libraries_are_in_the_compat_files(package: str) -> None:
-    found = {path: private_names(tree) for path, tree in trees(package).items()}
-    assert not {p: own for p, own in found.items() if own and not p.endswith("_compat.py")}
+    found = {
+        (path, name)
+        for path, tree in trees(package).items()
+        if not path.endswith("_compat.py")
+        for name in private_names(tree)
+    }
+    assert found <= RIVALS
 
 
 def test_private_names_are_found() -> None:
     code = "import a._b\nfrom c import _d\nx._e\nf(_g=1)\ngetattr(x, '_h')\nself._own\nx.__dict__"
-    assert private_names(ast.parse(code)) == {"_b", "_d", "_e", "_g", "_h"}
+    code += "\nvars(x)['_i']\nvars(x)['_j'] = 1\nx.__dict__['_k']\nhasattr(x, '_l')\nd['_m']"
+    assert private_names(ast.parse(code)) == {f"_{name}" for name in "bdeghijkl"}
+
+
+HOOKS = {("orchestrator/cli/__init__.py", "warnings.formatwarning")}
+"""What may be replaced outside the compat files, because its library documents that it may."""
+
+
+def patched_names(tree: ast.Module) -> set[str]:
+    """What a module sets of another that is not ours, or of a class of such a module."""
+    strangers = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            for alias in node.names:
+                if (module or alias.name).split(".")[0] not in (*PACKAGES, "benchmarks"):
+                    strangers.add(alias.asname or alias.name.split(".")[0])
+    found = set()
+    for node in ast.walk(tree):
+        owner: ast.expr | None = None
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+            owner = node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            owner = node.args[0]
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            value = node.value if is_namespace(node.value) else None
+            owner = value.args[0] if isinstance(value, ast.Call) else getattr(value, "value", None)
+        if owner is not None and ast.unparse(owner).split(".")[0] in strangers:
+            found.add(ast.unparse(node))
+    return found
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "benchmarks"])
+def test_libraries_are_patched_in_the_compat_files_alone(package: str) -> None:
+    found = {
+        (path, name)
+        for path, tree in trees(package).items()
+        if not path.endswith("_compat.py")
+        for name in patched_names(tree)
+    }
+    assert found <= HOOKS
+
+
+def test_patches_are_found() -> None:
+    code = "import a.b\nfrom c import d as e\nimport f\nfrom tinyattn import g\n"
+    code += "a.b.i = 1\ne.j = 2\nsetattr(f, x, 3)\nvars(f)['k'] = 4\ndel e.l\nf.__dict__['m'] = 5\n"
+    code += "g.n = 6\no = f.p\nq.r = f.s\nf.environ['t'] = 7"
+    expected = {"a.b.i", "e.j", "setattr(f, x, 3)", "vars(f)['k']", "e.l", "f.__dict__['m']"}
+    assert patched_names(ast.parse(code)) == expected
 
 
 def defined_private_names(tree: ast.Module) -> set[str]:
@@ -287,10 +355,11 @@ def test_private_names_are_found_where_they_are_defined_and_in_texts() -> None:
 
 
 IMPORTS = """
-import contextlib, importlib, json, logging, os, sys, warnings
+import contextlib, gc, importlib, json, logging, os, signal, sys, warnings
 # Libraries change what they please when they are imported; what counts is what we add to that.
+import mlflow.telemetry
 import deepspeed, huggingface_hub, mlflow, mlflow.pyfunc, optuna, ray, ray.tune, transformers
-import alembic, datasets, matplotlib.pyplot, scipy.stats, sklearn.metrics, sqlalchemy
+import alembic, datasets, matplotlib.pyplot, scipy.stats, sklearn.metrics, sqlalchemy, torch
 from ray.air.execution._internal import actor_manager
 
 NAMES = ("ray.tune", "mlflow.pyfunc", "alembic", "mlflow.store.db.utils", "optuna", "DeepSpeed",
@@ -319,6 +388,20 @@ def state():
         "attention": sorted(transformers.AttentionInterface().valid_keys()),
         "ops": sorted(deepspeed.ops.__compatible_ops__),
         "telemetry": huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY,
+        "client": repr(mlflow.telemetry.get_telemetry_client()),
+        "offline": datasets.config.HF_HUB_OFFLINE,
+        "signals": [str(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+        "hooks": [repr(hook) for hook in (warnings.formatwarning, warnings.showwarning,
+                                          sys.excepthook, sys.unraisablehook)],
+        "path": list(sys.path),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "torch": (torch.get_default_dtype(), torch.get_float32_matmul_precision(),
+                  torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled()),
+        "collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()),
+        "figures": (matplotlib.get_backend(), sorted(matplotlib.rcParams.items(), key=str)),
+        "verbosity": (optuna.logging.get_verbosity(), transformers.logging.get_verbosity(),
+                      transformers.logging.is_progress_bar_enabled(),
+                      datasets.are_progress_bars_disabled()),
     }
 
 before = state()

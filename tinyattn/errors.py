@@ -19,15 +19,7 @@ alone; a traceback means a defect of tinyattn.
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
-
-# Messages of CUDA, cuBLAS, C++, torch's CPU allocator and oneDNN.
-_OUT_OF_MEMORY = (
-    "out of memory|ALLOC_FAILED|bad_alloc|not enough memory|[Cc]an(no|')t allocate|"
-    "could not create a (primitive(?! descriptor)|memory)"
-)
-_SPOILT = "could not create a primitive(?! descriptor)"
 
 
 class TinyAttnError(Exception):
@@ -104,22 +96,3 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
         close = difflib.get_close_matches(word, list(last.values()), n=1, cutoff=0.75)
         near = [key for key in known if last[key] in close]
     return f" — did you mean {' or '.join(map(repr, near))}?" if near else ""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a library's error means that memory ran out; each library has its own errors."""
-    import torch  # slow to import, and what reads a user's words can do without
-
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or (
-        isinstance(error, RuntimeError) and re.search(_OUT_OF_MEMORY, str(error)) is not None
-    )
-
-
-def is_thread_spoilt(error: BaseException) -> bool:
-    """Whether an error is torch's (oneDNN's) for having no memory to compile a kernel.
-
-    Afterwards the thread can compile no kernel at all, however much memory is free: Xbyak, oneDNN's
-    assembler, never resets a thread's error.
-    """
-    return isinstance(error, RuntimeError) and re.search(_SPOILT, str(error)) is not None

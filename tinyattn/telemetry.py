@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
+from tinyattn.compat.hub_compat import switch_hub_telemetry_off
+from tinyattn.compat.mlflow_compat import read_telemetry_switch_again
+
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -27,10 +30,6 @@ def switch_telemetry_off() -> None:
     unset = {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     os.environ.update(unset)
     if "HF_HUB_DISABLE_TELEMETRY" in unset and "huggingface_hub" in sys.modules:
-        from huggingface_hub import constants
-
-        constants.HF_HUB_DISABLE_TELEMETRY = True
+        switch_hub_telemetry_off()
     if "MLFLOW_DISABLE_TELEMETRY" in unset and "mlflow" in sys.modules:
-        from mlflow.telemetry import set_telemetry_client
-
-        set_telemetry_client()
+        read_telemetry_switch_again()

@@ -26,6 +26,7 @@ from orchestrator.execution.memory import (
 from orchestrator.execution.nodes import MachineError, TooSmallError, is_larger_elsewhere
 from orchestrator.spec.messages import Assignment, EndedEarly, Evaluated, Report, StorageFailed
 from orchestrator.spec.outcome import Outcome
+from tinyattn.compat.torch_compat import is_thread_spoilt
 from tinyattn.config import TrainConfig
 from tinyattn.errors import (
     DamagedError,
@@ -33,7 +34,6 @@ from tinyattn.errors import (
     OutOfMemoryError,
     StorageError,
     TinyAttnError,
-    is_thread_spoilt,
 )
 from tinyattn.passes.ranks import ONE, Ranks, use_interface_of
 from tinyattn.plugins import load_all

@@ -26,6 +26,8 @@ from tinyattn.adapters.checkpoint import (
 )
 from tinyattn.adapters.placement import AdapterHooks, Part
 from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
+from tinyattn.compat.deepspeed_compat import whole_size
+from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import (
     AdapterError,
@@ -33,7 +35,6 @@ from tinyattn.errors import (
     PlmError,
     UsageError,
     did_you_mean,
-    is_out_of_memory,
 )
 from tinyattn.plms.families import layer_calls, select_layers
 from tinyattn.plms.loading import Plm
@@ -562,5 +563,4 @@ def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
 
 
 def _count(module: nn.Module) -> int:
-    # A weight that is split between ranks is empty here; `ds_numel` is its whole size.
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in module.parameters())
+    return sum(map(whole_size, module.parameters()))

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from tinyattn.adapters.attention import TinyAttention
 from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.errors import PlmError, UsageError
 from tinyattn.plms.families import family_of, layer_calls, submodule
+from tinyattn.plms.transformers_compat import further_layer
 
 
 class Part(NamedTuple):
@@ -206,10 +206,7 @@ class AdapterHooks:
 
         They are stored as further layers, behind the PLM's own.
         """
-        layers = self._pass.cache.layers
-        while len(layers) <= len(self.calls) + index:
-            layers.append(DynamicLayer())
-        kept = layers[len(self.calls) + index]
+        kept = further_layer(self._pass.cache, len(self.calls) + index)
         if kept.get_seq_length() != self._pass.past:
             raise UsageError(
                 f"the cache holds {self._pass.past} positions, but this adapter's keys of "

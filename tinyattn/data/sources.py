@@ -6,7 +6,6 @@ and hub. If no source has the data, one error lists the ways to get them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -18,6 +17,7 @@ import datasets
 from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
+from tinyattn.compat.datasets_compat import hub_left_alone
 from tinyattn.data.files import quiet_datasets, read_file
 from tinyattn.errors import AbsentDataError, TaskError
 from tinyattn.tasks.agreement import AGREEMENT, generate_splits
@@ -131,7 +131,8 @@ def _generated(splits: list[str]) -> Source:
 def _hub(task: Task, splits: list[str]) -> Source:
     switch_telemetry_off()
     try:
-        with quiet_datasets(), _offline_unless_reachable():
+        # The library's own retries take about 25 seconds before they give up.
+        with quiet_datasets(), hub_left_alone(not _hub_answers()):
             loaded = datasets.load_dataset(HUB_NAME, task.name)
             found = {split: loaded[split] for split in splits}
     except Exception as error:
@@ -141,20 +142,6 @@ def _hub(task: Task, splits: list[str]) -> Source:
         places={split: f"{HUB_NAME} {task.name} {split}" for split in splits},
         read=lambda split, scratch: found[split],
     )
-
-
-@contextlib.contextmanager
-def _offline_unless_reachable() -> Iterator[None]:
-    """Make `datasets` use only its cache within the block if the hub does not answer at once.
-
-    Its own retries take about 25 seconds before they give up.
-    """
-    was_offline = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = was_offline or not _hub_answers()
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = was_offline
 
 
 def _hub_answers() -> bool:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.packed_sequence import PackedSequence
-from tinyattn.errors import is_out_of_memory, is_thread_spoilt
+from tinyattn.compat.torch_compat import is_out_of_memory, is_thread_spoilt
 from tinyattn.passes.forward import logits_of
 
 

@@ -15,7 +15,7 @@ from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches
 from tinyattn.batching.length_buckets import split_by_length
 from tinyattn.batching.packed_sequence import PackedSequence
-from tinyattn.errors import is_out_of_memory
+from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.passes.ranks import ONE, Ranks
 
 if TYPE_CHECKING:

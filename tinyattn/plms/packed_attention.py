@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from tinyattn.batching.packed_sequence import PackedSequence, attend_in
-from tinyattn.errors import is_out_of_memory
+from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.plms.transformers_compat import attention_named
 
 NAME = "tinyattn_stream"

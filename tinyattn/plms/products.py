@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
+
+from tinyattn.plms.transformers_compat import product_weight
 
 MOST_TERMS = 384
 """Products of up to this many terms have the same bits for every number of rows from LEAST_TOKENS
@@ -47,13 +48,15 @@ def apart(plm: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
 
 
 def _has_many_terms(module: nn.Module) -> bool:
-    """Whether a module is a product of many terms, forward or backward; Conv1D is GPT-2's."""
-    return isinstance(module, nn.Linear | Conv1D) and max(module.weight.shape) > MOST_TERMS
+    """Whether a module is a product of many terms, forward or backward."""
+    weight = product_weight(module)
+    return weight is not None and max(weight.shape) > MOST_TERMS
 
 
 def _run(module: Any, tokens: Sequence[int], x: Tensor) -> Tensor:
     """Run a product, separately by trial if its input is all tokens (a pooler's is not)."""
-    weight = module.weight if isinstance(module, nn.Linear) else module.weight.t()
+    weight = product_weight(module)
+    assert weight is not None
     if x.ndim < 2 or x.shape[-2] != sum(tokens):
         return F.linear(x, weight, module.bias)
     found: Tensor = _Product.apply(x, weight, module.bias, tokens)

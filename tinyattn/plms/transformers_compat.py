@@ -10,7 +10,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+from transformers.pytorch_utils import Conv1D
 
 
 @contextlib.contextmanager
@@ -36,3 +39,27 @@ def revision_of(plm: PreTrainedModel) -> str | None:
     """
     revision: str | None = getattr(plm.config, "_commit_hash", None)
     return revision
+
+
+def product_weight(module: nn.Module) -> Tensor | None:
+    """Return the weight [outputs, inputs] of a matrix product; None: the module is none.
+
+    GPT-2's products are a `Conv1D`, documented as an internal helper, whose weight is transposed.
+    (transformers 5.11, 5.23)
+    """
+    if isinstance(module, nn.Linear):
+        return module.weight
+    return module.weight.t() if isinstance(module, Conv1D) else None
+
+
+def further_layer(cache: Any, index: int) -> DynamicLayer:
+    """Return the layer of a generation cache at an index, made if it is behind the PLM's own.
+
+    The list `cache.layers` and its `DynamicLayer` are documented as internal helpers; that a cache
+    may have more layers than its PLM is not documented at all. Whatever reorders or crops a cache
+    goes through all of its layers. (transformers 5.11, 5.23)
+    """
+    while len(cache.layers) <= index:
+        cache.layers.append(DynamicLayer())
+    found: DynamicLayer = cache.layers[index]
+    return found

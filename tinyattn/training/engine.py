@@ -22,14 +22,15 @@ import torch.distributed as dist
 from torch import nn
 from transformers import get_scheduler
 
-from tinyattn.config import OptimizerConfig, TrainConfig
-from tinyattn.errors import ConfigError, DamagedError
-from tinyattn.passes.ranks import ONE, Ranks, use_interface_of
-from tinyattn.training.deepspeed_compat import (
+from tinyattn.compat.deepspeed_compat import (
     add_up_with_nobody,
     import_deepspeed,
     read_without_executing,
 )
+from tinyattn.config import OptimizerConfig, TrainConfig
+from tinyattn.errors import ConfigError, DamagedError
+from tinyattn.passes.ranks import ONE, Ranks, use_interface_of
+from tinyattn.telemetry import switch_telemetry_off
 
 _TAG = "state"
 
@@ -183,6 +184,7 @@ def _deepspeed(ranks: Ranks) -> Any:
         "LOCAL_RANK": "0",  # a process sees its own GPU only
     }.items():
         os.environ[key] = value  # in place of values from the shell or pod
+    switch_telemetry_off()  # DeepSpeed imports MLflow
     deepspeed: Any = import_deepspeed()
     deepspeed.init_distributed(
         dist_backend="nccl" if torch.cuda.is_available() else "gloo",

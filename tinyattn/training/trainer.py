@@ -36,9 +36,10 @@ from tinyattn.adapters.model import (
     read_adapter_for,
 )
 from tinyattn.batching.batches import Batches, batches_of, epoch_order
+from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import TrainConfig, unnamed
 from tinyattn.data.tokens import Rows, TaskData
-from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError, is_out_of_memory
+from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.files.object_store import fetched
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of

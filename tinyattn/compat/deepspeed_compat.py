@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from tinyattn.telemetry import switch_telemetry_off
-
 
 def import_deepspeed() -> ModuleType:
     """Import DeepSpeed without its log messages, and on a CPU without compiled extensions.
@@ -26,7 +24,6 @@ def import_deepspeed() -> ModuleType:
       first engine would spend half a minute on one for shared memory, and a kill during the build
       leaves a lock on which later trials hang. gloo does without it. (deepspeed 0.19.8)
     """
-    switch_telemetry_off()  # it imports MLflow
     os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
@@ -39,6 +36,16 @@ def import_deepspeed() -> ModuleType:
     if on_cpu:
         deepspeed.ops.__compatible_ops__ = {}
     return deepspeed
+
+
+def whole_size(weight: torch.Tensor) -> int:
+    """Return how many numbers a weight has; one that is split between ranks is empty here.
+
+    ZeRO 3 leaves the size of a weight that it splits in its attribute `ds_numel`, which no page
+    documents. (deepspeed 0.19.8)
+    """
+    size: int = getattr(weight, "ds_numel", weight.numel())
+    return size
 
 
 def add_up_with_nobody(engine: Any) -> None:

@@ -1,0 +1,4 @@
+"""Private, patched and undocumented parts of libraries that several rooms use, a file for each.
+
+Those of transformers are in `plms/transformers_compat.py`, above the rooms that need none of it.
+"""
