@@ -361,6 +361,7 @@ import mlflow.telemetry
 import deepspeed, huggingface_hub, mlflow, mlflow.pyfunc, optuna, ray, ray.tune, transformers
 import alembic, datasets, matplotlib.pyplot, scipy.stats, sklearn.metrics, sqlalchemy, torch
 from ray.air.execution._internal import actor_manager
+from ray.tune.execution import tune_controller
 
 NAMES = ("ray.tune", "mlflow.pyfunc", "alembic", "mlflow.store.db.utils", "optuna", "DeepSpeed",
          "transformers", "datasets")
@@ -384,7 +385,7 @@ def state():
         "environment": dict(os.environ),
         "warnings": list(filters),
         "levels": {name: logging.getLogger(name).level for name in NAMES},
-        "patched": repr(actor_manager.RayActorError),
+        "patched": [repr(own.RayActorError) for own in (actor_manager, tune_controller)],
         "attention": sorted(transformers.AttentionInterface().valid_keys()),
         "ops": sorted(deepspeed.ops.__compatible_ops__),
         "telemetry": huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY,

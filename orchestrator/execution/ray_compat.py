@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import re
+from enum import Enum
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,8 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.experimental import internal_kv
+from ray.tune.execution import tune_controller
+from ray.tune.experiment import Trial as TuneTrial
 
 WORKER_ENDS = (RayActorError, OutOfMemoryError, NodeDiedError, WorkerCrashedError)
 """Exceptions by which Ray tells that a worker's process has ended. (ray 2.60)"""
@@ -34,18 +38,33 @@ _TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
 }
 _ADDRESS = re.compile(r"\bip[:=] ?([0-9a-f.:]*[0-9a-f])", re.IGNORECASE)
+_LOW_MEMORY = "running low on memory"
+_DIED = re.compile(r"actor died unexpectedly|actor \S+ is unavailable")
+_COLOUR = re.compile(r"\x1b\[\d+m")
+_FAILURE = re.compile(r"^Failure # .*\n", re.MULTILINE)
+"""What Tune writes above each error in a trial's error file. (ray 2.60)"""
+
+
+class WorkerEnd(Enum):
+    """How a worker ended, as Ray's message tells it."""
+
+    KILLED_FOR_MEMORY = "Ray killed it because its machine ran low on memory"
+    DIED = "its process died, or its machine cannot be reached"
+    RAISED = "its code raised"
 
 
 def prepare_tune() -> None:
     """Set what Ray Tune needs before it runs trials for this project; doing it again is harmless.
 
-    - `actor_manager.RayActorError`, the only way in which Tune of Ray 2.60 knows that a worker can
-      end: it would end itself where Ray kills a worker because its machine runs low on memory.
-      `isinstance` takes a tuple of classes as well as a class.
+    - `RayActorError` in two modules, the only way in which Tune of Ray 2.60 knows that a worker can
+      end: it would end itself where Ray kills a worker because its machine runs low on memory, in
+      the first module wherever it happens, in the second while the worker trains. `isinstance`
+      takes a tuple of classes as well as a class.
     - Tune's switches in the environment, which it reads while it runs.
     - The level of the logger `ray.tune`: tracebacks of trials are in MLflow.
     """
-    vars(actor_manager)["RayActorError"] = WORKER_ENDS
+    for module in (actor_manager, tune_controller):
+        vars(module)["RayActorError"] = WORKER_ENDS
     os.environ.update(_TUNE_ENVIRONMENT)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
 
@@ -74,6 +93,30 @@ def address_in(error: str) -> str | None:
     """
     found = _ADDRESS.findall(error)
     return found[-1] if found else None
+
+
+def last_error(trial: TuneTrial) -> str:
+    """Return the text of the last error of Tune's trial; empty if it could not be kept.
+
+    Tune appends each error to the file `error_file`, coloured, below a line `Failure # 1 ...`. Its
+    own reader looks for the file in a folder to which it is copied later. (ray 2.60)
+    """
+    try:
+        text = Path(trial.error_file).read_text("utf-8", errors="replace")
+    except (OSError, TypeError):
+        return ""
+    return _FAILURE.split(_COLOUR.sub("", text))[-1].strip()
+
+
+def worker_end(error: str) -> WorkerEnd:
+    """Return how a worker ended, from Ray's message.
+
+    Ray has exceptions for these ends, but keeps only the text of one that another worker has passed
+    on, as those that supervise a trial do. (ray 2.60)
+    """
+    if _LOW_MEMORY in error:
+        return WorkerEnd.KILLED_FOR_MEMORY
+    return WorkerEnd.DIED if _DIED.search(error) else WorkerEnd.RAISED
 
 
 def nothing_saved() -> SimpleNamespace:

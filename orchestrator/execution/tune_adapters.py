@@ -15,10 +15,8 @@ its worker, Tune's trial ends, and the next stint is another one.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ray import tune
@@ -30,7 +28,7 @@ from ray.tune.search import Searcher
 from orchestrator.driver.context import Stop
 from orchestrator.driver.driver import Driver
 from orchestrator.execution.nodes import TooSmallError, refuse_dead_ray
-from orchestrator.execution.ray_compat import address_in
+from orchestrator.execution.ray_compat import WorkerEnd, address_in, last_error, worker_end
 from orchestrator.execution.trainable import POINT, REPORT, TRIAL
 from orchestrator.spec.messages import Decision, WorkerLost
 from orchestrator.spec.outcome import Outcome
@@ -103,7 +101,7 @@ class TuneEvents:
         _, answer = self._decided.get(trial.trial_id, _NO_RESULT)
         if answer == TrialScheduler.STOP:  # the trial had ended or paused before
             return
-        lost = lost_worker(_last_words(trial))
+        lost = lost_worker(last_error(trial))
         self._tell(lambda: self._driver.on_lost(self._trials[trial.trial_id], lost), None)
 
     def release(self, stint: str) -> None:
@@ -230,24 +228,18 @@ def lost_worker(error: str) -> WorkerLost:
     return WorkerLost(error, address_in(error), *_outcome_of(error))
 
 
-def _last_words(trial: TuneTrial) -> str:
-    """Text of a stint's last error, from Tune's error file; empty if there is none."""
-    try:  # Tune's own reader looks for the file in a folder to which it is copied later
-        text = Path(trial.error_file).read_text("utf-8", errors="replace")
-    except (OSError, TypeError):
-        return ""
-    plain = re.sub(r"\x1b\[\d+m", "", text)
-    return re.split(r"^Failure # .*\n", plain, flags=re.MULTILINE)[-1].strip()
-
-
 def _outcome_of(error: str) -> tuple[Outcome, str]:
     """Outcome and message of a trial that does not go on after this error."""
     if not error:
         return Outcome.FAILED, "its error could not be kept: is the disk full?"
     if TooSmallError.__name__ in error:
         return Outcome.OUT_OF_MEMORY, error.splitlines()[-1]
-    if "running low on memory" in error:
-        return Outcome.OUT_OF_MEMORY, f"killed when the machine ran low on memory; {LESS_MEMORY}"
-    if re.search(r"actor died unexpectedly|actor \S+ is unavailable", error):
-        return Outcome.FAILED, f"its worker died each time, perhaps out of memory; {LESS_MEMORY}"
-    return Outcome.FAILED, error
+    match worker_end(error):
+        case WorkerEnd.KILLED_FOR_MEMORY:
+            reason = f"killed when the machine ran low on memory; {LESS_MEMORY}"
+            return Outcome.OUT_OF_MEMORY, reason
+        case WorkerEnd.DIED:
+            reason = f"its worker died each time, perhaps out of memory; {LESS_MEMORY}"
+            return Outcome.FAILED, reason
+        case WorkerEnd.RAISED:
+            return Outcome.FAILED, error

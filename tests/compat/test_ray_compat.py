@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import ipaddress
+import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -49,7 +53,8 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tune as a sweep has it; afterwards as it was."""
     for name in ("TUNE_MAX_PENDING_TRIALS_PG", "TUNE_DISABLE_SIGINT_HANDLER"):
         monkeypatch.setenv(name, "")
-    monkeypatch.setattr(ray_compat.actor_manager, "RayActorError", ray.exceptions.RayActorError)
+    for module in (ray_compat.actor_manager, ray_compat.tune_controller):
+        monkeypatch.setattr(module, "RayActorError", ray.exceptions.RayActorError)
     before = logging.getLogger("ray.tune").level
     ray_compat.prepare_tune()
     yield
@@ -108,6 +113,100 @@ def test_the_innermost_machine_is_the_one_that_failed() -> None:
     assert address_in("(pid=7, ip=fd00::2, actor_id=0a)") == "fd00::2"
     assert address_in("Memory on the node (IP: 10.0.0.5, ID: 0a) was 4.55GB used") == "10.0.0.5"
     assert address_in("a trip: nothing") is None
+
+
+LOST = """
+import json, os, signal, sys, time
+from cluster.settings import set_before_ray
+set_before_ray()
+import ray
+from ray import tune
+from ray.tune.schedulers import FIFOScheduler
+from cluster.local import this_machine
+from orchestrator.execution.ray_compat import last_error, prepare_tune, worker_end
+from orchestrator.execution.tune_adapters import lost_worker
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@ray.remote(num_cpus=0)
+class Rank:
+    die = die
+
+class Ending(tune.Trainable):
+    def setup(self, config):
+        self.kind = config["kind"]
+
+    def step(self):
+        match self.kind:
+            case "died":
+                die()
+            case "passed on":  # as by the actor that supervises the ranks of a trial
+                ray.get(Rank.remote().die.remote())
+            case "crashed":  # raised on as a WorkerCrashedError
+                ray.get(ray.remote(num_cpus=0, max_retries=0)(die).remote())
+            case "raised":
+                raise RuntimeError("on purpose")
+        time.sleep(60)  # until its memory is wanted
+        return {"done": True}
+
+class Listening(FIFOScheduler):
+    def on_trial_error(self, controller, trial):
+        error = last_error(trial)
+        lost = lost_worker(error)
+        print(json.dumps([trial.config["kind"], worker_end(error).name, lost.outcome.value,
+                          lost.node, lost.reason, error]), flush=True)
+
+kinds = sys.argv[2:]
+with this_machine(num_cpus=2):
+    prepare_tune()
+    tune.Tuner(
+        Ending, param_space={"kind": tune.grid_search(kinds)},
+        tune_config=tune.TuneConfig(scheduler=Listening()),
+        run_config=tune.RunConfig(storage_path=sys.argv[1], verbose=0),
+    ).fit()
+"""
+
+
+def lost(folder: Path, *kinds: str, **environment: str) -> dict[str, list[str]]:
+    """{kind: [end, outcome, address, reason, error]} of workers that a real Tune has lost."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOST, str(folder), *kinds],
+        capture_output=True, text=True, timeout=280, check=False, env=os.environ | environment,
+    )  # fmt: skip
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert done.returncode == 0, done.stderr
+    return {kind: found for kind, *found in map(json.loads, lines)}
+
+
+def test_a_worker_that_dies_is_told_from_one_whose_code_raises(tmp_path: Path) -> None:
+    """And none of them ends Tune, which knows the first two alone by itself."""
+    found = lost(tmp_path, "died", "passed on", "crashed", "raised")
+    assert found["crashed"][1:3] == ["failed", "127.0.0.1"]
+    for kind in ("died", "passed on"):
+        end, outcome, node, reason, error = found[kind]
+        assert (end, outcome, node) == ("DIED", "failed", "127.0.0.1"), error
+        assert "died each time" in reason
+    end, outcome, node, reason, error = found["raised"]
+    assert (end, outcome, node) == ("RAISED", "failed", "127.0.0.1"), error
+    assert reason == error  # a user sees where it was raised
+    assert error.endswith("RuntimeError: on purpose")
+    assert "Failure #" not in error
+    assert "\x1b" not in error
+
+
+def test_a_worker_that_ray_kills_for_its_memory_is_told(tmp_path: Path) -> None:
+    """The monitor takes the machine to be full as soon as anything runs on it."""
+    environment = {"RAY_memory_monitor_refresh_ms": "50", "RAY_memory_usage_threshold": "0.001"}
+    end, outcome, node, reason, error = lost(tmp_path, "killed", **environment)["killed"]
+    assert (end, outcome, node) == ("KILLED_FOR_MEMORY", "out_of_memory", "127.0.0.1"), error
+    assert "killed when the machine ran low on memory" in reason
+
+
+def test_an_error_that_could_not_be_kept_is_empty(tmp_path: Path) -> None:
+    for file in (None, str(tmp_path / "missing")):
+        trial: Any = SimpleNamespace(error_file=file)
+        assert ray_compat.last_error(trial) == ""
 
 
 def test_tunes_own_answer_of_a_trainable_that_saves_has_the_same_parts() -> None:
