@@ -6,13 +6,17 @@ import logging
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient, environment_variables
+from mlflow.telemetry import client
 from mlflow.telemetry.client import get_telemetry_client
 
 from orchestrator.tracking.database import require_database
 from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
+from tinyattn.telemetry import switch_telemetry_off
 
 
 @pytest.mark.slow
@@ -39,3 +43,16 @@ def test_mlflow_reads_the_switches_with_each_use(monkeypatch: pytest.MonkeyPatch
     assert values == [0, False, True]
     assert get_telemetry_client() is None
     assert logging.getLogger("alembic").level == logging.CRITICAL
+
+
+def test_telemetry_of_an_mlflow_that_was_imported_before_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: Any = SimpleNamespace(info={"session_id": "x"})
+    monkeypatch.setattr(client, "_MLFLOW_TELEMETRY_CLIENT", begun)
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    switch_telemetry_off()
+    assert get_telemetry_client() is begun  # the user has decided
+    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
+    switch_telemetry_off()
+    assert get_telemetry_client() is None

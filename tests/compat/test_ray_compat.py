@@ -24,6 +24,7 @@ from ray.air.execution._internal.tracked_actor import TrackedActor
 from ray.air.execution._internal.tracked_actor_task import TrackedActorTask
 from ray.tune import constants
 
+import tinyattn
 from cluster.local import this_machine
 from orchestrator.execution import ray_compat
 from orchestrator.execution.ray_compat import address_in
@@ -233,3 +234,76 @@ def test_ray_of_this_machine_is_on_loopback_and_keeps_its_processes(started_ray:
     assert ipaddress.ip_address(ray.util.get_node_ip_address()).is_loopback
     started = [info.process for own in worker._global_node.all_processes.values() for info in own]
     assert {"terminate", "kill"} <= set(dir(started[0]))
+
+
+SETTINGS = """
+import json, os
+import ray
+from ray._private import services
+from cluster.ray_compat import read_settings_again
+from cluster.settings import LOOPBACK
+Loader = ray._raylet.AuthenticationTokenLoader
+
+def now():
+    token = Loader.instance().get_raw_token() if Loader.instance().has_token() else None
+    return [services.get_node_ip_address(), ray._raylet.Config.health_check_period_ms(), token]
+
+before = now()
+os.environ.update({**LOOPBACK, "RAY_health_check_period_ms": "1234",
+                   "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0a" * 32})
+unread = now()
+read_settings_again()
+print(json.dumps([before, unread, now()]))
+"""
+
+
+def test_ray_reads_its_switches_and_token_again_from_the_environment() -> None:
+    """It has been imported before, and goes by what it read then."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", SETTINGS],
+        capture_output=True, text=True, timeout=280, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    before, unread, again = json.loads(done.stdout.splitlines()[-1])
+    assert before == unread  # or Ray need not be told
+    assert before[1:] == [3000, None]
+    assert again == ["127.0.0.1", 1234, "0a" * 32]
+
+
+OWN_CODE = """
+import sys
+import ray
+from cluster.local import this_machine
+from cluster.settings import set_before_ray
+
+@ray.remote(num_cpus=0)
+def imported():
+    import cluster, orchestrator
+    return [orchestrator.__file__, cluster.__file__, sys.path[0]]
+
+set_before_ray()
+with this_machine(num_cpus=1):
+    print(*ray.get(imported.remote()), sep="\\n")
+"""
+
+
+def test_workers_import_this_project_though_files_beside_the_script_have_its_names(
+    tmp_path: Path,
+) -> None:
+    root = Path(tinyattn.__file__).parents[1]
+    script, folder = tmp_path / "script" / "run.py", tmp_path / "working"
+    for place in (script.parent, folder):
+        place.mkdir()
+        for name in ("orchestrator", "cluster"):
+            (place / f"{name}.py").write_text("")
+    script.write_text(f"import sys\nsys.path.insert(0, {str(root)!r})\n{OWN_CODE}")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True, text=True, timeout=280, check=False, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    orchestrators, clusters, first = done.stdout.splitlines()[-3:]
+    assert Path(orchestrators).parent == root / "orchestrator"
+    assert Path(clusters).parent == root / "cluster"
+    assert Path(first) == root

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from transformers import AttentionInterface, PreTrainedModel, configuration_utils
+import torch.nn.functional as F
+from huggingface_hub import constants
+from torch import nn
+from transformers import AttentionInterface, AutoModel, DynamicCache, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from tinyattn.plms.transformers_compat import attention_named, revision_of
+from tinyattn.plms.transformers_compat import (
+    attention_named,
+    further_layer,
+    product_weight,
+    revision_of,
+)
 
 
 def test_a_plm_calls_the_attention_that_is_named_within_the_block_alone(
@@ -31,11 +41,48 @@ def test_a_plm_calls_the_attention_that_is_named_within_the_block_alone(
     assert len(calls) == plm.config.num_hidden_layers
 
 
-def test_the_configuration_has_the_commit_that_the_hub_named(
-    build_plm: Callable[..., PreTrainedModel],
+def test_a_plm_from_the_hub_has_the_commit_that_it_was_loaded_from(
+    build_plm: Callable[..., PreTrainedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The hub's cache as it is on disk: a branch names a commit, and a commit has files."""
+    commit = "0a1b" * 10
     plm = build_plm("bert")
     assert revision_of(plm) is None
-    plm.config._commit_hash = "0a1b"
-    assert revision_of(plm) == "0a1b"
-    assert '"_commit_hash"' in inspect.getsource(configuration_utils)
+    place = tmp_path / "models--own--plm"
+    plm.save_pretrained(place / "snapshots" / commit)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert revision_of(AutoModel.from_pretrained("own/plm", local_files_only=True)) == commit
+    assert revision_of(AutoModel.from_pretrained(place / "snapshots" / commit)) is None
+
+
+def test_products_of_gpt2_have_a_transposed_weight() -> None:
+    x = torch.randn(2, 3)
+    for product in (nn.Linear(3, 5), Conv1D(5, 3)):
+        weight = product_weight(product)
+        assert weight is not None
+        assert weight.shape == (5, 3)
+        assert torch.allclose(product(x), F.linear(x, weight, product.bias), atol=1e-6)
+    assert product_weight(nn.LayerNorm(3)) is None
+
+
+def test_a_cache_keeps_further_layers_behind_those_of_its_plm(
+    build_plm: Callable[..., PreTrainedModel],
+) -> None:
+    """The PLM looks at its own layers alone, and beams reorder all."""
+    plm = build_plm("gpt2")
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    wanted = plm(input_ids=ids, use_cache=True).last_hidden_state
+    cache = DynamicCache(config=plm.config)
+    count = plm.config.num_hidden_layers
+    states = torch.randn(2, 1, 3, 4)
+    key, _ = further_layer(cache, count + 1).update(states, states)
+    assert torch.equal(key, states)
+    assert further_layer(cache, count + 1) is cache.layers[count + 1]
+    found = plm(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+    assert torch.equal(found, wanted)
+    assert cache.get_seq_length() == 3
+    cache.reorder_cache(torch.tensor([1, 0]))
+    key, _ = further_layer(cache, count + 1).update(states, states)
+    assert torch.equal(key[:, :, :3], states.flip(0))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -35,9 +37,14 @@ def attention_named(plm: PreTrainedModel, name: str) -> Iterator[None]:
 def revision_of(plm: PreTrainedModel) -> str | None:
     """Return the hub's commit from which a PLM was loaded; None: it came from a folder.
 
-    `from_pretrained` leaves it in the configuration alone. (transformers 5.11, 5.23)
+    `from_pretrained` leaves it in the configuration alone (transformers 5.11), or nowhere
+    (transformers 5.23): then the cache, from which it read the files, names the commit.
     """
     revision: str | None = getattr(plm.config, "_commit_hash", None)
+    name = plm.name_or_path
+    if revision is None and name and not Path(name).is_dir():
+        file = try_to_load_from_cache(name, "config.json")
+        revision = Path(file).parent.name if isinstance(file, str) else None
     return revision
 
 
