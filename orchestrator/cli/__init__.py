@@ -37,6 +37,7 @@ class _Group(click.Group):
         end_by_exception()
         switch_telemetry_off()
         set_before_ray()
+        # Until the end of the process, which is the command's, as are signals and switches above.
         warnings.formatwarning = lambda message, *_, **__: placed(f"warning: {message}\n")
         try:
             return super().invoke(ctx)

@@ -105,6 +105,8 @@ class OptunaSearcher:
         """{name of a trial: its id in Optuna's storage}."""
         self._seen: _Seen | None = None
         """The suggestions so far; None: to be read from the study."""
+        # For the rest of the process, which Optuna has one level for: each suggestion would log. It
+        # is the driver's, and its lines are the view's.
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._study = _open_study(Path(path), name, self._space)
         self._storage = storage_of(self._study)
@@ -552,15 +554,23 @@ def importances(rows: Sequence[tuple[Point, float]]) -> dict[str, float]:
     if not columns:
         return {}
     domains = {key: _distribution(values) for key, values in columns.items()}
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(direction="maximize")
-    for i, (_, score) in enumerate(rows):
-        params = {key: values[i] for key, values in columns.items()}
-        study.add_trial(
-            optuna.trial.create_trial(value=score, params=params, distributions=domains)
+    trials = [
+        optuna.trial.create_trial(
+            value=score,
+            params={key: values[i] for key, values in columns.items()},
+            distributions=domains,
         )
-    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        for i, (_, score) in enumerate(rows)
+    ]
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        study = optuna.create_study(direction="maximize")
+        study.add_trials(trials)
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    finally:
+        optuna.logging.set_verbosity(verbosity)
     return {key: float(share) for key, share in shares.items()}
 
 

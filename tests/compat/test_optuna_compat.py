@@ -12,6 +12,7 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.search.optuna_compat import SamplingStudy, begin_trial, id_of, storage_of
+from orchestrator.search.searcher import importances
 
 
 class Pruned(SamplingStudy):
@@ -62,3 +63,14 @@ def test_the_sampler_learns_from_trials_as_they_are_shown(
     )
     begin_trial(study, sampling).suggest_float("x", 0, 10)
     assert [len(found) for found in learnt] == [6]
+
+
+def test_importances_leave_optunas_level_as_it_was() -> None:
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        found = importances([({"x": float(i), "y": 0.5 * (i % 2)}, float(i)) for i in range(8)])
+        assert list(found) == ["x", "y"]
+        assert optuna.logging.get_verbosity() == optuna.logging.WARNING
+    finally:
+        optuna.logging.set_verbosity(before)

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from huggingface_hub import constants
 from torch import nn
 from transformers import AttentionInterface, AutoModel, DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from tinyattn.errors import PlmError
+from tinyattn.plms.loading import load_plm
 from tinyattn.plms.transformers_compat import (
     attention_named,
     further_layer,
@@ -86,3 +89,17 @@ def test_a_cache_keeps_further_layers_behind_those_of_its_plm(
     cache.reorder_cache(torch.tensor([1, 0]))
     key, _ = further_layer(cache, count + 1).update(states, states)
     assert torch.equal(key[:, :, :3], states.flip(0))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_loading_a_plm_leaves_bars_and_level_as_they_were(tmp_path: Path, enabled: bool) -> None:
+    logging = transformers.logging
+    before = logging.is_progress_bar_enabled()
+    switch = {True: logging.enable_progress_bar, False: logging.disable_progress_bar}
+    switch[enabled]()
+    try:
+        with pytest.raises(PlmError):
+            load_plm(str(tmp_path))
+        assert logging.is_progress_bar_enabled() is enabled
+    finally:
+        switch[before]()

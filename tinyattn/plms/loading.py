@@ -319,12 +319,13 @@ def _is_pooler(key: str) -> bool:
 def _loading(name: str) -> Iterator[dict[str, Any]]:
     """Yield keyword arguments to load `name` by `from_pretrained`; errors become PlmError.
 
-    transformers' load reports are silenced: faults that matter are raised as errors.
+    transformers' load reports and bars are silenced: faults that matter are raised as errors.
     """
     switch_telemetry_off()
     place = find_plm(name)
     local = Path(place).is_dir() or not _hub_answers()
     verbosity = transformers.logging.get_verbosity()
+    had_bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
@@ -341,6 +342,9 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
         ) from None
     finally:
         transformers.logging.set_verbosity(verbosity)
+        # The hub's bars too, and it warns if the environment has switched those off.
+        if had_bars and huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS is not True:
+            transformers.logging.enable_progress_bar()
 
 
 def _hub_answers() -> bool:
