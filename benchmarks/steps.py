@@ -157,7 +157,7 @@ class Bench:
 
     def top_half(self) -> Way:
         """Return the way with adapters in the upper half; the lower half runs in every step."""
-        return self._with(self.kept(), trainer_module, "bottom_of", lambda *_: None)
+        return self._with(self.kept(), trainer_module, "prefix_of", lambda *_: None)
 
     def kept(self) -> Way:
         """Return the way of `top_half` with the output of the lower half cached."""

@@ -72,7 +72,7 @@ class TrackingWriter(TrackingReader):
             StorageError: the store cannot be reached, opened or written.
         """
         super().__init__(tracking_uri, roots)
-        self._outbox = RetryQueue(self.uri, PAUSE_SECONDS)
+        self._retry_queue = RetryQueue(self.uri, PAUSE_SECONDS)
         self._forget_sweep()
 
     def _unwritable(self, file: Path) -> tuple[Path, str]:
@@ -96,7 +96,7 @@ class TrackingWriter(TrackingReader):
         if self.name_is_free(name):
             return self.start_sweep(name=name, **rest)
         run_id = self.resume_sweep(name)
-        self._outbox.send(partial(self._log_json, run_id, dict(rest["config"]), "sweep.json"))
+        self._retry_queue.send(partial(self._log_json, run_id, dict(rest["config"]), "sweep.json"))
         self._send_views(name, rest["config"], rest["tags"].get("primary_metric"))
         return run_id
 
@@ -124,9 +124,9 @@ class TrackingWriter(TrackingReader):
         self._sweep_tags = {"sweep": name, "task": task, "plm": plm, "protocol": protocol}
         own = {**self._sweep_tags, **code_tags(), **tags, "kind": "sweep"}
         self.sweep_run = self._create_run(name, own)
-        self._outbox.send(partial(self._log_json, self.sweep_run, dict(config), "sweep.json"))
+        self._retry_queue.send(partial(self._log_json, self.sweep_run, dict(config), "sweep.json"))
         if inputs := data_set(task, own):
-            self._outbox.send(partial(self.client.log_inputs, self.sweep_run, inputs))
+            self._retry_queue.send(partial(self.client.log_inputs, self.sweep_run, inputs))
         self._send_views(name, config, tags.get("primary_metric"))
         return self.sweep_run
 
@@ -136,7 +136,7 @@ class TrackingWriter(TrackingReader):
         assert experiment is not None
         now = int(time.time() * 1000)
         tags = view_tags(name, config.get("space") or {}, metric, now)
-        self._outbox.send(partial(self._tag_experiment, experiment, TRAINING | tags))
+        self._retry_queue.send(partial(self._tag_experiment, experiment, TRAINING | tags))
 
     def _tag_experiment(self, experiment: str, tags: Mapping[str, str]) -> None:
         for key, value in tags.items():
@@ -160,13 +160,13 @@ class TrackingWriter(TrackingReader):
         now = int(time.time() * 1000)
         numbers = [Metric(key, value, now, 0) for key, value in metrics.items()]
         note = [RunTag(NOTE_TAG, text[:TAG_LENGTH])]
-        self._outbox.send(
+        self._retry_queue.send(
             partial(self.client.log_batch, self.sweep_run, metrics=numbers, tags=note)
         )
 
     def keep_verdict(self, run_id: str, content: Mapping[str, Any]) -> None:
         """Queue the verdict of a sweep's finalizer, as an artifact of the sweep's run."""
-        self._outbox.send(partial(self._log_json, run_id, content, VERDICT_FILE))
+        self._retry_queue.send(partial(self._log_json, run_id, content, VERDICT_FILE))
 
     def resume_sweep(self, name: str, *, search_goes_on: bool = True) -> str:
         """Reopen a sweep's parent run, and close trials' runs that a dead process left open.
@@ -187,7 +187,7 @@ class TrackingWriter(TrackingReader):
             self._told[trial.trial_id] = trial.outcome
             if trial.outcome is None:  # left open by a process that died
                 self.end_trial(trial.trial_id, Outcome.INTERRUPTED)
-        self._outbox.send(partial(self._reopen, sweep.run_id, search_goes_on))
+        self._retry_queue.send(partial(self._reopen, sweep.run_id, search_goes_on))
         return sweep.run_id
 
     def start_trial(
@@ -215,7 +215,7 @@ class TrackingWriter(TrackingReader):
         self._logged[trial_id] = 0
         own = {**self._sweep_tags, "protocol": config.protocol_name, **code_tags(), **tags}
         own |= {"trial": trial_id, "kind": kind, "searched": json.dumps(dict(params))}
-        self._outbox.send(_NewRun(self, trial_id, own))
+        self._retry_queue.send(_NewRun(self, trial_id, own))
         resolved = config.model_dump(mode="json")
         flat = [Param(key, text) for key, text in flatten(resolved).items()]
         self._send(trial_id, self.client.log_batch, params=flat)
@@ -239,11 +239,11 @@ class TrackingWriter(TrackingReader):
         Raises:
             StorageError: it was away for longer than `seconds`.
         """
-        if not self._outbox.drain(seconds):
+        if not self._retry_queue.drain(seconds):
             raise StorageError(
                 f"the MLflow store has not answered for {seconds:.0f} s and lacks "
-                f"{len(self._outbox)} writes, which are kept and sent when the sweep goes on; have "
-                "the store answer again"
+                f"{len(self._retry_queue)} writes, which are kept and sent when the sweep goes on; "
+                "have the store answer again"
             )
 
     def run_of(self, trial_id: str) -> str:
@@ -316,7 +316,9 @@ class TrackingWriter(TrackingReader):
         if (run_id := self.sweep_run) is not None:
             end = int(time.time() * 1000)
             status = outcome.run_status
-            self._outbox.send(partial(self.client.set_terminated, run_id, status, end_time=end))
+            self._retry_queue.send(
+                partial(self.client.set_terminated, run_id, status, end_time=end)
+            )
             self.tag(run_id, {"outcome": outcome.value})
         try:
             self.settle(PATIENCE_SECONDS / 2)
@@ -331,7 +333,7 @@ class TrackingWriter(TrackingReader):
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Add tags, given without the project's prefix, to any run."""
-        self._outbox.send(partial(self.client.log_batch, run_id, tags=_run_tags(tags)))
+        self._retry_queue.send(partial(self.client.log_batch, run_id, tags=_run_tags(tags)))
 
     def heartbeat(self) -> None:
         """Tag the sweep's run with the time, every HEARTBEAT_SECONDS: a driver works on it."""
@@ -378,13 +380,13 @@ class TrackingWriter(TrackingReader):
 
     def _send(self, trial_id: str, write: Callable[..., Any], *args: Any, **rest: Any) -> None:
         """Queue `write(run id, ...)`; the run id is looked up then, when the run has been made."""
-        self._outbox.send(lambda: write(self.runs_of_trials[trial_id], *args, **rest))
+        self._retry_queue.send(lambda: write(self.runs_of_trials[trial_id], *args, **rest))
 
     def runs_with_tag(
         self, tag: str, value: str | None = None, experiments: list[str] | None = None
     ) -> list[RunRow]:
         """As in TrackingReader, once the writes in the queue are sent."""
-        self._outbox.drain(PATIENCE_SECONDS)
+        self._retry_queue.drain(PATIENCE_SECONDS)
         return super().runs_with_tag(tag, value, experiments)
 
     def _experiment_of(self, task: str, plm: str) -> str:

@@ -309,7 +309,7 @@ def test_layers_that_were_run_before_need_not_run_again(
     model_cache = ShapedWorkshop(TOKENS, device)
     found = losses(config, device, model_cache)
     assert list(tmp_path.rglob("*.bin"))
-    monkeypatch.setattr(trainer_module, "bottom_of", lambda *_: None)
+    monkeypatch.setattr(trainer_module, "prefix_of", lambda *_: None)
     assert found[0] == pytest.approx(losses(config, device, model_cache)[0], rel=CLOSE["fp32"])
 
 

@@ -45,7 +45,7 @@ from tinyattn.passes.ranks import ONE, Ranks
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
-    store = S3("depot-tests")
+    store = S3("checkpoint-store-tests")
     yield store
     store.go()
 
@@ -70,7 +70,7 @@ def leave_adapter(checkpoints: CheckpointStore, index: int) -> None:
         (fresh / "weights").write_text(f"{index}")
 
 
-class TestDepot:
+class TestCheckpointStore:
     def test_the_last_two_states_are_kept_and_read_back(self, checkpoints: CheckpointStore) -> None:
         assert checkpoints.states("a_1") == set()
         for index in (1, 2, 10):
@@ -309,7 +309,7 @@ def test_every_node_tries_the_store_before_a_sweep(
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}")  # the driver alone knows it
         with pytest.raises(StorageError, match="not shared by all machines") as caught:
             join.refuse_unusable(cluster(s3_alone))
-    assert re.search(r"\n  [\d.]+: s3://depot-tests/here", str(caught.value))
+    assert re.search(r"\n  [\d.]+: s3://checkpoint-store-tests/here", str(caught.value))
 
 
 def test_a_shared_folder_costs_no_import_of_pyarrow() -> None:

@@ -20,7 +20,7 @@ from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import batches_of
 from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.files import mmap_cache as kept_files
-from tinyattn.passes.prefix_cache import bottom_of, outputs_below
+from tinyattn.passes.prefix_cache import outputs_below, prefix_of
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
@@ -202,10 +202,10 @@ def test_shared_layers_and_padded_families_run_whole(config: TrainConfig, build_
     )
     for kind in ("albert", "deberta-v2"):
         model = AdaptedModel(build_plm(kind, dtype=torch.float32))
-        assert bottom_of(model, plm, rows, 2) is None
+        assert prefix_of(model, plm, rows, 2) is None
     own = AdaptedModel(plm.model)
-    assert bottom_of(own, plm, rows, 0) is None
-    found = bottom_of(own, plm, rows, 1)
+    assert prefix_of(own, plm, rows, 0) is None
+    found = prefix_of(own, plm, rows, 1)
     assert found is not None
     assert found.of(np.array([3, 0]), torch.device("cpu")).shape == (
         1,

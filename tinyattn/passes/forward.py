@@ -19,7 +19,7 @@ from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.passes.ranks import ONE, Ranks
 
 if TYPE_CHECKING:
-    from tinyattn.passes.prefix_cache import Bottom
+    from tinyattn.passes.prefix_cache import CachedPrefix
 
 EVAL_TOKENS = 4096
 """Most tokens of an evaluation pass; more are no faster on a CPU."""
@@ -60,7 +60,7 @@ def inputs_of(
     rows: Batches,
     indices: np.ndarray,
     device: torch.device,
-    bottom: Bottom | None = None,
+    prefix: CachedPrefix | None = None,
 ) -> PackedSequence | dict[str, Tensor]:
     """Return the model's inputs for some rows: a packed sequence if the model takes them, else a
     padded batch without labels.
@@ -70,13 +70,13 @@ def inputs_of(
         rows: all rows of the split.
         indices: the rows of this pass, longest first.
         device: the model's device.
-        bottom: cached output of the lower layers, for packed sequences only; None: all layers run.
+        prefix: cached output of the lower layers, for packed sequences only; None: all layers run.
     """
     if model.can_stream():
         stream = rows.stream(indices, device)
-        if bottom is None:
+        if prefix is None:
             return stream
-        return replace(stream, start=bottom.layer, hidden=bottom.of(indices, device))
+        return replace(stream, start=prefix.layer, hidden=prefix.of(indices, device))
     batch = rows.batch(indices)
     batch.pop("labels", None)
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
@@ -108,7 +108,7 @@ def outputs_of(
     rows: Batches,
     device: torch.device,
     ranks: Ranks = ONE,
-    bottom: Bottom | None = None,
+    prefix: CachedPrefix | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run an adapter over rows, in eval mode and without gradients.
 
@@ -124,7 +124,7 @@ def outputs_of(
     outputs = np.zeros((len(rows), model.adapter(name).num_outputs or 1), dtype=np.float32)
 
     def run(indices: np.ndarray) -> np.ndarray:
-        inputs = inputs_of(model, rows, indices, device, bottom)
+        inputs = inputs_of(model, rows, indices, device, prefix)
         found: np.ndarray = logits_of(model, name, inputs).cpu().numpy()
         return found
 

@@ -31,12 +31,12 @@ _FORMAT = 1
 """Version of the file format; part of the files' names."""
 _MAPPED = 4
 """Most files of a split that a process has mapped at a time."""
-_OPEN: WeakKeyDictionary[Batches, dict[str, Bottom | None]] = WeakKeyDictionary()
+_OPEN: WeakKeyDictionary[Batches, dict[str, CachedPrefix | None]] = WeakKeyDictionary()
 """{rows of a split: {layer and digest of the PLM: cache}}; None: it cannot be kept."""
 
 
 @dataclass(frozen=True)
-class Bottom:
+class CachedPrefix:
     """Cached inputs of a layer, for all rows of a split."""
 
     layer: int
@@ -52,7 +52,7 @@ class Bottom:
         return torch.cat(spans)[None].to(device, non_blocking=True)
 
 
-def bottom_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> Bottom | None:
+def prefix_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> CachedPrefix | None:
     """Return the cached inputs of a layer, computing them first if necessary.
 
     Args:
@@ -90,7 +90,7 @@ def _name(key: str, rows: Batches) -> str:
     return digest.hexdigest()
 
 
-def _opened(model: AdaptedModel, rows: Batches, layer: int, name: str) -> Bottom | None:
+def _opened(model: AdaptedModel, rows: Batches, layer: int, name: str) -> CachedPrefix | None:
     shape = int(rows.offsets[-1] - rows.offsets[0]), model.plm.config.hidden_size
     size = math.prod(shape) * model.plm.dtype.itemsize
 
@@ -100,7 +100,9 @@ def _opened(model: AdaptedModel, rows: Batches, layer: int, name: str) -> Bottom
     found = kept_file(name, size, write)
     if found is None:
         return None
-    return Bottom(layer, found.view(model.plm.dtype).view(shape), rows.offsets - rows.offsets[0])
+    return CachedPrefix(
+        layer, found.view(model.plm.dtype).view(shape), rows.offsets - rows.offsets[0]
+    )
 
 
 def _write(file: BinaryIO, model: AdaptedModel, rows: Batches, layer: int) -> None:

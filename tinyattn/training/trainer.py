@@ -43,7 +43,7 @@ from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.files.object_store import fetched
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
-from tinyattn.passes.prefix_cache import Bottom, bottom_of
+from tinyattn.passes.prefix_cache import CachedPrefix, prefix_of
 from tinyattn.tasks import Task, compute_metrics, noise_of
 from tinyattn.training.engine import build_engine, load_optimizer, save_optimizer, warmup_steps
 from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_metrics
@@ -102,7 +102,7 @@ class Trainer:
         }
         """State of the random generator of the PLM's own dropout (`plm_dropout`), by device."""
         self.can_stream = self.model.can_stream()
-        self.bottom = self._bottom_of(self.train_rows)
+        self.prefix = self._prefix_of(self.train_rows)
         self.model.switch(None)  # the active adapter would also act in other models of this PLM
         own = _Own(self.model, self.name, plm=not self.model_cache.shards(config))
         self.engine = build_engine(own, config, self.total_steps, self.ranks)
@@ -235,7 +235,7 @@ class Trainer:
         row_keys = torch.from_numpy(keys).to(self.device, non_blocking=True)
         labels = torch.from_numpy(self.train_rows.labels[rows])
         labels = labels.to(self.device, non_blocking=True)
-        inputs = inputs_of(self.model, self.train_rows, rows, self.device, self.bottom)
+        inputs = inputs_of(self.model, self.train_rows, rows, self.device, self.prefix)
 
         def loss_of(logits: Tensor) -> Tensor:
             return row_losses(logits, labels).sum()
@@ -299,15 +299,15 @@ class Trainer:
         """Run the adapter over a split; return logits [N, num_outputs] and labels [N]."""
         rows = batches_of(split, self.plm.tokenizer)
         with self.executor.alone():
-            bottom = self._bottom_of(rows)
-            return outputs_of(self.model, self.name, rows, self.device, self.ranks, bottom)
+            prefix = self._prefix_of(rows)
+            return outputs_of(self.model, self.name, rows, self.device, self.ranks, prefix)
 
-    def _bottom_of(self, rows: Batches) -> Bottom | None:
+    def _prefix_of(self, rows: Batches) -> CachedPrefix | None:
         """Return the cached inputs of this trial's first adapted layer, if they can be cached."""
         if self.config.plm_dropout or self.model_cache.shards(self.config):
             return None
         first = self.adapter.calls[0] if self.adapter.calls else len(self.model.sites.calls)
-        return bottom_of(self.model, self.plm, rows, first)
+        return prefix_of(self.model, self.plm, rows, first)
 
     def _rows_between(self, before: int, until: int) -> int:
         """Return the training rows of steps `before` + 1 to `until`; last batches may be short."""
