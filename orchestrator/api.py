@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cluster.settings import set_before_ray
-from orchestrator.cli.common import home_of, ray_of
+from orchestrator.cli.common import Places, ray_of, workspace_of
 from orchestrator.spec.config import Sweep, load_sweep, resolved
+from orchestrator.spec.values import Json
 
 if TYPE_CHECKING:  # it imports mlflow, which takes seconds, and a mistake in a file shows sooner
     from orchestrator.tracking.reader import TrialRun
@@ -33,7 +34,7 @@ class SweepResult:
 
 def run_sweep(
     sweep: str | Path | Sweep,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Json] | None = None,
     *,
     runs: str | Path | None = None,
     data: str | Path | None = None,
@@ -75,7 +76,7 @@ def run_sweep(
         file = Path(sweep)
         origin = Origin(file=str(file.absolute() if file.is_file() else sweep), overrides=chosen)
     on = _path(cluster)
-    workspace = home_of(_path(runs), tracking_uri, _path(data), on)
+    workspace = workspace_of(Places(_path(runs), tracking_uri, _path(data), on))
     (facts,) = driver.prepare([found], workspace)
     with ray_of(on):
         ended = driver.run_sweep(found, facts, workspace, origin)

@@ -33,7 +33,7 @@ from tinyattn.telemetry import switch_telemetry_off
 class _Group(click.Group):
     """Turns errors into one message and an exit code, warnings into lines, signals into Ctrl-C."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         end_by_exception()
         switch_telemetry_off()
         set_before_ray()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from rich.console import Console
@@ -19,16 +21,40 @@ from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.files.uris import without_secrets
 from tinyattn.plugins import Plugin, load_all
 
+if TYPE_CHECKING:  # these take seconds to import
+    from cluster.config import Cluster
+    from orchestrator.planning.plan import Capacity
+    from orchestrator.reporting.leaderboard import Row
+    from orchestrator.state.workspace import Workspace
+    from orchestrator.tracking.reader import TrackingReader
+
+Given = TypeVar("Given")
+Verb = TypeVar("Verb", bound=Callable[..., None])
+
 _TYPED = f"{__name__}.typed"
 """Key in click's context of the place options that were typed, as in {"--on": "rack.yaml"}."""
 _IMPORTED = f"{__name__}.imported"
 _COMMAND = re.compile(r"`(tinyattn (?!train|doctor)[^`]+)`")
 
 
-def remember(flag: str) -> Callable[..., Any]:
+@dataclass(frozen=True)
+class Places:
+    """Where a command finds sweeps, data and machines: its place options; None: not given."""
+
+    runs: Path | None = None
+    """Folder in which sweeps are kept."""
+    tracking_uri: str | None = None
+    """Address of the MLflow store."""
+    data: Path | None = None
+    """Folder with task files."""
+    on: Path | None = None
+    """Cluster file."""
+
+
+def remember(flag: str) -> Callable[[click.Context, click.Parameter, Given], Given]:
     """Return a callback that records a place option if typed, for the next command's text."""
 
-    def note(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    def note(context: click.Context, parameter: click.Parameter, value: Given) -> Given:
         if value is not None:
             context.meta.setdefault(_TYPED, {})[flag] = str(value)
         return value
@@ -76,20 +102,30 @@ def echo(message: str) -> None:
     click.echo(placed(message))
 
 
-def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of all verbs that read or write sweeps."""
+def place_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options of all verbs that read or write sweeps; the verb gets them as `places: Places`."""
     path = click.Path(path_type=Path)
+
+    @functools.wraps(command)
+    def at_places(
+        *, runs: Path | None, tracking_uri: str | None, data: Path | None, on: Path | None,
+        **rest: object,
+    ) -> None:  # fmt: skip
+        command(places=Places(runs, tracking_uri, data, on), **rest)
+
+    with_options: Callable[..., None] = at_places
     for flag, kind, text in (
         ("--data", path, "Folder with task files. [env: TINYATTN_DATA]"),
         ("--tracking-uri", str, "MLflow store. [env: MLFLOW_TRACKING_URI]"),
         ("--runs", path, "Where sweeps are kept; ./runs. [env: TINYATTN_RUNS]"),
         ("--on", path, "Cluster file; else this machine. [env: TINYATTN_CLUSTER]"),
     ):
-        command = click.option(flag, type=kind, help=text, callback=remember(flag))(command)
-    return command
+        option = click.option(flag, type=kind, help=text, callback=remember(flag))
+        with_options = option(with_options)
+    return with_options
 
 
-def import_option(command: Callable[..., Any]) -> Callable[..., Any]:
+def import_option(command: Verb) -> Verb:
     """Option that imports modules of the user's own, for verbs that load a PLM."""
 
     def load(context: click.Context, _: click.Parameter, names: tuple[str, ...]) -> None:
@@ -109,7 +145,7 @@ def imported() -> list[str]:
     return names
 
 
-def cluster_of(on: Path | None) -> Any:
+def cluster_of(on: Path | None) -> Cluster | None:
     """Return the cluster of the option `--on`; None: this machine."""
     from cluster.config import read_cluster
 
@@ -117,7 +153,7 @@ def cluster_of(on: Path | None) -> Any:
     return read_cluster(Path(chosen)) if chosen else None
 
 
-def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: Path | None) -> Any:
+def workspace_of(places: Places) -> Workspace:
     """Return the workspace of a command.
 
     A cluster's sweeps are in its storage folder, which all nodes see. With an object store they are
@@ -126,7 +162,8 @@ def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: 
     with imports_uncollected():
         from orchestrator.state.workspace import Workspace
 
-    cluster = cluster_of(on)
+    runs, tracking_uri, data = places.runs, places.tracking_uri, places.data
+    cluster = cluster_of(places.on)
     if cluster is None:
         return Workspace.find(runs, tracking_uri, data)
     from cluster.services import mlflow_environment
@@ -149,14 +186,14 @@ def home_of(runs: Path | None, tracking_uri: str | None, data: Path | None, on: 
     return workspace
 
 
-def capacity_of(on: Path | None) -> Any:
+def capacity_of(on: Path | None) -> Capacity | None:
     """Return a cluster's resources for trials, by its file; None: this machine."""
     cluster = cluster_of(on)
     if cluster is None:
         return None
     from orchestrator.planning.plan import Capacity
 
-    machines = [
+    machines: list[tuple[float, float]] = [
         (1 if size.cpus is None else size.cpus, 1 if size.gpus is None else size.gpus)
         for size in cluster.sizes
     ]
@@ -182,7 +219,7 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
 
 
 def show_leaderboard(
-    workspace: Any,
+    workspace: Workspace,
     sweeps: list[str],
     task: str | None = None,
     suite: bool = False,
@@ -217,7 +254,7 @@ def show_leaderboard(
         console.print(board.render_suite(found))
 
 
-def _marks(store: Any, rows: Iterable[Any]) -> dict[str, list[str]]:
+def _marks(store: TrackingReader, rows: Iterable[Row]) -> dict[str, list[str]]:
     """Return what the leaderboard says of trials beside their kind, by run id."""
     from orchestrator.registry.champions import champions
     from orchestrator.spec.trial import is_alone
@@ -233,7 +270,7 @@ def _marks(store: Any, rows: Iterable[Any]) -> dict[str, list[str]]:
     return found
 
 
-def show_pages(workspace: Any, sweeps: list[str]) -> None:
+def show_pages(workspace: Workspace, sweeps: list[str]) -> None:
     """Print where MLflow's pages have the leaderboards of sweeps."""
     store = workspace.store()
     known = {sweep.name: sweep for sweep in store.sweeps()}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
 from orchestrator.cli.common import (
+    Places,
     echo,
-    home_of,
     import_option,
     imported,
     next_command,
@@ -20,6 +19,7 @@ from orchestrator.cli.common import (
     ray_of,
     show_leaderboard,
     show_pages,
+    workspace_of,
 )
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
@@ -40,12 +40,12 @@ def leaderboard(
     suite: bool,
     as_json: bool,
     as_csv: bool,
-    **places: Any,
+    places: Places,
 ) -> None:
     """Rank the trials of a task, a sweep, or everything."""
     from orchestrator.reporting import leaderboard as board
 
-    workspace = home_of(**places)
+    workspace = workspace_of(places)
     sweeps = [sweep_name] if sweep_name else []
     if not (as_json or as_csv):
         show_leaderboard(workspace, sweeps, task, suite, top)
@@ -63,7 +63,7 @@ def leaderboard(
 @click.argument("overrides", nargs=-1)
 @import_option
 @place_options
-def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
+def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
     """Re-run a sweep's best on fresh seeds, grow heads, collapse them, and choose the winner.
 
     Overrides change the sweep's finalize section: finalize.finalists=2 finalize.heads=8
@@ -73,9 +73,9 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
         from orchestrator.selection.verdict import render
         from orchestrator.sweep import sweep_as_it_ran
 
-    workspace = home_of(**places)
+    workspace = workspace_of(places)
     sweep = sweep_as_it_ran(workspace, name, parse_overrides(overrides), imported())
-    with ray_of(places["on"]):
+    with ray_of(places.on):
         verdict = run_finalizer(sweep, workspace, echo)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(verdict):
@@ -89,13 +89,13 @@ def finalize(name: str, overrides: tuple[str, ...], **places: Any) -> None:
 @click.option("--force", is_flag=True, help="Move the alias whatever the test says.")
 @import_option
 @place_options
-def promote(name: str, force: bool, **places: Any) -> None:
+def promote(name: str, force: bool, places: Places) -> None:
     """Register the winner of a sweep (or SWEEP/TRIAL) and make it champion if it is better."""
     from orchestrator.registry.promotion import promote_adapter
     from orchestrator.registry.reign import budget_words
     from orchestrator.registry.versions import is_finalized
 
-    workspace = home_of(**places)
+    workspace = workspace_of(places)
     promotion = promote_adapter(workspace, name, force, echo)
     state = "is the champion" if promotion.moved else "is registered; the alias did not move"
     click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
@@ -110,11 +110,11 @@ def promote(name: str, force: bool, **places: Any) -> None:
 
 @click.command()
 @place_options
-def champions(**places: Any) -> None:
+def champions(places: Places) -> None:
     """List the champion of each task and PLM: version, held-out scores, trial."""
     from orchestrator.registry import champions as registry
 
-    workspace = home_of(**places)
+    workspace = workspace_of(places)
     found = registry.champions(workspace.store())
     for one in found:
         heldout = json.loads(one.tags.get("heldout", "{}"))
@@ -131,11 +131,11 @@ def champions(**places: Any) -> None:
 @click.argument("task")
 @click.option("--plm", help="PLM, where several have a champion of this task.")
 @place_options
-def rollback(task: str, plm: str | None, **places: Any) -> None:
+def rollback(task: str, plm: str | None, places: Places) -> None:
     """Give the alias `champion` back to the version that had it before."""
     from orchestrator.registry import champions
 
-    store = home_of(**places).tracker()
+    store = workspace_of(places).tracker()
     model = champions.champion(store, task, plm).model
     now = champions.rollback(store, model)
     click.echo(f"{now.model} version {now.version} is the champion again")
@@ -148,7 +148,7 @@ def rollback(task: str, plm: str | None, **places: Any) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; or -: stdout.")
 @import_option
 @place_options
-def predict(task: str, file: Path, plm: str | None, output: Path | None, **places: Any) -> None:
+def predict(task: str, file: Path, plm: str | None, output: Path | None, places: Places) -> None:
     """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities.
 
     TASK may be several, as in sst2,cola: then each row names its task in a column `adapter`, and
@@ -160,7 +160,7 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
     prints = output is None or str(output) == "-"
     if output is not None and not prints:
         refuse_folder(output)
-    workspace, truncated = home_of(**places), 0
+    workspace, truncated = workspace_of(places), 0
     if "," in task:
         answers = predict_mixed(workspace, [name.strip() for name in task.split(",")], plm, file)
     else:
@@ -185,12 +185,12 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, **place
     "-o", "--output", type=click.Path(path_type=Path), help="Folder; runs/sweeps/NAME/report."
 )
 @place_options
-def report(name: str, output: Path | None, **places: Any) -> None:
+def report(name: str, output: Path | None, places: Places) -> None:
     """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow where that
     may be written."""
     from orchestrator.reporting.report import write_report
 
-    workspace = home_of(**places)
+    workspace = workspace_of(places)
     store = workspace.tracker() if workspace.may_be_written() else workspace.store()
     store.find_sweep(name)  # a wrong name must not get a folder
     folder = output or workspace.sweep_folder(name) / "report"
@@ -201,11 +201,11 @@ def report(name: str, output: Path | None, **places: Any) -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=5000, show_default=True, type=int)
 @place_options
-def ui(host: str, port: int, **places: Any) -> None:
+def ui(host: str, port: int, places: Places) -> None:
     """Serve MLflow's web pages on the sweeps' store."""
     from orchestrator.reporting.ui import serve
 
-    serve(home_of(**places), host, port, click.echo)
+    serve(workspace_of(places), host, port, click.echo)
 
 
 VERBS = (leaderboard, finalize, promote, champions, rollback, predict, report, ui)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.common import (
+    Places,
+    Verb,
     capacity_of,
     cluster_of,
     echo,
-    home_of,
     import_option,
     imported,
     next_command,
@@ -21,11 +22,18 @@ from orchestrator.cli.common import (
     ray_of,
     show_leaderboard,
     show_pages,
+    workspace_of,
 )
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
 from tinyattn.plugins import Plugin
+
+if TYPE_CHECKING:  # these take seconds to import
+    from orchestrator.spec.config import Sweep
+    from orchestrator.spec.values import Json
+    from orchestrator.state.definition import Origin
+    from orchestrator.state.workspace import Workspace
 
 
 @click.group()
@@ -54,14 +62,14 @@ def list_sweeps() -> None:
 @click.argument("overrides", nargs=-1)
 @import_option
 @place_options
-def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
+def check_sweep(name: str, overrides: tuple[str, ...], places: Places) -> None:
     """Say what a sweep would do and cost, and what is missing; start nothing."""
     sweeps = _sweeps(name, overrides)
 
     with imports_uncollected():
         from orchestrator.planning.plan import duration, plan_of
 
-    workspace, capacity = home_of(**places), capacity_of(places["on"])
+    workspace, capacity = workspace_of(places), capacity_of(places.on)
     plans = [plan_of(sweep, workspace, capacity) for sweep, _ in sweeps]
     echo("\n\n".join(map(str, plans)))
     hours = sum(plan.hours_there or 0 for plan in plans)
@@ -71,7 +79,7 @@ def check_sweep(name: str, overrides: tuple[str, ...], **places: Any) -> None:
         sys.exit(1)
 
 
-def _number(flag: str, default: float, most: int, text: str) -> Callable[..., Any]:
+def _number(flag: str, default: float, most: int, text: str) -> Callable[[Verb], Verb]:
     """Return an option for a positive number of at most `most`."""
     kind = click.IntRange if isinstance(default, int) else click.FloatRange
     least = 0 if default == 0 else 1
@@ -91,7 +99,7 @@ def _number(flag: str, default: float, most: int, text: str) -> Callable[..., An
 @place_options
 def simulate(
     name: str, overrides: tuple[str, ...], nodes: int, slots: int, losses: int, seconds: float,
-    rows: int, like: str | None, **places: Any,
+    rows: int, like: str | None, places: Places,
 ) -> None:  # fmt: skip
     """Replay a sweep on a virtual cluster: schedule, cost and losses, before any GPU is spent."""
     sweeps = _sweeps(name, overrides)
@@ -106,7 +114,7 @@ def simulate(
         evaluations = max_evaluations(sweep, assumed_rows(sweep))
         curves: Curves = Synthetic(sweep.space, evaluations, rows, seed=sweep.search.seed)
         if like is not None:
-            curves = Recorded.of_sweep(home_of(**places).store(), like, sweep.space)
+            curves = Recorded.of_sweep(workspace_of(places).store(), like, sweep.space)
         click.echo(
             f"sweep    {sweep.name}, on {nodes} virtual nodes with {slots} trials at once each\n"
             f"assumed  {evaluations} evaluations a trial, {seconds:g} s apart, "
@@ -120,7 +128,7 @@ def simulate(
 @click.argument("overrides", nargs=-1)
 @import_option
 @place_options
-def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
+def run(name: str, overrides: tuple[str, ...], places: Places) -> None:
     """Run a sweep, or a suite such as glue: one sweep for each task."""
     sweeps = _sweeps(name, overrides)
 
@@ -129,20 +137,20 @@ def run(name: str, overrides: tuple[str, ...], **places: Any) -> None:
         from orchestrator.planning.remarks import remarks
         from orchestrator.sweep import prepare, run_sweep
 
-    workspace = home_of(**places)
+    workspace = workspace_of(places)
     facts = prepare([sweep for sweep, _ in sweeps], workspace)
-    if cluster_of(places["on"]) is None and (slow := Cores().slow_bf16(sweeps[0][0])):
+    if cluster_of(places.on) is None and (slow := Cores().slow_bf16(sweeps[0][0])):
         echo(f"note: {slow}")
     for (sweep, _), met in zip(sweeps, facts, strict=True):
         for remark in remarks(sweep, met.fewest_rows):
             echo(f"note: {remark}")
-    with ray_of(places["on"]):
+    with ray_of(places.on):
         for (sweep, origin), met in zip(sweeps, facts, strict=True):
             run_sweep(sweep, met, workspace, origin)
     _say_done(workspace, [sweep.name for sweep, _ in sweeps])
 
 
-def _say_done(workspace: Any, names: list[str]) -> None:
+def _say_done(workspace: Workspace, names: list[str]) -> None:
     show_leaderboard(workspace, names, suite=len(names) > 1)
     show_pages(workspace, names)
     for name in names:
@@ -153,9 +161,9 @@ def _say_done(workspace: Any, names: list[str]) -> None:
 @click.argument("name")
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
 @place_options
-def resume(name: str, as_it_ran: bool, **places: Any) -> None:
+def resume(name: str, as_it_ran: bool, places: Places) -> None:
     """Resume a sweep, whatever ended it."""
-    _go_on(name, {}, as_it_ran, **places)
+    _go_on(name, {}, as_it_ran, places)
 
 
 @sweep.command("extend")
@@ -163,7 +171,7 @@ def resume(name: str, as_it_ran: bool, **places: Any) -> None:
 @click.argument("overrides", nargs=-1, required=True)
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
 @place_options
-def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any) -> None:
+def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, places: Places) -> None:
     """Add trials to a sweep: `tinyattn sweep extend NAME trials=40` makes them 40 in all."""
     chosen = parse_overrides(overrides)
     trials = chosen.pop("trials", chosen.pop("search.trials", None))
@@ -172,17 +180,17 @@ def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, **places: Any
             f"{' '.join(overrides)} came, allowed is the number of trials in all, as in trials=40; "
             "whatever else is to change needs a sweep of its own"
         )
-    _go_on(name, {"search.trials": trials}, as_it_ran, **places)
+    _go_on(name, {"search.trials": trials}, as_it_ran, places)
 
 
-def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -> None:
+def _go_on(name: str, changes: dict[str, Json], as_it_ran: bool, places: Places) -> None:
     with imports_uncollected():
         from orchestrator.sweep import resumable, resume_sweep
 
-    workspace = home_of(**places)
+    workspace = workspace_of(places)
     workspace.require_writable(name)
     definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
-    with ray_of(places["on"]):
+    with ray_of(places.on):
         resume_sweep(definition, workspace, echo)
     _say_done(workspace, [name])
 
@@ -190,11 +198,11 @@ def _go_on(name: str, changes: dict[str, Any], as_it_ran: bool, **places: Any) -
 @sweep.command("status")
 @click.argument("name", required=False)
 @place_options
-def show_status(name: str | None, **places: Any) -> None:
+def show_status(name: str | None, places: Places) -> None:
     """Show the status of a sweep; without a name a line for each sweep of the store."""
     from orchestrator.reporting.status import status, statuses
 
-    workspace = home_of(**places)
+    workspace = workspace_of(places)
     if name is not None:
         echo(str(status(workspace, name)))
         return
@@ -206,19 +214,19 @@ def show_status(name: str | None, **places: Any) -> None:
 @click.argument("name")
 @click.option("--trial", help="Only this trial: its name, or its number, as in 4.")
 @place_options
-def stop(name: str, trial: str | None, **places: Any) -> None:
+def stop(name: str, trial: str | None, places: Places) -> None:
     """End a sweep that runs on this machine, or one of its trials."""
     from orchestrator.state.requests import request_stop
 
-    request_stop(home_of(**places), name, trial, echo)
+    request_stop(workspace_of(places), name, trial, echo)
 
 
-def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Any, Any]]:
+def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Sweep, Origin]]:
     """Return the sweep of a name, or the sweeps of a suite, with their origins."""
     import search_spaces
     from orchestrator.spec.config import load_sweep
 
-    def load(member: str, chosen: dict[str, Any]) -> tuple[Any, Any]:
+    def load(member: str, chosen: dict[str, Json]) -> tuple[Sweep, Origin]:
         sweep = load_sweep(member, chosen)
         known = {plugin.module for plugin in sweep.imports}
         more = tuple(Plugin.find(module) for module in imported() if module not in known)

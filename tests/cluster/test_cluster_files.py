@@ -19,7 +19,7 @@ from cluster.agents import Answer
 from cluster.checks import refuse_clocks, refuse_versions
 from cluster.config import address_of, read_cluster
 from orchestrator.cli import main
-from orchestrator.cli.common import home_of
+from orchestrator.cli.common import Places, workspace_of
 from orchestrator.execution import nodes
 from tinyattn.errors import ConfigError, UsageError
 
@@ -143,11 +143,12 @@ def test_with_an_object_store_the_rest_of_a_sweep_is_here(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     url = "abfs://box@account.dfs.core.windows.net/x?tenant_id=t"
-    home = home_of(None, None, None, written(tmp_path, RACK | {"storage": url, "mlflow": None}))
-    assert (home.runs, home.storage) == (tmp_path / "runs", url)
-    shared = home_of(None, None, None, written(tmp_path, RACK | {"mlflow": None}))
+    file = written(tmp_path, RACK | {"storage": url, "mlflow": None})
+    workspace = workspace_of(Places(on=file))
+    assert (workspace.runs, workspace.storage) == (tmp_path / "runs", url)
+    shared = workspace_of(Places(on=written(tmp_path, RACK | {"mlflow": None})))
     assert (shared.runs, shared.storage) == (Path("/mnt/shared/runs"), None)
-    assert (home.shared, shared.shared) == (False, True)
+    assert (workspace.shared, shared.shared) == (False, True)
 
 
 def test_the_worked_example_is_a_rack_of_ten() -> None:
