@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Concatenate
 
 import ray
 import torch.distributed as dist
+from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from orchestrator.driver.context import TrialContext
-from orchestrator.execution.ray_compat import KeyValueStore
+from orchestrator.execution.ray_compat import Answer, KeyValueStore, Words, call
 from orchestrator.execution.worker import Worker
 from orchestrator.spec.config import Resources
 from orchestrator.spec.messages import Assignment, EndedEarly, Report, StorageFailed
@@ -34,8 +36,8 @@ class DistributedWorker:
     """
 
     def __init__(self, context: TrialContext, resources: Resources) -> None:
-        self._bench, self._resources = context, resources
-        self._workers: list[Any] = []
+        self._context, self._resources = context, resources
+        self._workers: list[ActorHandle[RankActor]] = []
         self._assignment: Assignment | None = None
         self._meeting = ""
         """Prefix of the keys under which the ranks find each other; new for each group."""
@@ -45,15 +47,14 @@ class DistributedWorker:
         self._assignment = assignment
         if not self._workers:
             self._start()
-        self._all("begin", assignment)
+        self._all(RankActor.begin, assignment)
 
     def step(self) -> Report:
         """As Worker.step: return rank 0's report, or the first EndedEarly or StorageFailed."""
         if not self._workers:
             assert self._assignment is not None
             self.begin(self._assignment)
-        report: Report = self._all("step")
-        return report
+        return self._all(RankActor.step)
 
     def halve(self) -> None:
         """End all ranks; the next step starts new ones, which read from the notes what fits."""
@@ -62,7 +63,7 @@ class DistributedWorker:
     def end(self) -> None:
         """Release the trial; the ranks keep PLM and data."""
         if self._workers:
-            self._all("end")
+            self._all(RankActor.end)
 
     def _start(self) -> None:
         """Start the actors of all ranks and tell each where the others are."""
@@ -70,34 +71,40 @@ class DistributedWorker:
         self._workers = [self._actor(rank) for rank in range(count)]
         cores, self._meeting = int(self._resources.cpus), secrets.token_hex(8)
         waiting = [
-            worker.start.remote(self._bench, cores, rank, count, self._meeting)
+            call(worker, RankActor.start, self._context, cores, rank, count, self._meeting)
             for rank, worker in enumerate(self._workers)
         ]
         ray.get(waiting)
 
-    def _actor(self, rank: int) -> Any:
+    def _actor(self, rank: int) -> ActorHandle[RankActor]:
         group = ray.util.get_current_placement_group()
         assert group is not None, "Tune gives every trial one"
         bundle = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
-        return RankActor.options(  # type: ignore[attr-defined]
+        started: ActorHandle[RankActor] = RankActor.options(  # type: ignore[attr-defined]
             num_cpus=self._resources.cpus,
             num_gpus=self._resources.gpus,
             scheduling_strategy=bundle,
         ).remote()
+        return started
 
-    def _all(self, method: str, *words: Any) -> Any:
+    def _all(
+        self,
+        method: Callable[Concatenate[RankActor, Words], Answer],
+        *args: Words.args,
+        **kwargs: Words.kwargs,
+    ) -> Answer:
         """Call a method of all ranks.
 
         Returns:
             The answer of rank 0; or the first EndedEarly or StorageFailed of any rank.
         """
-        asked = {w.call.remote(method, *words): w for w in self._workers}
+        asked = {call(worker, method, *args, **kwargs): worker for worker in self._workers}
         waiting = list(asked)
         try:
             while waiting:
                 (done,), waiting = ray.wait(waiting)
                 said = self._answer(done, asked[done])
-                if isinstance(said, EndedEarly | StorageFailed):
+                if _is_end(said):
                     self._wait_or_kill(waiting)
                     return said
         except BaseException:
@@ -105,7 +112,7 @@ class DistributedWorker:
             raise
         return ray.get(next(iter(asked)))
 
-    def _wait_or_kill(self, waiting: list[Any]) -> None:
+    def _wait_or_kill(self, waiting: list[ray.ObjectRef[Answer]]) -> None:
         """End all ranks if one is still waiting in a collective after PATIENCE_SECONDS."""
         if waiting:
             _, late = ray.wait(waiting, num_returns=len(waiting), timeout=PATIENCE_SECONDS)
@@ -113,12 +120,12 @@ class DistributedWorker:
                 self._kill()
 
     @staticmethod
-    def _answer(done: Any, worker: Any) -> Any:
+    def _answer(done: ray.ObjectRef[Answer], worker: ActorHandle[RankActor]) -> Answer:
         try:
             return ray.get(done)
         except OutOfMemoryError:
             # The notes are by device and rows a pass, which only this rank knows.
-            ray.get(worker.call.remote("halve"))
+            ray.get(call(worker, RankActor.halve))
             raise
 
     def _kill(self) -> None:
@@ -139,9 +146,26 @@ class RankActor:
         """Make the worker; it loads PLM and data with its first step."""
         self.worker = Worker(context, cores, Ranks(rank, count, RayStore(meeting)))
 
-    def call(self, method: str, *words: Any) -> Any:
-        """Return what a method of the worker returns."""
-        return getattr(self.worker, method)(*words)
+    def begin(self, assignment: Assignment) -> None:
+        """As Worker.begin."""
+        self.worker.begin(assignment)
+
+    def step(self) -> Report:
+        """As Worker.step."""
+        return self.worker.step()
+
+    def halve(self) -> None:
+        """As Worker.halve."""
+        self.worker.halve()
+
+    def end(self) -> None:
+        """As Worker.end."""
+        self.worker.end()
+
+
+def _is_end(said: object) -> bool:
+    """Whether a rank said that its trial goes no further: the other ranks may never answer."""
+    return isinstance(said, EndedEarly | StorageFailed)
 
 
 class RayStore(dist.Store):

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import NotRequired, TypedDict, TypeVar
 
 import ray
 from ray import tune
@@ -179,14 +179,28 @@ def _is_closed(line: socket.socket) -> bool:
     return True
 
 
-def nodes_of_ray() -> list[dict[str, Any]]:
+class Node(TypedDict):
+    """An entry of `ray.nodes`: a machine, or what was one."""
+
+    NodeID: str
+    Alive: bool
+    NodeManagerAddress: str
+    NodeManagerPort: int
+    Resources: dict[str, float]
+    """{name: amount}, as in `{"CPU": 4.0}`; without those that it lacks."""
+    Labels: NotRequired[dict[str, str]]
+    """Also the cluster's own: GPU_MEMORY and MEMORY."""
+
+
+def nodes_of_ray() -> list[Node]:
     """Return all nodes that Ray knows, as `ray.nodes` describes them.
 
     Raises:
         RayDied: Ray has died.
     """
     refuse_dead_ray()
-    return ray.nodes()
+    nodes: list[Node] = ray.nodes()
+    return nodes
 
 
 class Nodes:
@@ -195,7 +209,7 @@ class Nodes:
     def __init__(
         self,
         resources: Resources,
-        listed: Callable[[], list[dict[str, Any]]] = nodes_of_ray,
+        listed: Callable[[], list[Node]] = nodes_of_ray,
         now: Callable[[], float] = time.monotonic,
         own: str | None = None,
     ) -> None:
@@ -263,7 +277,7 @@ class Nodes:
         _aside[address] = max(_aside.get(address, 0.0), self._now() + ASIDE_SECONDS)
         return f"machine {address} is set aside: {count} workers in a row failed"
 
-    def _set_aside_small(self, node: dict[str, Any], trial: str) -> str | None:
+    def _set_aside_small(self, node: Node, trial: str) -> str | None:
         """Avoid a machine, and all with no more memory, until the trial that needs more ends."""
         size = self._memory_of(node)
         small = [other for other in self._alive() if self._memory_of(other) <= size]
@@ -318,23 +332,23 @@ class Nodes:
                 "other machines"
             )
 
-    def _alive(self) -> list[dict[str, Any]]:
+    def _alive(self) -> list[Node]:
         return alive(self._listed)
 
-    def _memory_of(self, node: dict[str, Any]) -> int:
+    def _memory_of(self, node: Node) -> int:
         """Memory of a node's device in MiB, from its label; 0: it has no label."""
         return int(node["Labels"].get(GPU_MEMORY if self._resources.gpus else MEMORY, 0))
 
-    def _fits_without(self, nodes: list[dict[str, Any]]) -> bool:
+    def _fits_without(self, nodes: list[Node]) -> bool:
         """Whether other machines have room for a trial: the last one is never set aside."""
         return bool(self._fitting([node for node in self._usable() if node not in nodes]))
 
-    def _usable(self) -> list[dict[str, Any]]:
+    def _usable(self) -> list[Node]:
         nodes = self._alive()
         away = _avoided(nodes, self._now())
         return [node for node in nodes if node not in away]
 
-    def _fitting(self, nodes: list[dict[str, Any]]) -> int:
+    def _fitting(self, nodes: list[Node]) -> int:
         """How many trials these nodes run at once; 0 if not even one fits."""
         try:
             return self._resources.trials_at_once(map(size_of, nodes))
@@ -377,9 +391,7 @@ def placement_of(resources: Resources) -> Placement:
     return Placement([rank] if one else [{}, *[rank] * resources.ranks])
 
 
-def concurrency(
-    resources: Resources, listed: Callable[[], list[dict[str, Any]]] = nodes_of_ray
-) -> int:
+def concurrency(resources: Resources, listed: Callable[[], list[Node]] = nodes_of_ray) -> int:
     """Return how many trials this cluster runs at once.
 
     Raises:
@@ -397,12 +409,12 @@ def is_larger_elsewhere(gpu: bool) -> bool:
     return 0 < sizes.get(own, 0) < max(sizes.values())
 
 
-def alive(listed: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def alive(listed: Callable[[], list[Node]]) -> list[Node]:
     """Return the nodes that are up."""
     return [node for node in listed() if node["Alive"]]
 
 
-def _avoided(nodes: list[dict[str, Any]], now: float) -> list[dict[str, Any]]:
+def _avoided(nodes: list[Node], now: float) -> list[Node]:
     away = _away(now)
     return [node for node in nodes if node["NodeManagerAddress"] in away]
 
@@ -413,13 +425,13 @@ def _away(now: float) -> set[str]:
     return small | {address for address, until in _aside.items() if until > now}
 
 
-def kind_of(node: dict[str, Any]) -> str:
+def kind_of(node: Node) -> str:
     """Return a text that is equal for nodes of the same make: cores, GPUs, memory, accelerator."""
     labels = node.get("Labels", {})
     told = {k: v for k, v in labels.items() if k in (GPU_MEMORY, MEMORY) or "accelerator" in k}
     return f"{size_of(node)} {sorted(told.items())}"
 
 
-def size_of(node: dict[str, Any]) -> tuple[float, float]:
+def size_of(node: Node) -> tuple[float, float]:
     """Return the cores and GPUs of a node."""
     return node["Resources"].get("CPU", 0), node["Resources"].get("GPU", 0)

@@ -12,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.driver.context import TrialContext
 from orchestrator.execution.nodes import MachineError, alive, nodes_of_ray, size_of
-from orchestrator.execution.ray_compat import actor_id, is_dead
+from orchestrator.execution.ray_compat import actor_id, call, is_dead
 from orchestrator.spec.config import Resources
 from orchestrator.spec.messages import Assignment, Report
 from tinyattn.collector import imports_uncollected
@@ -39,8 +40,8 @@ class SharedWorkers:
     """The shared processes of a batch, on all machines; the driver starts, renews and ends them."""
 
     def __init__(self, context: TrialContext, resources: Resources) -> None:
-        self._bench, self._resources = context, resources
-        self._packs: dict[str, Any] = {}
+        self._context, self._resources = context, resources
+        self._workers: dict[str, ActorHandle[SharedWorker]] = {}
         self._next_look = 0.0
 
     def look_after(self) -> None:
@@ -51,23 +52,24 @@ class SharedWorkers:
         for node in alive(nodes_of_ray):
             for number in range(self._resources.processes_on(*size_of(node))):
                 name = f"{_prefix(node['NodeID'])}{number}"
-                if name not in self._packs or is_dead(actor_id(self._packs[name])):
-                    self._packs[name] = self._start(name, node["NodeID"])
+                if name not in self._workers or is_dead(actor_id(self._workers[name])):
+                    self._workers[name] = self._start(name, node["NodeID"])
 
-    def _start(self, name: str, node: str) -> Any:
-        return SharedWorker.options(  # type: ignore[attr-defined]
+    def _start(self, name: str, node: str) -> ActorHandle[SharedWorker]:
+        started: ActorHandle[SharedWorker] = SharedWorker.options(  # type: ignore[attr-defined]
             name=name,
             num_cpus=0,  # its trials have reserved what it uses
             max_restarts=-1,
             max_concurrency=self._resources.trials_a_process + 1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(self._bench, self._resources)
+        ).remote(self._context, self._resources)
+        return started
 
     def end(self) -> None:
         """End all processes."""
-        for pack in self._packs.values():
-            ray.kill(pack)
-        self._packs = {}
+        for process in self._workers.values():
+            ray.kill(process)
+        self._workers = {}
 
 
 @contextmanager
@@ -80,12 +82,12 @@ def shared_workers_of(context: TrialContext, resources: Resources) -> Iterator[C
     if resources.trials_a_process == 1:
         yield lambda: None
         return
-    packs = SharedWorkers(context, resources)
-    packs.look_after()
+    workers = SharedWorkers(context, resources)
+    workers.look_after()
     try:
-        yield packs.look_after
+        yield workers.look_after
     finally:
-        packs.end()
+        workers.end()
 
 
 @ray.remote
@@ -99,7 +101,7 @@ class SharedWorker:
             context: what all trials have in common.
             resources: of the process, with its number of slots.
         """
-        self._bench, self._resources = context, resources
+        self._context, self._resources = context, resources
         self._device: str | None = None
         """`CUDA_VISIBLE_DEVICES` of its first trial, kept from then on; '' without GPUs; None: it
         has had no trial."""
@@ -134,21 +136,42 @@ class SharedWorker:
         """Return whether an actor holds a slot; a process that was started again has no owners."""
         return self._owners.get(slot) == owner
 
-    def call(self, owner: str, slot: int, method: str, *words: Any) -> Any:
-        """Call a method of a slot's worker.
+    def begin(self, owner: str, slot: int, assignment: Assignment) -> None:
+        """Switch a slot's worker to a trial; MachineError if the actor does not hold the slot."""
+        with self._at_call(owner, slot, assignment.trial) as worker:
+            worker.begin(assignment)
+
+    def step(self, owner: str, slot: int) -> Report:
+        """As Worker.step, of a slot's worker; MachineError if the actor does not hold the slot."""
+        with self._at_call(owner, slot) as worker:
+            return worker.step()
+
+    def halve(self, owner: str, slot: int) -> None:
+        """As Worker.halve, of a slot's worker; MachineError if the actor does not hold the slot."""
+        with self._at_call(owner, slot) as worker:
+            worker.halve()
+
+    @contextmanager
+    def _at_call(self, owner: str, slot: int, trial: str | None = None) -> Iterator[Worker]:
+        """Yield a slot's worker for a call, once no other slot is at work for its trial.
+
+        Args:
+            owner: id of the actor that calls.
+            slot: the actor's slot.
+            trial: the trial that the call is for; None: the one that the worker has.
 
         Raises:
             MachineError: the actor does not hold the slot any more.
         """
-        worker = self._workers[slot] if self.holds(owner, slot) else None
-        if worker is None:
+        if not self.holds(owner, slot):
             raise MachineError("this shared process was started anew, and the slot is another's")
-        name = words[0].trial if method == "begin" else worker.name
+        worker = self._workers[slot]
+        name = worker.name if trial is None else trial
         with self._changed:  # a trial whose actor died may still be on its way to an evaluation
             self._changed.wait_for(lambda: name not in self._at_work.values())
             self._at_work[slot] = name
         try:
-            return getattr(worker, method)(*words)
+            yield worker
         except TinyAttnError:
             raise
         except Exception:
@@ -172,9 +195,9 @@ class SharedWorker:
             from orchestrator.execution.worker import Worker
             from tinyattn.training.model_cache import ModelCache
 
-        model_cache, cores = ModelCache(self._bench.data_dir), int(self._resources.cpus)
+        model_cache, cores = ModelCache(self._context.data_dir), int(self._resources.cpus)
         self._workers = [
-            Worker(self._bench, cores, model_cache=model_cache)
+            Worker(self._context, cores, model_cache=model_cache)
             for _ in range(self._resources.trials_a_process)
         ]
 
@@ -189,7 +212,9 @@ class SharedSlot:
             MachineError: none was free for PATIENCE_SECONDS.
         """
         context = ray.get_runtime_context()
-        self._own, self._node = context.get_actor_id(), context.get_node_id()
+        own, self._node = context.get_actor_id(), context.get_node_id()
+        assert own is not None, "a trial runs in an actor"
+        self._own = own
         self._device = os.environ.get(_DEVICES, "")  # as Ray has set it for this trial
         self._join()
 
@@ -199,50 +224,46 @@ class SharedSlot:
             if time.monotonic() > until:
                 raise MachineError(f"no shared process had room here for {PATIENCE_SECONDS:.0f} s")
             time.sleep(_POLL_SECONDS / 4)
-        self._pack, self._slot = found
+        self._worker, self._slot = found
 
-    def _free_slot(self) -> tuple[Any, int] | None:
+    def _free_slot(self) -> tuple[ActorHandle[SharedWorker], int] | None:
         """Take a free slot; return its process and its number."""
         prefix = _prefix(self._node)
         names = sorted(name for name in ray.util.list_named_actors() if name.startswith(prefix))
-        packs: list[Any] = [ray.get_actor(name) for name in names]
-        rooms = [ray.get(pack.room.remote()) for pack in packs]
+        workers: list[ActorHandle[SharedWorker]] = [ray.get_actor(name) for name in names]
+        rooms = [ray.get(call(worker, SharedWorker.room)) for worker in workers]
         # On a GPU, first the processes that use it already. On a CPU, the emptiest first.
         own = [number for number, (_, device) in enumerate(rooms) if device == self._device]
         new = [number for number, (_, device) in enumerate(rooms) if device is None]
         order = own + new if self._device else sorted(own + new, key=lambda n: -rooms[n][0])
         for number in order:
-            slot = ray.get(packs[number].join.remote(self._own, self._device))
+            slot = ray.get(call(workers[number], SharedWorker.join, self._own, self._device))
             if slot is not None:
-                return packs[number], slot
+                return workers[number], slot
         return None
 
     def begin(self, assignment: Assignment) -> None:
         """Switch to a trial; take a new slot if the process was started again."""
-        if not ray.get(self._pack.holds.remote(self._own, self._slot)):
+        if not ray.get(call(self._worker, SharedWorker.holds, self._own, self._slot)):
             self._join()
-        self._call("begin", assignment)
+        ray.get(call(self._worker, SharedWorker.begin, self._own, self._slot, assignment))
 
     def step(self) -> Report:
         """As Worker.step."""
-        report: Report = self._call("step")
-        return report
+        return ray.get(call(self._worker, SharedWorker.step, self._own, self._slot))
 
     def halve(self) -> None:
         """As Worker.halve."""
-        self._call("halve")
+        ray.get(call(self._worker, SharedWorker.halve, self._own, self._slot))
 
     def end(self) -> None:
         """Release the trial and free the slot."""
         with suppress(RayError):  # the process is gone, and the slot with it
-            ray.get(self._pack.leave.remote(self._own, self._slot))
-
-    def _call(self, method: str, *words: Any) -> Any:
-        return ray.get(self._pack.call.remote(self._own, self._slot, method, *words))
+            ray.get(call(self._worker, SharedWorker.leave, self._own, self._slot))
 
 
 def _prefix(node: str) -> str:
-    return f"tinyattn-pack-{node}-"
+    return f"tinyattn-shared-{node}-"
 
 
 def _end_if_gpu_is_lost() -> None:

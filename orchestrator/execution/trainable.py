@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from ray import tune
 from ray.tune.result import DONE
@@ -11,11 +11,14 @@ from orchestrator.driver.context import TrialContext
 from orchestrator.execution.ray_compat import nothing_saved
 from orchestrator.spec.config import Resources
 from orchestrator.spec.messages import Assignment, Report
+from orchestrator.spec.values import Value
 from tinyattn.collector import imports_uncollected
 from tinyattn.errors import OutOfMemoryError
 
 TRIAL, POINT = "trial", "point"
 """Keys of a Tune config: the trial's name, and its overrides by dotted key."""
+StintConfig: TypeAlias = dict[str, str | dict[str, Value]]
+"""A Tune config: TRIAL and POINT."""
 REPORT = "report"
 """Key of a Tune result: the worker's report."""
 
@@ -81,7 +84,7 @@ class SweepTrainable(tune.Trainable):
         self.next = _assignment(new_config)
         return True
 
-    def step(self) -> dict[str, Any]:
+    def step(self) -> dict[str, Report | bool]:
         """Train to the next evaluation and report it; halve the rows a pass until they fit."""
         if self.worker is None:
             self.worker = self._worker()

@@ -29,7 +29,7 @@ from orchestrator.driver.context import Stop
 from orchestrator.driver.driver import Driver
 from orchestrator.execution.nodes import TooSmallError, refuse_dead_ray
 from orchestrator.execution.ray_compat import WorkerEnd, address_in, last_error, worker_end
-from orchestrator.execution.trainable import POINT, REPORT, TRIAL
+from orchestrator.execution.trainable import POINT, REPORT, TRIAL, StintConfig
 from orchestrator.spec.messages import Decision, WorkerLost
 from orchestrator.spec.outcome import Outcome
 
@@ -57,7 +57,7 @@ class TuneEvents:
         self._decided: dict[str, tuple[int, str]] = {}
         """{Tune's name of a stint: (Tune's iteration of the last result, what Tune is to do)}."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Pickle nothing: Tune writes searcher and callbacks to disk.
 
         A terminal's view cannot be pickled, a store's password must not be, and a resumed sweep
@@ -65,7 +65,7 @@ class TuneEvents:
         """
         return {}
 
-    def next_trial(self, stint: str) -> dict[str, Any] | str | None:
+    def next_trial(self, stint: str) -> StintConfig | str | None:
         """Return the Tune config of the next trial; None: none now; FINISHED: none any more."""
         found = None if self.stop.asked else self._tell(self._driver.next_trial, None)
         if self.stop.asked:  # Tune may call this for minutes before its next `on_step_begin`
@@ -131,7 +131,7 @@ class TuneSearcher(Searcher):
         super().__init__()
         self._events = events
 
-    def set_search_properties(self, *_: Any, **__: Any) -> bool:
+    def set_search_properties(self, *_: object, **__: object) -> bool:
         """Ignore space, metric and direction from Tune: the driver's source has its own."""
         return True
 
@@ -141,12 +141,12 @@ class TuneSearcher(Searcher):
     def restore(self, checkpoint_path: str) -> None:
         """Read nothing."""
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
+    def suggest(self, trial_id: str) -> StintConfig | str | None:  # type: ignore[override]
         """Return the config of the next trial; None: none now; FINISHED: none any more."""
         return self._events.next_trial(trial_id)
 
     def on_trial_complete(
-        self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
+        self, trial_id: str, result: Mapping[str, object] | None = None, error: bool = False
     ) -> None:
         """Hear that a stint is over, however it ended."""
         self._events.release(trial_id)
@@ -160,12 +160,12 @@ class TuneScheduler(FIFOScheduler):
         self._events = events
 
     def on_trial_result(
-        self, tune_controller: Any, trial: TuneTrial, result: Mapping[str, Any]
+        self, tune_controller: object, trial: TuneTrial, result: Mapping[str, Any]
     ) -> str:
         """Return CONTINUE or STOP; a trial that pauses is stopped too, to free its actor."""
         return self._events.result(trial.trial_id, result)
 
-    def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
+    def on_trial_error(self, tune_controller: object, trial: TuneTrial) -> None:
         """Hear that a stint lost its worker."""
         self._events.lost(trial)
 
@@ -182,11 +182,11 @@ class TuneCallback(tune.Callback):
         """
         self._events, self._look, self._next_look = events, look, 0.0
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Pickle nothing, as TuneEvents."""
         return {}
 
-    def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
+    def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: object) -> None:
         """Run the regular checks between two steps of Tune, and end the batch if it was asked for.
 
         Raises:
@@ -206,7 +206,7 @@ class TuneCallback(tune.Callback):
             raise KeyboardInterrupt
 
     def on_trial_start(
-        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object
     ) -> None:
         """Hear that a stint has a worker."""
         self._events.start(trial.trial_id)
@@ -217,7 +217,7 @@ class TuneCallback(tune.Callback):
         trials: list[TuneTrial],
         trial: TuneTrial,
         result: dict[str, Any],
-        **info: Any,
+        **info: object,
     ) -> None:
         """Hear of a result; one that the scheduler has seen already changes nothing."""
         self._events.result(trial.trial_id, result)

@@ -106,7 +106,7 @@ def _is_carved(sweep: Sweep, task: Task) -> bool:
 def values_of(sweep: Sweep, key: str) -> list[Any]:
     """Return the extremes of a searched key, or the one value that all trials share."""
     if key in sweep.space:
-        return sweep.space[key].extremes()
+        return [*sweep.space[key].extremes()]
     return [functools.reduce(getattr, key.split("."), sweep.train)]
 
 

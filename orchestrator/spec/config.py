@@ -31,7 +31,6 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 import search_spaces
 from orchestrator.spec.space import (
-    Point,
     Space,
     complete,
     count,
@@ -40,6 +39,7 @@ from orchestrator.spec.space import (
     point_faults,
     same,
 )
+from orchestrator.spec.values import Json, Point, Value
 from tinyattn.config import StrictModel, TrainConfig, build, dotted_keys, set_dotted
 from tinyattn.errors import ConfigError, UsageError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
@@ -131,7 +131,7 @@ class Resources(StrictModel):
 
     @field_validator("packed", mode="before")
     @classmethod
-    def _number_or_auto(cls, packed: Any) -> int | str:
+    def _number_or_auto(cls, packed: object) -> int | str:
         if isinstance(packed, str) and packed.isdecimal():
             packed = int(packed)
         if packed != AUTO and not (isinstance(packed, int) and 1 <= packed <= 64):
@@ -199,7 +199,7 @@ class Resources(StrictModel):
         return self
 
 
-def _plugins(value: Any) -> Any:
+def _plugins(value: object) -> object:
     try:
         return found(value)
     except UsageError as error:  # pydantic names the key
@@ -245,7 +245,7 @@ def check_name(name: str) -> None:
         )
 
 
-def load_sweep(name_or_path: str, overrides: Mapping[str, Any]) -> Sweep:
+def load_sweep(name_or_path: str, overrides: Mapping[str, Json]) -> Sweep:
     """Read a sweep by short name (`glue/rte`) or path, apply overrides and check everything.
 
     Args:
@@ -263,7 +263,7 @@ def load_sweep(name_or_path: str, overrides: Mapping[str, Any]) -> Sweep:
     return resolved(data, overrides, name_or_path)
 
 
-def resolved(data: dict[str, Any], overrides: Mapping[str, Any], source: str) -> Sweep:
+def resolved(data: dict[str, Json], overrides: Mapping[str, Json], source: str) -> Sweep:
     """Return the sweep that raw data and overrides make together, checked.
 
     Args:
@@ -286,7 +286,7 @@ def default_name(stem: str, now: datetime) -> str:
     return f"{plain}-{now:%Y%m%d-%H%M%S}"
 
 
-def _read(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Json]:
     """Read a file after the ones that it extends; a key of null takes a base's domain away."""
     if path in children:
         raise ConfigError(f"{path}: extends: files extend each other in a circle")
@@ -299,29 +299,30 @@ def _read(path: Path, children: tuple[Path, ...] = ()) -> dict[str, Any]:
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
         raise ConfigError(f"{path}: extends: {bases!r} came, allowed is a file or a list of files")
-    merged: dict[str, Any] = {}
+    merged: dict[str, Json] = {}
     for base in bases:
         _merge(merged, _read((path.parent / base).resolve(), (*children, path)))
     _merge(merged, data)
     return merged
 
 
-def _merge(data: dict[str, Any], update: Mapping[str, Any], *, whole: bool = False) -> None:
+def _merge(data: dict[str, Json], update: Mapping[str, Json], *, whole: bool = False) -> None:
     """Merge `update` into `data`, mappings into mappings; domains of a space are taken whole."""
     for key, value in update.items():
         old = data.get(key)
         if whole and value is None:
             data.pop(key, None)
         elif not whole and isinstance(value, Mapping):
-            data[key] = dict(old) if isinstance(old, Mapping) else {}
-            _merge(data[key], value, whole=key == "space")
+            nested: dict[str, Json] = dict(old) if isinstance(old, Mapping) else {}
+            _merge(nested, value, whole=key == "space")
+            data[key] = nested
         else:
             data[key] = value
 
 
-def apply_overrides(data: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+def apply_overrides(data: dict[str, Json], overrides: Mapping[str, Json]) -> dict[str, Json]:
     """Apply overrides to the raw sweep in place; return those that fix keys of `train`."""
-    fixed: dict[str, Any] = {}
+    fixed: dict[str, Json] = {}
     for typed, value in overrides.items():
         key = SHORT.get(typed, typed)
         head, _, rest = key.partition(".")
@@ -348,7 +349,7 @@ def _hint(word: str) -> str:
     return did_you_mean(word, [*SECTIONS, *keys, *TrainConfig.model_fields])
 
 
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(key: str, value: Json) -> Iterator[tuple[str, Json]]:
     """Yield the dotted keys and values of a mapping, or the pair itself."""
     if isinstance(value, Mapping):
         for name, part in value.items():
@@ -359,7 +360,7 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"override train: {value!r} came, allowed is a mapping of keys")
 
 
-def _override_domain(data: dict[str, Any], key: str, value: Any) -> None:
+def _override_domain(data: dict[str, Any], key: str, value: Json) -> None:
     """Apply `space.optimizer.lr={...}` or `space.optimizer.lr.low=1e-5`; null takes a key away."""
     section, _, rest = key.rpartition("space.")
     if section:
@@ -373,7 +374,7 @@ def _override_domain(data: dict[str, Any], key: str, value: Any) -> None:
         _merge(space, {name: value}, whole=True)
 
 
-def _without(sweep: Sweep, fixed: Point) -> Sweep:
+def _without(sweep: Sweep, fixed: Mapping[str, object]) -> Sweep:
     """Return the sweep without fixed keys in its spaces and points."""
     space, search = _fix(sweep.space, sweep.search, fixed)
     final_space, final_search = _fix(sweep.finalize.space, sweep.finalize.search, fixed)
@@ -381,7 +382,9 @@ def _without(sweep: Sweep, fixed: Point) -> Sweep:
     return sweep.model_copy(update={"space": space, "search": search, "finalize": finalize})
 
 
-def _fix(space: Space, search: SearchConfig, fixed: Point) -> tuple[Space, SearchConfig]:
+def _fix(
+    space: Space, search: SearchConfig, fixed: Mapping[str, object]
+) -> tuple[Space, SearchConfig]:
     rest = fix(space, fixed)
     gone = space.keys() - rest.keys()
     points: list[dict[str, Any]] = []
@@ -409,8 +412,9 @@ def check(sweep: Sweep, source: str = "sweep") -> None:
     faults = _search_faults(sweep.space, sweep.search, "")
     faults += _search_faults(sweep.finalize.space, sweep.finalize.search, "finalize.")
     searched = sweep.space.get("zero_stage")
-    stages = set(searched.extremes() if searched else [sweep.train.zero_stage])
-    if max(stages) > 1 and sweep.resources.packed != 1:
+    values = searched.extremes() if searched else [sweep.train.zero_stage]
+    stages = {value for value in values if isinstance(value, int | float)}
+    if max(stages, default=0) > 1 and sweep.resources.packed != 1:
         faults.append(
             f"zero_stage: {max(stages)} came with resources.packed={sweep.resources.packed}, "
             "allowed are 0 and 1, since from 2 on a gradient must come from its own engine's pass; "
@@ -479,15 +483,15 @@ def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
     return _build_faults(train, singles, source) or _build_faults(train, _pairs(singles), source)
 
 
-def _with_parents(space: Space, key: str, value: Any) -> dict[str, Any]:
+def _with_parents(space: Space, key: str, value: Value) -> dict[str, Value]:
     """The point {key: value}, with values for the keys that switch this one on."""
-    point: dict[str, Any] = {}
+    point: dict[str, Value] = {}
     for parent, values in space[key].when.items():
         point.update(_with_parents(space, parent, values[0]))
     return {**point, key: value}
 
 
-def _pairs(points: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _pairs(points: Iterable[dict[str, Value]]) -> Iterator[dict[str, Value]]:
     for a, b in itertools.combinations(points, 2):
         if all(same(a[key], b[key]) for key in a.keys() & b.keys()):
             yield {**a, **b}

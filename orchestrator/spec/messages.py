@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.values import Point
 
 
 class Decision(StrEnum):
@@ -28,7 +29,7 @@ class Assignment:
 
     trial: str
     """Its name, the same for its whole life."""
-    point: Mapping[str, Any]
+    point: Point
     """Its overrides by dotted key."""
 
 

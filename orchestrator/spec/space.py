@@ -12,18 +12,16 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from orchestrator.spec.values import Json, Point, Value
 from tinyattn.config import StrictModel, TrainConfig, dotted_keys
 from tinyattn.errors import did_you_mean
-
-Point = Mapping[str, Any]
-"""Values for keys of a space, as in `{"optimizer.lr": 6.8e-4}`."""
 
 _MOST_FAULTS = 20  # of one message
 FIXED_KEYS = ("task", "plm", "protocol", "max_select_rows", "carve_version", "token_version")
 """Keys that hold for a whole sweep: scores of different tasks or protocols do not compare."""
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Return whether two values are equal; True is not 1, and (6, 7) is [6, 7]."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return list(a) == list(b)
@@ -34,7 +32,7 @@ class _Domain(StrictModel):
     when: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
     """Search this key only where each key named here has one of the values listed for it."""
 
-    def active(self, point: Point) -> bool:
+    def active(self, point: Mapping[str, object]) -> bool:
         """Return whether the condition `when` holds at `point`."""
         return all(
             parent in point and any(same(point[parent], value) for value in values)
@@ -71,15 +69,15 @@ class Choice(_Domain):
         """The domain in words, for messages."""
         return f"one of {self.values}"
 
-    def contains(self, value: Any) -> bool:
+    def contains(self, value: object) -> bool:
         """Return whether `value` is one of the choices."""
         return any(same(value, choice) for choice in self.values)
 
-    def extremes(self) -> list[Any]:
+    def extremes(self) -> Sequence[Value]:
         """Return the values that must all make a valid trial: every choice."""
         return self.values
 
-    def members(self) -> Sequence[Any]:
+    def members(self) -> Sequence[Value]:
         """Return all values."""
         return self.values
 
@@ -109,16 +107,17 @@ class _Range(_Domain):
         """The domain in words, for messages."""
         return f"{self.low} to {self.high}"
 
-    def contains(self, value: Any) -> bool:
+    def contains(self, value: object) -> bool:
         """Return whether `value` is a number within the bounds."""
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and self.low <= value <= self.high
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        return self.low <= value <= self.high
 
-    def extremes(self) -> list[Any]:
+    def extremes(self) -> Sequence[Value]:
         """Return the values that must all make a valid trial: both bounds."""
         return [self.low, self.high]
 
-    def members(self) -> Sequence[Any]:
+    def members(self) -> Sequence[Value]:
         """Refuse: there is no end to them."""
         raise TypeError(f"a {type(self).__name__} has infinitely many values")
 
@@ -159,11 +158,11 @@ class Integer(_Range):
         """Number of whole numbers from low to high."""
         return self.high - self.low + 1
 
-    def contains(self, value: Any) -> bool:
+    def contains(self, value: object) -> bool:
         """Return whether `value` is a whole number within the bounds."""
         return isinstance(value, int) and super().contains(value)
 
-    def members(self) -> Sequence[Any]:
+    def members(self) -> Sequence[Value]:
         """Return all values."""
         return range(self.low, self.high + 1)
 
@@ -172,7 +171,7 @@ Domain = Annotated[Choice | Uniform | LogUniform | Integer, Field(discriminator=
 DOMAINS = {"choice": Choice, "uniform": Uniform, "log_uniform": LogUniform, "int": Integer}
 
 
-def _check_shape(data: Any) -> Any:
+def _check_shape(data: object) -> Mapping[str, object]:
     """Name unknown keys and domain types in one line each, before pydantic looks at the rest."""
     if not isinstance(data, Mapping):
         raise ValueError("allowed is a mapping of keys to domains")
@@ -235,7 +234,7 @@ def endless(space: Mapping[str, Domain]) -> list[str]:
     return [key for key, domain in space.items() if domain.size is None]
 
 
-def count(space: Mapping[str, Domain], point: Point | None = None) -> int:
+def count(space: Mapping[str, Domain], point: Mapping[str, object] | None = None) -> int:
     """Return the number of different points of a finite space, conditions considered.
 
     Args:
@@ -260,9 +259,9 @@ def count(space: Mapping[str, Domain], point: Point | None = None) -> int:
     return total
 
 
-def _named(space: Mapping[str, Domain], key: str) -> list[Any]:
+def _named(space: Mapping[str, Domain], key: str) -> list[Value]:
     """Return the values of a key that conditions (`when`) name, each once."""
-    named: list[Any] = []
+    named: list[Value] = []
     for domain in space.values():
         for value in domain.when.get(key, []):
             if not any(same(value, other) for other in named):
@@ -270,10 +269,10 @@ def _named(space: Mapping[str, Domain], key: str) -> list[Any]:
     return named
 
 
-def enumerate_points(space: Mapping[str, Domain]) -> Iterator[dict[str, Any]]:
+def enumerate_points(space: Mapping[str, Domain]) -> Iterator[dict[str, Value]]:
     """Yield every point of a finite space once, in the order of its keys and values."""
 
-    def extend(keys: list[str], point: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def extend(keys: list[str], point: dict[str, Value]) -> Iterator[dict[str, Value]]:
         if not keys:
             yield point
         elif not space[keys[0]].active(point):
@@ -299,19 +298,21 @@ def point_faults(space: Mapping[str, Domain], point: Point) -> list[str]:
     return faults
 
 
-def complete(space: Mapping[str, Domain], point: Point, defaults: Point) -> dict[str, Any]:
+def complete(
+    space: Mapping[str, Domain], point: Point, defaults: Mapping[str, Json]
+) -> dict[str, Json]:
     """Return `point` with the searched keys that it leaves out taken from `defaults`.
 
     A default outside its domain is not taken: the searcher suggests that key.
     """
-    full = dict(point)
+    full: dict[str, Json] = dict(point)
     for key, domain in space.items():
         if key not in full and domain.active(full) and domain.contains(defaults.get(key)):
             full[key] = defaults[key]
     return full
 
 
-def fix(space: Mapping[str, Domain], fixed: Point) -> dict[str, Domain]:
+def fix(space: Mapping[str, Domain], fixed: Mapping[str, object]) -> dict[str, Domain]:
     """Return the space without the fixed keys, and without keys that their values switch off."""
     rest: dict[str, Domain] = {}
     for key, domain in space.items():
