@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.reporting.view import LineView, LiveView
+from orchestrator.reporting.view import View
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.messages import WorkerLost
 from orchestrator.spec.trial import Trial
@@ -98,7 +98,7 @@ class CheckpointListener(Listener):
 class ViewListener(Listener):
     """Shows what happens."""
 
-    def __init__(self, view: LineView | LiveView) -> None:
+    def __init__(self, view: View) -> None:
         self._view = view
 
     def caught_up(self, trial: Trial) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
+from orchestrator.spec.values import Point
 from orchestrator.state.ranking import Standing, best_of, no_candidate, passed_over, standing_of
 
 COLOURS = {
@@ -184,6 +185,37 @@ class Progress:
         return found.replace(" evaluation", " reached evaluation", 1)
 
 
+class View(Protocol):
+    """Protocol of what shows a running sweep, within a `with` block: LineView or LiveView.
+
+    Output that cannot be written, as in a terminal that was closed, is no error: the sweep goes on.
+    """
+
+    progress: Progress
+    """The numbers behind what is shown; each event is counted there as well."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+
+    def __exit__(self, *_: object) -> None:
+        """Show the last numbers, and leave the terminal as it was."""
+
+    def started(self, trial_id: str, params: Point) -> None:
+        """A trial got a worker, for the first time or again."""
+
+    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+        """A trial reported an evaluation."""
+
+    def paused(self, trial_id: str) -> None:
+        """A trial waits at a rung."""
+
+    def finished(self, trial: Trial) -> None:
+        """A trial ended."""
+
+    def note(self, text: str) -> None:
+        """Keep a line about machines where the user can read it later."""
+
+
 class LineView:
     """The view as plain lines, for files and pipes: a line for each evaluation and end."""
 
@@ -313,7 +345,7 @@ def _cells(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def view_of(progress: Progress) -> LineView | LiveView:
+def view_of(progress: Progress) -> View:
     """Return the view that suits standard output."""
     return LiveView(progress) if sys.stdout.isatty() else LineView(progress)
 

@@ -78,7 +78,7 @@ def run(
         name="s", task="agreement", plm=base.plm, protocol="heldout", config={}, tags={}
     )
     batch = TrialBatch(
-        name="search", title="packs", kind="trial", base=base, trials=len(POINTS), evaluations=4,
+        name="search", title="shared", kind="trial", base=base, trials=len(POINTS), evaluations=4,
         resources=Resources(cpus=1, packed=packed, concurrent=4), asha=asha,
         tags={**fingerprints_of(base), "commit": "c"},
     )  # fmt: skip

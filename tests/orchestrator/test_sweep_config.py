@@ -204,6 +204,7 @@ def test_a_grid_may_become_finite_by_fixing(tmp_path):
         ("optimizer.lr: {type: uniform, low: 0.1, high: 20}", "optimizer.lr: 20.0 came"),
         ("adapter.norm: {type: choice, values: [plain, afine]}", "did you mean 'affine'?"),
         ("adapter.layers: {type: choice, values: [all, best]}", "'best' came"),
+        ("zero_stage: {type: choice, values: [null, 2]}", "zero_stage: None came, allowed is 0, 1"),
         # each bound is allowed alone, not the two together: 32 rows a pass, 16 a step
         ("batch_size: {type: int, low: 16, high: 64}, "
          "micro_batch_size: {type: int, low: 8, high: 32}",

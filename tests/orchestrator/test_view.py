@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import io
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from orchestrator.reporting.view import LineView, LiveView, Progress, brief, clock, view_of
+from orchestrator.reporting.view import LineView, LiveView, Progress, View, brief, clock, view_of
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
 
@@ -210,24 +212,6 @@ def test_live_panel_shows_running_trials_rungs_and_ended_ones(progress: Progress
     assert "rungs: 2 reached evaluation 2, 0 evaluation 6" in last
 
 
-def test_a_terminal_that_is_gone_fails_nothing(progress: Progress) -> None:
-    class Gone(io.StringIO):
-        gone = False
-
-        def write(self, text: str) -> int:
-            if self.gone:
-                raise OSError(errno.EIO, "Input/output error")
-            return super().write(text)
-
-    out = Gone()
-    with LiveView(progress, Console(file=out, force_terminal=True, width=80)) as view:
-        view.started("a_0", {})
-        out.gone = True
-        view.finished(Trial("a_0", {}, [], Outcome.STOPPED))
-        view.note("a machine has joined")
-    assert progress.ended[Outcome.STOPPED] == 1
-
-
 def test_live_panel_before_anything_happened(progress: Progress) -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=80, color_system=None)
@@ -248,3 +232,151 @@ def test_words_of_a_configuration_and_of_time() -> None:
     assert brief({"a.b": 1234567.0, "c": True, "d": None}) == "b=1.23e+06 c=True d=None"
     assert brief({}) == ""
     assert [clock(59.6), clock(3661)] == ["0:01:00", "1:01:01"]
+
+
+# ---- what every View does ----
+
+
+class Output(io.StringIO):
+    """A terminal or file, which can be taken away."""
+
+    gone = False
+
+    def write(self, text: str) -> int:
+        if self.gone:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+Make = Callable[[Progress, Output], View]
+
+
+def lines(progress: Progress, out: Output) -> View:
+    return LineView(progress, out)
+
+
+def panel(progress: Progress, out: Output) -> View:
+    console = Console(file=out, force_terminal=True, width=120, height=40, color_system=None)
+    return LiveView(progress, console)
+
+
+@pytest.fixture(params=[lines, panel])
+def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes a view of each kind."""
+    monkeypatch.setenv("TERM", "xterm")
+    made: Make = request.param
+    return made
+
+
+def screen(view: View, out: Output) -> list[str]:
+    """What the user sees now: the text, after the cursor has gone up and lines were erased."""
+    if isinstance(view, LiveView):
+        view.live.refresh()  # it draws the panel only now and then
+    rows, row, column = [""], 0, 0
+    for word in re.findall(r"\x1b\[[?\d]*[A-Za-z]|\r|\n|[^\r\n\x1b]+", out.getvalue()):
+        if word == "\n":
+            row, column = row + 1, 0
+            rows += [""] * (row == len(rows))
+        elif word == "\r":
+            column = 0
+        elif word.endswith("A"):
+            row -= int(word[2:-1])
+        elif word == "\x1b[2K":
+            rows[row] = ""
+        elif word.startswith("\x1b"):
+            assert word in (HIDE, SHOW), word
+        else:
+            rows[row] = rows[row][:column].ljust(column) + word + rows[row][column + len(word) :]
+            column += len(word)
+    return rows
+
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+"""By which a terminal hides its cursor, and shows it."""
+LR = {"optimizer.lr": 0.25}
+EVENTS: dict[str, tuple[Callable[[View], None], str]] = {
+    "started": (lambda view: view.started("a_7", LR), "a_7.*lr=0.25"),
+    "evaluated": (lambda view: view.evaluated("a_1", result(2, 0.625)), "a_1.*2/4.*62.50"),
+    "paused": (lambda view: view.paused("a_1"), "paused"),
+    "finished": (
+        lambda view: view.finished(Trial("a_1", LR, [], Outcome.FAILED, "no space")),
+        "a_1 failed.*no space",
+    ),
+    "note": (lambda view: view.note("a machine has joined"), "a machine has joined"),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_each_event_is_shown(make: Make, progress: Progress, event: str) -> None:
+    out = Output()
+    tell, wanted = EVENTS[event]
+    with make(progress, out) as view:
+        view.started("a_1", LR)
+        before = screen(view, out)
+        tell(view)
+        after = screen(view, out)
+    assert not any(re.search(wanted, line) for line in before)
+    assert any(re.search(wanted, line) for line in after)
+
+
+def test_each_event_is_counted(make: Make, progress: Progress) -> None:
+    with make(progress, Output()) as view:
+        view.started("a_1", LR)
+        view.evaluated("a_1", result(2, 0.5))
+        assert view.progress.outcome_words() == "1 running, 5 to come"
+        view.paused("a_1")
+        view.started("a_2", LR)
+        view.finished(Trial("a_2", LR, [], Outcome.STOPPED))
+    assert progress.outcome_words() == "1 stopped, 1 paused, 4 to come"
+    assert progress.best == (0.5, "a_1")
+
+
+def test_notes_and_ends_are_kept(make: Make, progress: Progress) -> None:
+    out = Output()
+    with make(progress, out) as view:
+        view.note("a machine has joined")
+        view.started("a_1", LR)
+        view.finished(Trial("a_1", LR, [], Outcome.COMPLETED))
+        for number in range(2, 6):
+            view.started(f"a_{number}", LR)
+            screen(view, out)
+    text = "\n".join(screen(view, out))
+    assert text.count("a machine has joined") == text.count("a_1 completed") == 1
+    assert text.index("a machine has joined") < text.index("a_1 completed")
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_the_terminal_is_left_as_it_was(
+    make: Make, progress: Progress, error: type[BaseException] | None
+) -> None:
+    out = Output()
+
+    def show() -> None:
+        with make(progress, out) as view:
+            view.started("a_1", LR)
+            if error is not None:
+                raise error
+
+    if error is None:
+        show()
+    else:
+        with pytest.raises(error):
+            show()
+    text = out.getvalue()
+    assert text.count(HIDE) == text.count(SHOW)
+    assert text.rfind(HIDE) <= text.rfind(SHOW)
+    assert text.endswith(("\n", SHOW))
+    last = screen(make(progress, Output()), out)
+    assert not last[-1], "the shell's prompt gets a line of its own"
+    assert any("1 running, 5 to come" in line for line in last), "the last numbers stay"
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_output_that_is_gone_fails_nothing(make: Make, progress: Progress, event: str) -> None:
+    out = Output()
+    with make(progress, out) as view:
+        view.started("a_1", LR)
+        out.gone = True
+        EVENTS[event][0](view)
+        view.note("a machine has joined")
+    assert "a_1" in view.progress.params
