@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import closed_in_any_case, run_batch
@@ -23,6 +22,7 @@ from orchestrator.spec.config import Sweep, apply_overrides, check
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
+from orchestrator.spec.values import Json
 from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.workspace import Workspace
@@ -97,7 +97,7 @@ def run_sweep(
 
 
 def resumable(
-    name: str, workspace: Workspace, changes: Mapping[str, Any], *, as_it_ran: bool = False
+    name: str, workspace: Workspace, changes: Mapping[str, int], *, as_it_ran: bool = False
 ) -> Definition:
     """Return the definition of a sweep that is to be resumed, with changes such as more trials.
 
@@ -164,7 +164,7 @@ def run_to_end(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Trial]:
     return ended
 
 
-def _noted(sweep: Sweep) -> dict[str, Any]:
+def _noted(sweep: Sweep) -> dict[str, Json]:
     """Return the sweep as MLflow keeps it: plugins by name, for a store's text is not executed."""
     names = [plugin.module for plugin in sweep.imports]
     return {**sweep.model_dump(mode="json"), "imports": names}
@@ -194,7 +194,7 @@ def _search(
 
 
 def sweep_as_it_ran(
-    workspace: Workspace, name: str, overrides: Mapping[str, Any], imports: Sequence[str] = ()
+    workspace: Workspace, name: str, overrides: Mapping[str, Json], imports: Sequence[str] = ()
 ) -> Sweep:
     """Return a sweep of the store, with `overrides` of its finalize and resources sections.
 
@@ -223,7 +223,7 @@ def sweep_as_it_ran(
     return sweep
 
 
-def _plugins(workspace: Workspace, name: str, noted: Any, named: Sequence[str]) -> Any:
+def _plugins(workspace: Workspace, name: str, noted: Json, named: Sequence[str]) -> Json:
     """Return a sweep's plugins as its own folder has them, else those that the user named.
 
     A store says which there were, and no more: others may be able to write to it, and what it names

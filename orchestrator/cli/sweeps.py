@@ -183,7 +183,7 @@ def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, places: Place
     _go_on(name, {"search.trials": trials}, as_it_ran, places)
 
 
-def _go_on(name: str, changes: dict[str, Json], as_it_ran: bool, places: Places) -> None:
+def _go_on(name: str, changes: dict[str, int], as_it_ran: bool, places: Places) -> None:
     with imports_uncollected():
         from orchestrator.sweep import resumable, resume_sweep
 

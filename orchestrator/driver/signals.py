@@ -6,9 +6,8 @@ import contextlib
 import os
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 
 def ending() -> list[signal.Signals]:
@@ -44,7 +43,7 @@ def leave_terminal() -> None:
 
 
 @contextlib.contextmanager
-def handled(handler: Any) -> Iterator[None]:
+def handled(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
     """Give these signals another handler for the length of the block; one that the block has given
     yet another keeps that."""
     before = {number: signal.signal(number, handler) for number in ending()}

@@ -162,7 +162,7 @@ class VirtualTime:
         self._close()
         return self.found
 
-    def _at(self, when: float, kind: str, what: Any) -> None:
+    def _at(self, when: float, kind: str, what: object) -> None:
         heapq.heappush(self.events, (when, next(self.order), kind, what))
 
     def _fill(self) -> None:

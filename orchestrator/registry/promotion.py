@@ -10,7 +10,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import datasets
 import numpy as np
@@ -24,6 +24,7 @@ from orchestrator.registry.versions import (
     promote,
 )
 from orchestrator.selection.baseline import train_alone
+from orchestrator.spec.values import Json
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.provenance import refuse_other_data
 from orchestrator.tracking.reader import TrialRun
@@ -38,6 +39,8 @@ from tinyattn.predict import MixedPredictor, Predictor
 from tinyattn.tasks import Task
 from tinyattn.training.model_cache import ModelCache
 
+Prediction: TypeAlias = dict[str, Json]
+"""The answer for a row."""
 ID_COLUMNS = ("id", "idx")
 """Columns of a file that identify its rows; predictions keep them."""
 
@@ -154,7 +157,7 @@ def config_of(trial: TrialRun) -> TrainConfig:
 
 def predict_mixed(
     workspace: Workspace, tasks: Sequence[str], plm: str | None, file: Path
-) -> list[dict[str, Any]]:
+) -> list[Prediction]:
     """Predict a file by several adapters in shared passes; column `adapter` names each row's.
 
     Args:
@@ -186,14 +189,14 @@ def predict_mixed(
             predictor.close()
 
 
-def _with_ids(answers: list[dict[str, Any]], table: datasets.Dataset) -> list[dict[str, Any]]:
+def _with_ids(answers: list[Prediction], table: datasets.Dataset) -> list[Prediction]:
     """Put ID_COLUMNS of the input, if it has them, before the answers."""
     names = [name for name in ID_COLUMNS if name in table.column_names]
     ids = [{} for _ in answers] if not names else table.select_columns(names).to_list()
     return [{**own, **answer} for own, answer in zip(ids, answers, strict=True)]
 
 
-def _named(row: Mapping[str, Any], tasks: Sequence[str], file: Path) -> str:
+def _named(row: Mapping[str, object], tasks: Sequence[str], file: Path) -> str:
     if not isinstance(name := row.get("adapter"), str):
         raise UsageError(
             f"{file}: a row has no text in the column 'adapter'; with several tasks each row needs "
@@ -220,7 +223,7 @@ def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) 
 
 def predict_file(
     workspace: Workspace, task: str, plm: str | None, file: Path
-) -> tuple[list[dict[str, Any]], int]:
+) -> tuple[list[Prediction], int]:
     """Predict a file by the champion of a task, or by the adapter in a folder.
 
     Returns:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -264,7 +264,17 @@ def _style(axes: Axes) -> None:
     axes.tick_params(labelsize=9)
 
 
-def _line_style(curve: Curve, is_best: bool, trials: int) -> dict[str, Any]:
+class _LineStyle(TypedDict):
+    """Options of matplotlib's `plot`."""
+
+    color: str
+    linewidth: float
+    marker: str
+    markersize: float
+    alpha: NotRequired[float]
+
+
+def _line_style(curve: Curve, is_best: bool, trials: int) -> _LineStyle:
     marker = "o" if len(curve.points) == 1 or trials <= 12 else ""
     if is_best:
         return {"color": BEST, "linewidth": 2.6, "marker": marker, "markersize": 4}
@@ -305,6 +315,6 @@ def _with_score(curve: Curve) -> str:
     return f"{curve.name}  {score:.4f}" if score is not None else f"{curve.name}  –"
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     text = str(value)
     return text if len(text) <= 14 else text[:13] + "…"

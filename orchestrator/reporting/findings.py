@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
+from orchestrator.spec.values import Json
+
 HEAD = ("adapter", "select", "held-out", "parameters", "trial")
 
 
@@ -47,7 +49,7 @@ class Findings:
     p_value: float | None
     """Of the collapsed heads against one head; None: nothing was tested."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Return what is kept."""
         return asdict(self)
 

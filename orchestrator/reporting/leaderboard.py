@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.reporting.paper import paper_score
+from orchestrator.spec.values import Point
 from orchestrator.state.ranking import standing_of
 from orchestrator.tracking.reader import TrackingReader, TrialRun, protocol_words
 
@@ -245,13 +246,13 @@ def to_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def overrides(config: Mapping[str, Any]) -> str:
+def overrides(config: Point) -> str:
     """Return what was searched as `tinyattn train` takes it: `optimizer.lr=0.00068 …`."""
     words = (f"{key}={json.dumps(v) if not isinstance(v, str) else v}" for key, v in config.items())
     return " ".join(word.replace(", ", ",") for word in sorted(words))
 
 
-def short_config(config: Mapping[str, Any]) -> str:
+def short_config(config: Point) -> str:
     """Return what was searched in few characters: `lr=0.00068 schedule=cosine`."""
     return " ".join(f"{key.rpartition('.')[2]}={_brief(v)}" for key, v in sorted(config.items()))
 

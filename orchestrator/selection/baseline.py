@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE, is_alone
+from orchestrator.spec.values import Point, Value
 from orchestrator.state.ranking import candidates
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader, TrialRun
@@ -34,7 +34,7 @@ _INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "tru
 """Tags of the trial that hold for the baseline too, which has the same rows and PLM."""
 
 
-def alone_settings(params: Mapping[str, Any], rate: float) -> list[dict[str, Any]]:
+def alone_settings(params: Point, rate: float) -> list[dict[str, Value]]:
     """Return the overrides of each baseline trial: a trial's own, at several learning rates."""
     return [{**params, **ALONE, "optimizer.lr": each} for each in _rates(rate)]
 

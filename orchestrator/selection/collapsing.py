@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
+from orchestrator.spec.values import Json
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.adapters.experts import CollapseMethod, collapse
 from tinyattn.adapters.model import AdaptedModel, Adapter, Counts
@@ -54,7 +55,7 @@ class Loaded:
         """Return the numbers of parameters of the adapter in use."""
         return self.model.counts()
 
-    def save(self, folder: Path, scores: dict[str, float], lineage: dict[str, Any]) -> None:
+    def save(self, folder: Path, scores: dict[str, float], lineage: dict[str, Json]) -> None:
         """Save the adapter in use."""
         lineage = {**self.card.lineage, **lineage}
         self.model.save(folder, self.plm, task=self.card.task, scores=scores, lineage=lineage)

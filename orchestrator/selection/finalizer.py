@@ -38,6 +38,7 @@ from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial, is_alone
+from orchestrator.spec.values import Json
 from orchestrator.state.checkpoint_store import best_adapter
 from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.ranking import candidates, no_candidate, passed_over, standing_of
@@ -136,7 +137,7 @@ def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None)
     return found[: sweep.finalize.finalists]
 
 
-def batch_name(name: str, content: Any, folder: Path) -> str:
+def batch_name(name: str, content: Json, folder: Path) -> str:
     """Return a batch's name: a hash of its content that does not change if the folder moves.
 
     Batches of earlier versions have a hash that includes the folder's path; they keep it.
@@ -244,7 +245,7 @@ class _Finalizing:
         )
 
     def _batch(
-        self, name: str, kind: str, base: TrainConfig, trials: int, what: Any, **tags: str
+        self, name: str, kind: str, base: TrainConfig, trials: int, what: Json, **tags: str
     ) -> TrialBatch:
         """Return a batch named after its content, so that an interrupted one is found again."""
         return TrialBatch(

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 import search_spaces
 from orchestrator.spec.config import Sweep, apply_overrides, check, load_sweep
+from orchestrator.spec.values import Json
 from tinyattn.config import FIRST_VERSIONS, StrictModel, build, stored_config
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 from tinyattn.files.atomic import write_text
@@ -104,7 +105,7 @@ class Definition(StrictModel):
         check(sweep, f"sweep {sweep.name}")
         return sweep
 
-    def changed(self, changes: Mapping[str, Any]) -> Self:
+    def changed(self, changes: Mapping[str, Json]) -> Self:
         """Return a copy with more changes; ConfigError if they do not fit."""
         definition = self.model_copy(update={"changes": {**self.changes, **changes}})
         definition.sweep()
@@ -150,7 +151,7 @@ class Definition(StrictModel):
                 )
 
 
-def _differences(before: Any, after: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+def _differences(before: Json, after: Json, key: str = "") -> list[tuple[str, Json, Json]]:
     """Return the differences of two nested mappings as (dotted key, before, after)."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         keys = [*before, *(k for k in after if k not in before)]
@@ -162,5 +163,5 @@ def _differences(before: Any, after: Any, key: str = "") -> list[tuple[str, Any,
     return [] if before == after else [(key, before, after)]
 
 
-def _word(value: Any) -> str:
+def _word(value: Json) -> str:
     return "nothing" if value is None else json.dumps(value)

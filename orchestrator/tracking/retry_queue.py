@@ -7,12 +7,14 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 from mlflow.exceptions import MlflowException
 from requests import HTTPError
 
 from tinyattn.files.uris import without_secrets
+
+Answer = TypeVar("Answer")
 
 PAUSE_SECONDS = 5.0
 """Seconds between two tries of a write."""
@@ -52,14 +54,14 @@ class RetryQueue:
         """
         self._uri = uri
         self._pause_seconds = pause_seconds
-        self._waiting: deque[Callable[[], Any]] = deque()
+        self._waiting: deque[Callable[[], object]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def send(self, write: Callable[[], Any]) -> None:
+    def send(self, write: Callable[[], object]) -> None:
         """Queue a write behind all that wait; return at once."""
         with self._changed:
             self._waiting.append(write)
@@ -92,7 +94,7 @@ class RetryQueue:
                 self._changed.notify_all()
 
 
-def patiently(call: Callable[[], Any], seconds: float = PATIENCE_SECONDS) -> Any:
+def patiently(call: Callable[[], Answer], seconds: float = PATIENCE_SECONDS) -> Answer:
     """Return what `call` returns, retrying for `seconds` after errors that may pass.
 
     Raises:

@@ -20,12 +20,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.values import Json, Point
 from orchestrator.tracking.pages import NOTE_TAG, TRAINING, data_set, view_tags
 from orchestrator.tracking.provenance import code_tags, slug
 from orchestrator.tracking.reader import (
@@ -46,6 +47,8 @@ from orchestrator.tracking.retry_queue import (
 from orchestrator.tracking.run_tables import RunRow
 from tinyattn.config import TrainConfig
 from tinyattn.errors import NameTakenError, StorageError, UsageError
+
+Words = ParamSpec("Words")
 
 AWAY_SECONDS = 900.0
 """How long the end of a batch waits for a store that is away."""
@@ -91,13 +94,24 @@ class TrackingWriter(TrackingReader):
         self._told: dict[str, Outcome | None] = {}
         self._heartbeat = 0.0
 
-    def open_sweep(self, *, name: str, **rest: Any) -> str:
+    def open_sweep(
+        self,
+        *,
+        name: str,
+        task: str,
+        plm: str,
+        protocol: str,
+        config: Mapping[str, Json],
+        tags: Mapping[str, str],
+    ) -> str:
         """Open a sweep's parent run, making it if the sweep is new; arguments as `start_sweep`."""
         if self.name_is_free(name):
-            return self.start_sweep(name=name, **rest)
+            return self.start_sweep(
+                name=name, task=task, plm=plm, protocol=protocol, config=config, tags=tags
+            )
         run_id = self.resume_sweep(name)
-        self._retry_queue.send(partial(self._log_json, run_id, dict(rest["config"]), "sweep.json"))
-        self._send_views(name, rest["config"], rest["tags"].get("primary_metric"))
+        self._retry_queue.send(partial(self._log_json, run_id, dict(config), "sweep.json"))
+        self._send_views(name, config, tags.get("primary_metric"))
         return run_id
 
     def start_sweep(
@@ -107,7 +121,7 @@ class TrackingWriter(TrackingReader):
         task: str,
         plm: str,
         protocol: str,
-        config: Mapping[str, Any],
+        config: Mapping[str, Json],
         tags: Mapping[str, str],
     ) -> str:
         """Open the parent run of a new sweep; return its run id.
@@ -130,12 +144,14 @@ class TrackingWriter(TrackingReader):
         self._send_views(name, config, tags.get("primary_metric"))
         return self.sweep_run
 
-    def _send_views(self, name: str, config: Mapping[str, Any], metric: str | None) -> None:
+    def _send_views(self, name: str, config: Mapping[str, Json], metric: str | None) -> None:
         """Queue the saved views by which MLflow's pages show a sweep's trials as a leaderboard."""
         experiment = self.experiment
         assert experiment is not None
         now = int(time.time() * 1000)
-        tags = view_tags(name, config.get("space") or {}, metric, now)
+        space = config.get("space")
+        searched = space if isinstance(space, Mapping) else {}
+        tags = view_tags(name, searched, metric, now)
         self._retry_queue.send(partial(self._tag_experiment, experiment, TRAINING | tags))
 
     def _tag_experiment(self, experiment: str, tags: Mapping[str, str]) -> None:
@@ -164,7 +180,7 @@ class TrackingWriter(TrackingReader):
             partial(self.client.log_batch, self.sweep_run, metrics=numbers, tags=note)
         )
 
-    def keep_verdict(self, run_id: str, content: Mapping[str, Any]) -> None:
+    def keep_verdict(self, run_id: str, content: Mapping[str, Json]) -> None:
         """Queue the verdict of a sweep's finalizer, as an artifact of the sweep's run."""
         self._retry_queue.send(partial(self._log_json, run_id, content, VERDICT_FILE))
 
@@ -195,7 +211,7 @@ class TrackingWriter(TrackingReader):
         trial_id: str,
         *,
         config: TrainConfig,
-        params: Mapping[str, Any],
+        params: Point,
         tags: Mapping[str, str],
         kind: str = "trial",
     ) -> None:
@@ -356,7 +372,7 @@ class TrackingWriter(TrackingReader):
                 f"the files of {folder} could not be kept in the MLflow store: {reason}"
             ) from None
 
-    def _log_json(self, run_id: str, content: Mapping[str, Any], name: str) -> None:
+    def _log_json(self, run_id: str, content: Mapping[str, Json], name: str) -> None:
         """Write a mapping as a JSON artifact of a run."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, name)
@@ -378,7 +394,13 @@ class TrackingWriter(TrackingReader):
 
         self._send(trial_id, write)
 
-    def _send(self, trial_id: str, write: Callable[..., Any], *args: Any, **rest: Any) -> None:
+    def _send(
+        self,
+        trial_id: str,
+        write: Callable[Concatenate[str, Words], object],
+        *args: Words.args,
+        **rest: Words.kwargs,
+    ) -> None:
         """Queue `write(run id, ...)`; the run id is looked up then, when the run has been made."""
         self._retry_queue.send(lambda: write(self.runs_of_trials[trial_id], *args, **rest))
 
@@ -491,7 +513,7 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
     return {key: math.nan if math.isinf(value) else value for key, value in found.items()}
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(config: Mapping[str, Json], prefix: str = "") -> dict[str, str]:
     """Return a nested config as dotted keys; text stays text, other values become JSON."""
     flat: dict[str, str] = {}
     for key, value in config.items():
