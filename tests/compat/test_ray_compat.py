@@ -34,7 +34,10 @@ pytestmark = pytest.mark.slow
 
 @ray.remote(num_cpus=0)
 class Idle:
-    """An actor that can fail or die."""
+    """An actor that can answer, fail or die."""
+
+    def less(self, a: int, b: int) -> int:
+        return a - b
 
     def fail(self) -> None:
         raise RuntimeError("on purpose")
@@ -81,6 +84,10 @@ def test_tune_knows_the_switches_that_are_set(prepared: None) -> None:
     for name, value in (("MAX_PENDING_TRIALS_PG", "10000"), ("DISABLE_SIGINT_HANDLER", "1")):
         assert os.environ[f"TUNE_{name}"] == value
         assert f"TUNE_{name}" in known
+
+
+def test_a_handle_finds_a_method_by_the_name_that_it_has_in_its_class(started_ray: None) -> None:
+    assert ray.get(ray_compat.call(Idle.remote(), Idle.less, 5, b=3)) == 5 - 3
 
 
 def test_ray_says_by_its_id_that_an_actor_has_died(started_ray: None) -> None:

@@ -1,4 +1,4 @@
-"""A worker without Ray around it: whose fault an end is."""
+"""A worker without Ray around it: what only it does, beside what test_workers.py holds of all."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from tiny_plm import fingerprints_of, save_tiny_plm
 from orchestrator.driver.context import TrialContext
 from orchestrator.execution.nodes import MachineError
 from orchestrator.execution.worker import Worker
-from orchestrator.spec.messages import Assignment, EndedEarly, Evaluated
-from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.messages import Assignment, Evaluated
 from orchestrator.state.checkpoint_store import SharedFolder
 from tinyattn.config import TrainConfig
 
@@ -30,13 +29,15 @@ def worker(plm: Path, folder: Path, **seen: str) -> Worker:
     return Worker(context, cores=1)
 
 
-def test_a_point_that_cannot_be_is_the_trials_fault(plm: Path, tmp_path: Path) -> None:
+def test_halving_leaves_half_the_rows_of_a_pass(plm: Path, tmp_path: Path) -> None:
     found = worker(plm, tmp_path)
-    found.begin(Assignment("t", {"max_length": 10_000}))
-    report = found.step()
-    assert isinstance(report, EndedEarly)
-    assert report.outcome is Outcome.FAILED
-    assert "max_length is 10000" in report.error
+    found.begin(Assignment("t", {"batch_size": 12}))
+    before = found.step()
+    found.halve()
+    after = found.step()
+    assert isinstance(before, Evaluated)
+    assert isinstance(after, Evaluated)
+    assert (before.micro_batch_size, after.micro_batch_size) == (12, 6)
 
 
 def test_a_plm_that_is_not_on_a_machine_is_the_machines_fault(plm: Path, tmp_path: Path) -> None:
