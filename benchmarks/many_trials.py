@@ -21,6 +21,7 @@ import uuid
 from pathlib import Path
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 
@@ -56,13 +57,13 @@ def _one_trial(tracker: TrackingWriter) -> str:
     for index in range(1, EVALUATIONS + 1):
         tracker.log_evaluation(
             "search_00001",
-            {
-                "evaluation": index, "total": EVALUATIONS, "epoch": index / 2, "step": 100 * index,
-                "score": 0.5, "best_score": 0.5, "train_loss": 1 / index, "lr": 1e-3,
-                "seconds": 10.0 * index, "rows_per_second": 50.0, "metrics": {"accuracy": 0.5},
-                "heldout": {"accuracy": 0.5} if index == EVALUATIONS else {},
-                "adapter_params": 12_296, "classifier_params": 770, "peak_memory_mb": 500.0,
-            },
+            Result(
+                evaluation=index, total=EVALUATIONS, epoch=index / 2, step=100 * index,
+                score=0.5, best_score=0.5, train_loss=1 / index, lr=1e-3,
+                seconds=10.0 * index, rows_per_second=50.0, metrics={"accuracy": 0.5},
+                heldout={"accuracy": 0.5} if index == EVALUATIONS else {},
+                adapter_params=12_296, classifier_params=770, peak_memory_mb=500.0,
+            ),
         )  # fmt: skip
     tracker.end_trial("search_00001", Outcome.COMPLETED)
     tracker.end_sweep(Outcome.COMPLETED)

@@ -23,6 +23,7 @@ from orchestrator.planning.curves import Synthetic
 from orchestrator.planning.simulation import VirtualCluster, simulate
 from orchestrator.spec.config import load_sweep
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.tracking.provenance import commit
 from orchestrator.tracking.writer import TrackingWriter
 
@@ -63,8 +64,10 @@ def tracking(trials: int) -> float:
             name = f"search_{number}"
             tracker.start_trial(name, config=sweep.train, params={"seed": number}, tags={})
             for evaluation in range(1, 5):
-                numbers = {"score": 0.5, "best_score": 0.5, "train_loss": 0.1, "lr": 1e-3}
-                tracker.log_evaluation(name, {"evaluation": evaluation, **numbers})
+                result = Result(
+                    evaluation=evaluation, score=0.5, best_score=0.5, train_loss=0.1, lr=1e-3
+                )
+                tracker.log_evaluation(name, result)
             tracker.end_trial(name, Outcome.COMPLETED)
         tracker.settle(600)
         return 1000 * (time.process_time() - begin) / (4 * trials)

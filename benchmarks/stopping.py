@@ -18,6 +18,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,8 @@ from orchestrator.planning.simulation import Replay, VirtualCluster, simulate
 from orchestrator.search.asha import Asha, PromotingAsha
 from orchestrator.spec.config import AshaConfig, Sweep, load_sweep
 from orchestrator.spec.messages import Decision
-from orchestrator.spec.space import Point
+from orchestrator.spec.result import Result
+from orchestrator.spec.values import Point
 
 FOLDER = Path(__file__).parent / "curves"
 
@@ -56,8 +58,9 @@ class StockAsha(Asha):
 class PublishedAsha(PromotingAsha):
     """Promoting ASHA as published, which ignores the noise of scores."""
 
-    def decide(self, trial_id: str, result: dict) -> Decision:  # type: ignore[override,type-arg]
-        return super().decide(trial_id, {**result, "noise": 0.0})
+    def decide(self, trial_id: str, result: Result) -> Decision:
+        """Decide as for a score without noise."""
+        return super().decide(trial_id, replace(result, noise=0.0))
 
 
 RULES: dict[str, Callable[[int, int, int], Asha]] = {

@@ -69,7 +69,7 @@ def run_sweep(
     from orchestrator import sweep as driver
     from orchestrator.state.checkpoint_store import best_adapter
     from orchestrator.state.definition import Origin
-    from orchestrator.state.ranking import candidates, standing_of
+    from orchestrator.state.ranking import candidates, standing_of_run
 
     origin = None
     if not isinstance(sweep, Sweep):
@@ -82,9 +82,9 @@ def run_sweep(
         ended = driver.run_sweep(found, facts, workspace, origin)
     store = workspace.store()
     trials = store.trials_of(store.find_sweep(found.name))
-    trials.sort(key=lambda trial: standing_of(trial).order)
-    best = next(iter(candidates(trials)), None)
-    won = next((trial for trial in ended if best and trial.name == best.trial_id), None)
+    trials.sort(key=lambda run: standing_of_run(run).order)
+    best = next(iter(candidates(trials, standing_of_run)), None)
+    won = next((trial for trial in ended if best and trial.name == best.trial.name), None)
     return SweepResult(
         name=found.name,
         folder=workspace.path_of(found.name),

@@ -31,14 +31,14 @@ def untruths(runs: Path, name: str, trials: int, tracking_uri: str | None = None
 
     check(sweep.outcome is Outcome.COMPLETED, f"the sweep's outcome is {sweep.outcome}")
     check(len(records) == trials, f"{len(records)} MLflow runs for {trials} trials")
-    names = Counter(record.trial_id for record in records)
+    names = Counter(record.trial.name for record in records)
     check(max(names.values()) == 1, f"trials with several runs: {names}")
-    configs = Counter(str(sorted(record.params.items())) for record in records)
+    configs = Counter(str(sorted(record.trial.params.items())) for record in records)
     check(max(configs.values()) == 1, "a configuration was run twice")
     for run in (sweep, *records):
         status = tracker.client.get_run(run.run_id).info.status
-        honest = run.outcome is not None and status == run.outcome.run_status
-        check(honest, f"run {run.run_id}: outcome {run.outcome}, status {status}")
+        honest = run.trial.outcome is not None and status == run.trial.outcome.run_status
+        check(honest, f"run {run.run_id}: outcome {run.trial.outcome}, status {status}")
     for record in records:
         found += _untruths_of(record, tracker)
     return found + _disagreements(workspace, name, records)
@@ -50,9 +50,9 @@ def _untruths_of(record: TrialRun, tracker: TrackingWriter) -> list[str]:
     for key in ("score", "train_loss", "best_score"):
         steps = [m.step for m in tracker.client.get_metric_history(record.run_id, key)]
         if steps != list(range(1, len(steps) + 1)):
-            found.append(f"{record.trial_id}: {key} at steps {steps}")
-    if record.evaluations and not tracker.has_artifact(record.run_id, "adapter"):
-        found.append(f"{record.trial_id}: no adapter")
+            found.append(f"{record.trial.name}: {key} at steps {steps}")
+    if record.trial.evaluations and not tracker.has_artifact(record.run_id, "adapter"):
+        found.append(f"{record.trial.name}: no adapter")
     return found
 
 
@@ -67,21 +67,25 @@ def _disagreements(workspace: Workspace, name: str, records: list[TrialRun]) -> 
     running = [trial.number for trial in study.trials if trial.state.name == "RUNNING"]
     found = [f"study trials {running} are RUNNING"] if running else []
 
-    results = [event["result"] for event in event_log.events if "result" in event]
-    asha = make_scheduler(sweep.asha, max(result.get("total", 0) for result in results))
+    planned = max(trial.planned for trial in event_log.trials.values())
+    asha = make_scheduler(sweep.asha, planned)
     replay(asha, event_log.events)
     if asha.paused:
         found.append(f"paused for ever: {asha.paused}")
     for record in records:
-        trial = event_log.trials.get(record.trial_id)
+        copy = record.trial
+        trial = event_log.trials.get(copy.name)
         words = {
-            "MLflow": (record.outcome and record.outcome.value, record.evaluations),
+            "MLflow": (
+                copy.outcome and copy.outcome.value,
+                copy.evaluations,
+            ),
             "event log": trial and (trial.outcome and trial.outcome.value, trial.evaluations),
         }
-        if len(set(words.values())) > 1 or told.get(record.trial_id) != words["MLflow"][0]:
-            found.append(f"{record.trial_id}: {words}, study {told.get(record.trial_id)}")
-        if record.trial_id in asha.stopped and record.outcome is not Outcome.STOPPED:
-            found.append(f"{record.trial_id}: ASHA stopped it, its outcome is {record.outcome}")
+        if len(set(words.values())) > 1 or told.get(copy.name) != words["MLflow"][0]:
+            found.append(f"{copy.name}: {words}, study {told.get(copy.name)}")
+        if copy.name in asha.stopped and copy.outcome is not Outcome.STOPPED:
+            found.append(f"{copy.name}: ASHA stopped it, its outcome is {copy.outcome}")
     return found
 
 
@@ -95,7 +99,7 @@ def histories(runs: Path, name: str, tracking_uri: str | None = None) -> dict[st
     """The losses by evaluation of each trial, by the trial's configuration."""
     tracker = Workspace(runs, tracking_uri).tracker()
     return {
-        str(sorted(record.params.items())): [
+        str(sorted(record.trial.params.items())): [
             m.value for m in tracker.client.get_metric_history(record.run_id, "train_loss")
         ]
         for record in tracker.trials_of(tracker.find_sweep(name))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from orchestrator.driver.context import RetryBudget
 from orchestrator.driver.listeners import Listener
@@ -115,19 +116,19 @@ class Driver:
         trial = self.event_log.trials[name]
         if trial.outcome is not None:
             return Decision.STOP
-        record = {**report.record(), "node_ip": node}
-        is_new = self.event_log.result(name, record)
+        result = report.result(node)
+        is_new = self.event_log.result(name, result)
         # A trial names its own end, of which ASHA is not asked.
-        decision = Decision.STOP if report.is_last else self.asha.decide(name, record)
+        decision = Decision.STOP if report.is_last else self.asha.decide(name, result)
         if decision is Decision.STOP:
             by_user = name in self.asha.unwanted
             self._log_end(trial, Outcome.STOPPED, BY_USER if by_user else None)
         elif is_new:
-            self._source.on_trial_result(name, record)
-        if is_new and math.isfinite(record["score"]):
+            self._source.on_trial_result(name, result)
+        if is_new and math.isfinite(result.score):
             self._retry_budget.on_evaluation(name)
             for listener in self._listeners:
-                listener.evaluated(name, record)
+                listener.evaluated(name, result)
         self._tell_decision(trial, decision)
         return decision
 
@@ -167,8 +168,10 @@ class Driver:
         """Log how a trial ends, unless it named its own end, and tell the source."""
         self.event_log.end(trial.name, outcome, error)
         # The searcher sees by itself what a stop means where the last score is not finite.
-        named = {} if outcome is Outcome.STOPPED else {"outcome": outcome.value}
-        self._source.on_trial_complete(trial.name, trial.last | named)
+        last = trial.last
+        if outcome is not Outcome.STOPPED:
+            last = replace(last, outcome=outcome)
+        self._source.on_trial_complete(trial.name, last)
 
     def _tell_decision(self, trial: Trial, decision: Decision) -> None:
         for listener in self._listeners:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from orchestrator.reporting.view import View
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.messages import WorkerLost
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore, best_adapter
 from orchestrator.tracking.writer import TrackingWriter
@@ -22,8 +20,8 @@ class Listener:
     def started(self, trial: Trial) -> None:
         """A worker has a trial, for the first time or again."""
 
-    def evaluated(self, name: str, record: Mapping[str, Any]) -> None:
-        """A trial came to an evaluation; `record` is what the event log keeps of it."""
+    def evaluated(self, name: str, result: Result) -> None:
+        """A trial came to an evaluation."""
 
     def paused(self, name: str) -> None:
         """A trial waits at a rung."""
@@ -48,8 +46,8 @@ class MlflowListener(Listener):
         if self._tracker.knows(trial.name, trial.evaluations, trial.outcome):
             return
         self.started(trial)
-        for record in trial.scored:
-            self.evaluated(trial.name, record)
+        for result in trial.scored:
+            self.evaluated(trial.name, result)
         if trial.outcome is not None:
             self.ended(trial)
 
@@ -66,9 +64,9 @@ class MlflowListener(Listener):
             kind=self._batch.kind,
         )
 
-    def evaluated(self, name: str, record: Mapping[str, Any]) -> None:
+    def evaluated(self, name: str, result: Result) -> None:
         """Log the evaluation."""
-        self._tracker.log_evaluation(name, record)
+        self._tracker.log_evaluation(name, result)
 
     def ended(self, trial: Trial) -> None:
         """Close the run, with the trial's best adapter."""
@@ -109,9 +107,9 @@ class ViewListener(Listener):
         """Show that it starts."""
         self._view.started(trial.name, trial.params)
 
-    def evaluated(self, name: str, record: Mapping[str, Any]) -> None:
+    def evaluated(self, name: str, result: Result) -> None:
         """Show its score."""
-        self._view.evaluated(name, record)
+        self._view.evaluated(name, result)
 
     def paused(self, name: str) -> None:
         """Show that it waits."""

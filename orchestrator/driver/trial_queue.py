@@ -6,26 +6,28 @@ A trial has one name for its whole life, such as `search_00004`, given at its fi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
 from orchestrator.search.asha import Asha
 from orchestrator.spec.messages import Assignment
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
+from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog
 
 
 class Source(Protocol):
     """What suggests trials and hears how they go: OptunaSearcher or Points."""
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+    def suggest(self, trial_id: str) -> Point | None:
         """Return the overrides of a new trial; None: there are no more."""
 
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_trial_result(self, trial_id: str, result: Result) -> None:
         """Hear of an evaluation."""
 
-    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_trial_complete(self, trial_id: str, result: Result) -> None:
         """Hear how a trial ended."""
 
     def catch_up(self, trials: Iterable[Trial]) -> None:
@@ -38,17 +40,17 @@ class Source(Protocol):
 class Points:
     """Suggests given points, each once, and learns nothing."""
 
-    def __init__(self, points: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, points: Iterable[Point]) -> None:
         self._waiting = deque(dict(point) for point in points)
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+    def suggest(self, trial_id: str) -> Point | None:
         """Return the next point."""
         return self._waiting.popleft() if self._waiting else None
 
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_trial_result(self, trial_id: str, result: Result) -> None:
         """Learn nothing."""
 
-    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_trial_complete(self, trial_id: str, result: Result) -> None:
         """Learn nothing."""
 
     def catch_up(self, trials: Iterable[Trial]) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from orchestrator.driver.context import Stop
 from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import Listener
 from orchestrator.execution.nodes import Nodes
 from orchestrator.spec.messages import WorkerLost
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.requests import requested
 from orchestrator.state.workspace import STOP_ALL
@@ -29,9 +29,10 @@ class MachineListener(Listener):
         """
         self._nodes, self._note = nodes, note
 
-    def evaluated(self, name: str, record: Mapping[str, Any]) -> None:
+    def evaluated(self, name: str, result: Result) -> None:
         """Note that a machine works."""
-        self._nodes.worked(record["node_ip"])
+        assert result.node_ip is not None
+        self._nodes.worked(result.node_ip)
 
     def paused(self, name: str) -> None:
         """Use machines that were too small for the trial for others."""

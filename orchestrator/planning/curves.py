@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from orchestrator.spec.space import Choice, Domain, LogUniform, Point
+from orchestrator.spec.space import Choice, Domain, LogUniform
+from orchestrator.spec.values import Point
 from orchestrator.tracking.reader import TrackingReader
 from tinyattn.errors import UsageError
 
@@ -105,9 +106,9 @@ class Recorded:
     def of_sweep(cls, store: TrackingReader, name: str, space: Mapping[str, Domain]) -> Recorded:
         """Read the trials of a sweep, with at least one evaluation, from the MLflow store."""
         found = store.trials_of(store.find_sweep(name))
-        trials = [trial for trial in found if trial.kind == "trial" and trial.evaluations]
+        trials = [run for run in found if run.kind == "trial" and run.trial.evaluations]
         scores = [[point.score for point in points] for points in store.histories(trials)]
-        return cls(space, list(zip((trial.params for trial in trials), scores, strict=True)))
+        return cls(space, list(zip((run.trial.params for run in trials), scores, strict=True)))
 
     def score(self, point: Point, evaluation: int) -> float:
         """As in Curves; beyond its last recorded evaluation a curve stays level."""

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from orchestrator.driver.context import RetryBudget
 from orchestrator.driver.driver import Driver
@@ -27,6 +26,7 @@ from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.messages import Decision, EndedEarly, Evaluated, WorkerLost
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog
 
 Slot = tuple[int, int]
@@ -65,7 +65,7 @@ class Replay:
     """How many times a trial lost its node and went on."""
     busy: float = 0.0
     """Share of the slots' time that was used."""
-    winner: dict[str, Any] = field(default_factory=dict)
+    winner: Point = field(default_factory=dict)
     """Overrides of the completed trial with the best score."""
     truth: float = math.nan
     """Final score of the winner on infinitely many rows."""
@@ -143,7 +143,7 @@ class VirtualTime:
         self.away: set[int] = set()
         self.running: dict[Slot, tuple[str, int]] = {}
         """{busy slot: (trial, number of its stint)}."""
-        self.events: list[tuple[float, int, str, Any]] = []
+        self.events: list[tuple[float, int, str, int | tuple[Slot, str, int]]] = []
         self.order, self.now = itertools.count(), 0.0
         self.found = Replay()
 
@@ -162,7 +162,7 @@ class VirtualTime:
         self._close()
         return self.found
 
-    def _at(self, when: float, kind: str, what: object) -> None:
+    def _at(self, when: float, kind: str, what: int | tuple[Slot, str, int]) -> None:
         heapq.heappush(self.events, (when, next(self.order), kind, what))
 
     def _fill(self) -> None:
@@ -192,7 +192,7 @@ class VirtualTime:
         trial = self.driver.event_log.trials[name]
         evaluation = trial.evaluations + 1
         score = self.curves.score(trial.params, evaluation)
-        best = max(score, trial.last.get("best_score", -math.inf))
+        best = score if trial.best_score is None else max(score, trial.best_score)
         if not math.isfinite(score):
             return EndedEarly(Outcome.DIVERGED, f"the loss is {score}", trial.evaluations, best)
         noise = self.curves.noise(score)
@@ -230,7 +230,7 @@ class VirtualTime:
         found.busy = worked / max(1e-9, found.seconds * slots)
         done = [trial for trial in trials if trial.outcome is Outcome.COMPLETED]
         if done:
-            best = max(done, key=lambda trial: trial.last["best_score"])
+            best = max(done, key=lambda trial: trial.last.best_score)
             found.winner, found.truth = best.params, self.curves.truth(best.params)
         found.best_truth = max(
             (self.curves.truth(trial.params) for trial in trials), default=math.nan

@@ -22,7 +22,7 @@ from orchestrator.selection.significance import (
 )
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import is_alone
-from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of
+from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of_run
 from orchestrator.tracking.pages import run_page
 from orchestrator.tracking.reader import FINAL_KINDS, TAG, TrackingReader, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
@@ -197,7 +197,7 @@ def _rival(
         )
     if found is None or found.run_id == trial.run_id:
         return None
-    return _Rival(VACANT, found.run_id, f"the classifier alone ({found.trial_id}, its best run)")
+    return _Rival(VACANT, found.run_id, f"the classifier alone ({found.trial.name}, its best run)")
 
 
 def _enter(
@@ -251,8 +251,8 @@ def candidate(store: TrackingReader, name: str, force: bool = False) -> TrialRun
             f"sweep '{name}' was not finalized to the end; `tinyattn finalize {name}` goes on "
             "where it was, --force promotes the search's best trial"
         )
-    completed = [t for t in trials if t.outcome is Outcome.COMPLETED and t.kind == "trial"]
-    best = best_of(completed, standing_of)
+    completed = [t for t in trials if t.trial.outcome is Outcome.COMPLETED and t.kind == "trial"]
+    best = best_of(completed, standing_of_run)
     if best is None:
         raise UsageError(f"sweep '{name}' has no completed trial yet: there is nothing to promote")
     return best
@@ -267,13 +267,13 @@ def ahead_of_candidate(store: TrackingReader, name: str) -> list[str]:
         return []
     searched = [t for t in store.trials_of(store.find_sweep(name)) if t.kind == "trial"]
     said = []
-    if (ahead := passed_over(searched, standing_of)) is not None:
-        said.append(no_candidate(ahead.trial_id, ahead.best_score))
-    best = best_of(searched, standing_of)
-    if best is not None and best.outcome is not Outcome.COMPLETED:
+    if (ahead := passed_over(searched, standing_of_run)) is not None:
+        said.append(no_candidate(ahead.trial.name, ahead.trial.best_score))
+    best = best_of(searched, standing_of_run)
+    if best is not None and (leader := best.trial).outcome is not Outcome.COMPLETED:
         said.append(
-            f"{best.trial_id} leads with {100 * (best.best_score or 0.0):.2f}, but it "
-            f"{'was ' + best.outcome.value if best.outcome else 'is still running'}: only a "
+            f"{leader.name} leads with {100 * (leader.best_score or 0.0):.2f}, but it "
+            f"{'was ' + leader.outcome.value if leader.outcome else 'is still running'}: only a "
             "completed trial has a held-out score to be promoted by"
         )
     return said
@@ -288,23 +288,23 @@ def _refuse_without_adapter(store: TrackingReader, trial: TrialRun) -> None:
         )
 
 
-def _refuse_unmeasured(trial: TrialRun, force: bool) -> None:
+def _refuse_unmeasured(run: TrialRun, force: bool) -> None:
     """Raise UsageError for a run that has no held-out score, unless forced."""
-    if trial.heldout_score is not None or force:
+    if run.heldout_score is not None or force:
         return
-    if trial.protocol == "paper":
+    if run.protocol == "paper":
         why = (
             "protocol 'paper' selects on the official dev set, so no held-out rows are left to "
             "judge it by; run the sweep with protocol=heldout"
         )
-    elif trial.outcome is Outcome.COMPLETED:
-        found = ", ".join(trial.heldout) or "nothing"
-        metric = trial.primary_metric or "the task's primary metric"
+    elif run.trial.outcome is Outcome.COMPLETED:
+        found = ", ".join(run.trial.heldout) or "nothing"
+        metric = run.primary_metric or "the task's primary metric"
         why = f"{metric} was not measured on the held-out rows, only {found}"
     else:
-        outcome = trial.outcome.value if trial.outcome else "still running"
+        outcome = run.trial.outcome.value if run.trial.outcome else "still running"
         why = f"it is {outcome}: only a completed trial is scored on the held-out rows"
-    raise UsageError(f"trial {trial.name} has no held-out score: {why}; --force promotes it anyway")
+    raise UsageError(f"trial {run.name} has no held-out score: {why}; --force promotes it anyway")
 
 
 def _fetch(
@@ -358,23 +358,23 @@ def _register(
     return tracker.client.create_model_version(model, source, trial.run_id)
 
 
-def _evidence(trial: TrialRun, test: PairedTest | None, previous: int | None) -> dict[str, str]:
+def _evidence(run: TrialRun, test: PairedTest | None, previous: int | None) -> dict[str, str]:
     """Return the tags of a version that record the evidence for its promotion."""
     tags = {
-        "run": trial.run_id,
-        "sweep": trial.sweep,
-        "trial": trial.trial_id,
-        "kind": trial.kind,
-        "protocol": trial.protocol,
-        "score": str(trial.best_score),
-        "heldout": json.dumps(trial.heldout),
+        "run": run.run_id,
+        "sweep": run.sweep,
+        "trial": run.trial.name,
+        "kind": run.kind,
+        "protocol": run.protocol,
+        "score": str(run.trial.best_score),
+        "heldout": json.dumps(run.trial.heldout),
     }
     if test is not None:
         tags |= {"p_value": str(test.p_value), "heldout_score": str(test.new_score)}
     if previous is not None:
         tags["previous_champion"] = str(previous)
-    if "lineage" in trial.tags:
-        tags["lineage"] = trial.tags["lineage"]
+    if "lineage" in run.tags:
+        tags["lineage"] = run.tags["lineage"]
     return tags
 
 
@@ -417,15 +417,15 @@ def _reason(
     return why
 
 
-def _description(trial: TrialRun, state: str, reason: str) -> str:
+def _description(run: TrialRun, state: str, reason: str) -> str:
     """Return the description of a version for its page in MLflow, in Markdown."""
-    page = run_page(trial.experiment_id, trial.run_id)
-    scores = [("selection", trial.best_score), ("held-out", trial.heldout_score)]
+    page = run_page(run.experiment_id, run.run_id)
+    scores = [("selection", run.trial.best_score), ("held-out", run.heldout_score)]
     words = ", ".join(f"{100 * value:.2f} {rows}" for rows, value in scores if value is not None)
     return (
-        f"**{trial.task}** on {trial.plm}: {trial.kind} [{trial.name}]({page}), "
+        f"**{run.task}** on {run.plm}: {run.kind} [{run.name}]({page}), "
         f"{words or 'no score'}.\n\nAt its promotion: {state}. {reason}\n\n"
-        f"On a file of rows, as champion: `tinyattn predict {trial.task} FILE`"
+        f"On a file of rows, as champion: `tinyattn predict {run.task} FILE`"
     )
 
 

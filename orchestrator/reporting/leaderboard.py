@@ -25,7 +25,7 @@ from rich.text import Text
 
 from orchestrator.reporting.paper import paper_score
 from orchestrator.spec.values import Point
-from orchestrator.state.ranking import standing_of
+from orchestrator.state.ranking import standing_of_run
 from orchestrator.tracking.reader import TrackingReader, TrialRun, protocol_words
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
@@ -260,32 +260,33 @@ def short_config(config: Point) -> str:
 def ranked(trials: Sequence[TrialRun]) -> list[Row]:
     """Return the rows of one task, protocol and PLM: ranked ones first, then the others."""
     by_run = {trial.run_id: trial for trial in trials}
-    ordered = sorted(trials, key=lambda trial: standing_of(trial).order)
+    ordered = sorted(trials, key=lambda trial: standing_of_run(trial).order)
     return [
         _row(t, i, paper_score(t, by_run.get(t.tags.get("lineage", ""))))
         for i, t in enumerate(ordered, start=1)
     ]
 
 
-def _row(trial: TrialRun, place: int, paper: float | None) -> Row:
+def _row(run: TrialRun, place: int, paper: float | None) -> Row:
+    trial = run.trial
     return Row(
-        rank=place if standing_of(trial).is_candidate else None,
-        task=trial.task,
-        plm=trial.plm,
-        protocol=trial.protocol,
-        carve=trial.carve,
+        rank=place if standing_of_run(run).is_candidate else None,
+        task=run.task,
+        plm=run.plm,
+        protocol=run.protocol,
+        carve=run.carve,
         score=trial.best_score,
-        heldout=trial.heldout_score,
+        heldout=run.heldout_score,
         paper=paper,
         adapter_params=trial.adapter_params,
         classifier_params=trial.classifier_params,
-        config=trial.params,
-        kind=trial.kind,
+        config=dict(trial.params),
+        kind=run.kind,
         outcome=trial.outcome.value if trial.outcome is not None else "running",
         seconds=trial.seconds,
-        sweep=trial.sweep,
-        trial=trial.trial_id,
-        run_id=trial.run_id,
+        sweep=run.sweep,
+        trial=trial.name,
+        run_id=run.run_id,
         by_user=trial.by_user,
     )
 

@@ -33,17 +33,21 @@ def publish(tracker: TrackingWriter, name: str) -> None:
 
 def numbers(sweep: SweepRecord, trials: Sequence[TrialRun]) -> dict[str, float]:
     """Return the metrics of a sweep's run: trials by outcome, and its winner's scores."""
-    searched = [trial for trial in trials if trial.kind == "trial"]
+    searched = [run.trial for run in trials if run.kind == "trial"]
     counts = Counter(t.outcome.value if t.outcome else "running" for t in searched)
     found = {"trials": float(len(searched))}
     found |= {f"trials_{outcome}": float(count) for outcome, count in counts.items()}
     chosen = _winner(sweep, trials)
     if chosen is None:
         return found
-    for key in ("best_score", "adapter_params", "classifier_params"):
-        if key in chosen.metrics:
-            found[key] = chosen.metrics[key]
-    return found | {f"heldout/{name}": value for name, value in chosen.heldout.items()}
+    trial = chosen.trial
+    told = {
+        "best_score": trial.best_score,
+        "adapter_params": trial.adapter_params,
+        "classifier_params": trial.classifier_params,
+    }
+    found |= {key: float(number) for key, number in told.items() if number is not None}
+    return found | {f"heldout/{name}": value for name, value in trial.heldout.items()}
 
 
 def _winner(sweep: SweepRecord, trials: Sequence[TrialRun]) -> TrialRun | None:

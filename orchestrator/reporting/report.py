@@ -25,7 +25,7 @@ from orchestrator.reporting.findings import Findings
 from orchestrator.reporting.leaderboard import Row, ranked, short_config
 from orchestrator.search.searcher import importances
 from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.state.ranking import standing_of
+from orchestrator.state.ranking import standing_of_run
 from orchestrator.tracking.reader import SweepRecord, TrackingReader, TrialRun, protocol_words
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError, UsageError
@@ -132,7 +132,7 @@ def log_keys(config: Mapping[str, Any], trials: Sequence[TrialRun]) -> set[str]:
     """Return the searched keys whose axis is logarithmic: as in the space, or by a grid's span."""
     keys = set()
     for key, domain in (config.get("space") or {}).items():
-        values = [t.params[key] for t in trials if key in t.params]
+        values = [run.trial.params[key] for run in trials if key in run.trial.params]
         numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
         wide = bool(numbers) and min(numbers) > 0 and max(numbers) / min(numbers) > LOG_RATIO
         kind = domain["type"]
@@ -143,22 +143,22 @@ def log_keys(config: Mapping[str, Any], trials: Sequence[TrialRun]) -> set[str]:
 
 def curves_of(store: TrackingReader, trials: Sequence[TrialRun]) -> list[Curve]:
     """Return what the figures show: the search itself, not the finalizer's re-runs."""
-    searched = [trial for trial in trials if trial.kind == "trial"] or trials
-    lines = figures.with_lines(sorted(searched, key=lambda trial: standing_of(trial).order))
+    searched = [run for run in trials if run.kind == "trial"] or trials
+    lines = figures.with_lines(sorted(searched, key=lambda run: standing_of_run(run).order))
     points = dict(zip((t.run_id for t in lines), store.histories(lines), strict=True))
     return [
         Curve(
-            name=trial.trial_id,
-            outcome=trial.outcome,
-            points=points.get(trial.run_id, ()),
-            params=trial.params,
-            best_score=trial.best_score,
-            end_time=trial.end_time if trial.end_time is not None else math.inf,
-            standing=standing_of(trial),
-            evaluations=trial.evaluations,
-            seconds=trial.seconds,
+            name=run.trial.name,
+            outcome=run.trial.outcome,
+            points=points.get(run.run_id, ()),
+            params=run.trial.params,
+            best_score=run.trial.best_score,
+            end_time=run.end_time if run.end_time is not None else math.inf,
+            standing=standing_of_run(run),
+            evaluations=run.trial.evaluations,
+            seconds=run.trial.seconds,
         )
-        for trial in searched
+        for run in searched
     ]
 
 
@@ -209,12 +209,12 @@ def facts_of(
     own = [row for row in rows if row.kind == "trial"]  # those that the figures show
     counts = Counter(row.outcome for row in own or rows)
     ended = ", ".join(f"{n} {escape(word.replace('_', ' '))}" for word, n in counts.most_common())
-    searched = [trial for trial in trials if trial.kind == "trial"]
-    run = sum(trial.evaluations for trial in searched)
-    planned = sum(int(trial.metrics.get("total", 0)) for trial in searched)
+    searched = [run.trial for run in trials if run.kind == "trial"]
+    done = sum(trial.evaluations for trial in searched)
+    planned = sum(trial.planned for trial in searched)
     best = next((row for row in rows if row.kind == "trial" and row.rank is not None), None)
     chosen = next((row for row in rows if row.run_id == winner), None)
-    spent = timedelta(seconds=round(sum(trial.seconds for trial in trials)))
+    spent = timedelta(seconds=round(sum(run.trial.seconds for run in trials)))
     return [
         (f"trials: {ended}", str(len(own or rows))),
         *(
@@ -226,7 +226,7 @@ def facts_of(
         ("its held-out score", _percent(best.heldout if best else None)),
         *([("winner's selection score", _percent(chosen.score))] if chosen else []),
         *([("its held-out score", _percent(chosen.heldout))] if chosen else []),
-        (f"of {planned} planned evaluations run", str(run)),
+        (f"of {planned} planned evaluations run", str(done)),
         ("compute spent on trials", str(spent)),
     ]
 

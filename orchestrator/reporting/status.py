@@ -17,7 +17,8 @@ from orchestrator.search.asha import make_scheduler, replay
 from orchestrator.spec.batch import SEARCH
 from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import read_events
-from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of
+from orchestrator.state.events import ResultEvent
+from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of_run
 from orchestrator.state.sweep_trials import current_runs
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import FINAL_KINDS, SweepRecord, TrialRun, protocol_words
@@ -75,17 +76,18 @@ class Status:
         """Name for trials without an outcome: running, or waiting if the driver is gone."""
         return "waiting" if self.driver_here is False else "running"
 
-    def _word(self, trial: TrialRun) -> str:
+    def _word(self, run: TrialRun) -> str:
         """The outcome of a trial, or what it does without one."""
+        trial = run.trial
         if trial.outcome is not None:
             return trial.outcome.value
-        is_paused = trial.trial_id in self.paused and self.driver_here is not False
+        is_paused = trial.name in self.paused and self.driver_here is not False
         return "paused" if is_paused else self._open
 
     def _lines_of_open(self) -> list[str]:
         """Lines for the trials without an outcome, as many as fit a page."""
-        found = [trial for trial in self.trials if trial.outcome is None]
-        lines = [f"{self._word(trial):9}{_line(trial)}" for trial in found[:_PAGE_TRIALS]]
+        found = [run for run in self.trials if run.trial.outcome is None]
+        lines = [f"{self._word(run):9}{_line(run)}" for run in found[:_PAGE_TRIALS]]
         return [*lines, *([f"{'':9}{more} more"] if (more := len(found) - len(lines)) else [])]
 
     def _counts(self, trials: list[TrialRun]) -> str:
@@ -97,7 +99,7 @@ class Status:
         words = f"last sign of life {clock(self._silence())} ago"
         if self.driver_here:
             return f"{'running' if outcome is None else 'finalizing'}, {words}"
-        left_open = any(trial.outcome is None for trial in self._finalizing)
+        left_open = any(run.trial.outcome is None for run in self._finalizing)
         if outcome is not None and left_open and self.driver_here is False:
             return f"{outcome.value}, its finalize is gone; `tinyattn finalize {name}` goes on"
         if outcome is not None:
@@ -112,36 +114,41 @@ class Status:
         return max(0.0, time.time() - last)
 
     def _best(self) -> str:
-        best = best_of(self._searched, standing_of)
+        best = best_of(self._searched, standing_of_run)
         if best is None:
-            scores = [t.best_score for t in self._searched if t.best_score is not None]
+            found = [run.trial.best_score for run in self._searched]
+            scores = [score for score in found if score is not None]
             others = (
                 f"; the highest score of the others is {100 * max(scores):.2f}" if scores else ""
             )
             return f"no trial yet that may be called so{others}"
-        config = in_brackets(brief(best.params))
-        return f"{100 * (best.best_score or 0):.2f}{config}, {best.trial_id}"
+        trial = best.trial
+        config = in_brackets(brief(trial.params))
+        return f"{100 * (trial.best_score or 0):.2f}{config}, {trial.name}"
 
     def _ahead(self) -> list[str]:
         """Lines for a leading trial that is no candidate."""
-        ahead = passed_over(self._searched, standing_of)
-        return [] if ahead is None else [no_candidate(ahead.trial_id, ahead.best_score)]
+        ahead = passed_over(self._searched, standing_of_run)
+        if ahead is None:
+            return []
+        return [no_candidate(ahead.trial.name, ahead.trial.best_score)]
 
     def _winner(self) -> list[str]:
         """Lines for the adapter that the finalizer chose."""
-        chosen = [t for t in self.trials if t.run_id == self.sweep.tags.get("winner")]
+        chosen = [run for run in self.trials if run.run_id == self.sweep.tags.get("winner")]
         return [
-            f"{100 * (t.best_score or 0):.2f} "
-            f"({', '.join(filter(None, (t.kind, brief(t.params))))}), {t.trial_id}"
-            for t in chosen
+            f"{100 * (run.trial.best_score or 0):.2f} "
+            f"({', '.join(filter(None, (run.kind, brief(run.trial.params))))}), {run.trial.name}"
+            for run in chosen
         ]
 
 
-def _line(trial: TrialRun) -> str:
-    since = datetime.fromtimestamp(trial.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
+def _line(run: TrialRun) -> str:
+    trial = run.trial
+    since = datetime.fromtimestamp(run.start_time / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")
     score = "–" if trial.best_score is None else f"{100 * trial.best_score:.2f}"
     return (
-        f"{trial.kind} {trial.trial_id} since {since}, {trial.evaluations} evaluations, "
+        f"{run.kind} {trial.name} since {since}, {trial.evaluations} evaluations, "
         f"best {score}{f': {brief(trial.params)}' if trial.params else ''}"
     )
 
@@ -173,7 +180,7 @@ def _paused(folder: Path, name: str) -> frozenset[str]:
         events = read_events(folder / f"{SEARCH}.jsonl")
     except (UsageError, StorageError):
         return frozenset()
-    totals = [event["result"].get("total", 1) for event in events if "result" in event]
+    totals = [event.result.total or 1 for event in events if isinstance(event, ResultEvent)]
     scheduler = make_scheduler(asha, max([1, *totals]))
     replay(scheduler, events)
     return frozenset(scheduler.paused)

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.spec.values import Point
 from orchestrator.state.ranking import Standing, best_of, no_candidate, passed_over, standing_of
@@ -46,9 +47,9 @@ class Progress:
     now: Callable[[], float] = time.monotonic
     """Clock, seconds."""
     ended: Counter[Outcome] = field(default_factory=Counter)
-    running: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Last result of each running trial, by trial id; empty before its first."""
-    params: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    running: dict[str, Result | None] = field(default_factory=dict)
+    """Last result of each running trial, by trial id; None before its first."""
+    params: dict[str, Point] = field(default_factory=dict)
     standings: dict[str, Standing] = field(default_factory=dict)
     """What decides the rank of each evaluated trial, by trial id."""
     spent: list[float] = field(default_factory=list)
@@ -70,10 +71,10 @@ class Progress:
         self._only_ends = False
         """Whether paused trials have begun to end, so that none of them will continue."""
 
-    def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
+    def started(self, trial_id: str, params: Point) -> None:
         """A trial got a worker."""
         self.params[trial_id] = params
-        self.running.setdefault(trial_id, {})
+        self.running.setdefault(trial_id, None)
         before = self._waiting.pop(trial_id, 0.0) + self._before.pop(trial_id, 0.0)
         self._started.setdefault(trial_id, self.now() - before)
 
@@ -83,25 +84,25 @@ class Progress:
         self._came[trial.name] = trial.evaluations
         if trial.best_score is not None:
             self.standings[trial.name] = replace(standing_of(trial), start=len(self.standings))
-        seconds = max((result.get("seconds", 0.0) for result in trial.results), default=0.0)
+        seconds = max((result.seconds or 0.0 for result in trial.results), default=0.0)
         if trial.outcome is None:
             self._before[trial.name] = seconds
         else:
             self._count_end(trial.name, trial.outcome, seconds, trial.by_user)
 
-    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def evaluated(self, trial_id: str, result: Result) -> None:
         """A trial reported an evaluation."""
         self.running[trial_id] = result
-        self._came[trial_id] = result["evaluation"]
+        self._came[trial_id] = result.evaluation
         self._note_standing(trial_id, result)
 
-    def _note_standing(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        if math.isfinite(result["score"]):  # else the result is an end without an evaluation
-            parameters = result.get("adapter_params", 0) + result.get("classifier_params", 0)
+    def _note_standing(self, trial_id: str, result: Result) -> None:
+        if math.isfinite(result.score):  # else the result is an end without an evaluation
+            parameters = (result.adapter_params or 0) + (result.classifier_params or 0)
             before = self.standings.get(trial_id)
             start = len(self.standings) if before is None else before.start
             self.standings[trial_id] = Standing(
-                result["best_score"], parameters=parameters, start=start
+                result.best_score, parameters=parameters, start=start
             )
 
     @property
@@ -134,7 +135,8 @@ class Progress:
     @property
     def rows_per_second(self) -> float:
         """Training rows per second of all running trials together."""
-        return sum(result.get("rows_per_second", 0.0) for result in self.running.values())
+        last = [result for result in self.running.values() if result is not None]
+        return sum(result.rows_per_second or 0.0 for result in last)
 
     @property
     def seconds_left(self) -> float | None:
@@ -203,7 +205,7 @@ class View(Protocol):
     def started(self, trial_id: str, params: Point) -> None:
         """A trial got a worker, for the first time or again."""
 
-    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def evaluated(self, trial_id: str, result: Result) -> None:
         """A trial reported an evaluation."""
 
     def paused(self, trial_id: str) -> None:
@@ -230,7 +232,7 @@ class LineView:
     def __exit__(self, *_: object) -> None:
         self._say(f"{self.progress.title}: {self.progress.summary()}")
 
-    def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
+    def started(self, trial_id: str, params: Point) -> None:
         """Say which configuration starts."""
         again = (
             " again" if trial_id in self.progress.params else ""
@@ -238,12 +240,12 @@ class LineView:
         self.progress.started(trial_id, params)
         self._say(f"{trial_id} starts{again}{f': {brief(params)}' if params else ''}")
 
-    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def evaluated(self, trial_id: str, result: Result) -> None:
         """Say how far a trial is and how good."""
         self.progress.evaluated(trial_id, result)
         self._say(
-            f"{trial_id} evaluation {result['evaluation']}/{result['total']}: "
-            f"score {100 * result['score']:.2f}, loss {result['train_loss']:.4f}"
+            f"{trial_id} evaluation {result.evaluation}/{result.total}: "
+            f"score {100 * result.score:.2f}, loss {result.train_loss or 0.0:.4f}"
         )
 
     def finished(self, trial: Trial) -> None:
@@ -290,11 +292,11 @@ class LiveView:
         with contextlib.suppress(OSError):
             self.live.stop()
 
-    def started(self, trial_id: str, params: Mapping[str, Any]) -> None:
+    def started(self, trial_id: str, params: Point) -> None:
         """Show a new trial."""
         self.progress.started(trial_id, params)
 
-    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def evaluated(self, trial_id: str, result: Result) -> None:
         """Show a trial's new score."""
         self.progress.evaluated(trial_id, result)
 
@@ -334,14 +336,14 @@ class LiveView:
         return Group(*parts)
 
 
-def _cells(result: Mapping[str, Any]) -> list[str]:
-    if not result:
+def _cells(result: Result | None) -> list[str]:
+    if result is None:
         return ["starting", "", "", ""]
     return [
-        f"{result['evaluation']}/{result['total']}",
-        f"{100 * result['score']:.2f}",
-        f"{100 * result['best_score']:.2f}",
-        f"{result['train_loss']:.4f}",
+        f"{result.evaluation}/{result.total}",
+        f"{100 * result.score:.2f}",
+        f"{100 * result.best_score:.2f}",
+        f"{result.train_loss or 0.0:.4f}",
     ]
 
 
@@ -356,7 +358,7 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def brief(params: Mapping[str, Any]) -> str:
+def brief(params: Point) -> str:
     """Return a configuration in short: last parts of the keys, three digits."""
     words = []
     for key, value in params.items():

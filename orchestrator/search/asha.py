@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from orchestrator.spec.config import AshaConfig, rungs
 from orchestrator.spec.messages import Decision
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
+from orchestrator.state.events import Event, ResultEvent
 
 TOLERANCE = 0.5
 """Largest difference of scores at a rung that counts as noise, in standard errors of a score."""
@@ -61,20 +62,20 @@ class Asha:
         self.unwanted: set[str] = set()
         self.paused: dict[str, int] = {}
 
-    def decide(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
+    def decide(self, trial_id: str, result: Result) -> Decision:
         """Decide whether a trial goes on after an evaluation; record it if it reached a rung.
 
         Args:
             trial_id: the trial.
-            result: its result, with `evaluation`, `score` and `best_score`, and `noise` if known.
+            result: its result.
         """
         if trial_id in self.stopped or trial_id in self.unwanted or _diverged(result):
             return Decision.STOP
-        rung = self._rung_reached(trial_id, result.get("evaluation", 0))
-        if rung is None or "best_score" not in result:
+        rung = self._rung_reached(trial_id, result.evaluation)
+        if rung is None:
             return Decision.CONTINUE
-        self._record(trial_id, rung, float(result["best_score"]))
-        self.noise[trial_id] = float(result.get("noise", 0.0))
+        self._record(trial_id, rung, result.best_score)
+        self.noise[trial_id] = result.noise or 0.0
         self._is_noisy[rung] |= self.noise[trial_id] > 0
         return self._judge(trial_id, rung)
 
@@ -129,14 +130,13 @@ def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
     return kind(asha.grace, asha.reduction, evaluations)
 
 
-def replay(asha: Asha, events: Iterable[Mapping[str, Any]]) -> None:
+def replay(asha: Asha, events: Iterable[Event]) -> None:
     """Bring a fresh ASHA to the state that an event log's events gave the earlier driver's."""
     for event in events:
-        name, result = event["trial"], event.get("result")
-        if result is not None and "outcome" not in result:
-            asha.decide(name, result)
+        if isinstance(event, ResultEvent) and event.result.outcome is None:
+            asha.decide(event.trial, event.result)
         else:  # the trial was promoted, or has ended
-            asha.paused.pop(name, None)
+            asha.paused.pop(event.trial, None)
 
 
 class PromotingAsha(Asha):
@@ -213,6 +213,5 @@ class PromotingAsha(Asha):
         return None
 
 
-def _diverged(result: Mapping[str, Any]) -> bool:
-    scores = (result.get("score", 0.0), result.get("best_score", 0.0))
-    return result.get("outcome") == Outcome.DIVERGED or not all(map(math.isfinite, scores))
+def _diverged(result: Result) -> bool:
+    return result.outcome is Outcome.DIVERGED or not result.is_finite

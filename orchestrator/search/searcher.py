@@ -32,6 +32,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ from optuna.trial import FrozenTrial, TrialState
 from orchestrator.search.optuna_compat import SamplingStudy, begin_trial, id_of, storage_of
 from orchestrator.spec.config import AshaConfig, SearchConfig, rungs
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.space import (
     Choice,
     Domain,
@@ -112,7 +114,7 @@ class OptunaSearcher:
         self._storage = storage_of(self._study)
         self._learning = LearningStudy(name, self._storage, asha)
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | None:
+    def suggest(self, trial_id: str) -> Point | None:
         """Return dotted keys and values for a new trial; None: there are none left."""
         seen = self._seen = self._seen or _Seen(self._trials(), self._search.points)
         if seen.count >= self._search.trials:
@@ -186,17 +188,17 @@ class OptunaSearcher:
                 _suggest(trial, key, domain)
         return trial
 
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_trial_result(self, trial_id: str, result: Result) -> None:
         """Note the best score so far at this evaluation."""
         if trial := self._running(trial_id):
             _report(trial, result)
 
-    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_trial_complete(self, trial_id: str, result: Result) -> None:
         """Tell the study how a trial ended; nothing changes if it was told before.
 
         Args:
             trial_id: the trial.
-            result: its last result, with `outcome` unless it was stopped.
+            result: its last result, with an outcome unless it was stopped.
         """
         trial = self._running(trial_id)
         if trial is None:
@@ -204,7 +206,7 @@ class OptunaSearcher:
         _report(trial, result)
         outcome = _outcome(result)
         if outcome == Outcome.COMPLETED:
-            self._end(trial, TrialState.COMPLETE, outcome, result["best_score"])
+            self._end(trial, TrialState.COMPLETE, outcome, result.best_score)
         elif outcome == Outcome.STOPPED:
             self._end(trial, TrialState.PRUNED, outcome)
         elif outcome in INFEASIBLE:
@@ -244,7 +246,7 @@ class OptunaSearcher:
             for result in past.results:
                 self.on_trial_result(past.name, result)
             if past.outcome is not None:
-                self.on_trial_complete(past.name, {**past.last, "outcome": past.outcome.value})
+                self.on_trial_complete(past.name, replace(past.last, outcome=past.outcome))
 
     def _make_again(self, trial: Trial) -> None:
         """Begin a trial, with its known values, in a study that has lost it.
@@ -513,26 +515,19 @@ def _suggest(trial: optuna.Trial, key: str, domain: Domain) -> None:
         trial.suggest_float(key, domain.low, domain.high, log=isinstance(domain, LogUniform))
 
 
-def _report(trial: optuna.Trial, result: Mapping[str, Any]) -> None:
+def _report(trial: optuna.Trial, result: Result) -> None:
     """Report the best score at an evaluation, unless a resumed trial has reported it before."""
-    step = result.get("evaluation")
     seen = trial.storage.get_trial(id_of(trial)).intermediate_values
-    if step is not None and step not in seen and _finite(result):
-        trial.report(float(result["best_score"]), step=int(step))
+    if result.evaluation not in seen and result.is_finite:
+        trial.report(result.best_score, step=result.evaluation)
 
 
-def _finite(result: Mapping[str, Any]) -> bool:
-    scores = (result.get("score", 0.0), result.get("best_score", math.nan))
-    return all(math.isfinite(score) for score in scores)
-
-
-def _outcome(result: Mapping[str, Any]) -> Outcome:
-    """How a trial ended, from its last result: without `outcome`, it was stopped or diverged."""
-    if "outcome" in result:
-        outcome = Outcome(result["outcome"])
-        lost = outcome == Outcome.COMPLETED and not _finite(result)
-        return Outcome.DIVERGED if lost else outcome
-    return Outcome.STOPPED if _finite(result) else Outcome.DIVERGED
+def _outcome(result: Result) -> Outcome:
+    """How a trial ended, from its last result: without an outcome, it was stopped or diverged."""
+    if result.outcome is None:
+        return Outcome.STOPPED if result.is_finite else Outcome.DIVERGED
+    lost = result.outcome is Outcome.COMPLETED and not result.is_finite
+    return Outcome.DIVERGED if lost else result.outcome
 
 
 def importances(rows: Sequence[tuple[Point, float]]) -> dict[str, float]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE, is_alone
 from orchestrator.spec.values import Point, Value
-from orchestrator.state.ranking import candidates
+from orchestrator.state.ranking import candidates, standing_of_run
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
@@ -50,8 +50,8 @@ def find_alone(store: TrackingReader, trial: TrialRun) -> TrialRun | None:
 
     Only baselines that completed on the same data and have a held-out score count.
     """
-    for other in candidates(_alones(store, trial)):
-        whole = other.outcome is Outcome.COMPLETED and other.heldout_score is not None
+    for other in candidates(_alones(store, trial), standing_of_run):
+        whole = other.trial.outcome is Outcome.COMPLETED and other.heldout_score is not None
         if whole and store.has_artifact(other.run_id, "adapter"):
             return other
     return None
@@ -64,7 +64,7 @@ def missing_rates(store: TrackingReader, trial: TrialRun) -> list[float]:
     were tried, as the finalizer does for its best finalist. A trial that diverged counts as tried.
     """
     ended = (Outcome.COMPLETED, Outcome.DIVERGED)
-    tried = [t.config["optimizer.lr"] for t in _alones(store, trial) if t.outcome in ended]
+    tried = [t.config["optimizer.lr"] for t in _alones(store, trial) if t.trial.outcome in ended]
 
     def untried(rates: Iterable[float]) -> list[float]:
         return [r for r in rates if not any(math.isclose(r, t, rel_tol=1e-6) for t in tried)]
@@ -124,7 +124,7 @@ def train_alone(
             for number, params in enumerate(alone_settings({}, config.optimizer.lr), start=1):
                 if params["optimizer.lr"] not in missing:
                     continue
-                name = f"{trial.trial_id}_alone{number}"
+                name = f"{trial.trial.name}_alone{number}"
                 alone, folder = single.with_overrides(params), Path(scratch) / name
                 tracker.start_trial(name, config=alone, params=params, tags=tags, kind=KIND)
                 score = _train(tracker, name, alone, model_cache, folder)
@@ -147,7 +147,7 @@ def _train(
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         try:
             for evaluation in trainer:
-                tracker.log_evaluation(name, report_of(trainer, evaluation).record())
+                tracker.log_evaluation(name, report_of(trainer, evaluation))
         except DivergedError:
             return None
         trainer.save_adapter(folder)

@@ -17,10 +17,9 @@ import functools
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.driver.trial_queue import Points, Source
 from orchestrator.execution.nodes import concurrency
@@ -37,6 +36,7 @@ from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial, is_alone
 from orchestrator.spec.values import Json
 from orchestrator.state.checkpoint_store import best_adapter
@@ -123,10 +123,10 @@ def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None)
     common = {"adapter.num_heads": adapter.num_heads, "adapter.layers": adapter.layers}
 
     def is_one_head(trial: Trial) -> bool:
-        settings = common | trial.params
+        settings = {**common, **trial.params}
         return settings["adapter.num_heads"] == 1 and not is_alone(settings)
 
-    found = [trial for trial in candidates(ended) if is_one_head(trial)]
+    found = [trial for trial in candidates(ended, standing_of) if is_one_head(trial)]
     if not found:
         whole = outcome is Outcome.COMPLETED
         raise UsageError(
@@ -201,7 +201,7 @@ class _Finalizing:
         groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
         if not groups:
             raise TinyAttnError("no finalist completed; the runs in MLflow say why")
-        winner = max(groups[0], key=lambda trial: trial.last["best_score"])
+        winner = max(groups[0], key=lambda trial: trial.last.best_score)
         looks = sum(trial.evaluations for trial in groups[0])
         return (
             self._mean_candidate("classifier alone", alone[0]) if alone else None,
@@ -318,17 +318,19 @@ class _Finalizing:
             named = {f"select/{primary}": contest.score}
             named |= {f"heldout/{name}": value for name, value in heldout.items()}
             loaded.save(folder, named, {"expert_run": expert.run_id, "method": how.method})
-        result = {
-            "evaluation": 1,
-            "score": contest.score,
-            "best_score": contest.score,
-            "seconds": 0.0,
-            "adapter_params": counts.adapter,
-            "classifier_params": counts.classifier,
-            "collapse_logit_distance": how.logit_distance,
-            "collapse_score_change": contest.score - expert.select,
-            "heldout": heldout,
-        }
+        result = Result(
+            evaluation=1,
+            score=contest.score,
+            best_score=contest.score,
+            seconds=0.0,
+            adapter_params=counts.adapter,
+            classifier_params=counts.classifier,
+            heldout=heldout,
+            others={
+                "collapse_logit_distance": how.logit_distance,
+                "collapse_score_change": contest.score - expert.select,
+            },
+        )
         run_id = self._track_collapsed(trial, config, how.method, result, trial_id, folder)
         single = replace(
             expert,
@@ -347,7 +349,7 @@ class _Finalizing:
         expert: Trial,
         config: TrainConfig,
         method: str,
-        result: Mapping[str, Any],
+        result: Result,
         trial_id: str,
         folder: Path,
     ) -> str:
@@ -373,12 +375,12 @@ class _Finalizing:
 
     def _candidate(self, name: str, trial: Trial) -> Candidate:
         result = trial.last
-        heldout = (result.get("heldout") or {}).get(self.facts.primary_metric)
+        heldout = (result.heldout or {}).get(self.facts.primary_metric)
         return Candidate(
             name,
             self.tracker.run_of(trial.name),
-            float(result["best_score"]),
-            None if heldout is None else float(heldout),
+            result.best_score,
+            heldout,
             best_adapter(self.checkpoints, trial),
             parameters=trial.parameters,
             trial=trial.name,
@@ -407,5 +409,5 @@ def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
         setting = json.dumps({**trial.params, "seed": 0}, sort_keys=True)
         groups.setdefault(setting, []).append(trial)
     return sorted(
-        groups.values(), key=lambda group: -statistics.mean(t.last["best_score"] for t in group)
+        groups.values(), key=lambda group: -statistics.mean(t.last.best_score for t in group)
     )

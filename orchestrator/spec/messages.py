@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.values import Point
 
 
@@ -34,44 +33,24 @@ class Assignment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluated:
-    """A report that a trial came to an evaluation; the fields are those of `Evaluation`, with
-    `evaluation` for its index, and the trial's counts."""
+class Evaluated(Result):
+    """A report that a trial came to an evaluation: a result that does not know its machine yet."""
 
-    evaluation: int
     total: int
-    epoch: float = 0.0
-    step: int = 0
-    score: float
-    best_score: float
-    best_index: int = 0
-    train_loss: float = 0.0
-    noise: float = 0.0
-    lr: float = 0.0
-    seconds: float = 0.0
-    rows_per_second: float = 0.0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    heldout: Mapping[str, float] = field(default_factory=dict)
-    adapter_params: int = 0
-    classifier_params: int = 0
-    micro_batch_size: int = 0
-    """Rows a pass."""
-    peak_memory_mb: float | None = None
-    """Of the trial's GPU; None: it has none, or shares it."""
 
     @property
     def is_last(self) -> bool:
         """Whether the trial is complete."""
         return self.evaluation == self.total
 
-    def record(self) -> dict[str, Any]:
-        """Return what the event log keeps of it."""
-        record = dict(vars(self))
-        if self.peak_memory_mb is None:
-            del record["peak_memory_mb"]
-        if self.is_last:
-            record["outcome"] = Outcome.COMPLETED.value
-        return record
+    def result(self, node: str) -> Result:
+        """Return the entry that it makes in the trial's history.
+
+        Args:
+            node: address of the worker's machine.
+        """
+        outcome = Outcome.COMPLETED if self.is_last else None
+        return Result(**{**vars(self), "outcome": outcome, "node_ip": node})
 
 
 @dataclass(frozen=True)
@@ -88,15 +67,16 @@ class EndedEarly:
 
     is_last = True
 
-    def record(self) -> dict[str, Any]:
-        """Return what the event log keeps of it."""
-        return {
-            "evaluation": self.evaluation,
-            "score": math.nan,
-            "best_score": self.best_score,
-            "outcome": self.outcome.value,
-            "error": self.error,
-        }
+    def result(self, node: str) -> Result:
+        """Return the entry that it makes in the trial's history; `node` as in Evaluated."""
+        return Result(
+            evaluation=self.evaluation,
+            score=math.nan,
+            best_score=self.best_score,
+            outcome=self.outcome,
+            error=self.error,
+            node_ip=node,
+        )
 
 
 @dataclass(frozen=True)

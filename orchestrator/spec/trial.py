@@ -1,37 +1,42 @@
-"""Trial: one trial of a sweep, as the event log of its batch tells it."""
+"""Trial: one trial of a sweep, as the event log of its batch, or else its MLflow run, tells it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from orchestrator.spec.outcome import Outcome, is_by_user
+from orchestrator.spec.result import NOTHING, Result
+from orchestrator.spec.values import Point
+
+T = TypeVar("T")
 
 ALONE = {"adapter.layers": "none"}
 """Overrides that leave the classifier alone, without an adapter."""
 
 
-def is_alone(settings: Mapping[str, Any]) -> bool:
+def is_alone(settings: Point) -> bool:
     """Whether settings by dotted key, of a config or overrides, leave the classifier alone."""
     return settings.get("adapter.layers") == ALONE["adapter.layers"]
 
 
 @dataclass
 class Trial:
-    """A trial as its event log tells it: what was tried, what came of it, how it ended.
+    """A trial: what was tried, what came of it, how it ended.
 
-    The event log is the truth about a trial; the trial's MLflow run (`TrialRun` in
-    `tracking/reader.py`) is a copy for others to read, which may lag behind.
+    The event log of its batch is the truth about it; the trial's MLflow run (`TrialRun` in
+    `tracking/reader.py`) has a copy for others to read, which may lag behind.
     """
 
     name: str
     """Its name in its sweep, such as `search_00004`."""
-    params: dict[str, Any]
+    params: Point
     """What was suggested for it: overrides of the batch's config, by dotted key."""
-    results: list[dict[str, Any]] = field(default_factory=list)
-    """Results in order: evaluations, and perhaps an end without an evaluation as the last."""
+    results: list[Result] = field(default_factory=list)
+    """Results in order: evaluations, and perhaps an end without an evaluation as the last. A trial
+    from MLflow has one, with the newest of each number."""
     outcome: Outcome | None = None
     """None: it was running when the event log ends."""
     error: str | None = None
@@ -40,36 +45,58 @@ class Trial:
     @property
     def evaluations(self) -> int:
         """Number of evaluations in the event log."""
-        return int(self.last.get("evaluation", 0))
+        return self.last.evaluation
 
     @property
-    def last(self) -> dict[str, Any]:
-        """The last result; empty before the first."""
-        return self.results[-1] if self.results else {}
+    def last(self) -> Result:
+        """The last result; `NOTHING` before the first."""
+        return self.results[-1] if self.results else NOTHING
 
     @property
-    def scored(self) -> list[dict[str, Any]]:
+    def scored(self) -> list[Result]:
         """The results with a finite score: all but an end without an evaluation."""
-        return [each for each in self.results if math.isfinite(each.get("score", math.nan))]
+        return [each for each in self.results if math.isfinite(each.score)]
 
     @property
     def best_index(self) -> int:
         """Index of the best evaluation so far; 0 before the first."""
-        found = (result.get("best_index", 0) for result in reversed(self.results))
-        return int(next(filter(None, found), 0))
+        return self._newest(lambda result: result.best_index or None) or 0
 
     @property
     def best_score(self) -> float | None:
         """Best primary metric on the selection rows; None: it has no finite score."""
-        found = (result.get("best_score", math.nan) for result in reversed(self.results))
+        found = (result.best_score for result in reversed(self.results))
         return next(filter(math.isfinite, found), None)
+
+    @property
+    def heldout(self) -> Mapping[str, float]:
+        """Metrics measured at the end: on the held-out rows, and on a task's extra rows."""
+        return self._newest(lambda result: result.heldout or None) or {}
+
+    @property
+    def adapter_params(self) -> int | None:
+        """Trainable parameters of the adapters; None before the first evaluation."""
+        return self._newest(lambda result: result.adapter_params)
+
+    @property
+    def classifier_params(self) -> int | None:
+        """Trainable parameters of the classifier; None before the first evaluation."""
+        return self._newest(lambda result: result.classifier_params)
 
     @property
     def parameters(self) -> int:
         """Number of trainable parameters, adapter and classifier; 0 before the first evaluation."""
-        counted = (result for result in reversed(self.results) if "adapter_params" in result)
-        result: dict[str, Any] = next(counted, {})
-        return int(result.get("adapter_params", 0) + result.get("classifier_params", 0))
+        return (self.adapter_params or 0) + (self.classifier_params or 0)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training and evaluation spent on it."""
+        return self._newest(lambda result: result.seconds) or 0.0
+
+    @property
+    def planned(self) -> int:
+        """Evaluations of the whole trial; 0 before the first."""
+        return self._newest(lambda result: result.total) or 0
 
     @property
     def by_user(self) -> bool:
@@ -81,8 +108,12 @@ class Trial:
         """The last line of its error, below any traceback; empty: there is no error."""
         return self.error.splitlines()[-1] if self.error else ""
 
-    def knows(self, result: Mapping[str, Any]) -> bool:
+    def knows(self, result: Result) -> bool:
         """Whether a result is known already, as when a restarted trial reports it again."""
-        ends = "outcome" in result
-        known = not ends and result["evaluation"] <= self.evaluations
+        known = result.outcome is None and result.evaluation <= self.evaluations
         return self.outcome is not None or known
+
+    def _newest(self, said: Callable[[Result], T | None]) -> T | None:
+        """Return what the last result that says it says; None: none does."""
+        found = map(said, reversed(self.results))
+        return next((value for value in found if value is not None), None)

@@ -15,15 +15,22 @@ empty event log.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
-from orchestrator.state.events import parse_event
+from orchestrator.spec.values import Point
+from orchestrator.state.events import (
+    EndEvent,
+    Event,
+    ResultEvent,
+    StartEvent,
+    line_of,
+    parse_event,
+)
 from tinyattn.errors import StorageError
 from tinyattn.files.outside import UnfitError, read_bytes, reason
 
@@ -46,7 +53,7 @@ class EventLog:
         """
         self.path = path
         self.trials: dict[str, Trial] = {}
-        self.events: list[dict[str, Any]] = []
+        self.events: list[Event] = []
         """All events in their order."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,33 +66,30 @@ class EventLog:
         for event in _events(path, self.trials):
             self.events.append(event)
 
-    def start(self, trial: str, params: Mapping[str, Any]) -> None:
+    def start(self, trial: str, params: Point) -> None:
         """Record that a trial starts, or resumes after a pause or a crash."""
-        self._write({"event": "start", "trial": trial, "params": dict(params)})
+        self._write(StartEvent(trial, dict(params)))
 
-    def result(self, trial: str, result: Mapping[str, Any]) -> bool:
+    def result(self, trial: str, result: Result) -> bool:
         """Note what a worker reported; False: it was known."""
         if self.trials[trial].knows(result):
             return False
-        self._write({"event": "result", "trial": trial, "result": dict(result)})
+        self._write(ResultEvent(trial, result))
         return True
 
     def end(self, trial: str, outcome: Outcome, error: str | None = None) -> None:
         """Record the end of a trial that did not report it itself."""
         if self.trials[trial].outcome is None:
-            self._write({"event": "end", "trial": trial, "outcome": outcome.value, "error": error})
+            self._write(EndEvent(trial, outcome, error))
 
-    def _take_in(self, event: dict[str, Any]) -> None:
-        self.events.append(event)
-        _take_in(self.trials, event)
-
-    def _write(self, event: dict[str, Any]) -> None:
+    def _write(self, event: Event) -> None:
         """Append one line and wait until the disk has it; a line that fails leaves nothing."""
         try:
-            append(self.path, (json.dumps(event) + "\n").encode())
+            append(self.path, line_of(event))
         except OSError as error:
             raise self._unusable(error) from None
-        self._take_in(event)
+        self.events.append(event)
+        _take_in(self.trials, event)
 
     def _unusable(self, error: OSError) -> StorageError:
         return StorageError(
@@ -127,7 +131,7 @@ def read_event_log(path: Path) -> dict[str, Trial]:
     return trials
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path) -> list[Event]:
     """Return the events of an event log, which its driver may be writing meanwhile.
 
     Raises:
@@ -148,20 +152,19 @@ def read_event_logs(folder: Path) -> dict[str, Trial]:
     return found
 
 
-def _take_in(trials: dict[str, Trial], event: Mapping[str, Any]) -> None:
-    name = event["trial"]
-    if event["event"] == "start":
-        trials.setdefault(name, Trial(name, event["params"]))
+def _take_in(trials: dict[str, Trial], event: Event) -> None:
+    if isinstance(event, StartEvent):
+        trials.setdefault(event.trial, Trial(event.trial, event.params))
         return
-    trial, end = trials[name], event
-    if event["event"] == "result":
-        end = event["result"]
-        trial.results.append(event["result"])
-    if end.get("outcome") is not None:
-        trial.outcome, trial.error = Outcome(end["outcome"]), end.get("error")
+    trial = trials[event.trial]
+    if isinstance(event, ResultEvent):
+        trial.results.append(event.result)
+    end = event.result if isinstance(event, ResultEvent) else event
+    if end.outcome is not None:
+        trial.outcome, trial.error = end.outcome, end.error
 
 
-def _events(path: Path, trials: dict[str, Trial]) -> Iterator[dict[str, Any]]:
+def _events(path: Path, trials: dict[str, Trial]) -> Iterator[Event]:
     """Yield the new events of an event log, after adding each to `trials`.
 
     A last line without its end was torn by a crash, and is left out.
@@ -185,16 +188,16 @@ def _events(path: Path, trials: dict[str, Trial]) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _is_new(event: Mapping[str, Any], trials: Mapping[str, Trial]) -> bool:
+def _is_new(event: Event, trials: Mapping[str, Trial]) -> bool:
     """Whether an event is new, not a repetition such as a line that was written twice."""
-    name = event["trial"]
-    if event["event"] == "start":
+    if isinstance(event, StartEvent):
         return True
-    if name not in trials:
-        raise UnfitError(f"trial {name!r} has not started before")
-    if event["event"] == "result":
-        return not trials[name].knows(event["result"])
-    return trials[name].outcome is None
+    if event.trial not in trials:
+        raise UnfitError(f"trial {event.trial!r} has not started before")
+    trial = trials[event.trial]
+    if isinstance(event, ResultEvent):
+        return not trial.knows(event.result)
+    return trial.outcome is None
 
 
 def refuse_damaged(folder: Path, known: Iterable[str], needed: str | None = None) -> None:

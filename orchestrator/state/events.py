@@ -1,41 +1,79 @@
-"""Validation of the lines of an event log as they are read, since a driver acts on them."""
+"""The events of an event log, and its lines: validated when read, since a driver acts on them.
+
+A line is a JSON object. Its keys have not changed since the first version; keys that this version
+does not know are passed over, except that numbers in a result go to MLflow under their names.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import NAMES, Result
+from orchestrator.spec.values import Point
 from tinyattn.files.outside import UnfitError, decode, parse_json
 
+
+@dataclass(frozen=True)
+class StartEvent:
+    """A trial starts, or goes on after a pause or a crash."""
+
+    trial: str
+    """Its name."""
+    params: Point
+    """Its overrides by dotted key."""
+
+
+@dataclass(frozen=True)
+class ResultEvent:
+    """A worker has reported."""
+
+    trial: str
+    result: Result
+
+
+@dataclass(frozen=True)
+class EndEvent:
+    """A trial ends without saying so itself."""
+
+    trial: str
+    outcome: Outcome
+    error: str | None = None
+    """Why, where there is more to say than its outcome."""
+
+
+Event = StartEvent | ResultEvent | EndEvent
+
 _Trial = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}$")]  # names folders
-_Index = Annotated[int, Field(ge=0, le=10**9)]
-_Ending = Annotated[str, AfterValidator(lambda word: Outcome(word).value)]
+_Ending = Annotated[str, AfterValidator(Outcome)]
 
 
 class _Checked(BaseModel):
     model_config = ConfigDict(strict=True, allow_inf_nan=True)  # a trial that diverged has NaN
 
 
-class _Numbers(_Checked):
-    """The numbers of a worker's report that decisions depend on; other values are only shown."""
+def _columns() -> dict[str, Any]:
+    """Return the fields of Result for a model of pydantic, in which an outcome is text."""
+    types = get_type_hints(Result, include_extras=True) | {"outcome": _Ending | None}
+    needed = {one.name: one.default is MISSING for one in fields(Result)}
+    return {name: (types[name], ... if needed[name] else None) for name in NAMES}
 
-    evaluation: _Index
-    score: float
-    best_score: float
-    best_index: _Index = 0
-    total: _Index = 0
-    noise: float = 0.0
-    seconds: float = 0.0
-    rows_per_second: float = 0.0
-    train_loss: float = 0.0
-    adapter_params: _Index = 0
-    classifier_params: _Index = 0
-    metrics: dict[str, float] | None = None
-    heldout: dict[str, float] | None = None
-    outcome: _Ending | None = None
-    error: str | None = None
+
+_Numbers = create_model(
+    "_Numbers", __config__=ConfigDict(**_Checked.model_config, extra="allow"), **_columns()
+)
 
 
 class _Start(_Checked):
@@ -43,11 +81,19 @@ class _Start(_Checked):
     trial: _Trial
     params: dict[str, Any]
 
+    def checked(self) -> StartEvent:
+        return StartEvent(self.trial, self.params)
+
 
 class _Result(_Checked):
     event: Literal["result"]
     trial: _Trial
-    result: _Numbers
+    result: _Numbers  # made from Result
+
+    def checked(self) -> ResultEvent:
+        known = dict(self.result)
+        others = {key: known.pop(key) for key in known.keys() - set(NAMES)}
+        return ResultEvent(self.trial, Result(**known, others=_numbers(others)))
 
 
 class _End(_Checked):
@@ -56,23 +102,47 @@ class _End(_Checked):
     outcome: _Ending
     error: str | None = None
 
+    def checked(self) -> EndEvent:
+        return EndEvent(self.trial, Outcome(self.outcome), self.error)
 
-_EVENT: TypeAdapter[Any] = TypeAdapter(
+
+_EVENT: TypeAdapter[_Start | _Result | _End] = TypeAdapter(
     Annotated[_Start | _Result | _End, Field(discriminator="event")]
 )
 
 
-def parse_event(line: bytes) -> dict[str, Any]:
+def parse_event(line: bytes) -> Event:
     """Return the event of a line.
 
     Raises:
         UnfitError: the line is not an event; the message says why.
     """
-    event: dict[str, Any] = parse_json(decode(line), nan=True)
+    content = parse_json(decode(line), nan=True)
     try:
-        _EVENT.validate_python(event)
+        return _EVENT.validate_python(content).checked()
     except ValidationError as error:
         fault = error.errors()[0]
         place = ".".join(str(part) for part in fault["loc"][1:])
         raise UnfitError(f"{place or 'the line'}: {fault['msg']}"[:300]) from None
-    return event
+
+
+def line_of(event: Event) -> bytes:
+    """Return the line of an event, with its end."""
+    content: dict[str, object]
+    match event:
+        case StartEvent(trial, params):
+            content = {"event": "start", "trial": trial, "params": dict(params)}
+        case ResultEvent(trial, result):
+            content = {"event": "result", "trial": trial, "result": dict(result.told())}
+        case EndEvent(trial, outcome, error):
+            content = {"event": "end", "trial": trial, "outcome": outcome, "error": error}
+    return (json.dumps(content) + "\n").encode()
+
+
+def _numbers(values: dict[str, object]) -> dict[str, float]:
+    """Return the numbers among values by name; true and false are none."""
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

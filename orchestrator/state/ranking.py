@@ -19,7 +19,6 @@ from orchestrator.spec.trial import Trial
 from orchestrator.tracking.reader import TrialRun
 
 T = TypeVar("T")
-Ranked = TypeVar("Ranked", Trial, TrialRun)
 
 RANKED = (None, Outcome.COMPLETED, Outcome.STOPPED)
 """Outcomes of candidates; None: it runs."""
@@ -59,24 +58,32 @@ class Standing:
         return (not self.is_candidate, -score, unfinished, self.parameters, self.start)
 
 
-def standing_of(trial: Trial | TrialRun) -> Standing:
-    """Return the standing of a trial, whether its event log tells of it or its MLflow run.
+def standing_of(trial: Trial, start: float = 0.0) -> Standing:
+    """Return the standing of a trial.
 
-    An event log has no times: its trials are in the order of their starts, which sorting keeps.
+    Args:
+        trial: the trial.
+        start: time of its start. An event log has none: its trials are in the order of their
+            starts, which sorting keeps.
     """
     return Standing(
         score=trial.best_score,
         outcome=trial.outcome,
         by_user=trial.by_user,
         parameters=trial.parameters,
-        start=trial.start_time if isinstance(trial, TrialRun) else 0.0,
+        start=start,
     )
 
 
-def candidates(trials: Iterable[Ranked]) -> list[Ranked]:
+def standing_of_run(run: TrialRun) -> Standing:
+    """Return the standing of the trial of an MLflow run."""
+    return standing_of(run.trial, run.start_time)
+
+
+def candidates(trials: Iterable[T], standing: Callable[[T], Standing]) -> list[T]:
     """Return the trials that may be called the best, the best first."""
-    found = [trial for trial in trials if standing_of(trial).is_candidate]
-    return sorted(found, key=lambda trial: standing_of(trial).order)
+    found = [trial for trial in trials if standing(trial).is_candidate]
+    return sorted(found, key=lambda trial: standing(trial).order)
 
 
 def best_of(trials: Iterable[T], standing: Callable[[T], Standing]) -> T | None:

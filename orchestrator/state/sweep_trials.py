@@ -16,7 +16,6 @@ from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.trial import Trial
 from orchestrator.state.event_log import read_event_log, read_event_logs
 from orchestrator.tracking.reader import SweepRecord, TrackingReader, TrialRun
-from orchestrator.tracking.writer import metrics_of
 from tinyattn.errors import StorageError
 
 
@@ -32,12 +31,12 @@ def searched_trials(folder: Path, store: TrackingReader, sweep: SweepRecord) -> 
     runs = [run for run in store.trials_of(sweep) if run.kind == "trial"]
     event_log = folder / f"{SEARCH}.jsonl"
     if not event_log.exists():
-        return [run.trial() for run in runs]
+        return [run.trial for run in runs]
     logged = read_event_log(event_log)
     if not _same(logged, runs):
-        return [run.trial() for run in runs]
+        return [run.trial for run in runs]
     # Of equal trials the earlier is the better one, here as on the leaderboard: by the runs' times.
-    begun = {run.trial_id: run.start_time for run in runs}
+    begun = {run.trial.name: run.start_time for run in runs}
     return sorted(logged.values(), key=lambda trial: begun.get(trial.name, math.inf))
 
 
@@ -57,20 +56,18 @@ def current_runs(folder: Path, store: TrackingReader, sweep: SweepRecord) -> lis
     if not _same(logged, runs):
         return runs
     return [
-        _brought_up(run, logged[run.trial_id]) if run.trial_id in logged else run for run in runs
+        _brought_up(run, logged[run.trial.name]) if run.trial.name in logged else run
+        for run in runs
     ]
 
 
 def _same(logged: Mapping[str, Trial], runs: Iterable[TrialRun]) -> bool:
     """Whether event logs and runs are of the same sweep: trials of one name have one config."""
-    known = [run for run in runs if run.trial_id in logged]
-    return all(logged[run.trial_id].params == run.params for run in known)
+    known = [run.trial for run in runs if run.trial.name in logged]
+    return all(logged[trial.name].params == trial.params for trial in known)
 
 
-def _brought_up(run: TrialRun, trial: Trial) -> TrialRun:
-    """Return a run with what the event log tells of its trial, as the store gets it."""
-    metrics = dict(run.metrics)
-    for result in trial.scored:
-        metrics |= metrics_of(result)
-    tags = run.tags | ({"error": trial.error} if trial.error else {})
-    return replace(run, metrics=metrics, tags=tags, outcome=trial.outcome or run.outcome)
+def _brought_up(run: TrialRun, logged: Trial) -> TrialRun:
+    """Return a run with its trial as the event log tells it; a driver closed it, if that is so."""
+    outcome, error = logged.outcome or run.trial.outcome, logged.error or run.trial.error
+    return replace(run, trial=replace(logged, outcome=outcome, error=error))

@@ -27,9 +27,10 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator.spec.outcome import Outcome, is_by_user
+from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
 from orchestrator.tracking import database
+from orchestrator.tracking.metrics import result_of
 from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
 from orchestrator.tracking.pages import VIEW_TAG, view_key, view_page
 from orchestrator.tracking.run_tables import DATABASES, RunRow, RunTables
@@ -91,11 +92,12 @@ class TrialRun:
     """The MLflow run of one trial, running or ended: a child of its sweep's run.
 
     It has what reports and promotions need beside the trial itself: the whole config, times, tags,
-    artifacts. What happened to the trial it repeats from the event log, and may lag behind.
+    artifacts.
     """
 
     run_id: str
-    trial_id: str
+    trial: Trial
+    """The trial as its run tells it, which may lag behind its event log."""
     sweep: str
     task: str
     plm: str
@@ -103,16 +105,10 @@ class TrialRun:
     kind: str
     """trial, finalist, expert (several heads), collapsed, or baseline (a classifier alone that was
     trained for a promotion)."""
-    outcome: Outcome | None
-    """None while it runs."""
     start_time: int
     """Milliseconds since 1970."""
-    params: dict[str, Any]
-    """Values that the searcher chose, by dotted key."""
     config: dict[str, Any]
     """The whole resolved configuration, by dotted key."""
-    metrics: dict[str, float]
-    """Latest value of every metric, by its MLflow name."""
     tags: dict[str, str] = field(default_factory=dict)
     """Tags of the project, without their prefix."""
     end_time: int | None = None
@@ -122,32 +118,12 @@ class TrialRun:
     @property
     def name(self) -> str:
         """Name that is unique in the store, as in `first/search_00004`."""
-        return f"{self.sweep}/{self.trial_id}"
+        return f"{self.sweep}/{self.trial.name}"
 
     @property
     def carve(self) -> int | None:
         """Version of the carve that made its rows; None: no rows were carved."""
         return carve_of(self.protocol, self.tags)
-
-    @property
-    def score(self) -> float | None:
-        """Primary metric on the selection split at the last evaluation."""
-        return self.metrics.get("score")
-
-    @property
-    def best_score(self) -> float | None:
-        """Best primary metric on the selection split; what the leaderboard ranks."""
-        return self.metrics.get("best_score")
-
-    @property
-    def evaluations(self) -> int:
-        """Number of evaluations that the trial reported."""
-        return int(self.metrics.get("evaluation", 0))
-
-    @cached_property
-    def heldout(self) -> dict[str, float]:
-        """Metrics measured at the end: on the held-out split, and on a task's extra rows."""
-        return _group(self.metrics, "heldout/")
 
     @cached_property
     def primary_metric(self) -> str | None:
@@ -157,44 +133,15 @@ class TrialRun:
         try:
             return find_task(self.config.get("task", self.task)).metrics[0]
         except UsageError:
-            return next(iter(self.heldout)) if len(self.heldout) == 1 else None
+            heldout = self.trial.heldout
+            return next(iter(heldout)) if len(heldout) == 1 else None
 
     @property
     def heldout_score(self) -> float | None:
         """Primary metric on the held-out split; None: not measured, as under protocol `paper`."""
         if self.protocol == "paper" or self.primary_metric is None:
             return None
-        return self.heldout.get(self.primary_metric)
-
-    @property
-    def adapter_params(self) -> int | None:
-        """Trainable parameters of the adapters."""
-        return _whole(self.metrics.get("adapter_params"))
-
-    @property
-    def classifier_params(self) -> int | None:
-        """Trainable parameters of the classifier."""
-        return _whole(self.metrics.get("classifier_params"))
-
-    @property
-    def parameters(self) -> int:
-        """Number of trainable parameters, adapter and classifier."""
-        return (self.adapter_params or 0) + (self.classifier_params or 0)
-
-    @property
-    def by_user(self) -> bool:
-        """Whether the user stopped it."""
-        return is_by_user(self.tags.get("error"))
-
-    def trial(self) -> Trial:
-        """Return the trial as far as its run tells; its last evaluation stands for all."""
-        results = [dict(self.metrics)] if self.evaluations else []
-        return Trial(self.trial_id, self.params, results, self.outcome, self.tags.get("error"))
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training and evaluation spent on the trial."""
-        return self.metrics.get("seconds", 0.0)
+        return self.trial.heldout.get(self.primary_metric)
 
 
 @dataclass(frozen=True)
@@ -308,8 +255,8 @@ class TrackingReader:
     def names_of_trials(self, sweep: str) -> list[str]:
         """Return the names of the trials that drivers of a sweep ran; empty without that sweep."""
         found = next((record for record in self.sweeps() if record.name == sweep), None)
-        trials = self.trials_of(found) if found else []
-        return [trial.trial_id for trial in trials if trial.kind != "collapsed"]
+        runs = self.trials_of(found) if found else []
+        return [run.trial.name for run in runs if run.kind != "collapsed"]
 
     def trial(self, name: str) -> TrialRun:
         """Return the trial with this name or run id.
@@ -565,17 +512,20 @@ def _trial_run(run: RunRow) -> TrialRun:
         raise ValueError(f"one of its metrics {', '.join(_COUNTS)} is no number")
     return TrialRun(
         run_id=run.run_id,
-        trial_id=tags["trial"],
+        trial=Trial(
+            name=tags["trial"],
+            params=searched,
+            results=[result_of(run.metrics)] if run.metrics else [],
+            outcome=_outcome(tags),
+            error=tags.get("error"),
+        ),
         sweep=tags["sweep"],
         task=tags["task"],
         plm=tags["plm"],
         protocol=tags["protocol"],
         kind=tags["kind"],
-        outcome=_outcome(tags),
         start_time=run.start_time,
-        params=searched,
         config={key: _value(text) for key, text in run.params.items()},
-        metrics=run.metrics,
         tags=tags,
         end_time=run.end_time,
         experiment_id=run.experiment_id,
@@ -601,7 +551,7 @@ def _outcome(tags: Mapping[str, str]) -> Outcome | None:
     return Outcome(tags["outcome"]) if "outcome" in tags else None
 
 
-def _group(items: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _group(items: Mapping[str, str], prefix: str) -> dict[str, str]:
     """Return the items under a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in items.items() if k.startswith(prefix)}
 
@@ -612,7 +562,3 @@ def _value(text: str) -> Any:
         return parse_json(text)
     except UnfitError:
         return text
-
-
-def _whole(number: float | None) -> int | None:
-    return None if number is None else int(number)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import shutil
 import tempfile
 import time
@@ -20,13 +19,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec
 
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.values import Json, Point
+from orchestrator.tracking.metrics import metrics_of
 from orchestrator.tracking.pages import NOTE_TAG, TRAINING, data_set, view_tags
 from orchestrator.tracking.provenance import code_tags, slug
 from orchestrator.tracking.reader import (
@@ -197,12 +198,12 @@ class TrackingWriter(TrackingReader):
         self._sweep_tags = {
             "sweep": name, "task": sweep.task, "plm": sweep.plm, "protocol": sweep.protocol,
         }  # fmt: skip
-        for trial in self.trials_of(sweep):
-            self.runs_of_trials[trial.trial_id] = trial.run_id
-            self._logged[trial.trial_id] = trial.evaluations
-            self._told[trial.trial_id] = trial.outcome
+        for run_id, trial in ((run.run_id, run.trial) for run in self.trials_of(sweep)):
+            self.runs_of_trials[trial.name] = run_id
+            self._logged[trial.name] = trial.evaluations
+            self._told[trial.name] = trial.outcome
             if trial.outcome is None:  # left open by a process that died
-                self.end_trial(trial.trial_id, Outcome.INTERRUPTED)
+                self.end_trial(trial.name, Outcome.INTERRUPTED)
         self._retry_queue.send(partial(self._reopen, sweep.run_id, search_goes_on))
         return sweep.run_id
 
@@ -275,13 +276,13 @@ class TrackingWriter(TrackingReader):
             )
         return self.runs_of_trials[trial_id]
 
-    def log_evaluation(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def log_evaluation(self, trial_id: str, result: Result) -> None:
         """Queue the metrics of one evaluation, at step = evaluation.
 
         An evaluation that a restarted trial repeats is left out: the store has it already. All
         waiting evaluations of a trial go in one request, which spares a slow store.
         """
-        step = int(result["evaluation"])
+        step = result.evaluation
         if step <= self._logged[trial_id]:
             return
         self._logged[trial_id] = step
@@ -495,22 +496,6 @@ class _NewRun:
             [self._experiment], f"{query}'{self._trial_id}'", max_results=1
         )
         return found[0].info.run_id if found else None
-
-
-def metrics_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of one evaluation under their MLflow names.
-
-    Nested `metrics` become `select/<name>`, nested `heldout` becomes `heldout/<name>`.
-    """
-    found: dict[str, float] = {}
-    for key, value in result.items():
-        if key in ("metrics", "heldout"):
-            prefix = "select" if key == "metrics" else "heldout"
-            found |= {f"{prefix}/{name}": float(number) for name, number in (value or {}).items()}
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found[key] = float(value)
-    # MLflow stores an infinity as the largest double, which reads as a real loss.
-    return {key: math.nan if math.isinf(value) else value for key, value in found.items()}
 
 
 def flatten(config: Mapping[str, Json], prefix: str = "") -> dict[str, str]:

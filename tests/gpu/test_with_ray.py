@@ -44,8 +44,8 @@ def sweep(folder: Path, name: str, *changes: str) -> list[TrialRun]:
     assert done.returncode == 0, done.stderr + done.stdout
     tracker = Workspace(folder / "runs").tracker()
     trials = tracker.trials_of(tracker.find_sweep(name))
-    assert [trial.outcome for trial in trials] == [Outcome.COMPLETED] * len(trials)
-    return sorted(trials, key=lambda trial: trial.trial_id)
+    assert [run.trial.outcome for run in trials] == [Outcome.COMPLETED] * len(trials)
+    return sorted(trials, key=lambda run: run.trial.name)
 
 
 @pytest.mark.parametrize(

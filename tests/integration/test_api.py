@@ -30,7 +30,7 @@ def test_a_program_runs_a_sweep_and_uses_its_best(tmp_path: Path) -> None:
     ]
     assert len(result.trials) == 2
     assert result.best == result.trials[0]
-    assert result.best.best_score == max(scores)
+    assert result.best.trial.best_score == max(scores)
     assert result.adapter is not None
     predictor = ta.load_predictor(result.adapter)
     (answer,) = predictor.predict([{"sentence": "the dog runs ."}])

@@ -68,7 +68,9 @@ class Job:
     def ranked(self) -> list[TrialRun]:
         """The search's trials: the best score first, of equals the completed, the earlier."""
         trials = self.trials("trial")
-        return sorted(trials, key=lambda t: (-(t.best_score or 0), t.outcome != "completed"))
+        return sorted(
+            trials, key=lambda t: (-(t.trial.best_score or 0), t.trial.outcome != "completed")
+        )
 
     def adapter(self, trial: TrialRun, scratch: Path) -> Path:
         scratch.mkdir(exist_ok=True)
@@ -151,25 +153,25 @@ def test_one_experiment_with_children_under_one_parent(job: Job) -> None:
 
 def test_asha_stopped_some_and_their_best_is_kept(job: Job, tmp_path: Path) -> None:
     trials = job.trials("trial")
-    outcomes = Counter(trial.outcome for trial in trials)
+    outcomes = Counter(trial.trial.outcome for trial in trials)
     assert set(outcomes) == {Outcome.COMPLETED, Outcome.STOPPED}
     assert outcomes.total() == 6
-    stopped = next(t for t in trials if t.outcome is Outcome.STOPPED)
-    assert stopped.evaluations in (1, 3)  # rungs 1 and 3 of 4
-    assert not stopped.heldout
+    stopped = next(t for t in trials if t.trial.outcome is Outcome.STOPPED)
+    assert stopped.trial.trial.evaluations in (1, 3)  # rungs 1 and 3 of 4
+    assert not stopped.trial.trial.heldout
     score = accuracy(job.adapter(stopped, tmp_path), stopped, "select")
-    assert score == pytest.approx(stopped.best_score, abs=1e-9)
+    assert score == pytest.approx(stopped.trial.trial.best_score, abs=1e-9)
 
 
 def test_metrics_come_by_evaluation(job: Job) -> None:
-    trial = next(t for t in job.trials("trial") if t.outcome is Outcome.COMPLETED)
+    trial = next(t for t in job.trials("trial") if t.trial.outcome is Outcome.COMPLETED)
     for key in ("score", "best_score", "train_loss", "lr", "select/accuracy", "seconds", "epoch"):
         history = job.tracker.client.get_metric_history(trial.run_id, key)
         assert [metric.step for metric in history] == [1, 2, 3, 4], key
     best = [m.value for m in job.tracker.client.get_metric_history(trial.run_id, "best_score")]
     scores = [m.value for m in job.tracker.client.get_metric_history(trial.run_id, "score")]
     assert best == list(np.maximum.accumulate(scores))
-    assert set(trial.heldout) == {"accuracy"}
+    assert set(trial.trial.heldout) == {"accuracy"}
 
 
 def test_runs_name_config_versions_and_data(job: Job) -> None:
@@ -177,7 +179,7 @@ def test_runs_name_config_versions_and_data(job: Job) -> None:
     for trial in job.trials("trial") + job.trials("finalist"):
         config = config_of(trial)
         assert config.plm == job.plm
-        for key, value in trial.params.items():
+        for key, value in trial.trial.params.items():
             assert trial.config[key] == value
         assert trial.tags["data_fingerprint"] == model_cache.data(config).fingerprint
         assert trial.tags["plm_fingerprint"] == model_cache.plm(job.plm).fingerprint
@@ -197,22 +199,26 @@ def test_finalists_are_the_best_on_fresh_seeds(job: Job) -> None:
     ranked = job.ranked()
     finalists = [t for t in job.trials("finalist") if t.config["adapter.layers"] == "all"]
     for number, best in enumerate(ranked[:2]):
-        of_best = [t for t in finalists if {**t.params, "seed": 0} == {**best.params, "seed": 0}]
+        of_best = [
+            t
+            for t in finalists
+            if {**t.trial.params, "seed": 0} == {**best.trial.params, "seed": 0}
+        ]
         assert sorted(t.config["seed"] for t in of_best) == [1000, 1001], number
-        scores = [t.best_score or 0.0 for t in of_best]
+        scores = [t.trial.best_score or 0.0 for t in of_best]
         shown = f"{100 * statistics.mean(scores):.2f} ± {100 * statistics.stdev(scores):.2f}"
         assert shown in job.printed["finalize"]
 
 
 def test_the_classifier_alone_has_the_best_of_four_learning_rates(job: Job) -> None:
     alone = [t for t in job.trials("finalist") if t.config["adapter.layers"] == "none"]
-    assert [t.adapter_params for t in alone] == [0] * 8
+    assert [t.trial.adapter_params for t in alone] == [0] * 8
     best = job.ranked()[0]
     by_rate: dict[float, list[float]] = {}
     for trial in alone:
         assert trial.config["adapter.norm"] == best.config["adapter.norm"]
         times = float(trial.config["optimizer.lr"]) / float(best.config["optimizer.lr"])
-        by_rate.setdefault(round(times, 6), []).append(trial.best_score or 0.0)
+        by_rate.setdefault(round(times, 6), []).append(trial.trial.best_score or 0.0)
     assert {times: len(scores) for times, scores in by_rate.items()} == {0.3: 2, 1: 2, 3: 2, 10: 2}
     scores = max(by_rate.values(), key=statistics.mean)
     shown = f"{100 * statistics.mean(scores):.2f} ± {100 * statistics.stdev(scores):.2f}"
@@ -232,7 +238,7 @@ def test_experts_descend_from_the_best_finalist(job: Job, tmp_path: Path) -> Non
         start = Path(str(expert.config["start.adapter"]))
         ours = read_adapter(job.adapter(finalist, tmp_path / "finalist"))[1]
         assert all(ours[key].equal(value) for key, value in read_adapter(start)[1].items())
-        assert expert.params["optimizer.lr"] == expert.config["optimizer.lr"]
+        assert expert.trial.params["optimizer.lr"] == expert.config["optimizer.lr"]
     assert {t.tags["lineage"] for t in collapsed} == {t.run_id for t in experts}
 
 
@@ -241,12 +247,12 @@ def test_the_collapsed_score_is_that_of_the_saved_adapter(job: Job, tmp_path: Pa
         folder = job.adapter(trial, tmp_path / str(number))
         card, weights = read_adapter(folder)
         assert card.adapter.num_heads == 1
-        assert accuracy(folder, trial, "select") == pytest.approx(trial.best_score, abs=1e-9)
+        assert accuracy(folder, trial, "select") == pytest.approx(trial.trial.best_score, abs=1e-9)
         heldout = accuracy(folder, trial, "heldout")
-        assert heldout == pytest.approx(trial.heldout["accuracy"], abs=1e-9)
+        assert heldout == pytest.approx(trial.trial.heldout["accuracy"], abs=1e-9)
         expert = job.tracker.trial(trial.tags["lineage"])
-        change = (trial.best_score or 0) - (expert.best_score or 0)
-        assert trial.metrics["collapse_score_change"] == pytest.approx(change, abs=1e-12)
+        change = (trial.trial.best_score or 0) - (expert.trial.best_score or 0)
+        assert trial.trial.last.others["collapse_score_change"] == pytest.approx(change, abs=1e-12)
         # The same collapse of the expert's own file gives the same weights.
         plm = ModelCache().plm(job.plm)
         model = AdaptedModel(plm.model)
@@ -255,8 +261,10 @@ def test_the_collapsed_score_is_that_of_the_saved_adapter(job: Job, tmp_path: Pa
         model.detach()
         values = again.state_dict()
         assert sum(v.numel() for v in values.values()) == sum(v.numel() for v in weights.values())
-        assert trial.adapter_params == next(
-            t.adapter_params for t in job.trials("trial") if t.outcome is Outcome.COMPLETED
+        assert trial.trial.adapter_params == next(
+            t.trial.adapter_params
+            for t in job.trials("trial")
+            if t.trial.outcome is Outcome.COMPLETED
         )
 
 
@@ -318,7 +326,7 @@ def test_leaderboard_in_every_form(job: Job) -> None:
     assert len(rows) == len(table) == 22
     assert [row["run_id"] for row in rows] == [row["run_id"] for row in table]
     scores = [row["score"] for row in rows]
-    known = {t.run_id: t.best_score for t in job.tracker.trials_of(job.sweep)}
+    known = {t.run_id: t.trial.best_score for t in job.tracker.trials_of(job.sweep)}
     assert scores == [known[row["run_id"]] for row in rows]
     shown = command("leaderboard", "agreement", "--runs", job.runs).stdout
     assert f" {rows[0]['trial']} " in shown
@@ -377,8 +385,8 @@ def test_a_regression_of_ones_own_under_the_papers_protocol(
     tracker = Workspace(tmp_path / "runs").tracker()
     trials = tracker.trials_of(tracker.find_sweep("paper"))
     assert {t.protocol for t in trials} == {"paper"}
-    assert not any(t.heldout for t in trials)
-    assert all({"select/pearson", "select/spearman"} <= t.metrics.keys() for t in trials)
+    assert not any(t.trial.heldout for t in trials)
+    assert all({"pearson", "spearman"} <= t.trial.last.metrics.keys() for t in trials)
 
     refused = command("promote", "paper", "--runs", tmp_path / "runs")
     assert refused.exit_code == 2

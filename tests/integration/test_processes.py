@@ -67,18 +67,18 @@ def assert_ended_truthfully(runs: Path, children: list[psutil.Process]) -> None:
     tracker = Workspace(runs).tracker()
     record = tracker.find_sweep("s")
     trials = tracker.trials_of(record)
-    for run in (record, *trials):
-        assert run.outcome == "interrupted" or run.outcome in ("completed", "stopped")
-        status = tracker.client.get_run(run.run_id).info.status
-        assert status == run.outcome.run_status
+    outcomes = {record.run_id: record.outcome} | {run.run_id: run.trial.outcome for run in trials}
+    for run_id, outcome in outcomes.items():
+        assert outcome == "interrupted" or outcome in ("completed", "stopped")
+        assert tracker.client.get_run(run_id).info.status == outcome.run_status
     assert record.outcome == "interrupted"
-    assert any(trial.outcome == "interrupted" for trial in trials)
+    assert any(run.trial.outcome == "interrupted" for run in trials)
 
     study = study_of(runs / "sweeps" / "s", "s")
     states = Counter(trial.state.name for trial in study.trials)
     assert states["RUNNING"] == 0
     told = {trial.user_attrs["trial"]: trial.user_attrs["outcome"] for trial in study.trials}
-    seen = {trial.trial_id: str(trial.outcome) for trial in trials}
+    seen = {run.trial.name: str(run.trial.outcome) for run in trials}
     assert told.items() >= seen.items()
     # One that was suggested, and whose worker was not up yet, has no run.
     assert {told[name] for name in told.keys() - seen.keys()} <= {"interrupted"}

@@ -312,7 +312,7 @@ def test_a_machine_on_which_every_worker_fails_is_set_aside_and_named(
     assert said.count(f"lost its worker on {third.address}") == 2
     trials = read_event_log(bench.folder / "storage/runs/sweeps/aside/search.jsonl").values()
     assert [trial.outcome for trial in trials] == [Outcome.COMPLETED] * 6
-    used = {result["node_ip"] for trial in trials for result in trial.results}
+    used = {result.node_ip for trial in trials for result in trial.results}
     assert used == {head.address, second.address}
 
 
@@ -340,7 +340,7 @@ def test_a_machine_that_is_too_small_leaves_its_trials_to_larger_ones(
     assert said in log.read_text()
     trials = read_event_log(bench.folder / "storage/runs/sweeps/small/search.jsonl").values()
     assert [trial.outcome for trial in trials] == [Outcome.COMPLETED] * 4
-    used = {result["node_ip"] for trial in trials for result in trial.results}
+    used = {result.node_ip for trial in trials for result in trial.results}
     assert used == {head.address, second.address}
     third.power_off()
     third.boot()
@@ -376,6 +376,6 @@ def test_a_sweep_with_a_machine_lost_and_another_joined_ends_complete_and_the_sa
     assert whole.returncode == 0, whole.stderr
     assert histories(runs, "s", uri) == histories(alone, "s")
     trials = read_event_log(event_log).values()
-    used = {result["node_ip"] for trial in trials for result in trial.results}
+    used = {result.node_ip for trial in trials for result in trial.results}
     assert used == {machine.address for machine in (head, second, third, fourth)}
     third.boot()

@@ -90,7 +90,7 @@ def test_a_trial_that_loses_a_ranks_machine_goes_on_with_another(
     name, log = f"{loss}-{of_supervisor}", tmp_path / "log"
     wait = start(bench, tiny, name, log, **{"resources.ranks": 2})
     until(lambda: any(len(trial.results) > 3 for trial in trials(runs, name)), 200)
-    supervisor = trials(runs, name)[0].results[-1]["node_ip"]
+    supervisor = trials(runs, name)[0].results[-1].node_ip
     ranks = [machine for machine in bench.machines if machine.is_on and rank_on(machine)]
     (lost,) = (machine for machine in ranks if (machine.address == supervisor) is of_supervisor)
     (lost.pull_cable if loss == "cable" else lost.power_off)()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import CONFIG_FILE, AdapterCard, PlmCard
 from tinyattn.config import AdapterConfig, TrainConfig
@@ -71,16 +72,16 @@ class Sweeps:
     @staticmethod
     def result(
         index: int, scores: list[float], heldout: float | None, params: tuple[int, int]
-    ) -> dict[str, object]:
+    ) -> Result:
         """One evaluation as the trainer reports it."""
         best = max(scores[:index])
-        return {
-            "evaluation": index, "total": len(scores), "epoch": index / 2, "step": 100 * index,
-            "score": scores[index - 1], "best_score": best,
-            "best_index": scores.index(best) + 1, "train_loss": 1 / index, "lr": 1e-3,
-            "seconds": 10.0 * index, "rows_per_second": 50.0,
-            "metrics": {"accuracy": scores[index - 1]},
-            "heldout": {} if heldout is None else {"accuracy": heldout},
-            "outcome": None, "adapter_params": params[0], "classifier_params": params[1],
-            "peak_memory_mb": 500.0,
-        }  # fmt: skip
+        return Result(
+            evaluation=index, total=len(scores), epoch=index / 2, step=100 * index,
+            score=scores[index - 1], best_score=best,
+            best_index=scores.index(best) + 1, train_loss=1 / index, lr=1e-3,
+            seconds=10.0 * index, rows_per_second=50.0,
+            metrics={"accuracy": scores[index - 1]},
+            heldout={} if heldout is None else {"accuracy": heldout},
+            adapter_params=params[0], classifier_params=params[1],
+            peak_memory_mb=500.0,
+        )  # fmt: skip

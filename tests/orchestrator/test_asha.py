@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
-from orchestrator.search.asha import Asha, PromotingAsha
+from orchestrator.search.asha import Asha, PromotingAsha, replay
 from orchestrator.spec.config import rungs
 from orchestrator.spec.messages import Decision
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
+from orchestrator.state.events import ResultEvent
 
 STOP, PAUSE, CONTINUE = Decision.STOP, Decision.PAUSE, Decision.CONTINUE
 
 
-def at(evaluation: int, best: float, **more: object) -> dict:
-    return {"evaluation": evaluation, "score": best, "best_score": best, **more}
+def at(evaluation: int, best: float, **more: object) -> Result:
+    known = {"evaluation": evaluation, "score": best, "best_score": best}
+    return Result(**known | more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -116,14 +120,14 @@ def test_between_rungs_and_at_the_end_nobody_is_stopped():
     [
         at(1, math.nan),
         at(1, math.inf),
-        {"evaluation": 1, "score": math.nan, "best_score": 0.9},
-        at(1, 0.9, outcome="diverged"),
+        Result(evaluation=1, score=math.nan, best_score=0.9),
+        at(1, 0.9, outcome=Outcome.DIVERGED),
     ],
 )
 def test_not_finite_stops_at_once_and_leaves_no_record(result):
     asha = Asha(2, 3, 9)
     assert asha.decide("a", result) == STOP
-    assert asha.decide("b", {**result, "evaluation": 2}) == STOP
+    assert asha.decide("b", replace(result, evaluation=2)) == STOP
     assert asha.rungs == {2: {}, 6: {}}
     assert asha.stopped == {}
 
@@ -153,8 +157,7 @@ def test_deciding_again_in_the_same_order_gives_the_same_scheduler():
     for trial, evaluation, best in arrivals[:half]:
         whole.decide(trial, at(evaluation, best))
         first.decide(trial, at(evaluation, best))
-    for trial, evaluation, best in arrivals[:half]:
-        second.decide(trial, json.loads(json.dumps(at(evaluation, best))))
+    replay(second, [ResultEvent(trial, at(*numbers)) for trial, *numbers in arrivals[:half]])
     assert (second.stopped, second.rungs) == (first.stopped, first.rungs)
     for trial, evaluation, best in arrivals[half:]:
         result = at(evaluation, best)
@@ -169,13 +172,6 @@ def test_an_unwanted_trial_ends_at_its_next_evaluation():
     assert asha.decide("b", at(2, 0.1)) == CONTINUE
     assert asha.decide("a", at(2, 0.9)) == STOP
     assert asha.rungs[2] == {"b": 0.1}
-
-
-def test_results_without_an_evaluation_pass():
-    asha = Asha(1, 3, 9)
-    assert asha.decide("a", {"outcome": "failed"}) == CONTINUE
-    assert asha.decide("a", at(1, 0.5)) == CONTINUE
-    assert asha.rungs == {1: {"a": 0.5}, 3: {}}
 
 
 # ---- promoting ----

@@ -38,7 +38,7 @@ def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRun:
     tracker.start_trial("search_00001", config=config, params={}, tags=tags)
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         for evaluation in trainer:
-            tracker.log_evaluation("search_00001", report_of(trainer, evaluation).record())
+            tracker.log_evaluation("search_00001", report_of(trainer, evaluation))
         trainer.save_adapter(tmp_path / "adapter")
     tracker.end_trial("search_00001", Outcome.COMPLETED, adapter=tmp_path / "adapter")
     tracker.close_all(Outcome.COMPLETED)
@@ -69,7 +69,8 @@ def test_promote_trains_it_once_and_tests_against_it(
     ]
     alone = find_alone(sweeps.tracker, one_head)
     assert alone is not None
-    assert (alone.kind, alone.outcome, alone.adapter_params) == (KIND, Outcome.COMPLETED, 0)
+    assert (alone.kind, alone.trial.outcome) == (KIND, Outcome.COMPLETED)
+    assert alone.trial.adapter_params == 0
     changed = ("adapter.layers", "optimizer.lr")
     kept = {key: value for key, value in one_head.config.items() if key not in changed}
     assert kept.items() <= alone.config.items()

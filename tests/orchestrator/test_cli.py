@@ -25,6 +25,7 @@ from click.testing import CliRunner, Result
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
+from orchestrator.spec import result as results
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.workspace import LEAST_FREE_MB, Workspace
 from tinyattn.config import TrainConfig
@@ -445,8 +446,11 @@ def champion(runs: Path, tiny: str) -> Path:
     with contextlib.closing(Trainer(config, ModelCache())) as trainer:
         (*_, last) = trainer
         trainer.save_adapter(runs / "adapter")
-    numbers = {"evaluation": 1, "score": last.score, "best_score": last.best_score, "seconds": 1.0}
-    tracker.log_evaluation("t", {**numbers, "metrics": last.metrics, "heldout": last.heldout})
+    numbers = results.Result(
+        evaluation=1, score=last.score, best_score=last.best_score, seconds=1.0,
+        metrics=last.metrics, heldout=last.heldout,
+    )  # fmt: skip
+    tracker.log_evaluation("t", numbers)
     tracker.end_trial("t", Outcome.COMPLETED, adapter=runs / "adapter")
     tracker.end_sweep(Outcome.COMPLETED)
     run_id = tracker.run_of("t")

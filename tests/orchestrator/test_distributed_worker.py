@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import signal
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from orchestrator.reporting.view import LineView
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Resources
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import SharedFolder
 from orchestrator.state.event_log import EventLog
@@ -49,11 +49,11 @@ class Killer(LineView):
     open_ports: dict[str, str] = {}
     """Where Ray and the ranks listen."""
 
-    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def evaluated(self, trial_id: str, result: Result) -> None:
         super().evaluated(trial_id, result)
         Killer.open_ports |= listening(family())
         ranks = ray_processes(RANK)
-        if result["evaluation"] == 2 and len(ranks) == 2 and not self.killed:
+        if result.evaluation == 2 and len(ranks) == 2 and not self.killed:
             self.killed = True
             os.kill(ranks[1].pid, signal.SIGKILL)
 
@@ -91,7 +91,7 @@ def test_two_ranks_train_as_one_does_also_after_one_was_killed(tmp_path: Path) -
     assert [one[n].outcome for n in LEARNING] == [two[n].outcome for n in LEARNING] == outcomes
     for number in LEARNING:
         for key in ("train_loss", "score", "lr", "step"):
-            values = [[r[key] for r in trials[number].results] for trials in (one, two)]
+            values = [[getattr(r, key) for r in trials[number].results] for trials in (one, two)]
             assert len(values[0]) == 4
             assert values[1] == pytest.approx(values[0], rel=1e-5), (number, key)
         name = one[number].name

@@ -37,8 +37,11 @@ from orchestrator.spec.messages import (
     WorkerLost,
 )
 from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
+from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog
+from orchestrator.state.events import ResultEvent, StartEvent, line_of
 from tinyattn.errors import StorageError
 
 TOTAL = 4
@@ -60,7 +63,7 @@ class HeardLog(EventLog):
         if len(self.events) == self.dies_at:
             raise Died
 
-    def start(self, trial: str, params: Mapping[str, Any]) -> None:
+    def start(self, trial: str, params: Point) -> None:
         super().start(trial, params)
         self.die_in_time()
 
@@ -68,13 +71,13 @@ class HeardLog(EventLog):
         super().end(trial, outcome, error)
         self.die_in_time()
 
-    def result(self, trial: str, result: Mapping[str, Any]) -> bool:
+    def result(self, trial: str, result: Result) -> bool:
         is_new = super().result(trial, result)
         if is_new:
-            event = {"event": "result", "trial": trial, "result": result}
-            assert self.path.read_text().endswith(json.dumps(event) + "\n"), "it is on disk"
+            line = line_of(ResultEvent(trial, result))
+            assert self.path.read_bytes().endswith(line), "it is on disk"
             self.die_in_time()
-            self.heard.append(("event log", trial, result["evaluation"]))
+            self.heard.append(("event log", trial, result.evaluation))
         return is_new
 
 
@@ -85,8 +88,8 @@ class HeardAsha(PromotingAsha):
         super().__init__(1, 2, TOTAL)
         self.heard = heard
 
-    def decide(self, trial_id: str, result: Mapping[str, Any]) -> Decision:
-        self.heard.append(("ASHA", trial_id, result["evaluation"]))
+    def decide(self, trial_id: str, result: Result) -> Decision:
+        self.heard.append(("ASHA", trial_id, result.evaluation))
         return super().decide(trial_id, result)
 
 
@@ -96,15 +99,15 @@ class HeardPoints(Points):
     def __init__(self, points: Iterable[Mapping[str, Any]], heard: Heard) -> None:
         super().__init__(points)
         self.heard = heard
-        self.ends: dict[str, Mapping[str, Any]] = {}
+        self.ends: dict[str, Result] = {}
 
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        self.heard.append(("source", trial_id, result["evaluation"]))
+    def on_trial_result(self, trial_id: str, result: Result) -> None:
+        self.heard.append(("source", trial_id, result.evaluation))
 
-    def on_trial_complete(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def on_trial_complete(self, trial_id: str, result: Result) -> None:
         assert trial_id not in self.ends, "each end is told once"
         self.ends[trial_id] = result
-        self.heard.append(("end, to source", trial_id, result.get("evaluation", 0)))
+        self.heard.append(("end, to source", trial_id, result.evaluation))
 
 
 class HeardListener(Listener):
@@ -120,9 +123,9 @@ class HeardListener(Listener):
     def started(self, trial: Trial) -> None:
         self.words.append(f"{trial.name} started")
 
-    def evaluated(self, trial: str, record: Mapping[str, Any]) -> None:
-        self.heard.append(("listener", trial, record["evaluation"]))
-        self.words.append(f"{trial} at {record['evaluation']}")
+    def evaluated(self, trial: str, result: Result) -> None:
+        self.heard.append(("listener", trial, result.evaluation))
+        self.words.append(f"{trial} at {result.evaluation}")
 
     def paused(self, trial: str) -> None:
         self.words.append(f"{trial} paused")
@@ -166,6 +169,15 @@ class Watched:
 
 def evaluated(evaluation: int, score: float = 0.5) -> Evaluated:
     return Evaluated(evaluation=evaluation, total=TOTAL, score=score, best_score=score)
+
+
+MEASURED = Evaluated(
+    evaluation=1, total=TOTAL, epoch=0.5, step=7, score=0.5, best_score=0.5, best_index=1,
+    train_loss=0.25, noise=0.125, lr=1e-3, seconds=2.0, rows_per_second=80.0,
+    metrics={"accuracy": 0.5}, heldout={}, adapter_params=96, classifier_params=18,
+    micro_batch_size=16,
+)  # fmt: skip
+"""A report with all that a worker says."""
 
 
 # ---- three executions ----
@@ -267,9 +279,7 @@ def test_the_event_log_hears_first_then_asha_then_the_source_then_listeners(
     assert list(trials) == TRIALS
     assert {trial.outcome for trial in trials.values()} == {Outcome.COMPLETED, Outcome.STOPPED}
     for name, trial in trials.items():
-        assert [result["evaluation"] for result in trial.results] == [
-            *range(1, trial.evaluations + 1)
-        ]
+        assert [result.evaluation for result in trial.results] == [*range(1, trial.evaluations + 1)]
         for evaluation in range(1, trial.evaluations):
             order = watched.order_of(name, evaluation)
             assert order == ["event log", "ASHA", "source", "listener"]
@@ -286,7 +296,7 @@ def test_the_event_log_hears_first_then_asha_then_the_source_then_listeners(
 
 def best_of(trials: Mapping[str, Trial]) -> str:
     done = [trial for trial in trials.values() if trial.outcome is Outcome.COMPLETED]
-    return max(done, key=lambda trial: trial.last["best_score"]).name
+    return max(done, key=lambda trial: trial.last.best_score).name
 
 
 def expected_of_one_worker(folder: Path) -> list[str]:
@@ -307,8 +317,8 @@ def test_a_result_has_the_keys_that_event_logs_always_had(tmp_path: Path) -> Non
     ]  # fmt: skip
     watched = Watched(tmp_path, asha=Asha(TOTAL, 2, TOTAL))
     reports: list[Report] = [
-        evaluated(1),
-        replace(evaluated(2), peak_memory_mb=1.5),
+        MEASURED,
+        replace(MEASURED, evaluation=2, peak_memory_mb=1.5),
         EndedEarly(Outcome.FAILED, "no"),
     ]
     for _ in range(2):
@@ -316,8 +326,9 @@ def test_a_result_has_the_keys_that_event_logs_always_had(tmp_path: Path) -> Non
         watched.driver.on_release()
     for report in reports:
         watched.driver.on_report(TRIALS[0], report, NODE)
-    watched.driver.on_report(TRIALS[1], evaluated(TOTAL), NODE)
-    results = [event["result"] for event in watched.event_log.events if "result" in event]
+    watched.driver.on_report(TRIALS[1], replace(MEASURED, evaluation=TOTAL), NODE)
+    lines = map(json.loads, watched.event_log.path.read_text().splitlines())
+    results = [event["result"] for event in lines if "result" in event]
     assert [list(result) for result in results] == [
         [*keys, "node_ip"],
         [*keys, "peak_memory_mb", "node_ip"],
@@ -383,7 +394,7 @@ def test_a_lost_worker_is_replaced_until_the_budget_is_spent(tmp_path: Path) -> 
         driver.on_release()
     trial = watched.trials[TRIALS[0]]
     assert (trial.outcome, trial.error) == (Outcome.OUT_OF_MEMORY, "killed for memory")
-    assert watched.source.ends[TRIALS[0]]["outcome"] == "out_of_memory"
+    assert watched.source.ends[TRIALS[0]].outcome is Outcome.OUT_OF_MEMORY
     assert watched.listener.words[-3:] == [
         f"{TRIALS[0]} started",
         f"{TRIALS[0]} lost, given up",
@@ -456,7 +467,7 @@ def test_a_driver_that_dies_at_any_event_is_replaced(tmp_path: Path, workers: in
         assert all(trial.outcome is not None for trial in again.trials.values())
         assert not {trial.name for trial in left} & set(again.source.ends), "told by catch_up"
         for trial in again.trials.values():
-            evaluations = [result["evaluation"] for result in trial.results]
+            evaluations = [result.evaluation for result in trial.results]
             assert evaluations == list(range(1, len(evaluations) + 1))
         if workers == 1:  # where no trial is overtaken, all is as if nothing had happened
             assert outcomes(again) == outcomes(whole)
@@ -538,7 +549,11 @@ def test_a_paused_trial_is_another_stint_for_tune(tmp_path: Path) -> None:
     again = calls.start("x2")
     assert again.config == {"trial": TRIALS[0], "point": POINTS[0]}
     assert calls.result(again, evaluated(1)) == TrialScheduler.CONTINUE  # its last, again
-    assert [event["event"] for event in watched.event_log.events] == ["start", "result", "start"]
+    assert [type(event) for event in watched.event_log.events] == [
+        StartEvent,
+        ResultEvent,
+        StartEvent,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow_sweeps import Sweeps
 
@@ -22,12 +25,15 @@ from orchestrator.planning.curves import Synthetic
 from orchestrator.planning.simulation import VirtualCluster, VirtualTime, driver_of
 from orchestrator.search.asha import Asha, make_scheduler, replay
 from orchestrator.spec.config import Sweep
-from orchestrator.spec.messages import Assignment, Decision, Evaluated
+from orchestrator.spec.messages import Assignment, Decision, EndedEarly, Evaluated
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.event_log import EventLog, read_event_log
+from orchestrator.state.events import ResultEvent, StartEvent, line_of, parse_event
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import run_to_end
+from orchestrator.tracking.metrics import metrics_of, result_of
 from orchestrator.tracking.reader import TAG
 from tinyattn.config import build
 from tinyattn.errors import StorageError
@@ -35,8 +41,9 @@ from tinyattn.errors import StorageError
 LR = {"optimizer.lr": 1e-3}
 
 
-def at(evaluation: int, **more: Any) -> dict[str, Any]:
-    return {"evaluation": evaluation, "score": 0.1 * evaluation, "best_score": 0.5, **more}
+def at(evaluation: int, **more: Any) -> Result:
+    known = {"evaluation": evaluation, "score": 0.1 * evaluation, "best_score": 0.5}
+    return Result(**known | more)
 
 
 def written(path: Path) -> EventLog:
@@ -47,8 +54,8 @@ def written(path: Path) -> EventLog:
     event_log.result("a", at(1))
     event_log.result("b", at(1))
     event_log.end("b", Outcome.STOPPED)
-    event_log.result("c", at(0, outcome="diverged", score=math.nan, error="the loss is nan"))
-    event_log.result("a", at(2, outcome="completed", heldout={"f1": 0.3}))
+    event_log.result("c", at(0, outcome=Outcome.DIVERGED, score=math.nan, error="the loss is nan"))
+    event_log.result("a", at(2, outcome=Outcome.COMPLETED, heldout={"f1": 0.3}))
     event_log.result("d", at(1))
     return event_log
 
@@ -68,9 +75,9 @@ def test_what_was_written_is_read_again_in_order(tmp_path: Path) -> None:
         "d": (LR, 1, None, None),
     }
     assert repr(again.events) == repr(first.events)  # nan is not equal to itself
-    words = " ".join(event["trial"] + event["event"][0] for event in again.events)
+    words = " ".join(event.trial + type(event).__name__[0].lower() for event in again.events)
     assert words == "as bs cs ds ar br be cr ar dr"
-    assert again.trials["a"].last["heldout"] == {"f1": 0.3}
+    assert again.trials["a"].last.heldout == {"f1": 0.3}
 
 
 def test_cut_anywhere_it_is_a_prefix_of_the_truth(tmp_path: Path) -> None:
@@ -93,7 +100,7 @@ def test_what_a_restarted_trial_repeats_is_not_written_again(tmp_path: Path) -> 
     event_log = written(tmp_path / "j.jsonl")
     size = event_log.path.stat().st_size
     assert not event_log.result("d", at(1))
-    assert not event_log.result("a", at(2, outcome="completed"))
+    assert not event_log.result("a", at(2, outcome=Outcome.COMPLETED))
     assert not event_log.result("b", at(2))  # it was stopped
     event_log.end("a", Outcome.STOPPED)
     assert event_log.path.stat().st_size == size
@@ -107,8 +114,9 @@ import resource, signal, sys
 from pathlib import Path
 from orchestrator.spec.config import SearchConfig
 from orchestrator.state.event_log import EventLog
-from orchestrator.spec.messages import Assignment, Decision, Evaluated
+from orchestrator.spec.messages import Assignment, Decision, EndedEarly, Evaluated
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.spec.space import LogUniform
 from tinyattn.config import build
@@ -124,9 +132,10 @@ space = {"optimizer.lr": LogUniform(type="log_uniform", low=1e-5, high=1e-1)}
 searcher = OptunaSearcher(space, SearchConfig(trials=99), folder / "study", "s")
 searcher.suggest("a")
 event_log.start("a", {})
+first = Result(evaluation=1, score=0.5, best_score=0.5)
 for write, path in (
     (lambda: event_log.end("a", Outcome.STOPPED, "x" * 900), event_log.path),
-    (lambda: searcher.on_trial_result("a", {"evaluation": 1, "best_score": 0.5}), folder / "study"),
+    (lambda: searcher.on_trial_result("a", first), folder / "study"),
 ):
     whole = path.read_bytes()
     for room in (0, 1, 17, 40):
@@ -193,6 +202,77 @@ def test_cut_at_any_event_the_scheduler_is_what_it_was(
         assert state(again) == expected, f"after {events[length - 1 : length]}"
 
 
+MEASURED = (
+    '"total": 2, "epoch": 0.5, "step": 7, "score": 0.75, "best_score": 0.75, "best_index": 1, '
+    '"train_loss": 0.625, "noise": 0.03125, "lr": 0.001, "seconds": 2.5, "rows_per_second": 80.0, '
+    '"metrics": {"accuracy": 0.75, "f1": 0.5}, "heldout": {"accuracy": 0.625}, '
+    '"adapter_params": 96, "classifier_params": 18, "micro_batch_size": 16'
+)
+EARLIER = f"""\
+{{"event": "start", "trial": "a", "params": {{"optimizer.lr": 0.001, "adapter.layers": [0, 1]}}}}
+{{"event": "start", "trial": "b", "params": {{}}}}
+{{"event": "result", "trial": "a", "result": {{"evaluation": 1, {MEASURED}, "node_ip": "::1"}}}}
+{{"event": "result", "trial": "a", "result": {{"evaluation": 2, {MEASURED}, "peak_memory_mb": 1.5, \
+"outcome": "completed", "node_ip": "::1"}}}}
+{{"event": "result", "trial": "b", "result": {{"evaluation": 0, "score": NaN, "best_score": NaN, \
+"outcome": "diverged", "error": "the loss is nan", "node_ip": "::1"}}}}
+{{"event": "start", "trial": "c", "params": {{}}}}
+{{"event": "end", "trial": "c", "outcome": "stopped", "error": null}}
+"""
+"""Written when results were dicts, by commit c23c234."""
+
+
+def test_lines_are_byte_for_byte_those_of_the_version_before() -> None:
+    for line in EARLIER.encode().splitlines(keepends=True):
+        assert line_of(parse_event(line)) == line
+    numbers: dict[str, Any] = json.loads("{" + MEASURED + "}")
+    last = Evaluated(evaluation=2, **numbers, peak_memory_mb=1.5)
+    early = EndedEarly(Outcome.DIVERGED, "the loss is nan")
+    lines = EARLIER.encode().splitlines(keepends=True)
+    reports: list[tuple[str, Evaluated | EndedEarly]] = [
+        ("a", Evaluated(evaluation=1, **numbers)), ("a", last), ("b", early),
+    ]  # fmt: skip
+    for line, (name, report) in zip(lines[2:5], reports, strict=True):
+        assert line_of(ResultEvent(name, report.result("::1"))) == line
+
+
+def test_keys_that_are_not_known_are_passed_over_but_numbers_reach_mlflow() -> None:
+    line = RESULT.replace("1}", '1, "gain": 2, "note": "x", "flag": true, "others": 3, "lr": null}')
+    event = parse_event(line.encode())
+    assert isinstance(event, ResultEvent)
+    assert event.result == Result(
+        evaluation=3, score=1, best_score=1, others={"gain": 2, "others": 3}
+    )
+    assert metrics_of(event.result) == {
+        "evaluation": 3, "score": 1, "best_score": 1, "gain": 2, "others": 3,
+    }  # fmt: skip
+
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
+GROUPS = st.dictionaries(st.text("abc/_", min_size=1), NUMBERS, min_size=1)
+COUNTS = st.integers(0, 10**9)
+
+
+@given(
+    st.builds(
+        Result,
+        evaluation=COUNTS,
+        score=NUMBERS,
+        best_score=NUMBERS,
+        node_ip=st.none(),
+        others=st.dictionaries(st.text("xyz", min_size=1), NUMBERS),
+        **dict.fromkeys(("metrics", "heldout"), st.none() | GROUPS),
+        **dict.fromkeys(("total", "step", "best_index", "adapter_params"), st.none() | COUNTS),
+        **dict.fromkeys(("classifier_params", "micro_batch_size"), st.none() | COUNTS),
+        **dict.fromkeys(("epoch", "train_loss", "noise", "lr", "seconds"), st.none() | NUMBERS),
+        **dict.fromkeys(("rows_per_second", "peak_memory_mb"), st.none() | NUMBERS),
+    )
+)
+def test_a_result_comes_back_from_its_line_and_from_mlflows_names(result: Result) -> None:
+    assert parse_event(line_of(ResultEvent("a", result))) == ResultEvent("a", result)
+    assert result_of(metrics_of(result)) == result
+
+
 START = '{"event": "start", "trial": "z", "params": {}}'
 RESULT = (
     '{"event": "result", "trial": "a", "result": {"evaluation": 3, "score": 1, "best_score": 1}}'
@@ -252,7 +332,7 @@ def test_a_line_that_stands_twice_counts_once(tmp_path: Path) -> None:
     assert repr([trial.results for trial in again.trials.values()]) == repr(
         [trial.results for trial in first.trials.values()]
     )
-    starts = [event for event in again.events if event["event"] == "start"]
+    starts = [event for event in again.events if isinstance(event, StartEvent)]
     assert len(again.events) - len(starts) == len(first.events) - 4
 
 

@@ -20,6 +20,7 @@ from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.event_log import EventLog
 from orchestrator.state.sweep_trials import searched_trials
@@ -128,7 +129,7 @@ def test_the_event_log_tells_which_trials_are_the_best_also_if_the_store_lags_be
     for name, score in (("search_00001", 0.9), ("search_00002", 0.7), ("search_00003", 0.95)):
         sweeps.trial(name, [0.5], None)
         event_log.start(name, {"optimizer.lr": 1e-3})
-        event_log.result(name, {"evaluation": 1, "score": score, "best_score": score})
+        event_log.result(name, Result(evaluation=1, score=score, best_score=score))
     event_log.end("search_00001", Outcome.STOPPED, BY_USER)
     event_log.end("search_00002", Outcome.COMPLETED)
     sweeps.tracker.end_sweep(Outcome.COMPLETED)

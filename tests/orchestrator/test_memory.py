@@ -46,7 +46,7 @@ warm.reset_config({"trial": "first", "point": {}})
 done = False
 while not done:
     report = warm.step()["report"]
-    result = report.record()
+    result = vars(report.result("here"))
     keys = ("evaluation", "train_loss", "micro_batch_size", "outcome", "error")
     print(json.dumps({key: result.get(key) for key in keys}))
     done = report.is_last
@@ -119,7 +119,7 @@ except OutOfMemoryError as error:  # though all memory is free
     said.append(str(error))
 worker.halve()
 while not (report := worker.step()).is_last: pass
-said += [report.record()["outcome"], report.micro_batch_size]
+said += [report.result("here").outcome, report.micro_batch_size]
 worker.begin(Assignment("next", {}))
 inputs = torch.randn(66, 7)
 said.append(worker.thread.run(compile_without_memory))

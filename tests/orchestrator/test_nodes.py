@@ -19,6 +19,7 @@ from orchestrator.execution.nodes import (
 from orchestrator.execution.tune_adapters import lost_worker
 from orchestrator.execution.watch import MachineListener, Watch
 from orchestrator.spec.config import Resources
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.workspace import REQUESTS, STOP_ALL
 from tinyattn.errors import UsageError
@@ -196,7 +197,9 @@ def test_machines_are_judged_by_what_happens_to_trials() -> None:
     at_b = lost_worker(fault("b"))
     first, second = Trial("t1", {}), Trial("t2", {})
     listener.lost(first, at_b, goes_on=True)
-    listener.evaluated("t2", {"node_ip": at_b.node})  # it works after all
+    listener.evaluated(
+        "t2", Result(evaluation=1, score=0.5, best_score=0.5, node_ip=at_b.node)
+    )  # it works after all
     listener.lost(first, at_b, goes_on=True)
     assert (said, world.slots(nodes)) == ([], 2)
     listener.lost(second, at_b, goes_on=True)

@@ -19,7 +19,7 @@ from orchestrator.reporting.view import Progress
 from orchestrator.selection.finalizer import best_one_head
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.state.ranking import standing_of
+from orchestrator.state.ranking import standing_of_run
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrialRun
 from tinyattn.config import TrainConfig
@@ -42,7 +42,7 @@ def view_of(trials: list[TrialRun]) -> Progress:
     """The numbers of a driver that saw these trials from their event log."""
     progress = Progress("t", 9, 4, lambda: 1)
     for run in trials:
-        progress.replay(run.trial())
+        progress.replay(run.trial)
     return progress
 
 
@@ -51,11 +51,12 @@ def named(sweeps: Sweeps, workspace: Workspace) -> dict[str, str | None]:
     store = sweeps.tracker
     record = store.find_sweep("first")
     trials = store.trials_of(record)
-    searched = [run.trial() for run in trials if run.outcome is not None]
+    searched = [run.trial for run in trials if run.trial.outcome is not None]
     rows = leaderboard(store)
     curves = [
-        Curve(t.trial_id, t.outcome, [], t.params, t.best_score, standing=standing_of(t))
-        for t in trials
+        Curve(t.name, t.outcome, [], t.params, t.best_score, standing=standing_of_run(run))
+        for run in trials
+        for t in [run.trial]
     ]
     best_line = next(
         line for line in str(status(workspace, "first")).splitlines() if "best" in line
@@ -69,7 +70,7 @@ def named(sweeps: Sweeps, workspace: Workspace) -> dict[str, str | None]:
         "figure": figure.name if figure else None,
         "view": view[1] if view else None,
         "finalizer": best_one_head(SWEEP, searched, record.outcome)[0].name,
-        "promote": candidate(store, "first").trial_id,
+        "promote": candidate(store, "first").trial.name,
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -17,6 +18,7 @@ from optuna.trial import TrialState
 from orchestrator.search.searcher import LearningStudy, OptunaSearcher, importances
 from orchestrator.spec.config import AshaConfig, FinalizeConfig, SearchConfig
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import NOTHING, Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.event_log import EventLog
 from tinyattn.config import build
@@ -52,12 +54,13 @@ def by_id(tmp_path: Path) -> dict[str, optuna.trial.FrozenTrial]:
     return {t.user_attrs["trial"]: t for t in trials}
 
 
-def at(evaluation: int, best: float, **more: object) -> dict:
-    return {"evaluation": evaluation, "score": best, "best_score": best, **more}
+def at(evaluation: int, best: float, **more: object) -> Result:
+    known = {"evaluation": evaluation, "score": best, "best_score": best}
+    return Result(**known | more)  # type: ignore[arg-type]
 
 
 def complete(searcher: OptunaSearcher, trial_id: str, best: float = 0.5) -> None:
-    searcher.on_trial_complete(trial_id, at(4, best, outcome="completed"))
+    searcher.on_trial_complete(trial_id, at(4, best, outcome=Outcome.COMPLETED))
 
 
 def run_out(searcher: OptunaSearcher, score=lambda config: 0.5) -> list[dict]:
@@ -145,11 +148,11 @@ def test_each_end_is_told_as_what_it_was(tmp_path):
         searcher.on_trial_result(name, at(1, 0.4))
     complete(searcher, "completed", 0.7)
     searcher.on_trial_complete("stopped", at(2, 0.45))
-    searcher.on_trial_complete("diverged", at(2, 0.4, outcome="diverged"))
-    searcher.on_trial_complete("nan", {**at(2, 0.4), "score": math.nan})
-    searcher.on_trial_complete("oom", {"outcome": "out_of_memory"})
-    searcher.on_trial_complete("failed", at(2, 0.4, outcome="failed"))
-    searcher.on_trial_complete("error", {"outcome": "failed"})
+    searcher.on_trial_complete("diverged", at(2, 0.4, outcome=Outcome.DIVERGED))
+    searcher.on_trial_complete("nan", replace(at(2, 0.4), score=math.nan))
+    searcher.on_trial_complete("oom", replace(NOTHING, outcome=Outcome.OUT_OF_MEMORY))
+    searcher.on_trial_complete("failed", at(2, 0.4, outcome=Outcome.FAILED))
+    searcher.on_trial_complete("error", replace(NOTHING, outcome=Outcome.FAILED))
     told = {key: (t.state, t.user_attrs["outcome"], t.value) for key, t in by_id(tmp_path).items()}
     assert told == {
         "completed": (TrialState.COMPLETE, "completed", 0.7),
@@ -167,7 +170,7 @@ def test_each_end_is_told_as_what_it_was(tmp_path):
 def test_completed_without_a_finite_score_is_no_success(tmp_path):
     searcher = make(tmp_path, {"optimizer.lr": LR})
     searcher.suggest("a")
-    searcher.on_trial_complete("a", at(4, math.nan, outcome="completed"))
+    searcher.on_trial_complete("a", at(4, math.nan, outcome=Outcome.COMPLETED))
     assert by_id(tmp_path)["a"].state == TrialState.PRUNED
     assert by_id(tmp_path)["a"].user_attrs["outcome"] == "diverged"
 
@@ -180,7 +183,7 @@ def test_late_repeated_and_unknown_reports_do_no_harm(tmp_path):
     complete(searcher, "a", 0.6)
     complete(searcher, "a", 0.1)
     searcher.on_trial_result("a", at(5, 0.1))
-    searcher.on_trial_complete("a", {"outcome": "failed"})
+    searcher.on_trial_complete("a", replace(NOTHING, outcome=Outcome.FAILED))
     searcher.on_trial_result("nobody", at(1, 0.1))
     complete(searcher, "nobody")
     trial = by_id(tmp_path)["a"]
@@ -204,9 +207,10 @@ def test_finish_leaves_nothing_running_and_resume_tries_the_lost_ones_again(tmp_
     }
 
     searcher = make(tmp_path, space, trials=4)
+    whole = at(4, 0.5, outcome=Outcome.COMPLETED)
     searcher.catch_up(
         [
-            Trial("done", configs["done"], [at(4, 0.5, outcome="completed")], Outcome.COMPLETED),
+            Trial("done", configs["done"], [whole], Outcome.COMPLETED),
             Trial("kept", configs["kept"], [at(1, 0.3)]),
         ]
     )
@@ -284,9 +288,14 @@ def test_a_study_that_is_damaged_or_gone_is_made_again_from_the_sweeps_journal(t
     names = [f"t{i}" for i in range(4)]
     params = {name: json.loads(json.dumps(searcher.suggest(name))) for name in names}
     pasts = [
-        Trial("t0", params["t0"], [at(1, 0.3), at(2, 0.5, outcome="completed")], Outcome.COMPLETED),
+        Trial(
+            "t0",
+            params["t0"],
+            [at(1, 0.3), at(2, 0.5, outcome=Outcome.COMPLETED)],
+            Outcome.COMPLETED,
+        ),
         Trial("t1", params["t1"], [at(1, 0.2)], Outcome.STOPPED),
-        Trial("t2", params["t2"], [at(0, math.nan, outcome="diverged")], Outcome.DIVERGED),
+        Trial("t2", params["t2"], [at(0, math.nan, outcome=Outcome.DIVERGED)], Outcome.DIVERGED),
         Trial("t3", params["t3"], [at(1, 0.1)]),
     ]
     searcher.catch_up(pasts)
@@ -356,9 +365,9 @@ def test_what_a_crash_kept_from_the_study_is_told_from_the_journal(tmp_path):
     params = {name: searcher.suggest(name) for name in ("done", "stopped", "diverged", "failed")}
     evaluations = [at(1, 0.3), at(2, 0.4)]
     pasts = [
-        Trial("done", params["done"], [*evaluations, at(3, 0.5, outcome="completed")]),
+        Trial("done", params["done"], [*evaluations, at(3, 0.5, outcome=Outcome.COMPLETED)]),
         Trial("stopped", params["stopped"], evaluations, Outcome.STOPPED),
-        Trial("diverged", params["diverged"], [at(0, math.nan, outcome="diverged")]),
+        Trial("diverged", params["diverged"], [at(0, math.nan, outcome=Outcome.DIVERGED)]),
         Trial("failed", params["failed"], evaluations, Outcome.FAILED, "no such device"),
     ]
     pasts[0].outcome, pasts[2].outcome = Outcome.COMPLETED, Outcome.DIVERGED
@@ -401,7 +410,7 @@ def late_share(tmp_path: Path, seed: int, outcome: str, otherwise: str) -> float
             searcher.on_trial_complete(f"t{i}", at(2, 0.9, outcome=outcome))
         else:
             score = dim / 16 - abs(math.log10(config["optimizer.lr"]) + 3) / 6
-            end = {"outcome": "completed"} if otherwise == "completed" else {}
+            end = {"outcome": Outcome.COMPLETED} if otherwise == "completed" else {}
             searcher.on_trial_complete(f"t{i}", at(1, score, **end))
     return hits / 40
 
@@ -424,7 +433,7 @@ def test_tpe_learns_from_stopped_trials(tmp_path):
             distance = abs(math.log10(searcher.suggest(f"t{i}")["optimizer.lr"]) + 3)
             if i >= 20:
                 near, draws = near + (distance < 0.5), draws + 1
-            outcome = {"outcome": "completed"} if distance < 0.5 else {}
+            outcome = {"outcome": Outcome.COMPLETED} if distance < 0.5 else {}
             evaluation = 8 if outcome else 2
             searcher.on_trial_complete(f"t{i}", at(evaluation, 1 - distance / 4, **outcome))
     assert near / draws > 0.5  # independent draws: 1 of 4 decades
@@ -437,7 +446,7 @@ def waiting(folder: Path, seed: int, asha: AshaConfig | None) -> list[float]:
     for i in range(40):
         drawn.append(math.log10(searcher.suggest(f"t{i}")["optimizer.lr"]))
         searcher.on_trial_result(f"t{i}", at(2, 1 - abs(drawn[-1] + 3) / 4))
-    searcher.on_trial_complete("t0", at(2, 0.5, outcome="completed"))
+    searcher.on_trial_complete("t0", at(2, 0.5, outcome=Outcome.COMPLETED))
     states = [by_id(folder)[name].state for name in ("t0", "t1")]
     assert states == [TrialState.COMPLETE, TrialState.RUNNING], "it can still end, and does not"
     return drawn

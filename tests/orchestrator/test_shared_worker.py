@@ -6,7 +6,7 @@ import io
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from orchestrator.reporting.view import LineView
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import AshaConfig, Resources
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import SharedFolder
 from orchestrator.state.event_log import EventLog
@@ -56,12 +57,12 @@ class Killer(LineView):
     open_ports: dict[str, str] = {}
     """Where Ray, the shared process and the trials listen."""
 
-    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def evaluated(self, trial_id: str, result: Result) -> None:
         super().evaluated(trial_id, result)
         Killer.open_ports |= listening(family())
-        if result["evaluation"] == 2 and not self.killed:
+        if result.evaluation == 2 and not self.killed:
             self._kill(ray_processes(SHARED))
-        elif result["evaluation"] == 3 and len(self.killed) == 1:
+        elif result.evaluation == 3 and len(self.killed) == 1:
             self._kill(ray_processes(TRIAL)[:1])
 
     def _kill(self, found: list[psutil.Process]) -> None:
@@ -116,7 +117,7 @@ def test_sharing_a_process_changes_no_result_also_after_it_was_killed(tmp_path: 
             assert other.error == trial.error
             continue
         for key in ("train_loss", "lr", "step"):
-            values = [[r[key] for r in p.results if key in r] for p in (trial, other)]
+            values = [[getattr(r, key) for r in p.scored] for p in (trial, other)]
             assert values[1] == pytest.approx(values[0], rel=1e-5), (number, key)
 
 

@@ -12,6 +12,7 @@ from orchestrator.reporting.leaderboard import leaderboard
 from orchestrator.reporting.status import status
 from orchestrator.spec.config import load_sweep
 from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.spec.result import Result
 from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import EventLog
 from orchestrator.state.sweep_trials import searched_trials
@@ -74,7 +75,7 @@ def logged(workspace: Workspace) -> EventLog:
         event_log.start(name, {"optimizer.lr": 1e-3})
         for index, score in enumerate(found, start=1):
             best = max(found[:index])
-            event_log.result(name, {"evaluation": index, "score": score, "best_score": best})
+            event_log.result(name, Result(evaluation=index, score=score, best_score=best))
     event_log.end("search_00001", Outcome.COMPLETED)
     event_log.end("search_00002", Outcome.STOPPED, BY_USER)
     return event_log
@@ -132,7 +133,7 @@ def test_a_paused_trial_is_not_running(workspace: Workspace, sweeps: Sweeps) -> 
     for number, score in enumerate((0.6, 0.5, 0.7), start=1):
         name = f"search_0000{number}"
         event_log.start(name, {"optimizer.lr": 1e-3})
-        first = {"evaluation": 1, "total": 4, "score": score, "best_score": score}
+        first = Result(evaluation=1, total=4, score=score, best_score=score)
         event_log.result(name, first)
         sweeps.trial(name, [score], None)
     event_log.start("search_00003", {"optimizer.lr": 1e-3})  # promoted

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, TEMPORARILY_UN
 from mlflow_sweeps import Sweeps
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.tracking import provenance, writer
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import read_card
@@ -31,7 +33,7 @@ def _client(tracker: TrackingWriter) -> MlflowClient:
     return MlflowClient(tracker.uri)
 
 
-def _log(tracker: TrackingWriter, trial: str, result: dict[str, object]) -> None:
+def _log(tracker: TrackingWriter, trial: str, result: Result) -> None:
     tracker.log_evaluation(trial, result)
     tracker.settle(30)
 
@@ -110,7 +112,7 @@ def test_the_adapter_is_an_artifact_and_the_error_a_tag(sweeps: Sweeps, tmp_path
 def test_nan_and_infinite_losses_read_back_as_not_a_number(sweeps: Sweeps) -> None:
     sweeps.start()
     run_id = sweeps.trial("t1", [0.5], None)
-    result = Sweeps.result(2, [0.5, 0.5], None, (1, 1)) | {"train_loss": math.inf}
+    result = replace(Sweeps.result(2, [0.5, 0.5], None, (1, 1)), train_loss=math.inf)
     sweeps.tracker.log_evaluation("t1", result)
     assert math.isnan(_client(sweeps.tracker).get_run(run_id).data.metrics["train_loss"])
 
@@ -175,11 +177,13 @@ def test_records_carry_typed_params_and_held_out_scores(sweeps: Sweeps) -> None:
     sweeps.trial("t2", [], None)
     tracker = sweeps.tracker
     first, second = tracker.trials_of(tracker.find_sweep("first"))
-    assert first.params == {"optimizer.lr": 1e-3, **overrides}
+    assert first.trial.params == {"optimizer.lr": 1e-3, **overrides}
     assert first.config["adapter.layers"] == [3, 4]
     assert first.config["start"] is None
-    assert (first.best_score, first.heldout, first.evaluations) == (0.7, {"accuracy": 0.65}, 3)
-    assert (second.outcome, second.best_score, second.adapter_params) == (None, None, None)
+    assert (first.trial.best_score, first.trial.evaluations) == (0.7, 3)
+    assert first.trial.heldout == {"accuracy": 0.65}
+    running = second.trial
+    assert (running.outcome, running.best_score, running.adapter_params) == (None, None, None)
     points, none = tracker.histories([first, second])
     assert [(p.index, p.best_score) for p in points] == [(1, 0.5), (2, 0.7), (3, 0.7)]
     assert none == []
@@ -287,7 +291,7 @@ def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
 def test_a_trial_is_found_by_the_start_of_its_run_id(sweeps: Sweeps) -> None:
     parent = sweeps.start()
     run_id = sweeps.trial("t1", [0.5])
-    assert sweeps.tracker.trial(run_id[:8]).trial_id == "t1"
+    assert sweeps.tracker.trial(run_id[:8]).trial.name == "t1"
     for wrong in ("", "zzzzzzzz", parent):
         with pytest.raises(UsageError, match="is no trial's name or run id"):
             sweeps.tracker.trial(wrong)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 
 from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.spec.result import NOTHING, Result
 from orchestrator.spec.trial import Trial
 
 
-def at(evaluation: int, score: float, best: float, index: int) -> dict[str, Any]:
-    return {
-        "evaluation": evaluation, "score": score, "best_score": best, "best_index": index,
-        "adapter_params": 100, "classifier_params": 10,
-    }  # fmt: skip
+def at(evaluation: int, score: float, best: float, index: int) -> Result:
+    return Result(
+        evaluation=evaluation, score=score, best_score=best, best_index=index,
+        adapter_params=100, classifier_params=10,
+    )  # fmt: skip
 
 
 def test_before_its_first_evaluation() -> None:
@@ -26,16 +26,16 @@ def test_before_its_first_evaluation() -> None:
         None,
         0,
     )
-    assert (trial.last, trial.scored, trial.cause, trial.by_user) == ({}, [], "", False)
+    assert (trial.last, trial.scored, trial.cause, trial.by_user) == (NOTHING, [], "", False)
 
 
 @pytest.mark.parametrize("best", [0.75, math.nan])
 def test_an_end_without_an_evaluation_changes_nothing_that_was_measured(best: float) -> None:
-    end = {"evaluation": 2, "score": math.nan, "best_score": best, "outcome": "diverged"}
+    end = Result(evaluation=2, score=math.nan, best_score=best, outcome=Outcome.DIVERGED)
     trial = Trial("t", {}, [at(1, 0.75, 0.75, 1), at(2, 0.5, 0.75, 1), end], Outcome.DIVERGED)
     assert (trial.evaluations, trial.best_index, trial.best_score) == (2, 1, 0.75)
     assert trial.parameters == 110
-    assert [result["score"] for result in trial.scored] == [0.75, 0.5]
+    assert [result.score for result in trial.scored] == [0.75, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from orchestrator.search.asha import Asha
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Resources
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore, SharedFolder, best_adapter
 from orchestrator.state.event_log import EventLog
@@ -75,10 +76,10 @@ class Killer(LineView):
 
     killed = False
 
-    def evaluated(self, trial_id: str, result: Mapping[str, Any]) -> None:
+    def evaluated(self, trial_id: str, result: Result) -> None:
         super().evaluated(trial_id, result)
         params = self.progress.params[trial_id]
-        if params == TWIN and result["evaluation"] == 2 and not self.killed:
+        if params == TWIN and result.evaluation == 2 and not self.killed:
             self.killed = True
             os.kill(Pids.of_trials[trial_id], signal.SIGKILL)
         if params == DOOMED:
@@ -141,7 +142,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
                 checkpoints=checkpoints,
                 tracker=tracker,
             )
-    records = {r.trial_id: r for r in tracker.trials_of(tracker.find_sweep("s"))}
+    records = {r.trial.name: r for r in tracker.trials_of(tracker.find_sweep("s"))}
     return Ran(base, {e.name: e for e in ended}, records, tracker, out.getvalue(), checkpoints)
 
 
@@ -154,9 +155,9 @@ def test_each_trial_has_one_run_with_a_truthful_end(ran: Ran) -> None:
     assert outcomes == {Outcome.COMPLETED: 3, Outcome.FAILED: 2, Outcome.DIVERGED: 1}
     assert len(ran.records) == 6
     for trial_id, record in ran.records.items():
-        assert record.outcome == ran.ended[trial_id].outcome
+        assert record.trial.outcome == ran.ended[trial_id].outcome
         run = ran.tracker.client.get_run(record.run_id)
-        assert run.info.status == record.outcome.run_status
+        assert run.info.status == record.trial.outcome.run_status
         assert run.info.end_time is not None
     parent = ran.tracker.client.get_run(ran.tracker.find_sweep("s").run_id)
     assert parent.info.status == "FINISHED"
@@ -170,7 +171,7 @@ def test_a_killed_worker_is_made_good(ran: Ran) -> None:
         killed = ran.history(1, key)
         assert [step for step, _ in killed] == [1, 2, 3, 4]
         assert killed == ran.history(4, key)
-    assert ran.at(1)[1].heldout == ran.at(4)[1].heldout != {}
+    assert ran.at(1)[1].trial.heldout == ran.at(4)[1].trial.heldout != {}
     killed, twin = ran.adapter(1), ran.adapter(4)
     assert killed is not None
     assert twin is not None
@@ -225,7 +226,7 @@ def test_runs_carry_config_and_origin(ran: Ran, tmp_path: Path) -> None:
     config = ran.base.with_overrides(POINTS[4])
     assert record.config["seed"] == 1
     assert record.config["optimizer.lr"] == config.optimizer.lr
-    assert record.params == POINTS[4]
+    assert record.trial.params == POINTS[4]
     assert record.tags["identity"] == config.identity(record.tags["data_fingerprint"], "code")
     assert ran.at(1)[1].tags["identity"] == record.tags["identity"]
     assert ran.at(0)[1].tags["identity"] != record.tags["identity"]
@@ -310,7 +311,7 @@ def test_runs_are_closed_whatever_ends_a_sweep(
         raise error
     sweep = open_sweep.find_sweep("s")
     assert sweep.outcome == outcome
-    assert [trial.outcome for trial in open_sweep.trials_of(sweep)] == [outcome]
+    assert [run.trial.outcome for run in open_sweep.trials_of(sweep)] == [outcome]
 
 
 def test_a_full_disk_says_what_to_type_once_there_is_room(open_sweep: TrackingWriter) -> None:

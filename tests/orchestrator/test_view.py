@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import io
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from orchestrator.reporting.view import LineView, LiveView, Progress, View, brief, clock, view_of
+from orchestrator.spec.messages import EndedEarly
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 
 
@@ -27,12 +28,11 @@ class Clock:
         return self.time
 
 
-def result(evaluation: int, score: float, best: float | None = None, **more: Any) -> dict[str, Any]:
-    numbers = {
-        "evaluation": evaluation, "total": 4, "score": score, "train_loss": 0.5,
-        "best_score": score if best is None else best, "rows_per_second": 100.0,
-    }  # fmt: skip
-    return {**numbers, **more}
+def result(evaluation: int, score: float, best: float | None = None, **more: Any) -> Result:
+    return Result(
+        evaluation=evaluation, total=4, score=score, train_loss=0.5,
+        best_score=score if best is None else best, rows_per_second=100.0, **more,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -61,8 +61,10 @@ def test_time_left_before_and_after_the_first_end(progress: Progress, now: Clock
 
 def test_time_left_of_a_sweep_that_goes_on(progress: Progress, now: Clock) -> None:
     def trial(name: str, evaluations: int, outcome: Outcome | None) -> Trial:
-        results = [{**result(i, 0.5), "seconds": 10.0 * i} for i in range(1, evaluations + 1)]
-        last = {"evaluation": evaluations, "score": math.nan, "outcome": outcome}  # has no seconds
+        results = [result(i, 0.5, seconds=10.0 * i) for i in range(1, evaluations + 1)]
+        last = EndedEarly(outcome or Outcome.FAILED, "no", evaluations).result(
+            "a"
+        )  # has no seconds
         return Trial(name, {}, [*results, *([last] if outcome else [])], outcome)
 
     progress.replay(trial("a_0", 4, Outcome.COMPLETED))
