@@ -159,9 +159,9 @@ class Driver:
     def end_paused(self) -> None:
         """End the trials that wait for a promotion which will not come: nothing is left to run."""
         for name in list(self.asha.paused):
-            del self.asha.paused[name]
             trial = self.event_log.trials[name]
             self._log_end(trial, Outcome.STOPPED, None)
+            del self.asha.paused[name]
             self._tell_decision(trial, Decision.STOP)
 
     def _log_end(self, trial: Trial, outcome: Outcome, error: str | None) -> None:

@@ -364,6 +364,25 @@ def test_a_trial_that_pauses_comes_again_under_its_name(tmp_path: Path) -> None:
     assert watched.listener.words[-1] == f"{TRIALS[0]} stopped"
 
 
+def test_an_end_that_cannot_be_logged_leaves_the_trial_paused(tmp_path: Path) -> None:
+    """The event log comes before ASHA: the next driver finds the trial waiting, as this one."""
+    watched = Watched(tmp_path, points=POINTS[:1])
+    driver, log = watched.driver, watched.event_log
+    driver.next_trial()
+    assert driver.on_report(TRIALS[0], evaluated(1), NODE) is Decision.PAUSE
+    driver.on_release()
+    log.path.rename(tmp_path / "aside")
+    log.path.mkdir()  # as a disk that cannot be written
+    with pytest.raises(StorageError, match="cannot be written"):
+        driver.end_paused()
+    assert driver.asha.paused == {TRIALS[0]: 1}
+    log.path.rmdir()
+    (tmp_path / "aside").rename(log.path)
+    driver.end_paused()
+    assert driver.asha.paused == {}
+    assert watched.trials[TRIALS[0]].outcome is Outcome.STOPPED
+
+
 def test_a_report_that_comes_again_changes_nothing(tmp_path: Path) -> None:
     watched = Watched(tmp_path, asha=Asha(3, 2, TOTAL))
     driver = watched.driver
