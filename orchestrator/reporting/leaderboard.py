@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.markup import escape
@@ -70,7 +69,7 @@ class Row:
     """The paper's number, if the trial differs from the paper's only in what the paper searched."""
     adapter_params: int | None
     classifier_params: int | None
-    config: dict[str, Any]
+    config: Point
     """What was searched, by dotted key."""
     kind: str
     """trial, finalist, expert or collapsed."""
@@ -280,7 +279,7 @@ def _row(run: TrialRun, place: int, paper: float | None) -> Row:
         paper=paper,
         adapter_params=trial.adapter_params,
         classifier_params=trial.classifier_params,
-        config=dict(trial.params),
+        config=trial.params,
         kind=run.kind,
         outcome=trial.outcome.value if trial.outcome is not None else "running",
         seconds=trial.seconds,

@@ -66,7 +66,9 @@ class _Checked(BaseModel):
 
 def _columns() -> dict[str, Any]:
     """Return the fields of Result for a model of pydantic, in which an outcome is text."""
-    types = get_type_hints(Result, include_extras=True) | {"outcome": _Ending | None}
+    # Checking a Mapping takes pydantic several times as long as a dict.
+    lookup = dict.fromkeys(("metrics", "heldout"), dict[str, float] | None)
+    types = get_type_hints(Result, include_extras=True) | {"outcome": _Ending | None} | lookup
     needed = {one.name: one.default is MISSING for one in fields(Result)}
     return {name: (types[name], ... if needed[name] else None) for name in NAMES}
 
@@ -91,8 +93,7 @@ class _Result(_Checked):
     result: _Numbers  # made from Result
 
     def checked(self) -> ResultEvent:
-        known = dict(self.result)
-        others = {key: known.pop(key) for key in known.keys() - set(NAMES)}
+        known, others = self.result.__dict__, self.result.model_extra or {}
         return ResultEvent(self.trial, Result(**known, others=_numbers(others)))
 
 
