@@ -19,6 +19,7 @@ from cluster.config import read_cluster
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.spec.config import SearchConfig, load_sweep
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
 from orchestrator.spec.space import Choice, LogUniform
 from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import FILE, Definition
@@ -174,8 +175,8 @@ def test_event_logs(data: st.DataObject, tmp_path_factory: Any) -> None:
 
 
 PASTS = [
-    Trial("a", PARAMS, [RESULT], Outcome.STOPPED),
-    Trial("b", {**PARAMS, "optimizer.lr": 2e-3}, [RESULT]),
+    Trial("a", PARAMS, [Result(**RESULT)], Outcome.STOPPED),
+    Trial("b", {**PARAMS, "optimizer.lr": 2e-3}, [Result(**RESULT)]),
 ]
 
 

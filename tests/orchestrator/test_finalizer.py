@@ -157,7 +157,7 @@ def test_heads_and_layers_are_the_sweeps_unless_they_are_searched(
     base: dict[str, Any], params: dict[str, Any], is_one_head: bool
 ) -> None:
     sweep = SWEEP.model_copy(update={"train": SWEEP.train.with_overrides(base)})
-    trial = Trial("t", params, [{"score": 0.5, "best_score": 0.5}], Outcome.COMPLETED)
+    trial = Trial("t", params, [Result(evaluation=1, score=0.5, best_score=0.5)], Outcome.COMPLETED)
     if is_one_head:
         assert best_one_head(sweep, [trial], None) == [trial]
         return
