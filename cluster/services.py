@@ -23,6 +23,8 @@ import psutil
 
 from cluster.own import make_own, temporary_folder
 from cluster.settings import HEALTH, QUIET
+from tinyattn.files.state_home import state_home
+from tinyattn.telemetry import ENVIRONMENT
 
 USER = "tinyattn"
 GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
@@ -43,8 +45,7 @@ class Service:
 
 def state_folder(name: str) -> Path:
     """Return a node's folder for a cluster; other accounts cannot read it."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return base / "tinyattn" / "clusters" / name / socket.gethostname()  # home may be shared
+    return state_home() / "clusters" / name / socket.gethostname()  # home may be shared
 
 
 def token_file(name: str) -> Path:
@@ -176,7 +177,7 @@ def mlflow_service(request: Mapping[str, Any]) -> Service:
         "MLFLOW_AUTH_CONFIG_PATH": str(state / "mlflow.ini"),
         "MLFLOW_FLASK_SERVER_SECRET_KEY": known["session"],
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
+        **ENVIRONMENT,
     }
     return Service("MLflow", words, environment)
 

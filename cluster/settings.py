@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 
+from tinyattn.telemetry import ENVIRONMENT
+
 AT_IMPORT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
+    **{name: value for name, value in ENVIRONMENT.items() if name.startswith("RAY_")},
     "RAY_prestart_worker_first_driver": "0",  # else a process per core, which no trial uses
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -22,8 +24,7 @@ AT_IMPORT = {
 lines and starts unused processes. It reads some of these when it is imported."""
 QUIET = {
     **AT_IMPORT,
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
+    **ENVIRONMENT,
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONWARNINGS": "ignore::FutureWarning,ignore::DeprecationWarning",
 }

@@ -7,7 +7,6 @@ study) are always in the sweep's folder, since objects cannot be appended to.
 
 from __future__ import annotations
 
-import os
 import shutil
 import warnings
 from collections.abc import Collection, Iterator
@@ -20,6 +19,7 @@ from orchestrator.spec.trial import Trial
 from tinyattn.errors import DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.object_store import Objects, files_in, on_own_disk, scratch, write_files
+from tinyattn.files.state_home import state_home
 
 if TYPE_CHECKING:  # it imports torch, which an actor that is only starting must not wait for
     from tinyattn.passes.ranks import Ranks
@@ -135,8 +135,7 @@ class SharedFolder:
 
 def notes_of_machine() -> Path:
     """Return the folder of a machine's own measurements; it may not exist."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return base / "tinyattn"
+    return state_home()
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,15 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from cluster import config, node, services
+from cluster import config, node, services, settings
 from cluster.agents import Answer
 from cluster.checks import refuse_clocks, refuse_versions
 from cluster.config import address_of, read_cluster
 from orchestrator.cli import main
 from orchestrator.cli.common import Places, workspace_of
 from orchestrator.execution import nodes
+from orchestrator.state.checkpoint_store import notes_of_machine
+from tinyattn import telemetry
 from tinyattn.errors import ConfigError, UsageError
 
 RACK: dict[str, Any] = {
@@ -258,6 +260,31 @@ def test_secrets_are_private_and_no_words_of_commands(
         assert not any(secret in word for word in commands)
     for file in (*tmp_path.rglob("pgpass"), *tmp_path.rglob("mlflow.*")):
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+@pytest.mark.parametrize("set_to", [None, "", "/mnt/state"])
+def test_what_a_machine_keeps_is_in_one_folder(
+    set_to: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XDG's rule: an empty variable counts as none."""
+    monkeypatch.setenv("HOME", "/home/lab")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("XDG_STATE_HOME", set_to)
+    above = Path(set_to or "/home/lab/.local/state")
+    assert notes_of_machine() == above / "tinyattn"
+    assert services.token_file("r").is_relative_to(above / "tinyattn" / "clusters" / "r")
+
+
+def test_telemetry_is_off_wherever_ray_starts_a_process() -> None:
+    request = {
+        "name": "r", "host": "10.0.0.2", "head": "10.0.0.1", "is_head": False, "port": 6379,
+        "cpus": 1, "gpus": 0, "variables": {},
+    }  # fmt: skip
+    service = services.ray_service(request, Path("/tmp/own/ray"))
+    assert service.environment.items() >= telemetry.ENVIRONMENT.items()
+    # Ray reads its own switch when it is imported.
+    assert settings.AT_IMPORT["RAY_USAGE_STATS_ENABLED"] == "0"
 
 
 def test_a_dead_keeper_or_another_process_of_its_number_does_not_count(
