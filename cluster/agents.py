@@ -34,8 +34,8 @@ class Answer:
 class Agents:
     """The agents of a cluster's machines, asked one at a time."""
 
-    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
-        self.cluster, self.say = cluster, say
+    def __init__(self, cluster: Cluster, launch: Rack, say: Callable[[str], None]) -> None:
+        self.cluster, self.launch, self.say = cluster, launch, say
 
     def ask(self, node: Node, action: str, request: Mapping[str, Any]) -> Answer:
         """Let a node's agent run an action; return its answer, with the fault if it failed."""
@@ -65,8 +65,7 @@ class Agents:
 
     def _ssh(self, node: Node, command: str) -> list[str]:
         """Return the ssh command line that runs a command on a node."""
-        launch = self.cluster.launch
-        assert isinstance(launch, Rack)
+        launch = self.launch
         words = ["ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"]
         words += ["-o", "StrictHostKeyChecking=yes", "-o", "ServerAliveInterval=15"]
         if launch.key is not None:

@@ -73,6 +73,13 @@ class Rack(StrictModel):
     known_hosts: Path | None = None
     """File with the nodes' host keys; None: ssh decides. A node with an unknown key is refused."""
 
+    def sizes(self, head: Node, nodes: list[Node]) -> list[Size]:
+        """Return the resources of each machine."""
+        return [head, *nodes]
+
+    def refuse_unfit(self, cluster: Cluster) -> None:
+        """Allow everything: a rack's file may name nodes, a server and an installation."""
+
 
 class Slurm(StrictModel):
     """One job of several nodes, each of which joins the head."""
@@ -92,6 +99,19 @@ class Slurm(StrictModel):
             if not re.fullmatch(r"[a-z][a-z-]*", key):
                 raise ValueError(f"{key!r} came, allowed are long options without their dashes")
         return options
+
+    def sizes(self, head: Node, nodes: list[Node]) -> list[Size]:
+        """Return the resources of the head and of each node of the job."""
+        return [head, *[self.each] * self.nodes]
+
+    def refuse_unfit(self, cluster: Cluster) -> None:
+        """Raise ValueError if a cluster's file has what a job cannot follow."""
+        if cluster.folder is None:
+            raise ValueError(
+                "storage: a URL came, but nodes of a Slurm job learn from a folder where the "
+                "head is; allowed is a folder that all see"
+            )
+        _refuse_machines(cluster)
 
 
 class Workers(Size):
@@ -120,6 +140,17 @@ class Kubernetes(StrictModel):
     secret: str | None = Field(None, pattern=NAME_OF_OBJECT)
     """Secret whose keys become environment variables of the pods, such as AWS_ACCESS_KEY_ID."""
     workers: list[Workers] = Field(min_length=1)
+
+    def sizes(self, head: Node, nodes: list[Node]) -> list[Size]:
+        """Return the resources of each pod; the head's has none unless the file says so."""
+        pod = Size(cpus=head.cpus or 0, gpus=head.gpus or 0)
+        return [pod, *(kind for kind in self.workers for _ in range(kind.replicas))]
+
+    def refuse_unfit(self, cluster: Cluster) -> None:
+        """Raise ValueError if a cluster's file has what pods cannot follow."""
+        _refuse_machines(cluster)
+        if cluster.mlflow is not None:
+            raise ValueError("mlflow came, but pods have no disk; set mlflow: null, tracking_uri")
 
 
 class Mlflow(StrictModel):
@@ -213,26 +244,11 @@ class Cluster(StrictModel):
                 check_url(self.storage)
             except ValueError as error:
                 raise ValueError(f"storage: {error}") from None
-            if isinstance(self.launch, Slurm):
-                raise ValueError(
-                    "storage: a URL came, but nodes of a Slurm job learn from a folder where the "
-                    "head is; allowed is a folder that all see"
-                )
         return self
 
     @model_validator(mode="after")
-    def _nodes_fit_launch(self) -> Self:
-        if not isinstance(self.launch, Rack) and self.nodes:
-            raise ValueError(
-                f"nodes came, but {self.launch.type} chooses them; say how many under launch"
-            )
-        if not isinstance(self.launch, Rack) and self.environment.install is not None:
-            raise ValueError(
-                "environment.install came, but only the machines of a rack are known before they "
-                "start; install once in a folder that Slurm's nodes share, or in the pods' image"
-            )
-        if isinstance(self.launch, Kubernetes) and self.mlflow is not None:
-            raise ValueError("mlflow came, but pods have no disk; set mlflow: null, tracking_uri")
+    def _fits_launch(self) -> Self:
+        self.launch.refuse_unfit(self)
         return self
 
     @model_validator(mode="after")
@@ -263,17 +279,25 @@ class Cluster(StrictModel):
     @property
     def sizes(self) -> list[Size]:
         """The resources of each machine: of the file's, or of Slurm's nodes or pods."""
-        if isinstance(self.launch, Slurm):
-            return [self.head, *[self.launch.each] * self.launch.nodes]
-        if isinstance(self.launch, Kubernetes):
-            head = Size(cpus=self.head.cpus or 0, gpus=self.head.gpus or 0)
-            return [head, *(kind for kind in self.launch.workers for _ in range(kind.replicas))]
-        return list(self.machines)
+        return self.launch.sizes(self.head, self.nodes)
 
     @property
     def machines(self) -> list[Node]:
         """The head and the nodes that the file names."""
         return [self.head, *self.nodes]
+
+
+def _refuse_machines(cluster: Cluster) -> None:
+    """Raise ValueError if a file knows machines that are chosen only when the cluster starts."""
+    if cluster.nodes:
+        raise ValueError(
+            f"nodes came, but {cluster.launch.type} chooses them; say how many under launch"
+        )
+    if cluster.environment.install is not None:
+        raise ValueError(
+            "environment.install came, but only the machines of a rack are known before they "
+            "start; install once in a folder that Slurm's nodes share, or in the pods' image"
+        )
 
 
 def _texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:

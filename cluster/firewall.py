@@ -7,11 +7,11 @@ the process groups of trials with several ranks ask for no secret at all.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
-
-from cluster.config import Cluster, Kubernetes, Slurm, address_of
+from cluster.config import Cluster
+from cluster.launcher import launcher_of
 
 _OF_WORKERS = "10002-19999"
 """Ports that `ray start` gives to workers and drivers. The system chooses Ray's other ports, except
@@ -30,19 +30,25 @@ def network_of(cluster: Cluster | None) -> str:
             "demands its token: add --on FILE for the firewall rule that keeps others away"
         )
     says = f"Ray of {cluster.name} listens on all interfaces and demands its token; "
-    if isinstance(cluster.launch, Kubernetes):
-        return says + "a NetworkPolicy of its namespace keeps others away"
-    if not _sources(cluster):
-        return says + "type this command on the head for the firewall rule: it names its network"
-    return says + f"as root on each machine, this keeps others away: {rule_of(cluster)}"
+    return says + launcher_of(cluster).firewall()
 
 
-def rule_of(cluster: Cluster) -> str:
+def advice(port: int, sources: Iterable[str]) -> str:
+    """Return the end of a sentence with the rule for machines that have this firewall to set.
+
+    Args:
+        port: port of Ray's head.
+        sources: addresses and networks of the cluster's machines.
+    """
+    return f"as root on each machine, this keeps others away: {rule_of(port, sources)}"
+
+
+def rule_of(port: int, sources: Iterable[str]) -> str:
     """Return the `nft` command that drops connections to Ray from outside the cluster."""
     known = {4: list[str](), 6: list[str]()}
-    for source in _sources(cluster):
+    for source in sources:
         known[ipaddress.ip_network(source).version].append(source)
-    ports = f"{{ {cluster.port}, {_OF_WORKERS}, {_of_system()} }}"
+    ports = f"{{ {port}, {_OF_WORKERS}, {_of_system()} }}"
     parts = [
         "add table inet tinyattn",
         "add chain inet tinyattn input { type filter hook input priority 0; }",
@@ -55,22 +61,6 @@ def rule_of(cluster: Cluster) -> str:
             f'add rule inet tinyattn input iif != "lo" ct state new {others} tcp dport {ports} drop'
         )
     return f"nft '{'; '.join(parts)}'"
-
-
-def _sources(cluster: Cluster) -> list[str]:
-    """Return the addresses of a cluster's machines; with Slurm, the network of its head.
-
-    Slurm's nodes come and go. Only the head knows its network; on other machines the list is empty.
-    """
-    head = address_of(cluster.head.host)
-    if not isinstance(cluster.launch, Slurm):
-        return [address_of(machine.host) for machine in cluster.machines]
-    for interface in psutil.net_if_addrs().values():
-        for found in interface:
-            if found.address == head and found.netmask:
-                bits = int(ipaddress.ip_address(found.netmask)).bit_count()
-                return [str(ipaddress.ip_interface(f"{head}/{bits}").network)]
-    return []
 
 
 def _of_system() -> str:

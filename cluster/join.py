@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import signal
 import time
@@ -15,10 +14,9 @@ from typing import Any
 import ray
 
 from cluster import ray_compat
-from cluster.config import Cluster, Kubernetes, address_of
-from cluster.kubernetes import exec_words
+from cluster.config import Cluster, address_of
+from cluster.launcher import Connection, launcher_of
 from cluster.local import first_line, ray_speaks
-from cluster.services import ray_environment, token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 from tinyattn.files.object_store import Objects, is_url, scratch
 
@@ -36,7 +34,7 @@ def joined(cluster: Cluster, say: Callable[[str], None]) -> Iterator[None]:
         UsageError: the cluster is not up, or this machine is not its head.
         StorageError: a node cannot use the storage.
     """
-    with _connected(cluster, patience=0.0):
+    with _connected(launcher_of(cluster, say).connection(), patience=0.0):
         refuse_unusable(cluster)
         say(f"{len(alive())} of {len(cluster.sizes)} machines of {cluster.name} are up")
         yield
@@ -50,7 +48,7 @@ def wait_for_all(cluster: Cluster, say: Callable[[str], None]) -> None:
         StorageError: a node cannot use the storage, if that is an object store.
     """
     deadline = time.monotonic() + JOIN_SECONDS
-    with _connected(cluster, patience=JOIN_SECONDS):
+    with _connected(launcher_of(cluster, say).connection(), patience=JOIN_SECONDS):
         wanted = {address_of(machine.host): machine.host for machine in cluster.machines}
         while (absent := wanted.keys() - alive()) and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -70,43 +68,21 @@ def wait_for_all(cluster: Cluster, say: Callable[[str], None]) -> None:
 
 
 @contextlib.contextmanager
-def _connected(cluster: Cluster, patience: float) -> Iterator[None]:
-    address, environment = _way_in(cluster)
+def _connected(connection: Connection, patience: float) -> Iterator[None]:
     on_terminate = signal.getsignal(signal.SIGTERM)
     deadline = time.monotonic() + patience
-    with ray_speaks(environment):
-        while (fault := _connect(address)) and time.monotonic() < deadline:
+    with ray_speaks(connection.environment):
+        while (fault := _connect(connection.address)) and time.monotonic() < deadline:
             time.sleep(0.5)
         if fault:
             raise UsageError(
-                f"no Ray answers at {address} ({fault}); `tinyattn cluster up` starts it"
+                f"no Ray answers at {connection.address} ({fault}); `tinyattn cluster up` starts it"
             )
         signal.signal(signal.SIGTERM, on_terminate)
         try:
             yield
         finally:
             ray.shutdown()
-
-
-def _way_in(cluster: Cluster) -> tuple[str, dict[str, str]]:
-    """Return the address of a cluster's Ray, and the environment that a driver needs for it.
-
-    Raises:
-        UsageError: this is not the cluster's head, or the cluster is not up.
-    """
-    if isinstance(cluster.launch, Kubernetes):
-        if "RAY_AUTH_TOKEN" not in os.environ:  # which the operator sets in its pods
-            raise UsageError(
-                f"cluster '{cluster.name}' is in Kubernetes; type this in its head's pod: "
-                f"{exec_words(cluster)}"
-            )
-        return "auto", {}
-    if not token_file(cluster.name).is_file():
-        raise UsageError(
-            f"cluster '{cluster.name}' is not up on this machine; on its head, "
-            f"{cluster.head.host}, run `tinyattn cluster up` with the same file"
-        )
-    return cluster.address, ray_environment(cluster.name)
 
 
 def _connect(address: str) -> str:

@@ -1,7 +1,8 @@
-"""KubernetesCluster: KubeRay manifests of a cluster, applied and deleted by kubectl."""
+"""KubernetesLauncher: KubeRay manifests of a cluster, applied and deleted by kubectl."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from importlib.metadata import version
@@ -10,7 +11,9 @@ from typing import Any
 import yaml
 
 from cluster.config import Cluster, Kubernetes, Workers
-from cluster.services import HEALTH, QUIET, memory_labels
+from cluster.launcher import Connection, Status
+from cluster.services import memory_labels
+from cluster.settings import HEALTH, QUIET
 from tinyattn.errors import TinyAttnError, UsageError
 
 FILE = "/etc/tinyattn/cluster.yaml"
@@ -21,13 +24,11 @@ HEAD = "ray-head"
 """Name of the head's container."""
 
 
-def manifests(cluster: Cluster) -> list[dict[str, Any]]:
+def manifests(cluster: Cluster, launch: Kubernetes) -> list[dict[str, Any]]:
     """Return a cluster's Kubernetes objects: a ConfigMap with the cluster file, and a RayCluster.
 
     The storage claim is not among them, so deleting these objects keeps the sweeps.
     """
-    launch = cluster.launch
-    assert isinstance(launch, Kubernetes)
     name = f"tinyattn-{cluster.name}"
     about = {"name": name, "namespace": launch.namespace, "labels": {"app": name}}
     file = yaml.safe_dump(cluster.model_dump(mode="json", exclude_none=True) | {"mlflow": None})
@@ -113,36 +114,56 @@ def _labels(size: Workers) -> dict[str, str]:
     return memory_labels(int(gpu_memory / 2**20), int(size.memory_gb * 1e9 / 2**20))
 
 
-def exec_words(cluster: Cluster) -> str:
-    """Return the command that opens a shell in the head's pod."""
-    assert isinstance(cluster.launch, Kubernetes)
-    labels = f"ray.io/cluster=tinyattn-{cluster.name},ray.io/node-type=head"
-    pod = f"$(kubectl get pod -n {cluster.launch.namespace} -l {labels} -o name)"
-    return f"kubectl exec -it -n {cluster.launch.namespace} {pod} -- bash"
+class KubernetesLauncher:
+    """Launcher of pods: `up`, `status` and `down` by kubectl."""
 
-
-class KubernetesCluster:
-    """A cluster of pods: `up`, `status` and `down` by kubectl."""
-
-    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
-        assert isinstance(cluster.launch, Kubernetes)
-        self.cluster, self.launch, self.say = cluster, cluster.launch, say
+    def __init__(self, cluster: Cluster, launch: Kubernetes, say: Callable[[str], None]) -> None:
+        self.cluster, self.launch, self.say = cluster, launch, say
 
     def up(self) -> None:
         """Apply the manifests; kubectl updates objects that exist."""
-        text = yaml.safe_dump_all(manifests(self.cluster))
+        text = yaml.safe_dump_all(self.manifests())
         self.say(self._kubectl("apply", "-f", "-", text=text).strip())
 
-    def state(self) -> str:
-        """Return the cluster's state as the operator reports it; empty if there is no cluster."""
+    def status(self) -> list[Status]:
+        """Return the state of all pods together, as the operator reports it."""
         name = f"tinyattn-{self.cluster.name}"
         words = ("get", "raycluster", name, "--ignore-not-found", "-o", "jsonpath={.status.state}")
-        return self._kubectl(*words).strip()
+        state = self._kubectl(*words).strip()  # empty: there is no cluster
+        return [Status(self.cluster.name, state == "ready", state or "down")]
 
     def down(self) -> None:
         """Delete the objects of `up`; the claim with the sweeps stays."""
         label = f"app=tinyattn-{self.cluster.name}"
         self.say(self._kubectl("delete", "raycluster,configmap", "-l", label).strip())
+
+    def connection(self) -> Connection:
+        """Return the Ray of the head's pod, in which this process must run.
+
+        Raises:
+            UsageError: it runs elsewhere.
+        """
+        if "RAY_AUTH_TOKEN" not in os.environ:  # which the operator sets in its pods
+            raise UsageError(
+                f"cluster '{self.cluster.name}' is in Kubernetes; type this in its head's pod: "
+                f"{self.shell}"
+            )
+        return Connection("auto", {})
+
+    @property
+    def shell(self) -> str:
+        """The command that opens a shell in the head's pod."""
+        labels = f"ray.io/cluster=tinyattn-{self.cluster.name},ray.io/node-type=head"
+        pod = f"$(kubectl get pod -n {self.launch.namespace} -l {labels} -o name)"
+        return f"kubectl exec -it -n {self.launch.namespace} {pod} -- bash"
+
+    def firewall(self) -> str:
+        """Return that Kubernetes has its own means."""
+        return "a NetworkPolicy of its namespace keeps others away"
+
+    def manifests(self) -> list[dict[str, Any]]:
+        """Return the cluster file as a ConfigMap, and a RayCluster."""
+        return manifests(self.cluster, self.launch)
 
     def _kubectl(self, *words: str, text: str | None = None) -> str:
         command = ["kubectl", "-n", self.launch.namespace, *words]

@@ -1,4 +1,4 @@
-"""RackCluster: machines reached by ssh, started and stopped as one Ray cluster."""
+"""RackLauncher: machines reached by ssh, started and stopped as one Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,18 +24,22 @@ from cluster.checks import (
     refuse_to_change,
     refuse_versions,
 )
-from cluster.config import Cluster, Node, address_of
+from cluster.config import Cluster, Node, Rack, address_of
+from cluster.firewall import advice
 from cluster.install import lock_of, script
-from cluster.services import database_folder, token_file
+from cluster.launcher import Connection, Status
+from cluster.services import database_folder, ray_environment, token_file
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
 
-class RackCluster:
-    """A cluster of machines reached by ssh; this process runs on its head."""
+class RackLauncher:
+    """Launcher of machines reached by ssh; this process runs on their head."""
 
-    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
+    shell = None  # verbs on sweeps are typed here
+
+    def __init__(self, cluster: Cluster, launch: Rack, say: Callable[[str], None]) -> None:
         self.cluster, self.say = cluster, say
-        self.agents = Agents(cluster, say)
+        self.agents = Agents(cluster, launch, say)
 
     # ---- verbs ----
 
@@ -56,13 +60,14 @@ class RackCluster:
             self.say(f"{answer.node.host}: {answer.fault or answer.said['state']}")
         refuse_faults(answers)
 
-    def status(self) -> list[Answer]:
-        """Return every machine's answer on whether its services run."""
+    def status(self) -> list[Status]:
+        """Return whether the services of each machine run."""
         self._refuse_elsewhere()
         request = {"name": self.cluster.name}
-        return self._on(
+        answers = self._on(
             self.cluster.machines, lambda node: self.agents.ask(node, "status", request)
         )
+        return [_status(answer) for answer in answers]
 
     def down(self) -> None:
         """End the services that `up` started, on every machine that answers.
@@ -85,6 +90,29 @@ class RackCluster:
                 f"{', '.join(lost)} did not answer and may still run Ray; `tinyattn cluster down` "
                 "again when they are back"
             )
+
+    def connection(self) -> Connection:
+        """Return the address of the head's Ray, and the file with its token.
+
+        Raises:
+            UsageError: this is not the cluster's head, or the cluster is not up.
+        """
+        name = self.cluster.name
+        if not token_file(name).is_file():
+            raise UsageError(
+                f"cluster '{name}' is not up on this machine; on its head, "
+                f"{self.cluster.head.host}, run `tinyattn cluster up` with the same file"
+            )
+        return Connection(self.cluster.address, ray_environment(name))
+
+    def firewall(self) -> str:
+        """Return the rule that lets in the file's machines alone."""
+        sources = [address_of(machine.host) for machine in self.cluster.machines]
+        return advice(self.cluster.port, sources)
+
+    def manifests(self) -> list[dict[str, Any]]:
+        """Return nothing: there are no pods."""
+        return []
 
     def probe(self) -> None:
         """Check all machines: that they answer, share the storage, and have the head's versions.
@@ -243,6 +271,13 @@ class RackCluster:
         finally:
             for path in [storage / word, *storage.glob(f"{word}-*")]:
                 path.unlink(missing_ok=True)
+
+
+def _status(answer: Answer) -> Status:
+    """Return the status of a machine by its agent's answer."""
+    is_up = bool(answer.said.get("alive"))
+    state = answer.fault or ("up" if is_up else "down")
+    return Status(answer.node.host, is_up, state, [] if is_up else answer.said.get("log", []))
 
 
 def _mark(word: str, node: Node) -> str:

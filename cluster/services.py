@@ -76,7 +76,7 @@ def services_of(request: Mapping[str, Any], sessions: Path) -> list[Service]:
     """Return the services of a node, in the order of their start.
 
     Args:
-        request: the request for its agent, as RackCluster.request_of returns it.
+        request: the request for its agent, as RackLauncher.request_of returns it.
         sessions: folder for Ray's sessions.
     """
     found = []

@@ -1,7 +1,8 @@
-"""SlurmCluster: Ray's head on this machine, and one Slurm job whose nodes join it."""
+"""SlurmLauncher: Ray's head on this machine, and one Slurm job whose nodes join it."""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import secrets
 import shlex
@@ -11,9 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.agents import Answer
-from cluster.config import Cluster, Node, Slurm
-from cluster.rack import RackCluster
+import psutil
+
+from cluster.config import Cluster, Rack, Slurm, address_of
+from cluster.firewall import advice
+from cluster.launcher import Connection, Status
+from cluster.rack import RackLauncher
 from cluster.services import state_folder, write_private
 from tinyattn.errors import TinyAttnError, UsageError
 
@@ -24,14 +28,15 @@ OVER = (
 """States of a job that has ended."""
 
 
-class SlurmCluster(RackCluster):
-    """A rack whose only machine is the head; a Slurm job brings the nodes."""
+class SlurmLauncher:
+    """Launcher of a Slurm job, whose nodes join a head on this machine."""
 
-    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
-        super().__init__(cluster, say)
-        assert isinstance(cluster.launch, Slurm)
-        assert cluster.folder is not None, "the cluster file was checked"
-        self.launch, self._storage = cluster.launch, cluster.folder
+    shell = None  # verbs on sweeps are typed here
+
+    def __init__(self, cluster: Cluster, launch: Slurm, say: Callable[[str], None]) -> None:
+        self.cluster, self.launch, self.say = cluster, launch, say
+        self.head = RackLauncher(cluster, Rack(type="rack"), say)  # alone, so nothing needs ssh
+        self._storage = Path(cluster.storage)  # a folder: Slurm.refuse_unfit allows no URL
         self._job_file = state_folder(cluster.name) / "slurm.json"
 
     def up(self) -> None:
@@ -42,7 +47,7 @@ class SlurmCluster(RackCluster):
             TinyAttnError: Slurm refuses the job.
         """
         job = self._job()
-        super().up()
+        self.head.up()
         if job is not None:
             self.say(f"job {job}: {self._state(job)}")
             return
@@ -50,12 +55,14 @@ class SlurmCluster(RackCluster):
         write_private(self._job_file, json.dumps({"job": job}))
         self.say(f"job {job}: submitted, {self.launch.nodes} nodes")
 
-    def status(self) -> list[Answer]:
-        """Return the answer of the head, and the job's state as if it were a machine."""
+    def status(self) -> list[Status]:
+        """Return the status of the head and of the job."""
         job = self._job()
-        node = Node(host=f"job-{job or 'none'}")
         state = self._state(job) if job else "no job is in the queue"
-        return [*super().status(), Answer(node, {"alive": state == "RUNNING", "log": [state]})]
+        name = f"job-{job or 'none'}"
+        is_up = state == "RUNNING"
+        of_job = Status(name, True, "up") if is_up else Status(name, False, "down", [state])
+        return [*self.head.status(), of_job]
 
     def down(self) -> None:
         """Cancel the job and end the head."""
@@ -65,7 +72,29 @@ class SlurmCluster(RackCluster):
         self._job_file.unlink(missing_ok=True)
         for left in self._storage.glob(f".{self.cluster.name}-*/node.json"):
             left.unlink(missing_ok=True)  # they hold the token
-        super().down()
+        self.head.down()
+
+    def connection(self) -> Connection:
+        """Return the way to the head, as on a rack."""
+        return self.head.connection()
+
+    def firewall(self) -> str:
+        """Return the rule that lets in the network of the head: Slurm's nodes come and go.
+
+        Only the head knows its network.
+        """
+        head = address_of(self.cluster.head.host)
+        for interface in psutil.net_if_addrs().values():
+            for found in interface:
+                if found.address == head and found.netmask:
+                    bits = int(ipaddress.ip_address(found.netmask)).bit_count()
+                    network = ipaddress.ip_interface(f"{head}/{bits}").network
+                    return advice(self.cluster.port, [str(network)])
+        return "type this command on the head for the firewall rule: it names its network"
+
+    def manifests(self) -> list[dict[str, Any]]:
+        """Return nothing: there are no pods."""
+        return []
 
     def _submit(self) -> str:
         folder = self._storage / f".{self.cluster.name}-{secrets.token_hex(4)}"
@@ -82,7 +111,7 @@ class SlurmCluster(RackCluster):
 
     def _request(self) -> dict[str, Any]:
         """Return the request for the job's agents; each finds its own address and size."""
-        head = self.request_of(self.cluster.head, self.token())
+        head = self.head.request_of(self.cluster.head, self.head.token())
         return {**head, "is_head": False, "mlflow": None}
 
     def _job(self) -> str | None:

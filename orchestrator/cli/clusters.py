@@ -12,8 +12,7 @@ from orchestrator.cli.common import echo, next_command, remember
 from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:
-    from cluster.kubernetes import KubernetesCluster
-    from cluster.rack import RackCluster
+    from cluster.launcher import Launcher
 
 
 @click.group()
@@ -28,16 +27,15 @@ _FILE = click.argument("file", type=click.Path(path_type=Path), callback=remembe
 @_FILE
 def up(file: Path) -> None:
     """Start Ray on every machine of the file on which it does not run already."""
-    machines = _machines(file)
-    machines.up()
+    launcher = _launcher(file)
+    launcher.up()
+    if launcher.shell is not None:
+        click.echo(f"next: {launcher.shell}, there: tinyattn sweep run NAME")
+        return
 
     from cluster.join import wait_for_all
-    from cluster.kubernetes import KubernetesCluster, exec_words
 
-    if isinstance(machines, KubernetesCluster):
-        click.echo(f"next: {exec_words(machines.cluster)}, there: tinyattn sweep run NAME")
-        return
-    wait_for_all(machines.cluster, echo)
+    wait_for_all(launcher.cluster, echo)
     echo(f"next: {next_command('tinyattn sweep run NAME')}")
 
 
@@ -45,20 +43,12 @@ def up(file: Path) -> None:
 @_FILE
 def status(file: Path) -> None:
     """Say on which machines Ray runs; exit code 1 if it does not on one of them."""
-    from cluster.kubernetes import KubernetesCluster
-
-    machines = _machines(file)
-    if isinstance(machines, KubernetesCluster):
-        state = machines.state()
-        click.echo(f"{machines.cluster.name}: {state or 'down'}")
-        sys.exit(0 if state == "ready" else 1)
-    answers = machines.status()
-    for answer in answers:
-        state = "up" if answer.said.get("alive") else "down"
-        click.echo(f"{answer.node.host}: {answer.fault or state}")
-        if state == "down":
-            click.echo("".join(f"    {line}\n" for line in answer.said.get("log", [])), nl=False)
-    if not all(answer.said.get("alive") for answer in answers):
+    parts = _launcher(file).status()
+    for part in parts:
+        click.echo(f"{part.name}: {part.state}")
+        for line in part.reasons:
+            click.echo(f"    {line}")
+    if not all(part.is_up for part in parts):
         sys.exit(1)
 
 
@@ -66,7 +56,7 @@ def status(file: Path) -> None:
 @_FILE
 def down(file: Path) -> None:
     """End what `up` started on the machines of the file, and nothing else."""
-    _machines(file).down()
+    _launcher(file).down()
 
 
 @cluster.command("manifests")
@@ -75,23 +65,16 @@ def show_manifests(file: Path) -> None:
     """Print a Kubernetes cluster's manifests, for `kubectl apply -f -`."""
     import yaml
 
-    from cluster.config import Kubernetes, read_cluster
-    from cluster.kubernetes import manifests
+    launcher = _launcher(file)
+    objects = launcher.manifests()
+    if not objects:
+        kind = launcher.cluster.launch.type
+        raise UsageError(f"{file} is a {kind}; only kubernetes has manifests")
+    click.echo(yaml.safe_dump_all(objects, sort_keys=False), nl=False)
 
-    found = read_cluster(file)
-    if not isinstance(found.launch, Kubernetes):
-        raise UsageError(f"{file} is a {found.launch.type}; only kubernetes has manifests")
-    click.echo(yaml.safe_dump_all(manifests(found), sort_keys=False), nl=False)
 
+def _launcher(file: Path) -> Launcher:
+    from cluster.config import read_cluster
+    from cluster.launcher import launcher_of
 
-def _machines(file: Path) -> RackCluster | KubernetesCluster:
-    from cluster.config import Kubernetes, Slurm, read_cluster
-    from cluster.kubernetes import KubernetesCluster
-    from cluster.rack import RackCluster
-    from cluster.slurm import SlurmCluster
-
-    found = read_cluster(file)
-    if isinstance(found.launch, Kubernetes):
-        return KubernetesCluster(found, echo)
-    kind = SlurmCluster if isinstance(found.launch, Slurm) else RackCluster
-    return kind(found, echo)
+    return launcher_of(read_cluster(file), echo)

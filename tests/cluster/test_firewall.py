@@ -12,12 +12,17 @@ import psutil
 import pytest
 
 from cluster.config import Cluster
-from cluster.firewall import network_of, rule_of
+from cluster.firewall import network_of
 
 FILE: dict[str, Any] = {
     "name": "c", "launch": {"type": "rack"}, "head": {"host": "10.0.0.1"}, "port": 6400,
     "nodes": [{"host": "10.0.0.2"}, {"host": "fd00::3"}], "storage": "/mnt/c",
 }  # fmt: skip
+
+
+def rule_of(cluster: Cluster) -> str:
+    """The rule in the message, which is its end."""
+    return network_of(cluster).partition("this keeps others away: ")[2]
 
 
 def test_machines_of_a_rack_are_named_and_all_others_dropped() -> None:

@@ -18,8 +18,8 @@ from packaging.requirements import Requirement
 from cluster import install, node
 from cluster.agents import Agents, Answer
 from cluster.checks import refuse_versions
-from cluster.config import Cluster, Node
-from cluster.rack import RackCluster
+from cluster.config import Cluster, Node, Rack
+from cluster.rack import RackLauncher
 from tinyattn.errors import TinyAttnError, UsageError
 
 FITS = {"python": "3.11.7", "versions": {"ray": "2.60.0"}, "state": "down"}
@@ -150,7 +150,8 @@ def test_only_machines_that_differ_are_installed_on(ssh: Callable[[str], None]) 
         "name": "r", "launch": {"type": "rack"}, "head": {"host": "10.0.0.1"},
         "storage": "/mnt/shared", "environment": {"install": "true"},
     }  # fmt: skip
-    machines = RackCluster(Cluster.model_validate(file), lines.append)
+    cluster = Cluster.model_validate(file)
+    machines = RackLauncher(cluster, Rack(type="rack"), lines.append)
     ssh("exit 0")
     none = Answer(Node(host="10.0.0.5"), {}, "python is not there", True)
     changed = machines.install([*answers(FITS, FITS, OTHER), none])
@@ -194,7 +195,7 @@ def test_only_what_installing_mends_is_a_lack_of_the_environment(
         "storage": "/mnt/shared",
     }  # fmt: skip
     ssh(f"echo {shlex.quote(said)} >&2; exit {code}")
-    agents = Agents(Cluster.model_validate(file), print)
+    agents = Agents(Cluster.model_validate(file), Rack(type="rack"), print)
     answer = agents.ask(Node(host="10.0.0.2"), "probe", {})
     assert said in answer.fault
     assert answer.lacks_environment == lacks
