@@ -27,10 +27,10 @@ from tinyattn.batching.batches import epoch_order
 from tinyattn.batching.packed_sequence import joined
 from tinyattn.config import TrainConfig
 from tinyattn.passes import forward
+from tinyattn.passes.prefix_cache import PrefixCache
 from tinyattn.plms import packed_attention
 from tinyattn.plms.families import family_of, layer_calls
 from tinyattn.plms.transformers_compat import attention_named
-from tinyattn.training import trainer as trainer_module
 from tinyattn.training.model_cache import CPU_TOKENS, ModelCache
 from tinyattn.training.probe import side_by_side
 from tinyattn.training.trainer import Trainer, row_losses
@@ -157,7 +157,7 @@ class Bench:
 
     def top_half(self) -> Way:
         """Return the way with adapters in the upper half; the lower half runs in every step."""
-        return self._with(self.kept(), trainer_module, "prefix_of", lambda *_: None)
+        return self._with(self.kept(), PrefixCache, "prefix_of", lambda *_: None)
 
     def kept(self) -> Way:
         """Return the way of `top_half` with the output of the lower half cached."""

@@ -58,7 +58,7 @@ class Predictor:
         self.plm = model_cache.plm(plm or self.card.plm.name, self.card.plm.precision)
         self.device = model_cache.device
         self.model, self.name = share or (
-            AdaptedModel(self.plm.model, self.card.adapter.placement),
+            AdaptedModel(self.plm.model, self.card.adapter.placement, memo=self.plm.memo),
             NAME,
         )
         try:
@@ -199,7 +199,7 @@ class MixedPredictor:
         place = card.adapter.placement
         if place not in self._models:
             loaded = model_cache.plm(plm or card.plm.name, card.plm.precision)
-            self._models[place] = AdaptedModel(loaded.model, place)
+            self._models[place] = AdaptedModel(loaded.model, place, memo=loaded.memo)
         model = self._models[place]
         self.members[name] = Predictor(folder, model_cache, plm, share=(model, own))
         model.switch(None)  # models of other placements must not meet it

@@ -12,7 +12,7 @@ from orchestrator.spec.values import Json
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.adapters.experts import CollapseMethod, collapse
 from tinyattn.adapters.model import AdaptedModel, Adapter, Counts
-from tinyattn.batching.batches import batches_of, labels_of
+from tinyattn.batching.batches import labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.data.tokens import Rows
 from tinyattn.passes.forward import outputs_of
@@ -29,7 +29,7 @@ class Loaded:
         self.card = read_card(folder)
 
     def __enter__(self) -> Loaded:
-        self.model = AdaptedModel(self.plm.model, self.card.adapter.placement)
+        self.model = AdaptedModel(self.plm.model, self.card.adapter.placement, memo=self.plm.memo)
         self.model.load(self.folder, self.plm)
         return self
 
@@ -43,7 +43,7 @@ class Loaded:
 
     def outputs(self, split: Rows) -> np.ndarray:
         """Return the logits of a split, [N, num_outputs]."""
-        rows = batches_of(split, self.plm.tokenizer)
+        rows = self.model_cache.batches_of(split, self.plm)
         assert self.model.active is not None
         return outputs_of(self.model, self.model.active, rows, self.model_cache.device)[0]
 

@@ -28,8 +28,8 @@ from tinyattn.errors import DivergedError, OutOfMemoryError
 from tinyattn.passes import executor
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import inputs_of, logits_of
+from tinyattn.passes.prefix_cache import PrefixCache
 from tinyattn.plms import packed_attention
-from tinyattn.training import trainer as trainer_module
 from tinyattn.training.model_cache import give_back_memory
 from tinyattn.training.probe import side_by_side
 from tinyattn.training.trainer import Trainer, row_losses
@@ -309,7 +309,7 @@ def test_layers_that_were_run_before_need_not_run_again(
     model_cache = ShapedWorkshop(TOKENS, device)
     found = losses(config, device, model_cache)
     assert list(tmp_path.rglob("*.bin"))
-    monkeypatch.setattr(trainer_module, "prefix_of", lambda *_: None)
+    monkeypatch.setattr(PrefixCache, "prefix_of", lambda *_: None)
     assert found[0] == pytest.approx(losses(config, device, model_cache)[0], rel=CLOSE["fp32"])
 
 

@@ -17,10 +17,9 @@ from test_placement import DECODERS, ENCODERS, PLACEMENTS, randomise
 from tiny_plm import save_tiny_plm
 
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.batching.batches import batches_of
 from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.files import mmap_cache as kept_files
-from tinyattn.passes.prefix_cache import outputs_below, prefix_of
+from tinyattn.passes.prefix_cache import PrefixCache, outputs_below
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
@@ -108,7 +107,6 @@ def test_a_trial_runs_what_is_below_once_and_the_next_one_never(
     assert len(files) == 3  # of the rows that train, select and are held out
     times = [file.stat().st_mtime_ns for file in files]
 
-    batches_of.cache_clear()  # as in another process
     trainer = Trainer(config, ModelCache())
     counted = Counted(trainer)
     assert results(trainer) == pytest.approx(whole, rel=tolerance)
@@ -138,7 +136,6 @@ def test_a_damaged_file_is_made_anew(damage: str, config: TrainConfig, tmp_path:
         turned = content[:99] + bytes([content[99] ^ 1]) + content[100:]
         damaged = {"empty": b"", "torn": b"torn", "zeros": bytes(len(content)), "one bit": turned}
         file.write_bytes(damaged[damage])
-    batches_of.cache_clear()
     assert results(Trainer(config, ModelCache())) == whole
     assert all(file.stat().st_size > 1000 for file in kept(tmp_path))
 
@@ -149,7 +146,6 @@ def test_a_full_disk_is_no_reason_to_stop(
     whole = results(Trainer(config, ModelCache()))
     for file in kept(tmp_path):
         file.unlink()
-    batches_of.cache_clear()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -169,7 +165,6 @@ def test_a_plm_that_computes_otherwise_has_files_of_its_own(
     folder = Path(config.plm)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "num_attention_heads": 4}))
-    batches_of.cache_clear()
     results(Trainer(config, ModelCache()))
     with_heads = kept(tmp_path)
     assert len(with_heads) == 2 * len(before)
@@ -185,7 +180,6 @@ def test_a_file_that_another_process_removes_is_done_without(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = results(Trainer(config, ModelCache()))
-    batches_of.cache_clear()
 
     def gone(*_: object, **__: object) -> None:
         raise RuntimeError("unable to open file <x> in read-write mode: No such file (2)")
@@ -196,10 +190,8 @@ def test_a_file_that_another_process_removes_is_done_without(
 
 def test_shared_layers_and_padded_families_run_whole(config: TrainConfig, build_plm: Any) -> None:
     model_cache = ModelCache()
-    plm, rows = (
-        model_cache.plm_of(config),
-        batches_of(model_cache.data(config).train, model_cache.plm_of(config).tokenizer),
-    )
+    plm, prefix_of = model_cache.plm_of(config), PrefixCache().prefix_of
+    rows = model_cache.batches_of(model_cache.data(config).train, plm)
     for kind in ("albert", "deberta-v2"):
         model = AdaptedModel(build_plm(kind, dtype=torch.float32))
         assert prefix_of(model, plm, rows, 2) is None

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -37,13 +36,11 @@ from tinyattn.errors import (
     did_you_mean,
 )
 from tinyattn.plms.families import layer_calls, select_layers
-from tinyattn.plms.loading import Plm
+from tinyattn.plms.loading import Plm, PlmMemo
 from tinyattn.plms.miniature import LIMIT, VOCABULARY, shrunk
 from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.products import apart
 
-_CAN_STREAM: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
-"""Results of `AdaptedModel.can_stream` by PLM."""
 LEAST_WEIGHTS = 1_000_000
 """An adapter file may hold this many weights, or as many as its PLM has if those are more."""
 CLASSIFIER_INIT = 0.02
@@ -128,13 +125,20 @@ class AdaptedModel(nn.Module):
         placement: where adapters go, see AdapterConfig.placement. All adapters on one
             AdaptedModel share it.
         plm_dropout: whether `train()` also switches the PLM's own dropout on.
+        memo: what was found out about this PLM, where several AdaptedModels are made on it
+            (`Plm.memo`); None: nothing yet.
     """
 
     def __init__(
-        self, plm: PreTrainedModel, placement: str = "sequential", plm_dropout: bool = False
+        self,
+        plm: PreTrainedModel,
+        placement: str = "sequential",
+        plm_dropout: bool = False,
+        memo: PlmMemo | None = None,
     ) -> None:
         super().__init__()
         self.plm = plm
+        self.memo = memo or PlmMemo()
         self.plm_dropout = plm_dropout
         self.adapters = nn.ModuleDict()
         self.active: str | None = None
@@ -327,9 +331,9 @@ class AdaptedModel(nn.Module):
         It is tried once, on the PLM and on a small copy of it: its attention may have a form that
         cannot be replaced, positions of its own, or another behaviour beyond some length.
         """
-        if self.plm not in _CAN_STREAM:
-            _CAN_STREAM[self.plm] = self._streams_are_equal() and _copy_streams(self.plm)
-        return _CAN_STREAM[self.plm]
+        if self.memo.can_stream is None:
+            self.memo.can_stream = self._streams_are_equal() and _copy_streams(self.plm)
+        return self.memo.can_stream
 
     @torch.no_grad()  # not inference_mode: ranks that split a PLM may keep weights of this pass
     def _streams_are_equal(self) -> bool:

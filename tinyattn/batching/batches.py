@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from typing import BinaryIO
 
@@ -83,9 +82,8 @@ class Batches:
         )
 
 
-@functools.lru_cache(maxsize=8)
 def batches_of(split: Rows, tokenizer: PreTrainedTokenizerBase) -> Batches:
-    """Return the Batches of a split, made once per process and shared by its trials.
+    """Make the Batches of a split; `ModelCache.batches_of` keeps them for a process's trials.
 
     Large columns are memory-mapped files in the cache, so that the processes of a machine share one
     copy.

@@ -25,14 +25,12 @@ from tinyattn.batching.batches import Batches
 from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.files.mmap_cache import kept_file
 from tinyattn.passes.forward import in_passes
-from tinyattn.plms.loading import Plm, digest_of
+from tinyattn.plms.loading import Plm
 
 _FORMAT = 1
 """Version of the file format; part of the files' names."""
 _MAPPED = 4
-"""Most files of a split that a process has mapped at a time."""
-_OPEN: WeakKeyDictionary[Batches, dict[str, CachedPrefix | None]] = WeakKeyDictionary()
-"""{rows of a split: {layer and digest of the PLM: cache}}; None: it cannot be kept."""
+"""Most files of a split that a PrefixCache has mapped at a time."""
 
 
 @dataclass(frozen=True)
@@ -52,32 +50,42 @@ class CachedPrefix:
         return torch.cat(spans)[None].to(device, non_blocking=True)
 
 
-def prefix_of(model: AdaptedModel, plm: Plm, rows: Batches, layer: int) -> CachedPrefix | None:
-    """Return the cached inputs of a layer, computing them first if necessary.
+class PrefixCache:
+    """The caches of the splits that a process trains and evaluates on, each opened once."""
 
-    Args:
-        model: the PLM with hooks; no other thread may run it during the call.
-        plm: the PLM of `model`.
-        rows: all rows of the split.
-        layer: index of the first layer call with an adapter; the number of calls if none has one.
+    def __init__(self) -> None:
+        self._open: WeakKeyDictionary[Batches, dict[str, CachedPrefix | None]] = WeakKeyDictionary()
+        """{rows of a split: {layer and digest of the PLM: cache}}; None: it cannot be kept."""
 
-    Returns:
-        The cache, or None where there can be none: no layer is below, a layer is called several
-        times, the PLM takes no packed sequences, or disk or main memory have too little room.
-    """
-    several = len(set(model.sites.calls)) < len(model.sites.calls)
-    if layer == 0 or several or not model.can_stream():
-        return None
-    key = f"{layer} {digest_of(plm.model)}"
-    opened = _OPEN.setdefault(rows, {})
-    if key not in opened:
-        while len(opened) >= _MAPPED:
-            opened.pop(next(iter(opened)))
-        try:
-            opened[key] = _opened(model, rows, layer, _name(key, rows))
-        except OSError:  # training works without the cache, only slower
-            opened[key] = None
-    return opened[key]
+    def prefix_of(
+        self, model: AdaptedModel, plm: Plm, rows: Batches, layer: int
+    ) -> CachedPrefix | None:
+        """Return the cached inputs of a layer, computing them first if necessary.
+
+        Args:
+            model: the PLM with hooks; no other thread may run it during the call.
+            plm: the PLM of `model`.
+            rows: all rows of the split.
+            layer: index of the first layer call with an adapter; the number of calls if none has
+                one.
+
+        Returns:
+            The cache, or None where there can be none: no layer is below, a layer is called several
+            times, the PLM takes no packed sequences, or disk or main memory have too little room.
+        """
+        several = len(set(model.sites.calls)) < len(model.sites.calls)
+        if layer == 0 or several or not model.can_stream():
+            return None
+        key = f"{layer} {plm.digest}"
+        opened = self._open.setdefault(rows, {})
+        if key not in opened:
+            while len(opened) >= _MAPPED:
+                opened.pop(next(iter(opened)))
+            try:
+                opened[key] = _opened(model, rows, layer, _name(key, rows))
+            except OSError:  # training works without the cache, only slower
+                opened[key] = None
+        return opened[key]
 
 
 def _name(key: str, rows: Batches) -> str:

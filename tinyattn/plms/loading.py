@@ -11,10 +11,10 @@ import hashlib
 import importlib.util
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
-from weakref import WeakKeyDictionary, WeakSet
 
 import huggingface_hub
 import torch
@@ -46,8 +46,16 @@ _ROBERTA: dict[str, Any] = {
 
 _ALIGNMENT = 64
 """Alignment of weights in a file, in bytes: a cache line."""
-_DIGESTS: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
-_SHARED: WeakSet[PreTrainedModel] = WeakSet()
+
+
+@dataclass
+class PlmMemo:
+    """What a process found out about a loaded PLM and did with it, once for all its trials."""
+
+    can_stream: bool | None = None
+    """Result of `AdaptedModel.can_stream`; None: it was not tried yet."""
+    is_shared: bool = False
+    """Whether `share_weights` was called."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,21 @@ class Plm:
     revision: str
     precision: str = "fp32"
     """Number format of its weights, `fp32` or `bf16`."""
+    memo: PlmMemo = field(default_factory=PlmMemo, compare=False, repr=False)
+    """Every AdaptedModel on this PLM is given it."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the base model's weights, number formats and settings.
+
+        Unlike the fingerprint it is equal only where the results are equal to the bit.
+        """
+        digest = hashlib.blake2b(transformers.__version__.encode(), digest_size=16)
+        digest.update(self.model.config.to_json_string().encode())
+        for name, weight in _weights(self.model):
+            digest.update(f"{name} {weight.dtype}".encode())
+            digest.update(_bytes_of(weight))
+        return digest.hexdigest()
 
     @property
     def hidden_size(self) -> int:
@@ -246,22 +269,7 @@ def fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()[:32]
 
 
-def digest_of(model: PreTrainedModel) -> str:
-    """Return a hash of a base model's weights, number formats and settings.
-
-    Unlike the fingerprint it is equal only where the results are equal to the bit.
-    """
-    if model not in _DIGESTS:
-        digest = hashlib.blake2b(transformers.__version__.encode(), digest_size=16)
-        digest.update(model.config.to_json_string().encode())
-        for name, weight in _weights(model):
-            digest.update(f"{name} {weight.dtype}".encode())
-            digest.update(_bytes_of(weight))
-        _DIGESTS[model] = digest.hexdigest()
-    return _DIGESTS[model]
-
-
-def share_weights(model: PreTrainedModel) -> bool:
+def share_weights(plm: Plm) -> bool:
     """Let the processes of a machine share one copy of converted weights.
 
     The weights are replaced by a memory-mapped file in the cache. Weights in the number format of
@@ -270,10 +278,10 @@ def share_weights(model: PreTrainedModel) -> bool:
     Returns:
         Whether weights were replaced.
     """
-    if model in _SHARED:
+    if plm.memo.is_shared:
         return False
-    _SHARED.add(model)
-    weights, size = [weight for _, weight in _weights(model)], 0
+    plm.memo.is_shared = True
+    weights, size = [weight for _, weight in _weights(plm.model)], 0
     starts = []
     for weight in weights:
         starts.append(size)
@@ -286,7 +294,7 @@ def share_weights(model: PreTrainedModel) -> bool:
         file.truncate(size)
 
     try:
-        content = kept_file(f"weights-{digest_of(model)}", size, write)
+        content = kept_file(f"weights-{plm.digest}", size, write)
     except OSError:  # it saves memory, and is no reason to stop
         content = None
     if content is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -18,10 +19,12 @@ from typing import TypeVar
 import torch
 
 from tinyattn.adapters.model import AdaptedModel
+from tinyattn.batching.batches import Batches, batches_of
 from tinyattn.config import TrainConfig
-from tinyattn.data.tokens import TaskData
+from tinyattn.data.tokens import Rows, TaskData
 from tinyattn.errors import ConfigError
 from tinyattn.passes.executor import PassExecutor
+from tinyattn.passes.prefix_cache import PrefixCache
 from tinyattn.passes.ranks import ONE, Ranks
 from tinyattn.plms.loading import Plm, load_plm, share_weights
 from tinyattn.tasks import Task, find_task
@@ -32,6 +35,8 @@ CPU_TOKENS = 1024
 """Most tokens of a shared pass on a CPU. Larger ones exceed the processor's caches and are slower
 than separate passes (0.93 of the speed with RTE and batches of 16)."""
 _KEPT_PLMS, _KEPT_DATA = 1, 4  # a PLM can be gigabytes; tokenised data are memory-mapped
+_KEPT_BATCHES = 8
+"""Splits whose Batches are kept; a trial uses three or four."""
 
 
 class ModelCache:
@@ -51,7 +56,12 @@ class ModelCache:
         self._plms: OrderedDict[Hashable, Plm] = OrderedDict()
         self._data: OrderedDict[Hashable, TaskData] = OrderedDict()
         self._loading = threading.RLock()  # trials of several threads must not load a PLM twice
+        self._batches: OrderedDict[Hashable, Batches] = OrderedDict()
+        self._batching = threading.Lock()  # not `_loading`: evaluations must not wait for a PLM
         self._models: dict[Hashable, AdaptedModel] = {}
+        self._numbers = itertools.count()
+        self.prefix_cache = PrefixCache()
+        """What the layers below the first adapter make of the rows of a split."""
         self.executor = PassExecutor(*[CPU_TOKENS] if self.device.type == "cpu" else [])
         """Runs the training passes of all trials of this process."""
 
@@ -111,6 +121,15 @@ class ModelCache:
         with self._loading:
             return _remember(self._data, key, load, _KEPT_DATA)
 
+    def batches_of(self, split: Rows, plm: Plm) -> Batches:
+        """Return the Batches of a split, padded as the PLM's tokenizer does."""
+
+        def make() -> Batches:
+            return batches_of(split, plm.tokenizer)
+
+        with self._batching:
+            return _remember(self._batches, (split, plm.tokenizer), make, _KEPT_BATCHES)
+
     def _load_plm(self, name: str, precision: str) -> Plm:
         return load_plm(name, precision)
 
@@ -144,10 +163,14 @@ class ModelCache:
         if key not in self._models:
             # Weights go into a shared file only now, since the check of a sweep needs none.
             own = plm.precision != "fp32" and self.device.type == "cpu" and not self.shards(config)
-            if own and share_weights(plm.model):
+            if own and share_weights(plm):
                 give_back_memory()
-            self._models[key] = AdaptedModel(plm.model, place, dropout)
+            self._models[key] = AdaptedModel(plm.model, place, dropout, plm.memo)
         return self._models[key]
+
+    def new_name(self) -> str:
+        """Return a name for a trial's adapter that no other trial of this cache has."""
+        return f"trial-{next(self._numbers)}"
 
     def release(self, model: AdaptedModel) -> None:
         """Remove the hooks from a PLM, unless a trial still has an adapter on it."""

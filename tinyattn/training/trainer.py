@@ -12,7 +12,6 @@ trainer restored from the state that `save()` wrote goes on to the same losses.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -35,7 +34,7 @@ from tinyattn.adapters.model import (
     load_weights,
     read_adapter_for,
 )
-from tinyattn.batching.batches import Batches, batches_of, epoch_order
+from tinyattn.batching.batches import Batches, epoch_order
 from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import TrainConfig, unnamed
 from tinyattn.data.tokens import Rows, TaskData
@@ -43,13 +42,12 @@ from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.files.object_store import fetched
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
-from tinyattn.passes.prefix_cache import CachedPrefix, prefix_of
+from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.tasks import Task, compute_metrics, noise_of
 from tinyattn.training.engine import build_engine, load_optimizer, save_optimizer, warmup_steps
 from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_metrics
 from tinyattn.training.model_cache import ModelCache
 
-_numbers = itertools.count()
 _GPU_LOSS_CHECK = 16
 """Steps between checks of a GPU's loss for NaN: each check waits for the GPU."""
 
@@ -71,13 +69,13 @@ class Trainer:
         self.plm = model_cache.plm_of(config)
         self.data = model_cache.data(config)
         self.device, self.ranks = model_cache.device, model_cache.ranks
-        self.train_rows = batches_of(self.data.train, self.plm.tokenizer)
+        self.train_rows = model_cache.batches_of(self.data.train, self.plm)
         self.steps_per_epoch = math.ceil(len(self.train_rows) / config.batch_size)
         self.total_steps = self.steps_per_epoch * config.epochs
         self.warmup_steps = warmup_steps(config.optimizer.warmup, self.total_steps)
         self.evaluation_steps = evaluation_steps(config, self.steps_per_epoch)
         self.model_cache, self.executor = model_cache, model_cache.executor
-        self.name = f"trial-{next(_numbers)}"
+        self.name = model_cache.new_name()
         """Name of the trial's adapter in the AdaptedModel, which trials may share."""
         with self.executor.alone():
             self.model = model_cache.attach(self.plm, config)
@@ -297,7 +295,7 @@ class Trainer:
 
     def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Run the adapter over a split; return logits [N, num_outputs] and labels [N]."""
-        rows = batches_of(split, self.plm.tokenizer)
+        rows = self.model_cache.batches_of(split, self.plm)
         with self.executor.alone():
             prefix = self._prefix_of(rows)
             return outputs_of(self.model, self.name, rows, self.device, self.ranks, prefix)
@@ -307,7 +305,7 @@ class Trainer:
         if self.config.plm_dropout or self.model_cache.shards(self.config):
             return None
         first = self.adapter.calls[0] if self.adapter.calls else len(self.model.sites.calls)
-        return prefix_of(self.model, self.plm, rows, first)
+        return self.model_cache.prefix_cache.prefix_of(self.model, self.plm, rows, first)
 
     def _rows_between(self, before: int, until: int) -> int:
         """Return the training rows of steps `before` + 1 to `until`; last batches may be short."""
