@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ def run_sweep(
     data: str | Path | None = None,
     tracking_uri: str | None = None,
     cluster: str | Path | None = None,
+    imports: str | Sequence[str] = (),
 ) -> SweepResult:
     """Run a new sweep to its end, as `tinyattn sweep run` does, and return what it left.
 
@@ -53,9 +54,12 @@ def run_sweep(
         data: folder with task files; None: TINYATTN_DATA, else the Hugging Face cache or hub.
         tracking_uri: MLflow store; None: MLFLOW_TRACKING_URI, else SQLite in the runs folder.
         cluster: cluster file; None: TINYATTN_CLUSTER, else this machine.
+        imports: modules of your own that all processes of the sweep import first, beside those
+            that the sweep itself names.
 
     Raises:
-        UsageError: a key, value, task, PLM or the sweep's name does not do. Nothing was started.
+        UsageError: a key, value, module, task, PLM or the sweep's name does not do. Nothing was
+            started.
         InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
         TinyAttnError: no trial reached a score, or a machine or store failed.
     """
@@ -64,6 +68,7 @@ def run_sweep(
         found = resolved(sweep.model_dump(mode="json"), chosen, f"sweep {sweep.name}")
     else:
         found = load_sweep(str(sweep), chosen)
+    found = found.with_imports([imports] if isinstance(imports, str) else imports)
     set_before_ray()
 
     from orchestrator import sweep as driver

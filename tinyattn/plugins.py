@@ -2,14 +2,13 @@
 
 A plugin is imported for what it does meanwhile, such as calling `register_family`. There are two
 kinds. An installed package names its module as an entry point of the group `tinyattn.plugins`; it
-is imported by itself, once something is asked for that nobody here knows. A single file is named
+is imported by itself, before a PLM's family is first looked up. A single file is named
 by the user (`imports: my_module` in a sweep's file, `--import my_module`), and its text travels
 with the sweep: workers on other machines, and a sweep that is resumed, need no copy of the file.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 import traceback
@@ -109,15 +108,21 @@ def load_all(plugins: Iterable[Plugin]) -> None:
         plugin.load()
 
 
-@functools.cache
 def load_installed() -> None:
-    """Import the plugins that installed packages name as entry points, once a process.
+    """Import the plugins that installed packages name as entry points.
 
     Raises:
-        UsageError: the code of one fails.
+        UsageError: the code of one fails; it names the package, which its user may not think of.
     """
     for point in entry_points(group=GROUP):
-        Plugin(module=point.module).load()
+        try:
+            Plugin(module=point.module).load()
+        except UsageError as error:
+            package = point.dist.name if point.dist else point.module
+            raise UsageError(
+                f"{error}; the installed package {package} names it as a plugin: mend or uninstall "
+                "that"
+            ) from None
 
 
 def _is_installed(module: str) -> bool:

@@ -27,7 +27,6 @@ from orchestrator.cli.common import (
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
-from tinyattn.plugins import Plugin
 
 if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.spec.config import Sweep
@@ -227,10 +226,7 @@ def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Sweep, Origin]]
     from orchestrator.spec.config import load_sweep
 
     def load(member: str, chosen: dict[str, Json]) -> tuple[Sweep, Origin]:
-        sweep = load_sweep(member, chosen)
-        known = {plugin.module for plugin in sweep.imports}
-        more = tuple(Plugin.find(module) for module in imported() if module not in known)
-        sweep = sweep.model_copy(update={"imports": sweep.imports + more})
+        sweep = load_sweep(member, chosen).with_imports(imported())
 
         from orchestrator.state.definition import Origin  # imports torch: after the file's mistakes
 

@@ -7,7 +7,6 @@ memory repeats one interval between evaluations, and later trials begin with the
 from __future__ import annotations
 
 import json
-import mmap
 import os
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from tinyattn.files.outside import read_notes
 
 FILE = "memory.jsonl"
 """File in the checkpoint store's notes: a line for each micro-batch that did not fit."""
-_THREAD_BYTES = 2**25
-"""Memory that a new thread needs: its stack and its first allocations."""
 
 
 def device_name() -> str:
@@ -61,15 +58,6 @@ def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
             os.close(descriptor)
     except OSError:
         return
-
-
-def is_room_for_a_thread() -> bool:
-    """Return whether there is memory to start a thread: without it `Thread.start` never returns."""
-    try:
-        mmap.mmap(-1, _THREAD_BYTES).close()
-    except OSError:
-        return False
-    return True
 
 
 def _key(config: TrainConfig, device: str | None) -> str:

@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 import torch
 
 from orchestrator.driver.context import TrialContext
-from orchestrator.execution.memory import (
-    FILE,
-    is_room_for_a_thread,
-    note_too_many,
-    rows_that_fit,
-)
+from orchestrator.execution.memory import FILE, note_too_many, rows_that_fit
 from orchestrator.execution.nodes import MachineError, TooSmallError, is_larger_elsewhere
 from orchestrator.spec.messages import Assignment, EndedEarly, Evaluated, Report, StorageFailed
 from orchestrator.spec.outcome import Outcome
-from tinyattn.compat.torch_compat import is_thread_spoilt
 from tinyattn.config import TrainConfig
 from tinyattn.errors import (
     DamagedError,
@@ -36,39 +28,11 @@ from tinyattn.errors import (
     TinyAttnError,
 )
 from tinyattn.passes.ranks import ONE, Ranks, use_interface_of
+from tinyattn.passes.threads import StepThread
 from tinyattn.plugins import load_all
 from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache, give_back_memory
 from tinyattn.training.trainer import Trainer, out_of_memory_is_an_error
-
-Result = TypeVar("Result")
-
-
-class StepThread:
-    """The thread of a worker's steps, apart from the worker's own, so that it can be replaced.
-
-    A thread may come to where oneDNN can compile no more kernels in it: see `is_thread_spoilt`.
-    """
-
-    def __init__(self) -> None:
-        self._thread = _new_thread()
-        self.is_spoilt = False
-        """Whether a step's error has told that the thread can compile no more kernels."""
-
-    def run(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns in the thread, or raise what it raises."""
-        try:
-            return self._thread.submit(work).result()
-        except OutOfMemoryError as error:
-            cause = error.__cause__
-            self.is_spoilt |= cause is not None and is_thread_spoilt(cause)
-            raise
-
-    def replace_if_spoilt(self) -> None:
-        """Replace the thread if it can compile no more kernels and there is memory for another."""
-        if self.is_spoilt and is_room_for_a_thread():
-            self._thread.shutdown()
-            self._thread, self.is_spoilt = _new_thread(), False
 
 
 class Worker:
@@ -264,10 +228,3 @@ def report_of(trainer: Trainer, evaluation: Evaluation) -> Evaluated:
         classifier_params=counts.classifier,
         micro_batch_size=trainer.micro_batch_size,
     )
-
-
-def _new_thread() -> ThreadPoolExecutor:
-    """A thread that is running already: later there may be no memory to start it."""
-    thread = ThreadPoolExecutor(1)
-    thread.submit(int).result()
-    return thread

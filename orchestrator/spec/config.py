@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -235,6 +235,16 @@ class Sweep(StrictModel):
     def trial_config(self, point: Point) -> TrainConfig:
         """Return the config of the trial at `point` of the space."""
         return self.train.with_overrides(point, "trial")
+
+    def with_imports(self, modules: Sequence[str]) -> Sweep:
+        """Return the sweep with more modules to import, after those that it names itself.
+
+        Raises:
+            UsageError: there is no such module.
+        """
+        known = {plugin.module for plugin in self.imports}
+        more = tuple(Plugin.find(module) for module in modules if module not in known)
+        return self.model_copy(update={"imports": self.imports + more})
 
 
 def check_name(name: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tiny_plm import save_tiny_plm
 
 import tinyattn as ta
-from tinyattn.errors import ConfigError
+from tinyattn.errors import ConfigError, UsageError
 
 SETTINGS = {
     "name": "made", "max_length": 32, "max_train_rows": 64, "epochs": 1, "batch_size": 16,
@@ -44,6 +44,18 @@ def test_a_mistake_ends_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'agreement'"):
         ta.run_sweep("agreemnt", runs=tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_program_names_modules_that_its_sweep_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_plms.py").write_text("face = 1 / 0\n")
+    for imports in ("own_plms", ["json", "own_plms"]):
+        with pytest.raises(UsageError, match=r"'own_plms' cannot be .*own_plms\.py, line 1"):
+            ta.run_sweep("agreement", runs=tmp_path / "runs", imports=imports)
+    with pytest.raises(UsageError, match="no module 'nowhere'"):
+        ta.run_sweep("agreement", runs=tmp_path / "runs", imports=["nowhere"])
 
 
 def test_a_file_in_the_place_of_a_package_is_named(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
+from click.testing import Result
 from live import call
 
 from orchestrator.state.workspace import Workspace
@@ -46,16 +48,14 @@ def plm(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _forgotten() -> object:
-    """The commands of a test share its process; each is to learn of the family itself."""
-    yield
-    forget()
+def call_anew(*words: Any) -> Result:
+    """Call a command that has to learn of the family itself, though all share the test's process.
 
-
-def forget() -> None:
-    FAMILIES.pop("mpnet", None)
+    Until the next call the module stays as the command left it.
+    """
     sys.modules.pop("my_plms", None)
+    with FAMILIES.changes_undone():
+        return call(*words)
 
 
 def test_a_file_of_ones_own_is_enough(
@@ -66,28 +66,25 @@ def test_a_file_of_ones_own_is_enough(
     monkeypatch.chdir(own)
     (own / "my_plms.py").write_text(MPNET)
     words = ("agreement", f"plm={plm}", *SETTINGS)
-    unknown = call("sweep", "check", *words, "--runs", runs)
+    unknown = call_anew("sweep", "check", *words, "--runs", runs)
     assert unknown.exit_code == 2
     assert "PLM family 'mpnet' is unknown" in unknown.stderr
     assert "name it with --import" in unknown.stderr
-    checked = call("sweep", "check", *words, "--import", "my_plms", "--runs", runs)
+    checked = call_anew("sweep", "check", *words, "--import", "my_plms", "--runs", runs)
     assert checked.exit_code == 0, checked.output
-    forget()
-    done = call("sweep", "run", *words, "--import", "my_plms", "--runs", runs)
+    done = call_anew("sweep", "run", *words, "--import", "my_plms", "--runs", runs)
     assert done.exit_code == 0, done.output
     assert "2 completed" in done.stdout
 
     store = Workspace(runs).store()
     assert store.sweep_config(store.find_sweep("s"))["imports"] == ["my_plms"]  # no text in a store
     shutil.move(own / "my_plms.py", tmp_path / "elsewhere.py")  # the sweep keeps its text
-    forget()
-    more = call("sweep", "extend", "s", "trials=3", "--runs", runs)
+    more = call_anew("sweep", "extend", "s", "trials=3", "--runs", runs)
     assert more.exit_code == 0, more.output
     assert "3 completed" in more.stdout
 
-    forget()
     shutil.move(runs / "sweeps" / "s", tmp_path / "away")  # as where only the store is shared
-    lost = call("finalize", "s", "--runs", runs)
+    lost = call_anew("finalize", "s", "--runs", runs)
     assert lost.exit_code == 2
     assert "my_plms" in lost.stderr
     assert "name each of these modules with --import" in lost.stderr
@@ -95,9 +92,9 @@ def test_a_file_of_ones_own_is_enough(
     shutil.move(tmp_path / "away", runs / "sweeps" / "s")
 
     shutil.move(tmp_path / "elsewhere.py", own / "my_plms.py")
-    forget()
-    promoted = call("promote", "s", "--force", "--import", "my_plms", "--runs", runs)
+    promoted = call_anew("promote", "s", "--force", "--import", "my_plms", "--runs", runs)
     assert promoted.exit_code == 0, promoted.output
     (own / "rows.csv").write_text("sentence\nthe dog runs .\n")
-    said = call("predict", "agreement", "rows.csv", "--import", "my_plms", "--runs", runs)
+    said = call_anew("predict", "agreement", "rows.csv", "--import", "my_plms", "--runs", runs)
     assert json.loads(said.stdout)["label"]
+    sys.modules.pop("my_plms", None)

@@ -23,7 +23,7 @@ from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.packed_sequence import PackedSequence, attend_in, group_rows, joined
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
-from tinyattn.plms.families import FAMILIES
+from tinyattn.plms.families import FAMILIES, Families
 from tinyattn.plms.loading import DTYPES
 from tinyattn.plms.packed_attention import stream_attention, varlen_works
 
@@ -145,12 +145,19 @@ ROPES: list[tuple[str, dict[str, Any], bool]] = [
 ]  # fmt: skip
 
 
+@pytest.fixture
+def families() -> Iterator[Families]:
+    """The process's families, to which a test may add."""
+    with FAMILIES.changes_undone():
+        yield FAMILIES
+
+
 @pytest.mark.parametrize(("kind", "changes", "streams"), ROPES)
 def test_who_changes_with_a_rows_length_cannot_stream(
-    kind: str, changes: dict[str, Any], streams: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, changes: dict[str, Any], streams: bool, families: Families
 ) -> None:
     """Wherever the limit is: longrope takes other frequencies for all rows beside a long one."""
-    monkeypatch.setitem(FAMILIES, kind, FAMILIES["llama"])
+    families.add(kind, families["llama"])
     sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 3, "pad_token_id": 0}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24}
     sizes |= {"max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2}

@@ -320,9 +320,9 @@ class ToyModel(transformers.PreTrainedModel):
 @pytest.fixture
 def toy_family() -> Iterator[None]:
     family = Family(layers="blocks.*", attention="attn", projection="attn.o", after="norm")
-    register_family("toy", family)
-    yield
-    del FAMILIES["toy"]
+    with FAMILIES.changes_undone():
+        register_family("toy", family)
+        yield
 
 
 @pytest.mark.usefixtures("toy_family")

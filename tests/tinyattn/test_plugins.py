@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli import main
 from tinyattn.errors import UsageError
+from tinyattn.plms.families import FAMILIES, Families, Family
 from tinyattn.plugins import Plugin
 
 COUNTS = "import os\nos.environ['TIMES_IMPORTED'] = os.environ.get('TIMES_IMPORTED', '') + 'x'\n"
@@ -88,25 +89,74 @@ def test_mistakes(own: Path, module: str, said: str) -> None:
     assert module not in sys.modules or module == "json"
 
 
-@pytest.mark.slow
-def test_an_installed_package_is_asked_for_a_family_by_itself(tmp_path: Path) -> None:
-    """As `pip install` leaves it: a module, and metadata that name it."""
-    lines = (
-        "import tinyattn as ta",
-        "ta.register_family('owl', ta.Family(layers='l.*', attention='a', projection='o'))",
-    )
-    (tmp_path / "owl_families.py").write_text("\n".join(lines))
+def install(tmp_path: Path, *lines: str) -> None:
+    """Leave a plugin as `pip install` does: a module, and metadata that name it."""
+    (tmp_path / "owl_families.py").write_text("\n".join(["import tinyattn as ta", *lines]))
     metadata = tmp_path / "owl_families-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: owl-families\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[tinyattn.plugins]\nowl = owl_families\n")
-    code = (
-        "import sys, tinyattn.plms.families as f; from types import SimpleNamespace as N\n"
-        "before = 'owl_families' in sys.modules\n"
-        "print(before, f.family_of(N(config=N(model_type='owl'))).layers)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+
+
+def said(tmp_path: Path, code: str) -> str:
+    """What code prints in a fresh process in which the plugin is installed."""
+    start = """
+import sys, tinyattn as ta, tinyattn.plms.families as f; from types import SimpleNamespace as N
+def layers(model_type): return f.family_of(N(config=N(model_type=model_type))).layers
+"""
+    return subprocess.run(
+        [sys.executable, "-c", start + code], env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True, text=True, timeout=100, check=True,
-    )  # fmt: skip
-    assert done.stdout == "False l.*\n"
+    ).stdout  # fmt: skip
+
+
+OWL = "ta.register_family('owl', ta.Family(layers='l.*', attention='a', projection='o'))"
+BERT = "ta.register_family('bert', ta.Family(layers='b.*', attention='a', projection='o'))"
+
+
+@pytest.mark.slow
+def test_an_installed_package_adds_and_replaces_families_by_itself(tmp_path: Path) -> None:
+    install(tmp_path, OWL, BERT)
+    code = "before = 'owl_families' in sys.modules; print(before, layers('bert'), layers('owl'))"
+    assert said(tmp_path, code) == "False b.* l.*\n"
+
+
+@pytest.mark.slow
+def test_what_a_user_registers_comes_after_what_is_installed(tmp_path: Path) -> None:
+    install(tmp_path, OWL, BERT)
+    code = OWL.replace("l.*", "mine.*") + "\nprint(layers('owl'), layers('bert'))"
+    assert said(tmp_path, code) == "mine.* b.*\n"
+
+
+@pytest.mark.slow
+def test_a_package_that_fails_is_named_each_time(tmp_path: Path) -> None:
+    install(tmp_path, OWL, "face = 1 / 0")
+    code = """
+for _ in range(2):
+    try: layers('bert')
+    except ta.errors.UsageError as error: print(error)
+"""
+    line = (
+        "module 'owl_families' cannot be imported: ZeroDivisionError: division by zero "
+        "(owl_families.py, line 3); the installed package owl-families names it as a plugin: "
+        "mend or uninstall that\n"
+    )
+    assert said(tmp_path, "import tinyattn.errors" + code) == 2 * line
+
+
+def test_a_registry_of_ones_own_is_apart() -> None:
+    loads: list[int] = []
+    family = Family(layers="l.*", attention="a", projection="o")
+
+    def load() -> None:
+        loads.append(1)
+        own.add("installed", family)
+
+    own = Families({"bert": family}, load)
+    assert not loads
+    with own.changes_undone():
+        own.add("mine", family)
+        assert sorted(own) == ["bert", "installed", "mine"]
+    assert sorted(own) == ["bert", "installed"]
+    assert loads == [1]
+    assert "installed" not in FAMILIES

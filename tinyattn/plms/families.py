@@ -6,12 +6,17 @@ one's own is one entry:
     register_family(
         "mymodel", Family(layers="encoder.layer.*", attention="attn", projection="attn.o")
     )
+
+A process has one registry, FAMILIES, since a plugin is imported without an object to add to: it is
+all that a function of this module asks, unless it says otherwise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +61,7 @@ def _albert_calls(plm: Any, layers: list[nn.Module]) -> list[nn.Module]:
 _BERT = Family(layers="encoder.layer.*", attention="attention", projection="attention.output.dense")
 _ROBERTA = dataclasses.replace(_BERT, positions_after_padding=True)
 
-FAMILIES: dict[str, Family] = {
+_BUILT_IN = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
@@ -87,23 +92,89 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+class Families(Mapping[str, Family]):
+    """A registry of PLM families by `config.model_type`.
+
+    Args:
+        entries: what it begins with.
+        load: called once, before the registry is first read or changed: it imports the plugins of
+            installed packages, which add families of their own. So these may replace what the
+            registry begins with, and what a user names later replaces theirs. None: no plugins.
+    """
+
+    def __init__(
+        self, entries: Mapping[str, Family], load: Callable[[], None] | None = None
+    ) -> None:
+        self._entries = dict(entries)
+        self._load = load
+        self._loading = threading.RLock()  # a plugin adds to the registry while it is imported
+
+    def add(self, model_type: str, family: Family) -> None:
+        """Add a family, replacing an entry of that name."""
+        self._load_once()
+        self._entries[model_type] = family
+
+    def of(self, plm: PreTrainedModel) -> Family:
+        """Return the family of a PLM.
+
+        Raises:
+            PlmError: it is unknown.
+        """
+        model_type = plm.config.model_type
+        if model_type not in self:
+            raise PlmError(
+                f"PLM family '{model_type}' is unknown{did_you_mean(model_type, self)}; known are "
+                f"{', '.join(sorted(self))}; a module that calls tinyattn.register_family adds "
+                "one: name it with --import"
+            )
+        return self[model_type]
+
+    @contextlib.contextmanager
+    def changes_undone(self) -> Iterator[None]:
+        """Undo after the block what it adds: for tests, whose processes have one registry too."""
+        self._load_once()
+        before = dict(self._entries)
+        try:
+            yield
+        finally:
+            self._entries = before
+
+    def __getitem__(self, model_type: str) -> Family:
+        self._load_once()
+        return self._entries[model_type]
+
+    def __iter__(self) -> Iterator[str]:
+        self._load_once()
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        self._load_once()
+        return len(self._entries)
+
+    def _load_once(self) -> None:
+        with self._loading:
+            load, self._load = self._load, None
+            if load is None:
+                return
+            try:
+                load()
+            except BaseException:
+                self._load = load  # it fails again for who asks next, and says why
+                raise
+
+
+FAMILIES = Families(_BUILT_IN, load_installed)
+"""The registry of this process, to which plugins add by `register_family`."""
+
+
 def register_family(model_type: str, family: Family) -> None:
     """Add a PLM family under its `config.model_type`, replacing an entry of that name."""
-    FAMILIES[model_type] = family
+    FAMILIES.add(model_type, family)
 
 
 def family_of(plm: PreTrainedModel) -> Family:
     """Return the family of a PLM; PlmError if it is unknown."""
-    model_type = plm.config.model_type
-    if model_type not in FAMILIES:
-        load_installed()
-    if model_type not in FAMILIES:
-        raise PlmError(
-            f"PLM family '{model_type}' is unknown{did_you_mean(model_type, FAMILIES)}; known are "
-            f"{', '.join(sorted(FAMILIES))}; a module that calls tinyattn.register_family adds "
-            "one: name it with --import"
-        )
-    return FAMILIES[model_type]
+    return FAMILIES.of(plm)
 
 
 def layer_calls(plm: PreTrainedModel) -> list[nn.Module]:
