@@ -39,11 +39,6 @@ GPU_MEMORY, MEMORY = "tinyattn/gpu-memory-mib", "tinyattn/memory-mib"
 
 Answer = TypeVar("Answer")
 
-_aside: dict[str, float] = {}
-"""{address: monotonic time until which it is avoided}. Global to the process, because Ray Tune
-pickles the placement groups that it is given, and a copy must see changes."""
-_too_small: dict[str, set[str]] = {}
-"""{address: running trials for which it has too little memory}; avoided while there are any."""
 _DIED = "Ray has died on this machine, perhaps killed because memory ran out; free some"
 
 
@@ -227,13 +222,16 @@ class Nodes:
         self._resources, self._listed, self._now = resources, listed, now
         self._failures: defaultdict[str, list[str]] = defaultdict(list)
         """{address: names of the trials that failed there since its last evaluation}."""
+        self._aside: dict[str, float] = {}
+        """{address: time until which it is avoided}."""
+        self._too_small: dict[str, set[str]] = {}
+        """{address: running trials for which it has too little memory}; avoided while there are
+        any."""
         self._still_since: float | None = None
         if own is None and ray.is_initialized():
             own = ray.get_runtime_context().get_node_id()
         self._own = own
         self._slots, self._until = concurrency(resources, listed), now() + _FRESH_SECONDS
-        _aside.clear()
-        _too_small.clear()
 
     def slots(self) -> int:
         """Return how many trials run at once, at most `_FRESH_SECONDS` old.
@@ -274,7 +272,8 @@ class Nodes:
         # One accident may end all trials of a machine; more failures than that are its fault.
         if count <= max(1, self._fitting([node])) or not self._fits_without([node]):
             return None
-        _aside[address] = max(_aside.get(address, 0.0), self._now() + ASIDE_SECONDS)
+        until = self._now() + ASIDE_SECONDS
+        self._aside[address] = max(self._aside.get(address, 0.0), until)
         return f"machine {address} is set aside: {count} workers in a row failed"
 
     def _set_aside_small(self, node: Node, trial: str) -> str | None:
@@ -284,13 +283,13 @@ class Nodes:
         if not self._fits_without(small):
             return None
         for other in small:
-            _too_small.setdefault(other["NodeManagerAddress"], set()).add(trial)
+            self._too_small.setdefault(other["NodeManagerAddress"], set()).add(trial)
         names = ", ".join(sorted(other["NodeManagerAddress"] for other in small))
         return f"machine {names} is set aside: it has too little memory for a row of {trial}"
 
     def ended(self, trial: str) -> None:
         """Use the machines again that were too small for a trial, which has ended or paused."""
-        for trials in _too_small.values():
+        for trials in self._too_small.values():
             trials.discard(trial)
 
     def exonerate(self, trial: str) -> None:
@@ -300,7 +299,7 @@ class Nodes:
         if len(places) > 1:
             for address in places:
                 self._failures[address] = [n for n in self._failures[address] if n != trial]
-                _aside.pop(address, None)
+                self._aside.pop(address, None)
 
     def refuse_standstill(self, is_running: bool) -> None:
         """End a sweep that stands still.
@@ -325,7 +324,7 @@ class Nodes:
         if self._still_since is None:
             self._still_since = self._now()
         if self._now() - self._still_since > PATIENCE_SECONDS:
-            away = ", ".join(sorted(_aside | _too_small)) or "no machine"
+            away = ", ".join(sorted(self._aside | self._too_small)) or "no machine"
             raise NoMachineError(
                 f"no trial got a place for {PATIENCE_SECONDS / 60:.0f} minutes ({away} was set "
                 "aside, since workers kept failing there or it is too small); mend that or the "
@@ -343,10 +342,19 @@ class Nodes:
         """Whether other machines have room for a trial: the last one is never set aside."""
         return bool(self._fitting([node for node in self._usable() if node not in nodes]))
 
+    def avoided(self) -> list[str]:
+        """Return the ids of the nodes that are set aside now."""
+        away = self._away()
+        return [n["NodeID"] for n in self._alive() if n["NodeManagerAddress"] in away]
+
     def _usable(self) -> list[Node]:
-        nodes = self._alive()
-        away = _avoided(nodes, self._now())
-        return [node for node in nodes if node not in away]
+        away = self._away()
+        return [node for node in self._alive() if node["NodeManagerAddress"] not in away]
+
+    def _away(self) -> set[str]:
+        """Addresses of the machines that are set aside now."""
+        small = {address for address, trials in self._too_small.items() if trials}
+        return small | {address for address, until in self._aside.items() if until > self._now()}
 
     def _fitting(self, nodes: list[Node]) -> int:
         """How many trials these nodes run at once; 0 if not even one fits."""
@@ -369,18 +377,33 @@ class TooSmallError(TinyAttnError):
 
 
 class Placement(tune.PlacementGroupFactory):
-    """The placement group of one trial; it leaves out machines that are set aside at the time."""
+    """The placement group of one trial; it leaves out machines that are set aside at the time.
+
+    Tune also writes it to disk; that copy leaves out none, and nobody asks it for a group.
+    """
+
+    def __init__(self, bundles: list[dict[str, float]], avoided: Callable[[], list[str]]) -> None:
+        """Describe a placement group.
+
+        Args:
+            bundles: what the parts of a trial reserve.
+            avoided: returns the ids of the nodes to leave out: `Nodes.avoided`.
+        """
+        super().__init__(bundles)
+        self._nodes_avoided = avoided
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle all but the machines."""
+        return {**super().__getstate__(), "_nodes_avoided": list}
 
     def to_placement_group(self) -> PlacementGroup:
         """Ask Ray for the placement group."""
-        away = _avoided(alive(nodes_of_ray), time.monotonic())
-        names = ",".join(node["NodeID"] for node in away)
-        bundles = self.bundles
-        selectors = [{"ray.io/node-id": f"!in({names})"}] * len(bundles) if away else None
+        away, bundles = self._nodes_avoided(), self.bundles
+        selectors = [{"ray.io/node-id": f"!in({','.join(away)})"}] * len(bundles) if away else None
         return placement_group(bundles, self.strategy, bundle_label_selector=selectors)
 
 
-def placement_of(resources: Resources) -> Placement:
+def placement_of(resources: Resources, nodes: Nodes) -> Placement:
     """Return the placement group of one trial: a bundle per rank.
 
     A trial of several ranks has an empty bundle before those, for the actor that supervises them.
@@ -388,7 +411,7 @@ def placement_of(resources: Resources) -> Placement:
     cpus, gpus = resources.share
     rank = {"CPU": cpus, "GPU": gpus}
     one = resources.ranks == 1
-    return Placement([rank] if one else [{}, *[rank] * resources.ranks])
+    return Placement([rank] if one else [{}, *[rank] * resources.ranks], nodes.avoided)
 
 
 def concurrency(resources: Resources, listed: Callable[[], list[Node]] = nodes_of_ray) -> int:
@@ -412,17 +435,6 @@ def is_larger_elsewhere(gpu: bool) -> bool:
 def alive(listed: Callable[[], list[Node]]) -> list[Node]:
     """Return the nodes that are up."""
     return [node for node in listed() if node["Alive"]]
-
-
-def _avoided(nodes: list[Node], now: float) -> list[Node]:
-    away = _away(now)
-    return [node for node in nodes if node["NodeManagerAddress"] in away]
-
-
-def _away(now: float) -> set[str]:
-    """Addresses of the machines that are set aside now."""
-    small = {address for address, trials in _too_small.items() if trials}
-    return small | {address for address, until in _aside.items() if until > now}
 
 
 def kind_of(node: Node) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ray import tune
+from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.result import NODE_IP, TRAINING_ITERATION
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -155,9 +156,25 @@ class TuneSearcher(Searcher):
 class TuneScheduler(FIFOScheduler):
     """Tune's scheduler: asks the driver whether a trial goes on; starts trials in their order."""
 
-    def __init__(self, events: TuneEvents) -> None:
+    def __init__(self, events: TuneEvents, placement: PlacementGroupFactory | None = None) -> None:
+        """Schedule a batch.
+
+        Args:
+            events: of the batch.
+            placement: the placement group of each trial; None: one core.
+        """
         super().__init__()
-        self._events = events
+        self._events, self._placement = events, placement
+
+    def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
+        """Give a new trial its placement group.
+
+        `tune.with_resources` would give it a copy, since Tune pickles the trainable, and a copy
+        does not hear which machines are set aside.
+        """
+        super().on_trial_add(tune_controller, trial)
+        if self._placement is not None:
+            trial.update_resources(self._placement)
 
     def on_trial_result(
         self, tune_controller: object, trial: TuneTrial, result: Mapping[str, Any]

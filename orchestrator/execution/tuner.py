@@ -122,7 +122,8 @@ def _run_trials(
             with shared_workers_of(context, batch.resources) as look_after_shared:
                 folder = checkpoints.folder
                 watch = Watch(driver, stop, nodes, tracker, folder, look_after_shared)
-                run_tune(_tuner(batch, context, TuneEvents(driver, stop), watch).fit, folder, stop)
+                made = _tuner(batch, context, TuneEvents(driver, stop), watch, nodes)
+                run_tune(made.fit, folder, stop)
             if stop.asked:  # when Tune took no more steps
                 raise KeyboardInterrupt
             driver.end_paused()
@@ -142,17 +143,14 @@ def _progress_of(batch: TrialBatch, nodes: Nodes, asha: Asha) -> Progress:
 
 
 def _tuner(
-    batch: TrialBatch, context: TrialContext, events: TuneEvents, watch: Watch
+    batch: TrialBatch, context: TrialContext, events: TuneEvents, watch: Watch, nodes: Nodes
 ) -> tune.Tuner:
     prepare_tune()
-    trainable = tune.with_resources(
-        SweepTrainable.on(context, batch.resources), placement_of(batch.resources)
-    )
     return tune.Tuner(
-        trainable,
+        SweepTrainable.on(context, batch.resources),
         tune_config=tune.TuneConfig(
             search_alg=TuneSearcher(events),
-            scheduler=TuneScheduler(events),
+            scheduler=TuneScheduler(events, placement_of(batch.resources, nodes)),
             num_samples=-1,  # the source knows when it has no more
             reuse_actors=True,
             # A folder named after the configuration would be longer than some disks allow.

@@ -20,6 +20,7 @@ from orchestrator.driver.context import RETRIES, RetryBudget, Stop
 from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import Listener
 from orchestrator.driver.trial_queue import Points
+from orchestrator.execution.nodes import Placement
 from orchestrator.execution.tune_adapters import (
     TuneCallback,
     TuneEvents,
@@ -247,12 +248,18 @@ def under_tune(driver: Driver, workers: int) -> None:
 
         def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None: ...
 
-    events = TuneEvents(driver, Stop())
+    events, asked = TuneEvents(driver, Stop()), list[bool]()
+
+    def avoided() -> list[str]:
+        asked.append(True)
+        return []
+
     with this_machine(num_cpus=workers):
         tuner = tune.Tuner(
             Toy,
             tune_config=tune.TuneConfig(
-                search_alg=TuneSearcher(events), scheduler=TuneScheduler(events),
+                search_alg=TuneSearcher(events),
+                scheduler=TuneScheduler(events, Placement([{"CPU": 1}], avoided)),
                 num_samples=-1, reuse_actors=True,
             ),
             run_config=tune.RunConfig(
@@ -261,6 +268,7 @@ def under_tune(driver: Driver, workers: int) -> None:
             ),
         )  # fmt: skip
         tuner.fit()
+    assert asked, "the placement group was a copy, which does not know what is set aside"
     driver.end_paused()
 
 

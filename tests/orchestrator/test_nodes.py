@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,6 +16,7 @@ from orchestrator.execution.nodes import (
     PATIENCE_SECONDS,
     Nodes,
     NoMachineError,
+    placement_of,
 )
 from orchestrator.execution.tune_adapters import lost_worker
 from orchestrator.execution.watch import MachineListener, Watch
@@ -71,6 +73,19 @@ def test_a_machine_that_keeps_failing_is_set_aside_and_gets_another_chance_later
     assert world.slots(nodes) == 2
     assert nodes.failed("t2", fault("b")) is not None  # one more is enough now
     assert world.slots(nodes) == 1
+
+
+def test_what_is_set_aside_belongs_to_one_batch() -> None:
+    world = World(a=1, b=1)
+    nodes = world.nodes()
+    placement = placement_of(Resources(cpus=1, gpus=1), nodes)
+    assert [nodes.failed("t1", fault("b")) for _ in range(2)][1]
+    other = world.nodes()
+    assert other.avoided() == []
+    assert nodes.avoided() == ["bbbb"]
+    copied = pickle.loads(pickle.dumps(placement))  # as Tune writes it to disk
+    assert copied == placement
+    assert copied.bundles == [{"CPU": 1.0, "GPU": 1.0}]
 
 
 def test_one_accident_on_a_machine_of_many_gpus_is_not_enough() -> None:
