@@ -42,6 +42,19 @@ Answer = TypeVar("Answer")
 _DIED = "Ray has died on this machine, perhaps killed because memory ran out; free some"
 
 
+class Node(TypedDict):
+    """An entry of `ray.nodes`: a machine, or what was one."""
+
+    NodeID: str
+    Alive: bool
+    NodeManagerAddress: str
+    NodeManagerPort: int
+    Resources: dict[str, float]
+    """{name: amount}, as in `{"CPU": 4.0}`; without those that it lacks."""
+    Labels: NotRequired[dict[str, str]]
+    """Also the cluster's own: GPU_MEMORY and MEMORY."""
+
+
 class RayDied(KeyboardInterrupt):
     """Ray has died on the driver's machine.
 
@@ -51,7 +64,7 @@ class RayDied(KeyboardInterrupt):
 
 
 class Connections:
-    """Connections to processes, by which their death is noticed: the system closes them then.
+    """Connections to Ray's processes, by which their death is noticed: the system closes them then.
 
     Tune's thread and the thread that waits for it may both ask.
     """
@@ -69,8 +82,17 @@ class Connections:
         with self._lock:
             self._connect(address)
 
+    def nodes(self) -> list[Node]:
+        """Return all nodes that Ray knows, as `ray.nodes` describes them.
+
+        Raises:
+            RayDied: Ray has died.
+        """
+        self.refuse_dead()
+        return ray.nodes()
+
     def refuse_dead(self) -> None:
-        """Check that the processes live.
+        """Check that the processes live; cheap enough to come before every call to Ray.
 
         Raises:
             RayDied: one does not.
@@ -99,42 +121,33 @@ class Connections:
         self._open[address] = line
 
 
-_watched = Connections()
-"""To the two processes of Ray that the driver cannot do without: the control store (GCS), and the
-raylet of the driver's machine. Global to the process, as Ray's own connection is."""
-
-
 @contextmanager
-def watched_ray() -> Iterator[None]:
+def watched_ray() -> Iterator[Connections]:
     """Watch the Ray of this machine while the block runs; it must be running already.
+
+    Yields:
+        Connections to the two processes of Ray that the driver cannot do without: the control store
+        (GCS), and the raylet of the driver's machine.
 
     Raises:
         NoMachineError: the block ended because Ray has died.
     """
     context = ray.get_runtime_context()
     host, _, port = context.gcs_address.rpartition(":")
+    connections = Connections()
     try:
-        _watched.watch((host.strip("[]"), int(port)))
-        own = next(node for node in nodes_of_ray() if node["NodeID"] == context.get_node_id())
-        _watched.watch((own["NodeManagerAddress"], own["NodeManagerPort"]))
-        yield
+        connections.watch((host.strip("[]"), int(port)))
+        own = next(node for node in connections.nodes() if node["NodeID"] == context.get_node_id())
+        connections.watch((own["NodeManagerAddress"], own["NodeManagerPort"]))
+        yield connections
     except RayDied:
         raise NoMachineError(_DIED) from None
     finally:
-        _watched.close()
+        connections.close()
 
 
-def refuse_dead_ray() -> None:
-    """Check that the watched Ray is alive; cheap enough to come before every call to Ray.
-
-    Raises:
-        RayDied: one of its processes is gone.
-    """
-    _watched.refuse_dead()
-
-
-def unless_ray_dies(work: Callable[[], Answer]) -> Answer:
-    """Return what `work` returns, or abandon it if Ray dies meanwhile; Ray must be watched.
+def unless_ray_dies(work: Callable[[], Answer], connections: Connections) -> Answer:
+    """Return what `work` returns, or abandon it if Ray dies meanwhile.
 
     `work` runs in a thread of its own. A call to a control store that is being killed hangs for a
     minute, after which Ray's library ends the process; many calls that Tune makes do.
@@ -149,7 +162,7 @@ def unless_ray_dies(work: Callable[[], Answer]) -> Answer:
     threading.Thread(target=_answer, args=[work, answer], name="asks Ray", daemon=True).start()
     try:
         while not wait([answer], _LOOK_SECONDS).done:
-            refuse_dead_ray()
+            connections.refuse_dead()
     except KeyboardInterrupt:  # RayDied, or a second signal
         wait([answer], _GRACE_SECONDS)
         raise
@@ -174,37 +187,13 @@ def _is_closed(line: socket.socket) -> bool:
     return True
 
 
-class Node(TypedDict):
-    """An entry of `ray.nodes`: a machine, or what was one."""
-
-    NodeID: str
-    Alive: bool
-    NodeManagerAddress: str
-    NodeManagerPort: int
-    Resources: dict[str, float]
-    """{name: amount}, as in `{"CPU": 4.0}`; without those that it lacks."""
-    Labels: NotRequired[dict[str, str]]
-    """Also the cluster's own: GPU_MEMORY and MEMORY."""
-
-
-def nodes_of_ray() -> list[Node]:
-    """Return all nodes that Ray knows, as `ray.nodes` describes them.
-
-    Raises:
-        RayDied: Ray has died.
-    """
-    refuse_dead_ray()
-    nodes: list[Node] = ray.nodes()
-    return nodes
-
-
 class Nodes:
     """The driver's knowledge of the machines while a batch of trials runs."""
 
     def __init__(
         self,
         resources: Resources,
-        listed: Callable[[], list[Node]] = nodes_of_ray,
+        listed: Callable[[], list[Node]] = ray.nodes,
         now: Callable[[], float] = time.monotonic,
         own: str | None = None,
     ) -> None:
@@ -392,7 +381,7 @@ class Placement(tune.PlacementGroupFactory):
         super().__init__(bundles)
         self._nodes_avoided = avoided
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Pickle all but the machines."""
         return {**super().__getstate__(), "_nodes_avoided": list}
 
@@ -414,7 +403,7 @@ def placement_of(resources: Resources, nodes: Nodes) -> Placement:
     return Placement([rank] if one else [{}, *[rank] * resources.ranks], nodes.avoided)
 
 
-def concurrency(resources: Resources, listed: Callable[[], list[Node]] = nodes_of_ray) -> int:
+def concurrency(resources: Resources, listed: Callable[[], list[Node]] = ray.nodes) -> int:
     """Return how many trials this cluster runs at once.
 
     Raises:

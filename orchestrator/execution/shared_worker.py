@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.driver.context import TrialContext
-from orchestrator.execution.nodes import MachineError, alive, nodes_of_ray, size_of
+from orchestrator.execution.nodes import Connections, MachineError, alive, size_of
 from orchestrator.execution.ray_compat import actor_id, call, is_dead
 from orchestrator.spec.config import Resources
 from orchestrator.spec.messages import Assignment, Report
@@ -39,8 +39,10 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 class SharedWorkers:
     """The shared processes of a batch, on all machines; the driver starts, renews and ends them."""
 
-    def __init__(self, context: TrialContext, resources: Resources) -> None:
-        self._context, self._resources = context, resources
+    def __init__(
+        self, context: TrialContext, resources: Resources, connections: Connections
+    ) -> None:
+        self._context, self._resources, self._connections = context, resources, connections
         self._workers: dict[str, ActorHandle[SharedWorker]] = {}
         self._next_look = 0.0
 
@@ -49,7 +51,7 @@ class SharedWorkers:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _POLL_SECONDS
-        for node in alive(nodes_of_ray):
+        for node in alive(self._connections.nodes):
             for number in range(self._resources.processes_on(*size_of(node))):
                 name = f"{_prefix(node['NodeID'])}{number}"
                 if name not in self._workers or is_dead(actor_id(self._workers[name])):
@@ -73,7 +75,9 @@ class SharedWorkers:
 
 
 @contextmanager
-def shared_workers_of(context: TrialContext, resources: Resources) -> Iterator[Callable[[], None]]:
+def shared_workers_of(
+    context: TrialContext, resources: Resources, connections: Connections
+) -> Iterator[Callable[[], None]]:
     """Keep the shared processes of a batch while the block runs; none if trials share none.
 
     Yields:
@@ -82,7 +86,7 @@ def shared_workers_of(context: TrialContext, resources: Resources) -> Iterator[C
     if resources.trials_a_process == 1:
         yield lambda: None
         return
-    workers = SharedWorkers(context, resources)
+    workers = SharedWorkers(context, resources, connections)
     workers.look_after()
     try:
         yield workers.look_after

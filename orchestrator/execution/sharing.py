@@ -10,6 +10,7 @@ the next sweep.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import time
@@ -23,14 +24,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.driver.context import Stop, TrialContext
-from orchestrator.execution.nodes import (
-    alive,
-    concurrency,
-    kind_of,
-    nodes_of_ray,
-    refuse_dead_ray,
-    size_of,
-)
+from orchestrator.execution.nodes import Connections, alive, concurrency, kind_of, size_of
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import AUTO, Resources
 from orchestrator.state.requests import requested
@@ -82,6 +76,7 @@ def settled(
     stop: Stop,
     say: Callable[[str], None],
     measure: Measure | None = None,
+    connections: Connections | None = None,
 ) -> tuple[TrialBatch, str | None]:
     """Return a batch with a number in place of `packed=auto`; Ray must be running.
 
@@ -93,6 +88,7 @@ def settled(
         stop: ends the measurement once it is asked for, as a `sweep stop` does.
         say: called with a message when a measurement begins.
         measure: times the steps; None: Ray's nodes do, in processes of their own.
+        connections: to Ray's processes; None: they are not watched.
 
     Returns:
         The batch, and a message about the number; None if it was set before.
@@ -102,12 +98,15 @@ def settled(
     """
     if batch.resources.packed != AUTO:
         return batch, None
+    connections = connections or Connections()
+    by = measure or functools.partial(measured_on_nodes, connections=connections)
     number, words = _found(
         batch,
         context,
         begun,
         left,
-        lambda one: _known_or_measured(context, one, stop, say, measure or measured_on_nodes),
+        lambda one: _known_or_measured(context, one, stop, say, by, connections),
+        connections,
     )
     resources = batch.resources.model_copy(update={"packed": number})
     return replace(batch, resources=resources), words
@@ -119,6 +118,7 @@ def _found(
     begun: int,
     left: int,
     seconds_of: Callable[[Resources], dict[int, float]],
+    connections: Connections,
 ) -> tuple[int, str]:
     """Return the number of trials that should share a process, and the reason as a message.
 
@@ -130,7 +130,7 @@ def _found(
     if context.base.plm_dropout:
         return 1, f"{alone}: with plm_dropout they cannot share passes"
     one = batch.resources.model_copy(update={"packed": 1})
-    processes = concurrency(one)
+    processes = concurrency(one, connections.nodes)
     first = min(left, _FIRST - begun) if batch.trials <= _FEW else 0
     at_once = min(max(left // _ROUNDS, first), one.concurrent or math.inf)
     most = min(MOST, at_once // processes)
@@ -156,9 +156,10 @@ def _known_or_measured(
     stop: Stop,
     say: Callable[[str], None],
     measure: Measure,
+    connections: Connections,
 ) -> dict[int, float]:
     """Return {trials that share a process: seconds of a trial's step}, of all machines together."""
-    machines = [node for node in alive(nodes_of_ray) if one.processes_on(*size_of(node))]
+    machines = [node for node in alive(connections.nodes) if one.processes_on(*size_of(node))]
     path = context.checkpoints.notes / FILE
     keys = {node["NodeID"]: _key(context, one, kind_of(node)) for node in machines}
     known = {key: _known(path, key) for key in keys.values()}
@@ -202,7 +203,11 @@ def _together(machines: Sequence[tuple[Mapping[int, float], int]]) -> dict[int, 
 
 
 def measured_on_nodes(
-    context: TrialContext, one: Resources, nodes: Sequence[str], stop: Stop
+    context: TrialContext,
+    one: Resources,
+    nodes: Sequence[str],
+    stop: Stop,
+    connections: Connections,
 ) -> dict[str, dict[int, float]]:
     """Measure on nodes of Ray, at once, each in a process of its own; see Measure."""
     tasks = {
@@ -213,11 +218,14 @@ def measured_on_nodes(
         ).remote(context, one, MOST): node
         for node in nodes
     }
-    return finished(tasks, context.checkpoints.folder, stop)
+    return finished(tasks, context.checkpoints.folder, stop, connections)
 
 
 def finished(
-    tasks: Mapping[ray.ObjectRef[dict[int, float]], str], folder: Path, stop: Stop
+    tasks: Mapping[ray.ObjectRef[dict[int, float]], str],
+    folder: Path,
+    stop: Stop,
+    connections: Connections | None = None,
 ) -> dict[str, dict[int, float]]:
     """Return the results of the tasks that finish within PATIENCE_SECONDS; cancel the others.
 
@@ -225,6 +233,7 @@ def finished(
         tasks: {task of Ray: its node}.
         folder: the sweep's folder, where `sweep stop` leaves its request.
         stop: asks to stop too.
+        connections: to Ray's processes; None: they are not watched.
 
     Returns:
         {node: result}.
@@ -236,7 +245,8 @@ def finished(
     left = dict(tasks)
     until, found, errors = time.monotonic() + PATIENCE_SECONDS, {}, []
     while left and time.monotonic() < until:
-        refuse_dead_ray()
+        if connections is not None:
+            connections.refuse_dead()
         for task in ray.wait([*left], timeout=0.5)[0]:
             node = left.pop(task)
             try:

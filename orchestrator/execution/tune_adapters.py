@@ -28,7 +28,7 @@ from ray.tune.search import Searcher
 
 from orchestrator.driver.context import Stop
 from orchestrator.driver.driver import Driver
-from orchestrator.execution.nodes import TooSmallError, refuse_dead_ray
+from orchestrator.execution.nodes import Connections, TooSmallError
 from orchestrator.execution.ray_compat import WorkerEnd, address_in, last_error, worker_end
 from orchestrator.execution.trainable import POINT, REPORT, TRIAL, StintConfig
 from orchestrator.spec.messages import Decision, WorkerLost
@@ -50,8 +50,15 @@ class TuneEvents:
     Once an error is to end the batch, the driver gets no more events.
     """
 
-    def __init__(self, driver: Driver, stop: Stop) -> None:
-        self.stop = stop
+    def __init__(self, driver: Driver, stop: Stop, connections: Connections | None = None) -> None:
+        """Serve a driver.
+
+        Args:
+            driver: of the batch.
+            stop: asks to end the batch.
+            connections: to Ray's processes; None: they are not watched.
+        """
+        self.stop, self.connections = stop, connections or Connections()
         self._driver = driver
         self._trials: dict[str, str] = {}
         """{Tune's name of a stint: name of its trial}, of all stints that have not ended."""
@@ -119,7 +126,7 @@ class TuneEvents:
         if self.stop.error is not None:
             return otherwise
         if not self.stop.asked:
-            refuse_dead_ray()
+            self.connections.refuse_dead()
         with self.stop.on_error():
             return tell()
         return otherwise
@@ -212,7 +219,7 @@ class TuneCallback(tune.Callback):
         stop = self._events.stop
         # Not once an end was asked for: the cluster's Ray may be ending too, and calls to it hang.
         if not stop.asked:
-            refuse_dead_ray()
+            self._events.connections.refuse_dead()
             if time.monotonic() >= self._next_look:
                 self._next_look = time.monotonic() + POLL_SECONDS
                 with stop.on_error():

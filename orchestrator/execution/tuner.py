@@ -23,10 +23,10 @@ from orchestrator.driver.listeners import CheckpointListener, MlflowListener, Vi
 from orchestrator.driver.signals import handled, leave_terminal
 from orchestrator.driver.trial_queue import Source
 from orchestrator.execution.nodes import (
+    Connections,
     Nodes,
     NoMachineError,
     placement_of,
-    refuse_dead_ray,
     unless_ray_dies,
     watched_ray,
 )
@@ -85,9 +85,10 @@ def run_batch(
     seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
     context = TrialContext(batch.base, checkpoints, data_dir, seen, batch.plugins)
     left = batch.trials - sum(trial.outcome is not None for trial in event_log.trials.values())
-    with signals_noted() as stop, watched_ray():
-        batch, found = settled(batch, context, len(event_log.trials), left, stop, say)
-        _run_trials(batch, context, source, event_log, tracker, stop, found)
+    with signals_noted() as stop, watched_ray() as connections:
+        begun = len(event_log.trials)
+        batch, found = settled(batch, context, begun, left, stop, say, connections=connections)
+        _run_trials(batch, context, source, event_log, tracker, stop, connections, found)
     tracker.settle()
     ended = [trial for trial in event_log.trials.values() if trial.outcome is not None]
     for trial in ended:
@@ -102,10 +103,11 @@ def _run_trials(
     event_log: EventLog,
     tracker: TrackingWriter,
     stop: Stop,
+    connections: Connections,
     note: str | None,
 ) -> None:
     """Run what the source suggests, and tell the view first what there is to note."""
-    checkpoints, nodes = context.checkpoints, Nodes(batch.resources)
+    checkpoints, nodes = context.checkpoints, Nodes(batch.resources, connections.nodes)
     asha = make_scheduler(batch.asha, batch.evaluations)
     with view_of(_progress_of(batch, nodes, asha)) as view:
         if note:
@@ -119,11 +121,12 @@ def _run_trials(
         retry_budget = RetryBudget(is_renewed=batch.resources.trials_a_process > 1)
         driver = Driver(batch.name, event_log, asha, source, nodes.slots, retry_budget, listeners)
         try:
-            with shared_workers_of(context, batch.resources) as look_after_shared:
+            with shared_workers_of(context, batch.resources, connections) as look_after_shared:
                 folder = checkpoints.folder
                 watch = Watch(driver, stop, nodes, tracker, folder, look_after_shared)
-                made = _tuner(batch, context, TuneEvents(driver, stop), watch, nodes)
-                run_tune(made.fit, folder, stop)
+                events = TuneEvents(driver, stop, connections)
+                made = _tuner(batch, context, events, watch, nodes)
+                run_tune(made.fit, folder, stop, connections)
             if stop.asked:  # when Tune took no more steps
                 raise KeyboardInterrupt
             driver.end_paused()
@@ -165,21 +168,25 @@ def _tuner(
     )
 
 
-def run_tune(fit: Callable[[], object], folder: Path, stop: Stop) -> None:
+def run_tune(
+    fit: Callable[[], object], folder: Path, stop: Stop, connections: Connections | None = None
+) -> None:
     """Let Tune run; turn what it raises into errors of this project where a user caused it.
 
     Args:
         fit: Tune's loop.
         folder: the sweep's folder, for the message where a disk is full.
         stop: notes the signals that ask to end.
+        connections: to Ray's processes; None: they are not watched.
 
     Raises:
         KeyboardInterrupt: it was asked to end, or Ray has died.
         StorageError: the disk is full or may not be written.
         TinyAttnError: as a trial raised it.
     """
+    connections = connections or Connections()
     try:
-        unless_ray_dies(fit)
+        unless_ray_dies(fit, connections)
     except KeyboardInterrupt:
         was_asked = stop.asked
         stop.asked = stop.is_left = True
@@ -189,7 +196,7 @@ def run_tune(fit: Callable[[], object], folder: Path, stop: Stop) -> None:
     except (TuneError, RayError, OSError) as error:
         if stop.at_once:  # as a scratch file of Tune's that is gone where it was interrupted
             raise KeyboardInterrupt from None
-        refuse_dead_ray()
+        connections.refuse_dead()
         cause = error.__cause__ or error
         if isinstance(cause, TinyAttnError):
             raise cause from None

@@ -48,8 +48,8 @@ with this_machine(num_cpus=1):
         return ray.nodes()  # Ray's own patience is a minute, and then it ends the process
     began = time.monotonic()
     try:
-        with watched_ray():
-            unless_ray_dies(ask)
+        with watched_ray() as connections:
+            unless_ray_dies(ask, connections)
     except NoMachineError as error:
         print(time.monotonic() - began < 30, error, flush=True)
 """

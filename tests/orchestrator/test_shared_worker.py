@@ -198,7 +198,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TrialBatch, 
     nodes = [{"Alive": True, "NodeID": 28 * "ab", "Resources": {"CPU": 2.0}}]
     monkeypatch.setattr(sharing, "alive", lambda listed: nodes)
     monkeypatch.setattr(
-        sharing, "concurrency", lambda resources: resources.trials_at_once([(2, 0)])
+        sharing, "concurrency", lambda resources, listed: resources.trials_at_once([(2, 0)])
     )
     return batch, TrialContext(base, SharedFolder(tmp_path / "sweeps" / "s"))
 
