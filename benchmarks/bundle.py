@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 from benchmarks.shapes import write_tokens
 from benchmarks.steps import PADDED
 from orchestrator.tracking.provenance import commit
-from tinyattn.data.splits import load_data
+from tinyattn.data.splits import DataRequest, load_data
 from tinyattn.errors import StorageError, TinyAttnError
 from tinyattn.plms.loading import find_plm
 from tinyattn.tasks import find_task
@@ -82,8 +82,8 @@ def collect_tokens(folder: Path) -> None:
     """Tokenise the rows that the benchmarks use."""
     tokenizer = AutoTokenizer.from_pretrained(find_plm("minilm"))
     for name in TASKS:
-        data = load_data(find_task(name), tokenizer, protocol="heldout", max_length=PADDED,
-                         max_train_rows=TRAIN_ROWS)  # fmt: skip
+        request = DataRequest("heldout", PADDED, max_train_rows=TRAIN_ROWS)
+        data = load_data(find_task(name), tokenizer, request)
         assert data.heldout is not None
         splits = {"train": data.train, "select": data.select, "heldout": data.heldout}
         write_tokens(folder / f"{name}.npz", {split: rows.flat() for split, rows in splits.items()})

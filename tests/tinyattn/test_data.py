@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 from tinyattn.batching.batches import Batches, epoch_order
 from tinyattn.data import cache
 from tinyattn.data.rows import check_rows, with_groups
-from tinyattn.data.splits import TaskData, load_data, read_rows, tokenise
+from tinyattn.data.splits import DataRequest, TaskData, load_data, read_rows, tokenise
 from tinyattn.errors import ConfigError, StorageError, TaskError
 from tinyattn.tasks import Task, find_task
 
@@ -110,7 +110,9 @@ def load(
     task = find_task(name) if isinstance(name, str) else name
     settings: dict[str, Any] = {"max_length": 32, "max_train_rows": None, **options}
     tokenizer = settings.pop("tokenizer", None) or bert_like()
-    return load_data(task, tokenizer, protocol=protocol, data_dir=folder, **settings)
+    types = settings.pop("types", None)
+    request = DataRequest(protocol, **settings)
+    return load_data(task, tokenizer, request, types=types, data_dir=folder)
 
 
 # ----------------------------------------------------------------------------------- protocols

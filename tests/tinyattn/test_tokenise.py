@@ -171,13 +171,15 @@ def test_what_is_cut_keeps_its_separator(side: str) -> None:
 def test_tokens_of_other_rules_lie_in_other_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tinyattn.data.splits import load_data
+    from tinyattn.data.splits import DataRequest, load_data
 
     monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path))
-    bert, options = tokenizer("bert"), {"protocol": "heldout", "max_train_rows": 100}
+    bert = tokenizer("bert")
     found = {
         load_data(
-            find_task("agreement"), bert, max_length=length, token_version=version, **options
+            find_task("agreement"),
+            bert,
+            DataRequest("heldout", length, max_train_rows=100, token_version=version),
         ).fingerprint
         for version in (1, 2)
         for length in (16,)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import datasets
 import numpy as np
@@ -17,11 +16,11 @@ from tinyattn.data.files import read_file
 from tinyattn.data.rows import check_rows
 from tinyattn.data.sources import find_source
 from tinyattn.data.tokenise import as_split, token_rules, tokenise
-from tinyattn.data.tokens import Split, TaskData, carve_notes
-from tinyattn.errors import ConfigError, StorageError, TaskError
+from tinyattn.data.tokens import DataRequest, Split, TaskData, carve_notes
+from tinyattn.errors import StorageError, TaskError
 from tinyattn.tasks.base import Task
 
-__all__ = ["Split", "TaskData", "load_data", "read_rows", "tokenise"]
+__all__ = ["DataRequest", "Split", "TaskData", "load_data", "read_rows", "tokenise"]
 
 _SUBSET_SEED = 527  # of max_train_rows and max_select_rows: the same rows whatever a trial's seed
 
@@ -29,13 +28,8 @@ _SUBSET_SEED = 527  # of max_train_rows and max_select_rows: the same rows whate
 def load_data(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
+    request: DataRequest,
     *,
-    protocol: Literal["paper", "heldout"],
-    max_length: int,
-    max_train_rows: int | None,
-    max_select_rows: int | None = None,
-    carve_version: int = 2,
-    token_version: int = 2,
     types: bool | None = None,
     data_dir: Path | None = None,
 ) -> TaskData:
@@ -44,33 +38,22 @@ def load_data(
     Args:
         task: from `find_task`.
         tokenizer: the PLM's.
-        protocol: `paper` selects on the official dev rows; `heldout` on rows carved from train,
-            and keeps dev for the report. Carved rows do not depend on any trial.
-        max_length: tokens per row; in a pair that is too long, the longer text is cut first.
-        max_train_rows: size of a fixed random subset of training rows, taken after carving; None:
-            all.
-        max_select_rows: size of a fixed random subset of the rows that `heldout` carves to select
-            on; None: all. The others are not trained on.
-        carve_version: see `tinyattn.data.carve`.
-        token_version: see `tinyattn.data.tokenise`.
+        request: which rows, and their length.
         types: whether the PLM has more than one token type; None: as the tokenizer says.
         data_dir: folder with `glue/<task>/<split>.jsonl` and so on, searched before TINYATTN_DATA.
 
     Raises:
-        ConfigError: the protocol is unknown.
         TaskError: data are missing or do not fit the task.
         StorageError: the cache cannot be written.
     """
-    if protocol not in ("paper", "heldout"):
-        raise ConfigError(f"protocol '{protocol}' came, allowed are paper, heldout")
-    rules = token_rules(tokenizer, len(task.text_columns), token_version, types)
-    stored = stored_splits(task, tokenizer, max_length, rules, find_source(task, data_dir))
-    carved = stored.carved[str(carve_version)]
-    left, select, dev = _divide(task, stored, protocol, carved, max_select_rows)
+    rules = token_rules(tokenizer, len(task.text_columns), request.token_version, types)
+    stored = stored_splits(task, tokenizer, request.max_length, rules, find_source(task, data_dir))
+    carved = stored.carved[str(request.carve_version)]
+    left, select, dev = _divide(task, stored, request, carved)
     rows = stored.splits[task.splits.train].rows
-    train = as_split(rows, "train", _subset(left, max_train_rows))
+    train = as_split(rows, "train", _subset(left, request.max_train_rows))
     extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
-    heldout = dev if protocol == "heldout" else None
+    heldout = dev if request.protocol == "heldout" else None
     theirs = [carved[name] for name in {select.name, dev.name} & carved.keys()]
     used = [train, select, *extra.values(), *([heldout] if heldout else [])]
     return TaskData(
@@ -91,11 +74,7 @@ def load_data(
 
 
 def _divide(
-    task: Task,
-    stored: Stored,
-    protocol: str,
-    carved: Mapping[str, Carved],
-    max_select_rows: int | None,
+    task: Task, stored: Stored, request: DataRequest, carved: Mapping[str, Carved]
 ) -> tuple[np.ndarray, Split, Split]:
     """Return numbers of training rows, the selection rows, and dev (or rows carved for it)."""
     rows = stored.splits[task.splits.train].rows
@@ -108,7 +87,9 @@ def _divide(
 
     validation = task.splits.validation
     dev = take("validation") if validation is None else stored.splits[validation]
-    select = take("select", max_select_rows) if protocol == "heldout" else dev
+    select = dev
+    if request.protocol == "heldout":
+        select = take("select", request.max_select_rows)
     if not (len(left) and len(select) and len(dev)):
         raise TaskError(
             f"task '{task.name}': {len(rows)} training rows came, too few to carve others from"

@@ -1,4 +1,4 @@
-"""Tokenised rows as training and evaluation read them: Rows, Split, TaskData.
+"""Tokenised rows as training and evaluation read them: Rows, Split, TaskData, DataRequest.
 
 This module and its imports read no text, so a process that is given token ids needs neither
 datasets nor pyarrow. `tokenise.py` makes these rows from text.
@@ -7,12 +7,14 @@ datasets nor pyarrow. `tokenise.py` makes these rows from text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from tinyattn.config import TrainConfig
+from tinyattn.errors import ConfigError
 from tinyattn.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -86,6 +88,39 @@ class Split:
                 table[GROUPS].to_numpy() if GROUPS in table.column_names else np.arange(len(self))
             ),
         )
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """Which rows of a task are wanted, and how they are tokenised; equal requests get equal rows.
+
+    Raises:
+        ConfigError: the protocol is unknown.
+    """
+
+    protocol: Literal["paper", "heldout"]
+    """`paper` selects on the official dev rows; `heldout` on rows carved from train, and keeps dev
+    for the report. Carved rows do not depend on any trial."""
+    max_length: int
+    """Tokens per row; in a pair that is too long, the longer text is cut first."""
+    max_train_rows: int | None
+    """Size of a fixed random subset of training rows, taken after carving; None: all."""
+    max_select_rows: int | None = None
+    """Size of a fixed random subset of the rows that `heldout` carves to select on; None: all. The
+    others are not trained on."""
+    carve_version: int = 2
+    """See `tinyattn.data.carve`."""
+    token_version: int = 2
+    """See `tinyattn.data.tokenise`."""
+
+    def __post_init__(self) -> None:
+        if self.protocol not in ("paper", "heldout"):
+            raise ConfigError(f"protocol '{self.protocol}' came, allowed are paper, heldout")
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Self:
+        """Return the request of a trial."""
+        return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches, batches_of
 from tinyattn.config import TrainConfig
-from tinyattn.data.tokens import Rows, TaskData
+from tinyattn.data.tokens import DataRequest, Rows, TaskData
 from tinyattn.errors import ConfigError
 from tinyattn.passes.executor import PassExecutor
 from tinyattn.passes.prefix_cache import PrefixCache
@@ -110,10 +110,7 @@ class ModelCache:
                 f"max_length is {config.max_length}, but {config.plm} takes at most "
                 f"{plm.max_positions} tokens; set max_length={plm.max_positions} or less"
             )
-        key = (
-            *(config.task, config.plm, config.protocol, config.carve_version, config.token_version),
-            *(config.max_length, config.max_train_rows, config.max_select_rows),
-        )
+        key = (config.task, config.plm, DataRequest.of(config))
 
         def load() -> TaskData:
             return self._load_data(config, plm)
@@ -141,12 +138,7 @@ class ModelCache:
         return load_data(
             self.task(config),
             plm.tokenizer,
-            protocol=config.protocol,
-            max_length=config.max_length,
-            max_train_rows=config.max_train_rows,
-            max_select_rows=config.max_select_rows,
-            carve_version=config.carve_version,
-            token_version=config.token_version,
+            DataRequest.of(config),
             types=plm.has_types,
             data_dir=self.data_dir,
         )
