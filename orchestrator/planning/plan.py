@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -88,59 +89,76 @@ class Plan:
     """Operations per second of one core of `capacity`; 0: not known, or trials use GPUs."""
 
     def __str__(self) -> str:
-        sweep, cost, facts = self.sweep, self.cost, self.facts
-        rows = facts.train_rows if facts else assumed_rows(sweep)
-        evaluations = facts.evaluations if facts else max_evaluations(sweep, rows)
-        size = _space_size(sweep)
-        trials = sweep.search.trials
-        packed = sweep.resources.packed
+        sweep, counts = self.sweep, self.cost.counts
+        resources = sweep.resources
         who = {1: "trial", AUTO: "process of several trials (how many is measured first)"}.get(
-            packed, f"process of {packed} trials"
+            resources.packed, f"process of {resources.packed} trials"
         )
         lines = [
             f"sweep       {sweep.name}: {sweep.train.task} on {sweep.train.plm}, "
             f"protocol {sweep.train.protocol}",
-            f"trials      {trials}{size} by {sweep.search.sampler}, "
+            *self._about_rows(),
+            f"trials      {sweep.search.trials}{_space_size(sweep)} by {sweep.search.sampler}, "
             f"known points first: {len(sweep.search.points)}",
             f"searched    {', '.join(sweep.space) or 'nothing'}",
-            f"rungs       {rung_words(sweep, evaluations)}",
-            f"parameters  adapter {cost.counts.adapter:,} + classifier "
-            f"{cost.counts.classifier:,} = {cost.counts.trainable:,}; PLM "
-            f"{cost.counts.plm:,} frozen",
-            f"memory      at most {cost.memory_gb:.1f} GB a trial{self._smaller_passes()}; "
+            f"rungs       {rung_words(sweep, self.evaluations)}",
+            f"parameters  adapter {counts.adapter:,} + classifier {counts.classifier:,} = "
+            f"{counts.trainable:,}; PLM {counts.plm:,} frozen",
+            f"memory      at most {self.cost.memory_gb:.1f} GB a trial{self._smaller_passes()}; "
             f"a process takes {PROCESS_GB} GB of main memory beside that",
-            f"compute     {self._compute(asha_share(sweep, evaluations))}",
-            f"resources   {amount(sweep.resources.cpus, 'core')}, "
-            f"{amount(sweep.resources.gpus, 'GPU')} a {who}",
+            f"compute     {self._compute(asha_share(sweep, self.evaluations))}",
+            f"resources   {amount(resources.cpus, 'core')}, "
+            f"{amount(resources.gpus, 'GPU')} a {who}",
+            *self._notes(),
         ]
-        if facts:
-            lines.insert(
-                1,
-                f"rows        train {facts.train_rows:,}, select {facts.select_rows:,}, held-out "
-                f"{facts.heldout_rows:,}; {facts.mean_length:.0f} tokens a row, "
-                f"{facts.truncated_rows:,} rows cut to {sweep.train.max_length}",
-            )
-            lines[2:2] = [f"beware      {note}" for note in facts.carve_notes]
-            if sweep.train.protocol == "heldout" and facts.select_rows > 2 * facts.train_rows:
-                lines.append(
-                    "note        each evaluation scores more rows than twice those that train; "
-                    f"max_select_rows={facts.train_rows} makes it shorter, and its score noisier"
-                )
-        else:
-            lines.append("assumed     rows and lengths, since they could not be counted here")
-        if self.missing:
-            lines.append(f"missing     {self.missing}")
-        if self.hours_there is not None:
-            lines.append(f"time        {duration(self.hours_there)} on {self.capacity.name}")
-        fewest = facts.fewest_rows if facts else rows
-        lines += [f"note        {remark}" for remark in remarks(sweep, fewest)]
-        if self.slow:
-            lines.append(f"slow        {self.slow}")
-        if self.lacking:
-            lines.append(f"missing     {self.lacking}")
-        if self.name_taken:
-            lines.append(f"missing     a free name: a sweep '{sweep.name}' exists; set name=...")
         return "\n".join(lines)
+
+    def _about_rows(self) -> list[str]:
+        """Return the lines on rows and their carving; none if the data are not here."""
+        facts = self.facts
+        if facts is None:
+            return []
+        return [
+            f"rows        train {facts.train_rows:,}, select {facts.select_rows:,}, held-out "
+            f"{facts.heldout_rows:,}; {facts.mean_length:.0f} tokens a row, "
+            f"{facts.truncated_rows:,} rows cut to {self.sweep.train.max_length}",
+            *(f"beware      {note}" for note in facts.carve_notes),
+        ]
+
+    def _notes(self) -> Iterator[str]:
+        """Yield the lines on what was assumed, what is missing and what could be better."""
+        sweep, facts = self.sweep, self.facts
+        if facts is None:
+            yield "assumed     rows and lengths, since they could not be counted here"
+        elif sweep.train.protocol == "heldout" and facts.select_rows > 2 * facts.train_rows:
+            yield (
+                "note        each evaluation scores more rows than twice those that train; "
+                f"max_select_rows={facts.train_rows} makes it shorter, and its score noisier"
+            )
+        if self.missing:
+            yield f"missing     {self.missing}"
+        if self.hours_there is not None:
+            yield f"time        {duration(self.hours_there)} on {self.capacity.name}"
+        for remark in remarks(sweep, facts.fewest_rows if facts else self.train_rows):
+            yield f"note        {remark}"
+        if self.slow:
+            yield f"slow        {self.slow}"
+        if self.lacking:
+            yield f"missing     {self.lacking}"
+        if self.name_taken:
+            yield f"missing     a free name: a sweep '{sweep.name}' exists; set name=..."
+
+    @property
+    def train_rows(self) -> int:
+        """Training rows, counted or assumed."""
+        return self.facts.train_rows if self.facts else assumed_rows(self.sweep)
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of a whole trial."""
+        if self.facts is not None:
+            return self.facts.evaluations
+        return max_evaluations(self.sweep, self.train_rows)
 
     def _compute(self, with_stopping: float) -> str:
         """Return the operations as text, and GPU hours where there are GPUs and trials use them.
@@ -174,9 +192,7 @@ class Plan:
         flops = self.capacity.tflops * 1e12 if self.sweep.resources.gpus else self._cores_flops()
         if not flops:
             return None
-        rows = self.facts.train_rows if self.facts else assumed_rows(self.sweep)
-        evaluations = self.facts.evaluations if self.facts else max_evaluations(self.sweep, rows)
-        share = asha_share(self.sweep, evaluations)
+        share = asha_share(self.sweep, self.evaluations)
         return self.gpu_hours * share * A4000_FLOPS / flops
 
     def _cores_flops(self) -> float:
