@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,6 +25,8 @@ _MOST = 20_000_000
 """Most permutations; they take minutes."""
 LONG_SECONDS = 5.0
 """Expected seconds of a test above which a message says how long it will take."""
+_SEED = 0
+"""Seed of the permutations: a test that is made again has the same p."""
 _SAME = 1e-9
 """Leads that differ by less count as equal: sums in another order differ in the last digits."""
 _AT_ONCE = 2**22
@@ -196,7 +198,6 @@ def paired_test(
     new: np.ndarray,
     old: np.ndarray,
     labels: np.ndarray,
-    seed: int = 0,
     *,
     groups: np.ndarray | None = None,
     permutations: int = PERMUTATIONS,
@@ -208,17 +209,13 @@ def paired_test(
     Each permutation swaps every group with probability ½; p is the share of permutations, the
     observed one included, whose lead is at least the observed one (Phipson & Smyth 2010). p is
     exact for accuracy, and for other metrics if so few groups differ that all swaps can be tried.
-    Else `permutations` are drawn. Drawing stops early, after at least 10,000, once enough leads are
-    as large as the observed one that p would end above `level` whatever the rest; p is then the
-    share among those drawn (sequential Monte Carlo p-values, Besag & Clifford 1991). The decision
-    at `level` is the same as with all permutations.
+    Else `permutations` are drawn, or fewer if `level` can no longer be reached.
 
     Args:
         metric: maps outputs [N, C] and labels [N] to a number, higher is better.
         new: outputs [N, C] of the newcomer.
         old: outputs [N, C] of the champion.
         labels: [N].
-        seed: seed of the permutations.
         groups: [N] a number for each row, the same for rows that belong together; None: all rows
             are independent.
         permutations: number of permutations; a sampled p is at least 1 / (permutations + 1).
@@ -234,20 +231,49 @@ def paired_test(
     if (exact := metric.exact(new, old, labels, own)) is not None:
         return PairedTest(new_score, old_score, exact)
     every = 2 ** _moving([new], old, groups)[2] <= permutations
-    observed = 0 if every else 1  # all swaps include the observed order; random ones need it added
-    enough = math.inf if level is None or every else level * (permutations + 1)
-    as_large, drawn = observed, observed
-    swapped, began = _swaps([new], old, groups, seed, permutations, every=every), time.monotonic()
-    for swaps in swapped:
-        # A permutation whose metric is undefined counts against the newcomer.
-        as_large += int((~(metric.leads(new, old, labels, swaps) < lead - _SAME)).sum())
-        before, drawn = drawn, drawn + len(swaps)
+    # A permutation whose metric is undefined counts against the newcomer.
+    as_large = (
+        ~(metric.leads(new, old, labels, swaps) < lead - _SAME)
+        for swaps in _swaps([new], old, groups, permutations, every=every)
+    )
+    p_value = _counted(as_large, every, permutations, None if every else level, say)
+    return PairedTest(new_score, old_score, p_value)
+
+
+def _counted(
+    as_large: Iterable[np.ndarray],
+    every: bool,
+    permutations: int,
+    level: float | None,
+    say: Callable[[str], None],
+) -> float:
+    """Return the share of permutations whose lead is as large as the observed one.
+
+    Drawing stops early, after at least 10,000, once enough leads are as large as the observed one
+    that p would end above `level` whatever the rest; p is then the share among those drawn
+    (sequential Monte Carlo p-values, Besag & Clifford 1991). The decision at `level` is the same as
+    with all permutations.
+
+    Args:
+        as_large: for a few permutations at a time, [B] whether the lead is as large.
+        every: whether each combination of swaps comes once; the observed order is one of them,
+            which is added to random ones.
+        permutations: most permutations that will come.
+        level: level that p is compared with; None: all permutations are drawn.
+        say: called with a message if the test takes more than a few seconds.
+    """
+    large = drawn = 0 if every else 1
+    enough = math.inf if level is None else level * (permutations + 1)
+    began = time.monotonic()
+    for found in as_large:
+        large += int(found.sum())
+        before, drawn = drawn, drawn + len(found)
         if drawn >= PERMUTATIONS:
-            if as_large > enough:
+            if large > enough:
                 break
             if before < PERMUTATIONS:
                 _announce(time.monotonic() - began, drawn, permutations, say)
-    return PairedTest(new_score, old_score, as_large / drawn)
+    return large / drawn
 
 
 def _announce(seconds: float, drawn: int, permutations: int, say: Callable[[str], None]) -> None:
@@ -262,7 +288,6 @@ def max_t_test(
     candidates: Sequence[np.ndarray],
     old: np.ndarray,
     labels: np.ndarray,
-    seed: int = 0,
     *,
     groups: np.ndarray | None = None,
     permutations: int = PERMUTATIONS,
@@ -282,7 +307,6 @@ def max_t_test(
         candidates: outputs [N, C] of each candidate.
         old: outputs [N, C] of the model that they would replace.
         labels: [N].
-        seed: seed of the permutations.
         groups: as in `paired_test`.
         permutations: number of permutations.
 
@@ -292,7 +316,7 @@ def max_t_test(
     lead = np.array([metric(new, labels) - metric(old, labels) for new in candidates])
     permuted = [
         np.stack([metric.leads(new, old, labels, swaps) for new in candidates], axis=1)
-        for swaps in _swaps(candidates, old, groups, seed, permutations)
+        for swaps in _swaps(candidates, old, groups, permutations)
     ]
     leads = np.concatenate([lead[None], *permuted])  # the observed one is a permutation too
     spread = np.sqrt((leads**2).mean(axis=0))
@@ -305,7 +329,6 @@ def _swaps(
     candidates: Sequence[np.ndarray],
     old: np.ndarray,
     groups: np.ndarray | None,
-    seed: int,
     permutations: int,
     every: bool = False,
 ) -> Iterator[np.ndarray]:
@@ -316,7 +339,7 @@ def _swaps(
     """
     rows, group, count = _moving(candidates, old, groups)
     permutations = 2**count if every else permutations
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(_SEED)
     at_once = max(1, _AT_ONCE // len(old))
     for begin in range(0, permutations, at_once):
         size = min(at_once, permutations - begin)
