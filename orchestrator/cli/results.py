@@ -154,7 +154,7 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, places:
     TASK may be several, as in sst2,cola: then each row names its task in a column `adapter`, and
     all rows share passes through the PLM. Each may also be an adapter folder, as `train` writes.
     """
-    from orchestrator.registry.promotion import predict_file, predict_mixed
+    from orchestrator.registry.prediction import predict_file, predict_mixed
     from tinyattn.files.atomic import refuse_folder, write_output
 
     prints = output is None or str(output) == "-"

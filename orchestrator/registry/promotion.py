@@ -1,48 +1,66 @@
-"""`promote` and `predict` with their files: adapters from the store, rows of the task.
-
-The rule of promotion is in `versions.py`.
-"""
+"""Promotion of adapters: the rule by which a newcomer becomes the champion of its task and PLM."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import datasets
 import numpy as np
+from mlflow.entities.model_registry import ModelVersion
 
-from orchestrator.registry.champions import champion
+from orchestrator.registry.benchmarks import Benchmark, benchmarks
+from orchestrator.registry.champions import holder, model_name, models, move_alias, reigning
+from orchestrator.registry.reign import FIRST, VACANT, Challenge, enter, record
 from orchestrator.registry.versions import (
-    Benchmark,
-    HeldOut,
-    Promotion,
     ahead_of_candidate,
-    promote,
+    candidate,
+    describe,
+    evidence,
+    refuse_unmeasured,
+    refuse_without_adapter,
+    register,
+    tag_version,
 )
-from orchestrator.selection.baseline import train_alone
-from orchestrator.spec.values import Json
+from orchestrator.selection.baseline import find_alone, train_alone
+from orchestrator.selection.significance import (
+    PairedTest,
+    paired_test,
+    permutations_for,
+    primary_metric,
+)
+from orchestrator.spec.trial import is_alone
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.provenance import refuse_other_data
 from orchestrator.tracking.reader import TrialRun
-from tinyattn.adapters.checkpoint import CONFIG_FILE, TaskCard, read_card
-from tinyattn.batching.batches import groups_of, labels_of
-from tinyattn.config import TrainConfig, build, set_dotted, stored_config
-from tinyattn.data.files import read_file
-from tinyattn.data.splits import read_rows
-from tinyattn.data.tokens import Rows, TaskData
-from tinyattn.errors import AdapterError, UsageError
-from tinyattn.predict import MixedPredictor, Predictor
-from tinyattn.tasks import Task
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.config import TrainConfig
+from tinyattn.errors import UsageError
+from tinyattn.tasks import compute_metrics
 from tinyattn.training.model_cache import ModelCache
 
-Prediction: TypeAlias = dict[str, Json]
-"""The answer for a row."""
-ID_COLUMNS = ("id", "idx")
-"""Columns of a file that identify its rows; predictions keep them."""
+_IDLE = "; beware: always giving the commonest answer scores as much on the held-out rows"
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """The result of `promote`."""
+
+    model: str
+    version: int
+    moved: bool
+    """Whether this call moved the alias to this version."""
+    previous: int | None
+    """Version of the previous champion; None: there was none."""
+    test: PairedTest | None
+    """The paired test; None: none was made, since the version is champion already, or since a run
+    without a rival was forced."""
+    forced: bool
+    """Whether `force` moved the alias against the rule."""
+    reason: str
+    """Message for the user."""
+    challenge: Challenge | None = None
+    """The challenge as which the test counted; None: it did not count."""
 
 
 def promote_adapter(
@@ -58,7 +76,7 @@ def promote_adapter(
             classifier alone.
 
     Raises:
-        UsageError, AdapterError: as `promote` of versions.py.
+        UsageError, AdapterError: as `promote`.
     """
     model_cache, tracker = ModelCache(workspace.data_dir), workspace.tracker()
     for line in ahead_of_candidate(tracker, name):
@@ -70,174 +88,240 @@ def promote_adapter(
     return promote(tracker, name, benchmarks(model_cache, train), force=force, say=say)
 
 
-def benchmarks(
-    model_cache: ModelCache, train: Callable[[TrialRun, TrainConfig], None]
-) -> Callable[[TrialRun], Benchmark]:
-    """Return what makes the benchmark of a trial: the rows on which its adapter is judged.
+def promote(
+    tracker: TrackingWriter,
+    name: str,
+    benchmark_of: Callable[[TrialRun], Benchmark],
+    *,
+    force: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+) -> Promotion:
+    """Register a run's adapter, and make it champion if it passes the test.
+
+    It must be better than the champion on the held-out rows, at the level of its challenge
+    (`reign.py`). While there is no champion, the rival is the sweep's classifier alone.
 
     Args:
-        model_cache: source of PLM and data.
-        train: trains the classifier alone for a trial that is to be promoted.
-    """
-
-    def benchmark_of(trial: TrialRun) -> Benchmark:
-        config = config_of(trial)
-        data = model_cache.data(config)
-        refuse_other_data(f"run {trial.run_id}", trial.tags, data.fingerprint)
-        split = data.heldout
-        if split is None:
-            return Benchmark(data.task, None)
-
-        def outputs_of(folder: Path) -> np.ndarray:
-            predictor = Predictor(folder, model_cache, config.plm)
-            try:
-                return predictor.outputs(heldout_for(_task_card(folder), config, model_cache))
-            finally:
-                predictor.close()
-
-        held = HeldOut(
-            labels=labels_of(split),
-            outputs_of=outputs_of,
-            groups=groups_of(split),
-            fingerprint=fingerprint_of(data, config),
-            objection=lambda folder: objection_to(_task_card(folder), data.task, config),
-        )
-        return Benchmark(data.task, held, lambda: train(trial, config))
-
-    return benchmark_of
-
-
-def heldout_for(card: TaskCard, config: TrainConfig, model_cache: ModelCache) -> Rows:
-    """Return the held-out rows of `config`, tokenised as for the adapter's predictions."""
-    own = {"token_version": card.token_version, "max_length": card.max_length}
-    rows = model_cache.data(config.with_overrides(own)).heldout
-    assert rows is not None
-    return rows
-
-
-def objection_to(card: TaskCard, task: Task, config: TrainConfig) -> str:
-    """Return why an adapter may not be judged on the held-out rows of `config`; empty if it may."""
-    theirs, ours = card.carve_version, config.carve_version
-    if task.splits.validation is not None or theirs == ours:
-        return ""
-    return (
-        f"the champion was trained on rows of carve {theirs}, this run's held-out rows are of "
-        f"carve {ours}, so the champion may have been trained on them; run the new sweep with "
-        f"carve_version={theirs}"
-    )
-
-
-def _task_card(folder: Path) -> TaskCard:
-    card = read_card(folder).task
-    if card is None:
-        raise AdapterError(f"{folder}: this adapter has no task, so it cannot be compared")
-    return card
-
-
-def fingerprint_of(data: TaskData, config: TrainConfig) -> str:
-    """Return a hash of the held-out rows, 16 hex digits, made from all texts of the task.
-
-    It decides whether a reign's budget is renewed. It does not depend on tokens, so `max_length`,
-    `token_version` and `max_train_rows` cannot renew the budget. Other training rows do, even if
-    the held-out rows are the same.
-    """
-    assert data.heldout is not None
-    carve = config.carve_version if data.task.splits.validation is None else None
-    content = [data.fingerprint, data.heldout.name, carve]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-
-def config_of(trial: TrialRun) -> TrainConfig:
-    """Return the resolved config of a trial, from its MLflow run."""
-    raw: dict[str, Any] = {}
-    for key, value in trial.config.items():
-        set_dotted(raw, key, value)
-    return build(TrainConfig, stored_config(raw), f"run {trial.run_id}")
-
-
-def predict_mixed(
-    workspace: Workspace, tasks: Sequence[str], plm: str | None, file: Path
-) -> list[Prediction]:
-    """Predict a file by several adapters in shared passes; column `adapter` names each row's.
-
-    Args:
-        workspace: where sweeps are kept.
-        tasks: tasks with champions, or adapter folders.
-        plm: name of the PLM; None: the only one with a champion.
-        file: the rows.
-
-    Returns:
-        An answer for each row.
+        tracker: the MLflow store.
+        name: a trial's run id, or a sweep's name for its winner.
+        benchmark_of: returns a run's task and held-out rows.
+        force: move the alias whatever the result, also without a held-out score. The test does not
+            count as a challenge, and the new reign has its whole budget.
+        say: called with a message if the test takes long.
 
     Raises:
-        UsageError: a task has no champion, a row's `adapter` is none of `tasks`, or its text is
-            missing.
-        AdapterError: the adapters were trained on different PLMs.
+        UsageError: the run is unknown or has no adapter; or, without `force`, it has no held-out
+            score or no rival. The alias has not moved.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        table = read_file(file, Path(scratch))
-        rows = table.to_list()
-        names = [_named(row, tasks, file) for row in rows]
-        folders = {
-            task: _folder_of(workspace, task, plm, Path(scratch)) for task in dict.fromkeys(tasks)
-        }
-        own = all(folder == Path(task) for task, folder in folders.items())
-        predictor = MixedPredictor(folders, plm=plm if own else None)
-        try:
-            return _with_ids(predictor.predict(rows, names), table)
-        finally:
-            predictor.close()
+    trial = candidate(tracker, name, force)
+    refuse_without_adapter(tracker, trial)
+    refuse_unmeasured(trial, force)
+    benchmark = benchmark_of(trial)
+    model = model_name(trial.task, trial.plm)
+    previous = reigning(tracker, model) if model in models(tracker) else None
+    rival = _rival(tracker, benchmark, trial, previous, force)
+    contest = _Contest(tracker, model, trial, benchmark, previous, rival, force)
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = tracker.download(trial.run_id, "adapter", Path(folder))
+        rival_adapter, objection = contest.fetch_rival(Path(folder))
+        version = register(tracker, model, trial, adapter, benchmark.task, Path(folder))
+        number = int(version.version)
+        if previous is not None and int(previous.version) == number:
+            why = "it is the champion already"
+            return Promotion(model, number, False, number, None, False, why)
+        challenge, test = contest.compare(adapter, rival_adapter, say)
+    return contest.decide(number, challenge, test, objection)
 
 
-def _with_ids(answers: list[Prediction], table: datasets.Dataset) -> list[Prediction]:
-    """Put ID_COLUMNS of the input, if it has them, before the answers."""
-    names = [name for name in ID_COLUMNS if name in table.column_names]
-    ids = [{} for _ in answers] if not names else table.select_columns(names).to_list()
-    return [{**own, **answer} for own, answer in zip(ids, answers, strict=True)]
+@dataclass(frozen=True)
+class _Rival:
+    """The adapter that a newcomer is compared with."""
+
+    version: int
+    """Version of the champion; VACANT for the classifier alone."""
+    run_id: str
+    name: str
 
 
-def _named(row: Mapping[str, object], tasks: Sequence[str], file: Path) -> str:
-    if not isinstance(name := row.get("adapter"), str):
+@dataclass(frozen=True)
+class _Contest:
+    """A newcomer and its rival, of whom the better one is to be a model's champion."""
+
+    tracker: TrackingWriter
+    model: str
+    trial: TrialRun
+    """The newcomer."""
+    benchmark: Benchmark
+    previous: ModelVersion | None
+    """The champion when the contest began."""
+    rival: _Rival | None
+    force: bool
+
+    def fetch_rival(self, folder: Path) -> tuple[Path | None, str]:
+        """Return the rival's adapter and '', or None and the reason why it cannot be compared.
+
+        Raises:
+            UsageError: without `force`, if there is such a reason.
+        """
+        if self.rival is None or self.benchmark.heldout is None:
+            return None, ""
+        (folder / "old").mkdir()
+        adapter = self.tracker.download(self.rival.run_id, "adapter", folder / "old")
+        objection = self.benchmark.heldout.objection(adapter)
+        if objection and not self.force:
+            raise UsageError(f"{objection}; --force promotes the run without a comparison")
+        return (None if objection else adapter), objection
+
+    def compare(
+        self, adapter: Path, rival_adapter: Path | None, say: Callable[[str], None]
+    ) -> tuple[Challenge | None, PairedTest | None]:
+        """Test the newcomer; None for the challenge if forced, for the test if without a rival.
+
+        The challenge is counted before its result is known. One that was counted before keeps its
+        result.
+        """
+        challenge = None if self.force else self._enter()
+        test = challenge.test if challenge is not None else None
+        if test is None and rival_adapter is not None:
+            test = self._test(adapter, rival_adapter, _level(challenge), say)
+        if challenge is not None and test is not None:
+            record(self.tracker, self.model, challenge, test)
+        return challenge, test
+
+    def _enter(self) -> Challenge | None:
+        heldout = self.benchmark.heldout
+        if self.rival is None or heldout is None:
+            return None
+        rival, run_id = self.rival.version, self.trial.run_id
+        return enter(self.tracker, self.model, rival, heldout.fingerprint, run_id)
+
+    def _test(
+        self, adapter: Path, old: Path, level: float, say: Callable[[str], None]
+    ) -> PairedTest:
+        """Test the newcomer against its rival, finely enough for the challenge's level."""
+        heldout = self.benchmark.heldout
+        assert heldout is not None
+        return paired_test(
+            primary_metric(self.benchmark.task),
+            heldout.outputs_of(adapter),
+            heldout.outputs_of(old),
+            heldout.labels,
+            groups=heldout.groups,
+            permutations=permutations_for(level),
+            level=level,
+            say=say,
+        )
+
+    def decide(
+        self, number: int, challenge: Challenge | None, test: PairedTest | None, objection: str
+    ) -> Promotion:
+        """Record the evidence for version `number`, and move the alias to it if it has won.
+
+        Raises:
+            UsageError: without `force`, if the alias was moved since the contest began.
+        """
+        level = _level(challenge)
+        supported = test is not None and test.p_value <= level
+        forced = self.force and not supported
+        moved = forced or supported
+        old = int(self.previous.version) if self.previous is not None else None
+        tags = evidence(self.trial, test, old if moved else None)
+        tag_version(self.tracker, self.model, number, tags)
+        if moved:
+            if not self.force:
+                _refuse_moved(self.tracker, self.model, self.previous)
+            move_alias(self.tracker, self.model, number)
+        reason = _reason(test, self.rival, self.trial, forced, level, objection)
+        reason += _IDLE if _is_idle(self.benchmark, self.trial) else ""
+        state = "champion" if moved else "not the champion"
+        describe(self.tracker, self.model, number, self.trial, f"{state}. {reason}")
+        return Promotion(self.model, number, moved, old, test, forced, reason, challenge)
+
+
+def _level(challenge: Challenge | None) -> float:
+    """Return the level of a test; FIRST for one that is forced, or made without a rival."""
+    return FIRST if challenge is None else challenge.level
+
+
+def _rival(
+    tracker: TrackingWriter,
+    benchmark: Benchmark,
+    trial: TrialRun,
+    previous: ModelVersion | None,
+    force: bool,
+) -> _Rival | None:
+    """Return the champion, or the sweep's classifier alone; None: no test is possible.
+
+    Raises:
+        UsageError: without `force`: the run is itself a classifier alone, or none could be trained
+            to its end.
+    """
+    if benchmark.heldout is None or trial.heldout_score is None:
+        return None
+    if previous is not None:
+        return _Rival(int(previous.version), previous.run_id or "", f"version {previous.version}")
+    if is_alone(trial.config) and not force:
         raise UsageError(
-            f"{file}: a row has no text in the column 'adapter'; with several tasks each row needs "
-            f"one of {', '.join(tasks)} there"
+            f"trial {trial.name} is a classifier alone, which a first champion must be better "
+            "than; --force promotes it anyway"
         )
-    return name
+    if not force:
+        benchmark.train_alone()
+    found = find_alone(tracker, trial)
+    if found is None and not force:
+        raise UsageError(
+            f"a first champion must be better than its sweep's classifier alone, which sweep "
+            f"'{trial.sweep}' lacks: its training failed with each learning rate tried; --force "
+            "promotes the run without a comparison"
+        )
+    if found is None or found.run_id == trial.run_id:
+        return None
+    return _Rival(VACANT, found.run_id, f"the classifier alone ({found.trial.name}, its best run)")
 
 
-def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) -> Path:
-    """Return an adapter folder: `task` itself if it is one, else that of the task's champion."""
-    folder = Path(task)
-    if (folder / CONFIG_FILE).is_file():
-        return folder
-    try:
-        store = workspace.store()
-        run_id = champion(store, task, plm).run_id
-    except UsageError as error:
-        if (folder / "adapter" / CONFIG_FILE).is_file():
-            hint = f"of the folder '{task}', '{folder / 'adapter'}' is the adapter"
-            raise UsageError(f"{error}; {hint}") from None
-        raise
-    return store.download(run_id, "adapter", Path(tempfile.mkdtemp(dir=scratch)))
+def _refuse_moved(tracker: TrackingWriter, model: str, previous: ModelVersion | None) -> None:
+    """Raise UsageError if the alias was moved since the test began."""
+    now = holder(tracker, model)
+    if (now and now.version) != (previous and previous.version):
+        raise UsageError(
+            f"{model} got another champion while this run was compared; promote it again"
+        )
 
 
-def predict_file(
-    workspace: Workspace, task: str, plm: str | None, file: Path
-) -> tuple[list[Prediction], int]:
-    """Predict a file by the champion of a task, or by the adapter in a folder.
+def _is_idle(benchmark: Benchmark, trial: TrialRun) -> bool:
+    """Whether the same answer for all rows would score as much on the held-out rows."""
+    if benchmark.heldout is None or trial.heldout_score is None:
+        return False
+    labels, task = benchmark.heldout.labels, benchmark.task
+    if task.is_regression:  # a constant has correlation 0
+        return trial.heldout_score <= 0
+    always = np.zeros((len(labels), task.num_outputs), dtype=np.float32)
+    always[:, np.bincount(labels.astype(int)).argmax()] = 1
+    return trial.heldout_score <= compute_metrics(task, always, labels)[task.metrics[0]] + 1e-9
 
-    Returns:
-        An answer for each row, and the number of rows that were truncated.
 
-    Raises:
-        UsageError: the task has no champion, or the file does not fit the task.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = _folder_of(workspace, task, plm, Path(scratch))
-        predictor = Predictor(folder, plm=plm if folder == Path(task) else None)
-        try:
-            split = predictor.split(read_rows(file, predictor.task))
-            answers = predictor.predict_split(split)
-            return _with_ids(answers, read_file(file, Path(scratch))), split.truncated
-        finally:
-            predictor.close()
+def _reason(
+    test: PairedTest | None,
+    rival: _Rival | None,
+    trial: TrialRun,
+    forced: bool,
+    level: float,
+    objection: str,
+) -> str:
+    if objection:
+        return f"forced, though it could not be compared: {objection}"
+    if test is None or rival is None:
+        scored = trial.heldout_score is not None
+        why = "it was compared with nothing" if scored else "it has no held-out score"
+        return f"forced, though {why}"
+    p = f"{test.p_value:.4f}" if test.p_value >= 0.001 else f"{test.p_value:.1e}"
+    why = (
+        f"{100 * test.new_score:.2f} against {100 * test.old_score:.2f} of {rival.name} on the "
+        f"held-out rows, p = {p}"
+    )
+    if forced:
+        return f"forced, though {why}"
+    if test.p_value > level:
+        stays = "there is no champion yet" if rival.version == VACANT else "the champion stays"
+        return f"{why}, above {level:.2g}: {stays}"
+    return why

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_plm import save_tiny_plm
 
-from orchestrator.registry.promotion import fingerprint_of, heldout_for, objection_to
+from orchestrator.registry.benchmarks import fingerprint_of, heldout_for, objection_to
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.config import TrainConfig
 from tinyattn.training.model_cache import ModelCache

@@ -18,15 +18,10 @@ from mlflow.models import validate_serving_input
 from mlflow_sweeps import Sweeps
 
 from orchestrator.cli import main
+from orchestrator.registry.benchmarks import Benchmark, HeldOut, benchmarks
 from orchestrator.registry.champions import champion, rollback
-from orchestrator.registry.promotion import benchmarks
-from orchestrator.registry.versions import (
-    Benchmark,
-    HeldOut,
-    Promotion,
-    ahead_of_candidate,
-    promote,
-)
+from orchestrator.registry.promotion import Promotion, promote
+from orchestrator.registry.versions import ahead_of_candidate
 from orchestrator.spec.outcome import BY_USER, Outcome
 from orchestrator.tracking.reader import TrialRun
 from tinyattn import serving

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from mlflow_sweeps import Sweeps
 
+from orchestrator.registry.benchmarks import Benchmark, HeldOut
 from orchestrator.registry.champions import rollback
+from orchestrator.registry.promotion import Promotion, promote
 from orchestrator.registry.reign import BUDGET, budget_words, enter, left, level
-from orchestrator.registry.versions import Benchmark, HeldOut, Promotion, promote
 from orchestrator.tracking.reader import TrialRun
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError

@@ -1,0 +1,143 @@
+"""Benchmarks of promotions: the held-out rows on which a newcomer and its rival are judged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orchestrator.tracking.provenance import refuse_other_data
+from orchestrator.tracking.reader import TrialRun
+from tinyattn.adapters.checkpoint import TaskCard, read_card
+from tinyattn.batching.batches import groups_of, labels_of
+from tinyattn.config import TrainConfig, build, set_dotted, stored_config
+from tinyattn.data.tokens import Rows, TaskData
+from tinyattn.errors import AdapterError
+from tinyattn.predict import Predictor
+from tinyattn.tasks import Task
+from tinyattn.training.model_cache import ModelCache
+
+
+def _fits(adapter: Path) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out rows, on which nothing was chosen, and a function that runs adapters on them."""
+
+    labels: np.ndarray
+    """[N] class ids or scores."""
+    outputs_of: Callable[[Path], np.ndarray]
+    """Adapter folder → outputs [N, num_outputs] on the held-out rows."""
+    groups: np.ndarray | None = None
+    """[N] group of each row, as for `paired_test`; None: all rows are independent."""
+    fingerprint: str = ""
+    """Hash of these rows; a reign has a separate budget for each."""
+    objection: Callable[[Path], str] = _fits
+    """Adapter folder → reason why the adapter cannot be tested on these rows; empty: it can."""
+
+
+def _trains_nothing() -> None:
+    """Default of `train_alone`: the classifier alone has been trained, or cannot be."""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """All that `promote` needs to compare runs of a task."""
+
+    task: Task
+    heldout: HeldOut | None
+    """The held-out rows; None under the protocol `paper`, which selects on all labelled rows."""
+    train_alone: Callable[[], None] = _trains_nothing
+    """Trains the classifier alone, the rival of a first champion, unless the sweep has it."""
+
+
+def benchmarks(
+    model_cache: ModelCache, train: Callable[[TrialRun, TrainConfig], None]
+) -> Callable[[TrialRun], Benchmark]:
+    """Return what makes the benchmark of a trial: the rows on which its adapter is judged.
+
+    Args:
+        model_cache: source of PLM and data.
+        train: trains the classifier alone for a trial that is to be promoted.
+    """
+
+    def benchmark_of(trial: TrialRun) -> Benchmark:
+        config = config_of(trial)
+        data = model_cache.data(config)
+        refuse_other_data(f"run {trial.run_id}", trial.tags, data.fingerprint)
+        split = data.heldout
+        if split is None:
+            return Benchmark(data.task, None)
+
+        def outputs_of(folder: Path) -> np.ndarray:
+            predictor = Predictor(folder, model_cache, config.plm)
+            try:
+                return predictor.outputs(heldout_for(_task_card(folder), config, model_cache))
+            finally:
+                predictor.close()
+
+        held = HeldOut(
+            labels=labels_of(split),
+            outputs_of=outputs_of,
+            groups=groups_of(split),
+            fingerprint=fingerprint_of(data, config),
+            objection=lambda folder: objection_to(_task_card(folder), data.task, config),
+        )
+        return Benchmark(data.task, held, lambda: train(trial, config))
+
+    return benchmark_of
+
+
+def heldout_for(card: TaskCard, config: TrainConfig, model_cache: ModelCache) -> Rows:
+    """Return the held-out rows of `config`, tokenised as for the adapter's predictions."""
+    own = {"token_version": card.token_version, "max_length": card.max_length}
+    rows = model_cache.data(config.with_overrides(own)).heldout
+    assert rows is not None
+    return rows
+
+
+def objection_to(card: TaskCard, task: Task, config: TrainConfig) -> str:
+    """Return why an adapter may not be judged on the held-out rows of `config`; empty if it may."""
+    theirs, ours = card.carve_version, config.carve_version
+    if task.splits.validation is not None or theirs == ours:
+        return ""
+    return (
+        f"the champion was trained on rows of carve {theirs}, this run's held-out rows are of "
+        f"carve {ours}, so the champion may have been trained on them; run the new sweep with "
+        f"carve_version={theirs}"
+    )
+
+
+def _task_card(folder: Path) -> TaskCard:
+    card = read_card(folder).task
+    if card is None:
+        raise AdapterError(f"{folder}: this adapter has no task, so it cannot be compared")
+    return card
+
+
+def fingerprint_of(data: TaskData, config: TrainConfig) -> str:
+    """Return a hash of the held-out rows, 16 hex digits, made from all texts of the task.
+
+    It decides whether a reign's budget is renewed. It does not depend on tokens, so `max_length`,
+    `token_version` and `max_train_rows` cannot renew the budget. Other training rows do, even if
+    the held-out rows are the same.
+    """
+    assert data.heldout is not None
+    carve = config.carve_version if data.task.splits.validation is None else None
+    content = [data.fingerprint, data.heldout.name, carve]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def config_of(trial: TrialRun) -> TrainConfig:
+    """Return the resolved config of a trial, from its MLflow run."""
+    raw: dict[str, Any] = {}
+    for key, value in trial.config.items():
+        set_dotted(raw, key, value)
+    return build(TrainConfig, stored_config(raw), f"run {trial.run_id}")
