@@ -158,7 +158,6 @@ class MixedPredictor:
 
     Args:
         folders: adapter folders by name; all were trained on the same PLM.
-        model_cache: as in Predictor.
         plm: as in Predictor.
 
     Raises:
@@ -167,15 +166,10 @@ class MixedPredictor:
         PlmError: the PLM is not found.
     """
 
-    def __init__(
-        self,
-        folders: Mapping[str, Path],
-        model_cache: ModelCache | None = None,
-        plm: str | None = None,
-    ) -> None:
+    def __init__(self, folders: Mapping[str, Path], plm: str | None = None) -> None:
         if not folders:
             raise UsageError("no adapter came; name at least one")
-        model_cache = model_cache or ModelCache()
+        model_cache = ModelCache()
         self._models: dict[str, AdaptedModel] = {}
         self.members: dict[str, Predictor] = {}
         try:

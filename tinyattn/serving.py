@@ -1,18 +1,16 @@
-"""Adapters as an MLflow pyfunc model: loaded by `mlflow.pyfunc` and `mlflow models serve`.
+"""An adapter as an MLflow pyfunc model: loaded by `mlflow.pyfunc` and `mlflow models serve`.
 
-A model is one adapter folder (safetensors + JSON), or a folder of several, and the name of this
-module, which MLflow imports to load it. Nothing is pickled. This project lies in it as a wheel,
-which its requirements name, since it is on no index. The PLM is not part of the model: it is
-found by the name that the adapters record.
+A model is an adapter folder (safetensors + JSON) and the name of this module, which MLflow imports
+to load it. Nothing is pickled. This project lies in it as a wheel, which its requirements name,
+since it is on no index. The PLM is not part of the model: it is found by the name that the adapter
+records.
 
 Input: a table with the task's text columns. Output: `label` and a column `probability_<label>` for
-each class, or `score` for a regression task. With several adapters, each row also names its
-`adapter`; columns of another adapter's task may be empty.
+each class, or `score` for a regression task.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -27,11 +25,11 @@ from mlflow.models import ModelSignature
 from mlflow.types import ColSpec, DataType, Schema
 from packaging.version import Version
 
-from tinyattn.adapters.checkpoint import CONFIG_FILE, read_card
-from tinyattn.errors import StorageError, UsageError
+from tinyattn.adapters.checkpoint import read_card
+from tinyattn.errors import StorageError
 from tinyattn.files.wheel import write_wheel
 from tinyattn.plms.loading import package_of
-from tinyattn.predict import MixedPredictor, Predictor, load_predictor
+from tinyattn.predict import Predictor, load_predictor
 from tinyattn.tasks import Task
 
 REQUIREMENTS = ("torch", "transformers")
@@ -55,28 +53,20 @@ def save_model(
         StorageError: the folder cannot be written. Nothing half-written stays.
     """
     row = {column: f"A {column} to classify." for column in task.text_columns}
-    _save(adapter, destination, signature(task), pd.DataFrame([row]))
-
-
-def _save(
-    data: Path, destination: Path, columns: ModelSignature, example: pd.DataFrame | None = None
-) -> None:
-    cards = [read_card(path.parent) for path in sorted(data.rglob(CONFIG_FILE))]
-    plm_packages = {name for card in cards if (name := package_of(card.plm.name)) is not None}
+    plm_package = package_of(read_card(adapter).plm.name)
+    packages = (*REQUIREMENTS, *([plm_package] if plm_package else []))
     try:
         with tempfile.TemporaryDirectory() as scratch:
             wheel = write_wheel(Path(scratch))
             mlflow.pyfunc.save_model(
                 str(destination),
                 loader_module=__name__,
-                data_path=str(data),
+                data_path=str(adapter),
                 code_paths=[str(wheel)],
-                signature=columns,
-                input_example=example,
-                pip_requirements=[
-                    f"code/{wheel.name}",  # relative to the model, where MLflow has pip begin
-                    *(_pinned(name) for name in (*REQUIREMENTS, *sorted(plm_packages))),
-                ],
+                signature=signature(task),
+                input_example=pd.DataFrame([row]),
+                # The wheel's path is relative to the model, where MLflow has pip begin.
+                pip_requirements=[f"code/{wheel.name}", *map(_pinned, packages)],
             )
     except (OSError, MlflowException) as error:
         shutil.rmtree(destination, ignore_errors=True)
@@ -86,30 +76,6 @@ def _save(
 def _pinned(package: str) -> str:
     """A package at its version here, without what only this machine's build has, as in `+cpu`."""
     return f"{package}=={Version(metadata.version(package)).public}"
-
-
-def save_mixed_model(adapters: Mapping[str, Path], destination: Path) -> None:
-    """Write one MLflow model of several adapters on one PLM, for rows that each name theirs.
-
-    Args:
-        adapters: adapter folders by name: letters, digits, `_`, `-` and `.`; they are copied whole.
-        destination: folder to make.
-
-    Raises:
-        UsageError: a name is not allowed.
-        StorageError: the folder cannot be written. Nothing half-written stays.
-    """
-    for name in adapters:
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
-            raise UsageError(f"adapter name '{name}' came, allowed are letters, digits, . _ and -")
-    tasks = [read_card(folder).task for folder in adapters.values()]
-    texts = dict.fromkeys(column for task in tasks if task for column in task.text_columns)
-    inputs = [ColSpec(DataType.string, "adapter")]
-    inputs += [ColSpec(DataType.string, column, required=False) for column in texts]
-    with tempfile.TemporaryDirectory() as together:
-        for name, folder in adapters.items():
-            shutil.copytree(folder, Path(together, name))
-        _save(Path(together), destination, ModelSignature(Schema([*inputs])))
 
 
 def signature(task: Task) -> ModelSignature:
@@ -122,7 +88,7 @@ def signature(task: Task) -> ModelSignature:
 
 
 class ServedModel:
-    """The pyfunc object of a model with one adapter."""
+    """The pyfunc object of a model."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor = predictor
@@ -141,21 +107,6 @@ def _flat(answer: Mapping[str, Any]) -> dict[str, Any]:
     return row | {f"probability_{label}": share for label, share in probabilities.items()}
 
 
-class MixedServedModel:
-    """The pyfunc object of a model with several adapters."""
-
-    def __init__(self, predictor: MixedPredictor) -> None:
-        self._predictor = predictor
-
-    def predict(self, data: pd.DataFrame, params: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """Return one output row for each input row; raise UsageError for an unknown adapter."""
-        rows: list[Any] = data.to_dict(orient="records")
-        answers = self._predictor.predict(rows, [str(row["adapter"]) for row in rows])
-        return pd.DataFrame([_flat(answer) for answer in answers], index=data.index)
-
-
-def _load_pyfunc(path: str) -> ServedModel | MixedServedModel:
+def _load_pyfunc(path: str) -> ServedModel:
     """Entry point that MLflow looks up by name in a loader module."""
-    if Path(path, CONFIG_FILE).is_file():
-        return ServedModel(load_predictor(Path(path)))
-    return MixedServedModel(MixedPredictor({p.name: p for p in sorted(Path(path).iterdir())}))
+    return ServedModel(load_predictor(Path(path)))

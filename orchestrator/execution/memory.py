@@ -28,16 +28,15 @@ def device_name() -> str:
     return f"{psutil.virtual_memory().total / 2**30:.0f} GiB of main memory"
 
 
-def rows_that_fit(config: TrainConfig, path: Path, device: str | None = None) -> int:
-    """Return the largest micro-batch, in rows, that is not known to exceed a device's memory.
+def rows_that_fit(config: TrainConfig, path: Path) -> int:
+    """Return the largest micro-batch, in rows, that is not known to exceed this device's memory.
 
     Args:
         config: of the trial: its `micro_batch_size`, or its batch size, is halved until it fits.
         path: `FILE` in a checkpoint store's notes; it may not exist.
-        device: kind of device, as from `device_name`; None: this process's.
     """
     asked = config.micro_batch_size or config.batch_size
-    key = _key(config, device)
+    key = _key(config)
     too_many = [size for known, size in _known(path) if known == key]
     while asked > 1 and any(asked >= size for size in too_many):
         asked //= 2
@@ -49,7 +48,7 @@ def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
 
     A note that cannot be written is left out: the trial goes on without it.
     """
-    line = json.dumps([_key(config, None), rows]) + "\n"
+    line = json.dumps([_key(config), rows]) + "\n"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
@@ -60,12 +59,12 @@ def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
         return
 
 
-def _key(config: TrainConfig, device: str | None) -> str:
+def _key(config: TrainConfig) -> str:
     """All that decides how much memory a row takes; of adapters only their layers do."""
     top = "" if config.adapter.layers in ("all", "none") else f" layers {config.adapter.layers}"
     split = " zero 3" if config.zero_stage == 3 else ""
     rows = f"{config.plm} {config.precision} {config.max_length}{top}{split}"
-    return f"{rows} on {device or device_name()}"
+    return f"{rows} on {device_name()}"
 
 
 def _known(path: Path) -> list[tuple[str, int]]:

@@ -85,7 +85,7 @@ def refuse_without_adapter(store: TrackingReader, trial: TrialRun) -> None:
         )
 
 
-def refuse_unmeasured(trial: TrialRun, force: bool) -> None:
+def refuse_unmeasured(run: TrialRun, force: bool) -> None:
     """Raise UsageError for a run that has no held-out score, unless forced."""
     if run.heldout_score is not None or force:
         return

@@ -94,13 +94,13 @@ class RetryQueue:
                 self._changed.notify_all()
 
 
-def patiently(call: Callable[[], Answer], seconds: float = PATIENCE_SECONDS) -> Answer:
-    """Return what `call` returns, retrying for `seconds` after errors that may pass.
+def patiently(call: Callable[[], Answer]) -> Answer:
+    """Return what `call` returns, retrying for PATIENCE_SECONDS after errors that may pass.
 
     Raises:
         MlflowException: the last error.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
             return call()

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from adapter_files import read_adapter
 from click.testing import CliRunner, Result
 from tiny_plm import save_tiny_plm
 
@@ -31,7 +32,6 @@ from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.provenance import LIBRARIES
 from orchestrator.tracking.reader import SweepRecord, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
-from tinyattn.adapters.checkpoint import read_adapter
 from tinyattn.adapters.experts import collapse
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import labels_of

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter_files import read_adapter
 from listening import assert_loopback_only, family, listening
 from ray_processes import RANK, ray_processes
 from tiny_plm import fingerprints_of, save_tiny_plm
@@ -25,7 +26,6 @@ from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import SharedFolder
 from orchestrator.state.event_log import EventLog
 from orchestrator.tracking.writer import TrackingWriter
-from tinyattn.adapters.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.memory import FILE, note_too_many, rows_that_fit
+from orchestrator.execution.memory import FILE, device_name, note_too_many, rows_that_fit
 from tinyattn.config import TrainConfig
 
 CONFIG = TrainConfig(task="rte", plm="roberta-large", batch_size=48)
@@ -170,7 +170,8 @@ def test_what_did_not_fit_is_halved_until_it_may(tmp_path: Path) -> None:
     for other in ({"max_length": 256}, {"plm": "roberta-base"}, {"precision": "bf16"}):
         assert rows_that_fit(CONFIG.with_overrides(other), path) == 48
     assert rows_that_fit(CONFIG.with_overrides({"seed": 3, "adapter.num_heads": 4}), path) == 12
-    assert rows_that_fit(CONFIG, path, device="NVIDIA RTX A4000 16 GiB") == 48
+    path.write_text(path.read_text().replace(device_name(), "NVIDIA RTX A4000 16 GiB"))
+    assert rows_that_fit(CONFIG, path) == 48
 
 
 def test_a_disk_that_is_full_or_read_only_is_no_reason_to_stop(tmp_path: Path) -> None:

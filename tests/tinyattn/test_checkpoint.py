@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from adapter_files import read_adapter
 
 from tinyattn.adapters.checkpoint import (
     CONFIG_FILE,
@@ -22,7 +23,6 @@ from tinyattn.adapters.checkpoint import (
     AdapterCard,
     PlmCard,
     TaskCard,
-    read_adapter,
     read_card,
     read_state,
     write_adapter,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tinyattn.adapters.attention import TinyAttention
-from tinyattn.adapters.experts import CollapseMethod, collapse, perturb, to_equation_1
+from tinyattn.adapters.experts import CollapseMethod, collapse, perturb
 from tinyattn.adapters.model import AdaptedModel, Adapter
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
@@ -64,6 +64,13 @@ def rms(x: Tensor) -> float:
 # ---- the paper's equations ----
 
 
+def to_equation_1(module: TinyAttention) -> dict[str, Tensor]:
+    """Return the paper's matrices: W_Q, W_K, W_V [M, D, H] and O [M, D, H] of the sum form."""
+    query, key, value = module.qkv_weight.detach().unbind(0)
+    out = module.out_weight.detach() / module.num_heads
+    return {"W_Q": query, "W_K": key, "W_V": value, "O": out}
+
+
 def attend(w_q: Any, w_k: Any, w_v: Any, z: list[list[float]], t: int) -> float:
     """Equations 3 and 4 for one head of dimension one, in plain loops."""
 
@@ -93,7 +100,7 @@ def test_collapse_is_equations_5_to_8_in_plain_loops(plm: Any) -> None:
     torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
 
 
-def test_the_exported_matrices_are_those_of_equation_2(plm: Any) -> None:
+def test_the_stored_matrices_are_those_of_equation_2(plm: Any) -> None:
     """z̃ = Σ_m O_m Attn_m: a sum, where the module stores a mean."""
     heads = make(plm, 4, bias=False, norm="none")
     z = (0.3 * Z)[0].tolist()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from adapter_files import read_adapter
 from peak import mark, peak
 from tiny_plm import save_tiny_plm
 
@@ -23,7 +24,6 @@ from tinyattn.adapters.checkpoint import (
     WEIGHTS_FILE,
     AdapterCard,
     TaskCard,
-    read_adapter,
     read_card,
 )
 from tinyattn.adapters.model import AdaptedModel

@@ -166,16 +166,6 @@ def read_card(folder: Path) -> AdapterCard:
     return card
 
 
-def read_adapter(folder: Path) -> tuple[AdapterCard, dict[str, Tensor]]:
-    """Read an adapter folder and verify its weights.
-
-    Raises:
-        AdapterError: as `read_card` and `read_weights`.
-    """
-    card = read_card(folder)
-    return card, read_weights(folder, card)
-
-
 def read_weights(folder: Path, card: AdapterCard, numbers: int | None = None) -> dict[str, Tensor]:
     """Read the weights that belong to a card; a file that is too large is not read at all.
 

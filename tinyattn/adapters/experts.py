@@ -180,10 +180,3 @@ def _mean_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     u, s, vh = torch.linalg.svd(core_l @ core_r.T / heads)
     root = s[:dim].sqrt()[:, None]
     return root * (basis_l @ u[:, :dim]).T, root * (basis_r @ vh[:dim].T).T
-
-
-def to_equation_1(module: TinyAttention) -> dict[str, Tensor]:
-    """Return the paper's matrices: W_Q, W_K, W_V [M, D, H] and O [M, D, H] of the sum form."""
-    query, key, value = module.qkv_weight.detach().unbind(0)
-    out = module.out_weight.detach() / module.num_heads
-    return {"W_Q": query, "W_K": key, "W_V": value, "O": out}

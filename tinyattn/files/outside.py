@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 DEPTH = 64
 """Deepest allowed nesting of lists and mappings."""
+MOST_NOTES = 2**26
+"""Largest file of notes, in bytes."""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -122,13 +124,13 @@ def parse_json(text: str, *, nan: bool = False) -> Any:
     return value
 
 
-def read_notes(path: Path, most: int = 2**26) -> Iterator[Any]:
+def read_notes(path: Path) -> Iterator[Any]:
     """Yield the JSON values of a file's lines, skipping lines that are not JSON.
 
     For files that only save time, such as caches: a missing or damaged one yields fewer values.
     """
     try:
-        lines = read_bytes(path, most).splitlines()
+        lines = read_bytes(path, MOST_NOTES).splitlines()
     except (OSError, UnfitError):
         return
     for line in lines:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -383,12 +383,11 @@ class Trainer:
         rng = state["rng"][self.ranks.rank]
         self._plm_rng |= {kind: rng[kind] for kind in self._plm_rng if kind in rng}
 
-    def save_adapter(self, folder: Path, lineage: Mapping[str, Any] | None = None) -> None:
+    def save_adapter(self, folder: Path) -> None:
         """Write the best adapter so far, with its classifier, as an adapter folder.
 
         Args:
             folder: the folder; one that exists is replaced.
-            lineage: recorded beside the trial's config as the adapter's origin.
 
         Raises:
             StorageError: no space or no permission.
@@ -396,7 +395,6 @@ class Trainer:
         assert self.last is not None, "nothing was evaluated yet"
         scores = {f"select/{self.task.metrics[0]}": self.last.best_score}
         scores |= {f"heldout/{name}": value for name, value in self.last.heldout.items()}
-        config = self.config.model_dump(mode="json")
         with self.best_in_place():
             self.model.save(
                 folder,
@@ -404,7 +402,7 @@ class Trainer:
                 name=self.name,
                 task=task_card(self.data, self.config),
                 scores=scores,
-                lineage={"config": config, **(lineage or {})},
+                lineage={"config": self.config.model_dump(mode="json")},
             )
 
     def counts(self) -> Counts:
