@@ -10,7 +10,7 @@ from pathlib import Path
 from tinyattn.adapters.checkpoint import read_state
 from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
 from tinyattn.errors import NameTakenError, StorageError, UsageError
-from tinyattn.files.atomic import replace_folder
+from tinyattn.files.atomic import make_folder, replace_folder
 from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
@@ -55,7 +55,8 @@ def train_alone(
         if resume and state is not None:
             trainer.restore(state)
         elif output is not None:
-            _make(output)  # what cannot be written must show now, not after hours
+            # What cannot be written must show now, not after hours.
+            make_folder(output, "choose another --output")
         for evaluation in trainer:
             say(_line(evaluation, trainer.task.metrics[0]))
             if state is not None and output is not None:
@@ -106,15 +107,6 @@ def _entries(folder: Path) -> Iterator[Path]:
         raise NameTakenError(f"{folder} is a file; choose another --output") from None
     except OSError as error:
         raise StorageError(f"{folder}: cannot be used as a folder: {error.strerror}") from None
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(
-            f"{folder}: cannot be made: {error.strerror}; choose another --output"
-        ) from None
 
 
 def _line(evaluation: Evaluation, metric: str) -> str:

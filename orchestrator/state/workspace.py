@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from orchestrator.spec.config import check_name
 from orchestrator.tracking.database import file_of, may_be_written
 from tinyattn.errors import StorageError, UsageError
-from tinyattn.files.atomic import write_text
+from tinyattn.files.atomic import make_folder, write_text
 from tinyattn.files.outside import UnfitError, read_text, reason
 from tinyattn.files.uris import without_secrets
 
@@ -269,10 +269,5 @@ class Workspace:
             StorageError: it cannot be made.
         """
         folder = self.path_of(name)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(
-                f"{folder}: cannot be made: {error.strerror}; choose another place with --runs"
-            ) from None
+        make_folder(folder, "choose another place with --runs")
         return folder

@@ -60,7 +60,6 @@ class TinyAttention(nn.Module):
         norm: Norm = "plain",
         bias: bool = True,
         dropout: float = 0.0,
-        norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
@@ -70,7 +69,7 @@ class TinyAttention(nn.Module):
         self.norm = (
             nn.Identity()
             if norm == "none"
-            else nn.LayerNorm(hidden_size, eps=norm_eps, elementwise_affine=norm == "affine")
+            else nn.LayerNorm(hidden_size, elementwise_affine=norm == "affine")
         )
         self.qkv_weight = nn.Parameter(torch.empty(3, num_heads, head_dim, hidden_size))
         self.out_weight = nn.Parameter(torch.empty(num_heads, head_dim, hidden_size))
@@ -184,22 +183,11 @@ class TinyAttention(nn.Module):
         keys: Tensor | None,
     ) -> Tensor:
         """Attend by equation 3, [B, M, T, D]; a query that may see no key at all gets zeros."""
-        if keys is not None:
-            return self._attend_with_dropout(query, key, value, allowed, is_causal, keys)
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=allowed, is_causal=is_causal
-        )
-
-    def _attend_with_dropout(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        allowed: Tensor | None,
-        is_causal: bool,
-        keys: Tensor,
-    ) -> Tensor:
-        """Equation 3 written out: SDPA's own dropout masks would depend on the other rows."""
+        if keys is None:
+            return F.scaled_dot_product_attention(
+                query, key, value, attn_mask=allowed, is_causal=is_causal
+            )
+        # Written out: SDPA's own dropout masks would depend on the other rows.
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # [B, M, T, S]
         if is_causal:
             allowed = torch.ones_like(scores[0, 0], dtype=torch.bool).tril()

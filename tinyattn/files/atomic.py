@@ -111,6 +111,22 @@ def write_output(path: Path, text: str) -> None:
             _write_into(target, text.encode())
 
 
+def make_folder(folder: Path, otherwise: str) -> None:
+    """Make a folder, with those above it, unless it is there.
+
+    Args:
+        folder: the folder.
+        otherwise: what a user may do where it cannot be made, for the message.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{folder}: cannot be made: {error.strerror}; {otherwise}") from None
+
+
 def refuse_folder(path: Path) -> None:
     """Raise UsageError if an output path is a folder; called before the work, not after it."""
     if path.is_dir():
