@@ -154,7 +154,8 @@ FAULTS = [
     ("[subject, body]", "[label, body]", "holds 'label', a name kept for what is no text"),
     ("[billing, network, other]", "[billing]", "labels"),
     ("[billing, network, other]", "[billing, billing]", "each label once"),
-    ("[billing, network, other]", "[yes, no]", "quote the label"),
+    ("[billing, network, other]", "[true, false]", "quote the label"),
+    ("[billing, network, other]", "[yes, no]", "yes means one thing .* put it in quotes"),
     ("[billing, network, other]", "null", "either labels .* or score_range"),
     ("label_column: team", "score_range: [0, 1]", "either labels .* or score_range"),
 ]

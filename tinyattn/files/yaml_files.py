@@ -1,7 +1,9 @@
 """The YAML reader for sweep, task and cluster files, and for the values of `key=value`.
 
-It is YAML 1.1 as PyYAML reads it, except that 1e-5 is a number and dates are text. Size and depth
-are bounded, since a short file can expand without end through aliases of aliases.
+Values are read as YAML 1.2 says (its core schema). PyYAML parses, but knows YAML 1.1, by which `no`
+is false and 010 is 8: a value that the two read differently is refused, so that no file changes its
+meaning. Size and depth are bounded, since a short file can expand without end through aliases of
+aliases.
 """
 
 from __future__ import annotations
@@ -21,12 +23,37 @@ MOST_NODES = 20_000
 """Most nodes (keys, values, lists, mappings) of a file, with aliases expanded."""
 MOST_LETTERS = 10_000
 """Longest key or value, in characters."""
-_STRING = "tag:yaml.org,2002:str"
-_DATE = "tag:yaml.org,2002:timestamp"
+_TAG = "tag:yaml.org,2002:"
+_DOUBTFUL = "doubtful"
+_SCHEMA = {
+    _DOUBTFUL: r"""
+        yes | Yes | YES | no | No | NO | on | On | ON | off | Off | OFF  # truth or text
+        | [-+]? 0 [0-9]+ | [-+]? 0b [01_]+ | 0o [0-7]+ | [-+] 0x [0-9a-fA-F_]+  # other bases
+        | (?= .*_ ) (0x [0-9a-fA-F_]+ | [-+]? [0-9] [0-9_]* (\. [0-9_]*)? ([eE] [-+]? [0-9]+)?
+                     | \. [0-9] [0-9_]* ([eE] [-+] [0-9]+)?)  # 1_000
+        | [-+]? [1-9] [0-9_]* (: [0-5]? [0-9])+  # in base 60: 1:30
+        | [-+]? [0-9] [0-9_]* (: [0-5]? [0-9])+ \. [0-9_]*
+        | [-+] \. [0-9]+ ([eE] [-+]? [0-9]+)? | \. [0-9]+ [eE] [0-9]+  # text or number
+        """,
+    "null": "~ | null | Null | NULL |",
+    "bool": "true | True | TRUE | false | False | FALSE",
+    "int": "[-+]? [0-9]+ | 0x [0-9a-fA-F]+",
+    "float": r"""
+        [-+]? (\. [0-9]+ | [0-9]+ (\. [0-9]*)?) ([eE] [-+]? [0-9]+)?
+        | [-+]? \. (inf | Inf | INF) | \. (nan | NaN | NAN)
+        """,
+    "merge": "<<",
+}
+"""{tag: pattern of plain values}; the first that matches counts, and what none matches is text.
+Those after `_DOUBTFUL` are the core schema (YAML 1.2.2, 10.3.2), and `<<`, which YAML 1.2 lacks."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with bounds, which are checked while nodes are composed, before objects are."""
+    """SafeLoader with other values, and bounds that are checked before objects are made."""
+
+    yaml_implicit_resolvers = {
+        None: [(_TAG + tag, re.compile(f"({p})\\Z", re.VERBOSE)) for tag, p in _SCHEMA.items()]
+    }
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -54,7 +81,7 @@ class _Loader(yaml.SafeLoader):
     def _refuse_tag(self, event: yaml.Event) -> None:
         """Refuse all tags but `!!str`: tags change how a value is read."""
         tag = getattr(event, "tag", None)
-        if tag not in (None, "!", _STRING):
+        if tag not in (None, "!", _TAG + "str"):
             _fault(event, f"could not determine what the tag {tag!r:.100} makes; leave it out")
         if len(getattr(event, "value", "")) > MOST_LETTERS:
             _fault(event, f"a value of more than {MOST_LETTERS:,} letters came")
@@ -75,15 +102,15 @@ def _fault(place: Any, problem: str) -> None:
     raise yaml.composer.ComposerError(None, None, problem, place.start_mark)
 
 
-_Loader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE]
-    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+def _refuse_doubtful(loader: _Loader, node: yaml.ScalarNode) -> None:
+    _fault(
+        node,
+        f"{node.value:.100} means one thing in YAML 1.1 and another in YAML 1.2: write true, false "
+        "or a plain number, or put it in quotes if it is text",
+    )
+
+
+_Loader.add_constructor(_TAG + _DOUBTFUL, _refuse_doubtful)
 
 
 def parse_yaml(text: str, source: str) -> Any:

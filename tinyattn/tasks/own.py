@@ -33,7 +33,7 @@ def _as_list(value: Any) -> Any:
 
 def _as_label(value: Any) -> Any:
     if isinstance(value, bool):
-        raise ValueError("YAML reads yes, no, on, off, true and false as booleans: quote the label")
+        raise ValueError("YAML reads true and false as booleans: quote the label")
     return str(value) if isinstance(value, int) else value
 
 
