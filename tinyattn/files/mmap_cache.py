@@ -1,7 +1,9 @@
 """A cache of files that all processes of a machine map into memory, so that they share one copy.
 
 Its content can always be computed again. A file is there as a whole or not at all, and ends with a
-digest of its content, which is verified when it is opened.
+digest of its content, which is verified when it is opened. The format is not safetensors, which is
+mapped as well: its writer takes whole tensors, but activations are written as they are computed, in
+any order, and their digest is known only then.
 """
 
 from __future__ import annotations
