@@ -32,7 +32,7 @@ CHANGES = {
 """Methods that change what they are called on."""
 STATELESS = {
     "TypeVar", "re.compile", "frozenset", "tuple", "click.argument", "TypeAdapter", "table",
-    "np.uint64",
+    "np.uint64", "ParamSpec", "get_type_hints", "create_model",
 }  # fmt: skip
 """What makes an object that nothing can change, or nothing does."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import tune
 from ray.tune import PlacementGroupFactory
@@ -33,6 +33,9 @@ from orchestrator.execution.ray_compat import WorkerEnd, address_in, last_error,
 from orchestrator.execution.trainable import POINT, REPORT, TRIAL, StintConfig
 from orchestrator.spec.messages import Decision, WorkerLost
 from orchestrator.spec.outcome import Outcome
+
+if TYPE_CHECKING:
+    from ray.tune.execution.tune_controller import TuneController
 
 LESS_MEMORY = "fewer trials at once (resources.concurrent) or a smaller micro_batch_size need less"
 POLL_SECONDS = 1.0
@@ -173,7 +176,7 @@ class TuneScheduler(FIFOScheduler):
         super().__init__()
         self._events, self._placement = events, placement
 
-    def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
+    def on_trial_add(self, tune_controller: TuneController, trial: TuneTrial) -> None:
         """Give a new trial its placement group.
 
         `tune.with_resources` would give it a copy, since Tune pickles the trainable, and a copy

@@ -20,6 +20,8 @@ from cluster.launcher import Launcher, launcher_of
 from orchestrator.cli import main
 from tinyattn.errors import UsageError
 
+pytestmark = pytest.mark.slow  # each starts programs
+
 PROGRAMS = ("ssh", "sbatch", "squeue", "scancel", "kubectl", "python")
 SECRET = "topsecret"
 

@@ -188,6 +188,7 @@ def test_a_plan_says_the_time_on_cores(
     assert "time        about " in str(plan)
 
 
+@pytest.mark.slow
 def test_a_product_takes_longer_the_larger_it_is() -> None:
     rows, inner, columns = PRODUCT
     small = product_seconds(torch.float32)

@@ -29,6 +29,8 @@ from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
 
+pytestmark = pytest.mark.slow  # each saves models in a real store
+
 ROWS = 200
 LABELS = np.arange(ROWS) % 2
 MODEL = "tinyattn-sst2-roberta-large"

@@ -21,6 +21,8 @@ from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
 
+pytestmark = pytest.mark.slow  # each saves models in a real store
+
 LABELS = np.arange(200) % 2
 MODEL = "tinyattn-sst2-roberta-large"
 
