@@ -1,4 +1,4 @@
-"""The name under which champions that were registered earlier look for `tinyattn.serving`."""
+"""Champions of earlier versions import `orchestrator.serving`; it is `tinyattn.serving` now."""
 
 from tinyattn.serving import _load_pyfunc
 

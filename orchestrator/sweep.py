@@ -1,4 +1,6 @@
-"""A sweep: prepare, run, resume and extend. The page to read first.
+"""How a sweep runs: `prepare`, then `run_sweep` or `resume_sweep`, both by `run_to_end`.
+
+The page to read first. `extend` is a resume with more trials.
 
 prepare   load PLM and data once; a mistake ends here                    (planning/preflight.py)
 search    Optuna suggests, ASHA stops, Ray Tune runs, MLflow remembers   (execution/tuner.py)
@@ -165,7 +167,7 @@ def run_to_end(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Trial]:
 
 
 def _noted(sweep: Sweep) -> dict[str, Json]:
-    """Return the sweep as MLflow keeps it: plugins by name, for a store's text is not executed."""
+    """Return the sweep as MLflow keeps it: plugins by name, since code of a store never runs."""
     names = [plugin.module for plugin in sweep.imports]
     return {**sweep.model_dump(mode="json"), "imports": names}
 

@@ -67,11 +67,11 @@ class Stop:
 
     asked: bool = False
     at_once: bool = False
-    """Whether it was asked for again: what Tune raises after that came of it."""
+    """Whether a second signal came: what Tune raises after that is a consequence of it."""
     is_left: bool = False
-    """Whether nobody waits for Tune any more: what it still says must change nothing."""
+    """Whether Tune's loop was abandoned: what it still says must change nothing."""
     error: TinyAttnError | None = None
-    """Why, where it was no wish: an event log cannot be written, say."""
+    """What ends the batch, as an event log that cannot be written; None: a user or a signal."""
 
     @contextmanager
     def on_error(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ class Listener:
     """Hears what happens to the trials of a batch; this one does nothing."""
 
     def caught_up(self, trial: Trial) -> None:
-        """A new driver found a trial of an earlier one like this."""
+        """A driver that resumes found this trial in the event log: bring this listener up to it."""
 
     def started(self, trial: Trial) -> None:
         """A worker has a trial, for the first time or again."""
@@ -76,7 +76,7 @@ class MlflowListener(Listener):
 
 
 class CheckpointListener(Listener):
-    """Removes what a trial that has ended left to go on from."""
+    """Deletes the states of trials that have ended, and all their adapters but the best."""
 
     def __init__(self, checkpoints: CheckpointStore) -> None:
         self._checkpoints = checkpoints

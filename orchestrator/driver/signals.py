@@ -30,9 +30,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def leave_terminal() -> None:
-    """Have what would be written to a terminal go nowhere: one that is closed answers with errors,
-    and what is left to do would fail on its last words. Kernel and shell may both tell of it, one
-    of them late: from now on SIGHUP is ignored."""
+    """Send output to /dev/null where it went to a terminal, which has closed: writing would fail.
+
+    Further SIGHUPs are ignored, since kernel and shell may each send one.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
@@ -44,8 +45,10 @@ def leave_terminal() -> None:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> Iterator[None]:
-    """Give these signals another handler for the length of the block; one that the block has given
-    yet another keeps that."""
+    """Handle the signals that end a process by another handler within the block.
+
+    Restores the earlier handlers on exit, except where the block installed its own.
+    """
     before = {number: signal.signal(number, handler) for number in ending()}
     try:
         yield

@@ -34,7 +34,7 @@ class Source(Protocol):
         """Hear what became of all trials so far; those without an outcome go on."""
 
     def finish(self, outcome: Outcome) -> None:
-        """Settle what still runs: the driver ends."""
+        """The driver ends: end what still runs with this outcome."""
 
 
 class Points:

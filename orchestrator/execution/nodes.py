@@ -282,7 +282,8 @@ class Nodes:
             trials.discard(trial)
 
     def exonerate(self, trial: str) -> None:
-        """Drop a trial's failures from the machines' records: it failed on several, by itself."""
+        """Drop a trial's failures from the machines' records: where it failed on several, it is to
+        blame itself."""
         self.ended(trial)
         places = [address for address, trials in self._failures.items() if trial in trials]
         if len(places) > 1:

@@ -31,7 +31,8 @@ if TYPE_CHECKING:  # worker.py imports torch, which CUDA_VISIBLE_DEVICES must pr
     from orchestrator.execution.worker import Worker
 
 PATIENCE_SECONDS = 120.0
-"""How long a trial looks for a free slot: the processes of a machine that joins start after it."""
+"""How long a trial looks for a free slot: a machine that joins gets trials before its shared
+processes have started."""
 _POLL_SECONDS = 2.0
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 

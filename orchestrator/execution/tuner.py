@@ -106,7 +106,7 @@ def _run_trials(
     connections: Connections,
     note: str | None,
 ) -> None:
-    """Run what the source suggests, and tell the view first what there is to note."""
+    """Make driver and listeners of a batch and run it through Tune; `note` is shown first."""
     checkpoints, nodes = context.checkpoints, Nodes(batch.resources, connections.nodes)
     asha = make_scheduler(batch.asha, batch.evaluations)
     with view_of(_progress_of(batch, nodes, asha)) as view:
@@ -135,7 +135,7 @@ def _run_trials(
                 raise stop.error from None
             raise
         finally:
-            if stop.error is None:  # else the next driver settles what the study lacks
+            if stop.error is None:  # else the next driver completes the study
                 with handled(signal.SIG_IGN):
                     source.finish(Outcome.INTERRUPTED)
 
@@ -207,7 +207,7 @@ def run_tune(
 
 @contextmanager
 def signals_noted() -> Iterator[Stop]:
-    """Note what asks to end instead of dying of it; a second Ctrl-C or SIGTERM ends at once."""
+    """Set `stop.asked` on SIGINT, SIGTERM or SIGHUP; a second SIGINT or SIGTERM ends at once."""
     stop = Stop()
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -35,18 +35,18 @@ class MachineListener(Listener):
         self._nodes.worked(result.node_ip)
 
     def paused(self, name: str) -> None:
-        """Use machines that were too small for the trial for others."""
+        """Give machines that were too small for this trial back to other trials."""
         self._nodes.ended(name)
 
     def lost(self, trial: Trial, lost: WorkerLost, goes_on: bool) -> None:
-        """Note a failure of a machine; if the trial failed on several, it is none of theirs."""
+        """Note a failure of a machine; a trial that failed on several is to blame itself."""
         if said := self._nodes.failed(trial.name, lost.error):
             self._note(said)
         if not goes_on:
             self._nodes.exonerate(trial.name)
 
     def ended(self, trial: Trial) -> None:
-        """Use machines that were too small for the trial for others."""
+        """Give machines that were too small for this trial back to other trials."""
         self._nodes.ended(trial.name)
 
 

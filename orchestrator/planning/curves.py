@@ -50,7 +50,7 @@ class Synthetic:
     top: float = 0.9
     """Final score at the summit, on infinitely many rows."""
     seed: int = 0
-    """Decides the summit's place and all luck."""
+    """Seed of the summit's place and of all random draws."""
 
     def truth(self, point: Point) -> float:
         """As in Curves."""

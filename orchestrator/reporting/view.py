@@ -215,7 +215,7 @@ class View(Protocol):
         """A trial ended."""
 
     def note(self, text: str) -> None:
-        """Keep a line about machines where the user can read it later."""
+        """Keep a remark where the user can read it later."""
 
 
 class LineView:
@@ -263,7 +263,7 @@ class LineView:
         self._say(f"{trial_id} paused")
 
     def note(self, text: str) -> None:
-        """Say something about machines."""
+        """Print a remark."""
         self._say(text)
 
     def _say(self, text: str) -> None:

@@ -1,10 +1,11 @@
-"""Asha: asynchronous successive halving, which stops trials that fall behind at a rung.
+"""Asynchronous successive halving (ASHA), in two modes.
 
-The stopping variant of Li et al., "A System for Massively Parallel Hyperparameter Tuning",
-MLSys 2020; PromotingAsha is the published one. At a rung (an evaluation number grace · η^k) a trial
-goes on if it is among the best ⌊n/η⌋ of the n trials recorded there so far, or the best of fewer
-than η. Optuna's SuccessiveHalvingPruner has the same rule: a stopped trial never comes back, so the
-first ones at a rung must not all be stopped. Differences from published ASHA:
+PromotingAsha (`asha.mode: promote`, the default) pauses trials at rungs and wakes the best: it is
+Algorithm 2 of Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020.
+Asha (`stop`) is a variant without pauses: at a rung (an evaluation number grace · η^k) a trial goes
+on if it is among the best ⌊n/η⌋ of the n trials recorded there so far, or the best of fewer than η,
+and is stopped otherwise. Optuna's SuccessiveHalvingPruner has the same rule: a stopped trial never
+comes back, so the first ones at a rung must not all be stopped. Differences from published ASHA:
 
 - Ties count against the later arrival: a trial survives if fewer than max(1, ⌊n/η⌋) of the others
   recorded there are at least as good. If only scores below a cutoff were stopped, all trials that
@@ -131,7 +132,7 @@ def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
 
 
 def replay(asha: Asha, events: Iterable[Event]) -> None:
-    """Bring a fresh ASHA to the state that an event log's events gave the earlier driver's."""
+    """Rebuild the ASHA of an earlier driver, by replaying its event log into a fresh one."""
     for event in events:
         if isinstance(event, ResultEvent) and event.result.outcome is None:
             asha.decide(event.trial, event.result)

@@ -26,4 +26,4 @@ class Facts:
     evaluations: int
     """Evaluations of the longest trial of the space."""
     fewest_rows: int
-    """Fewest training rows of an epoch, of all trials and experts."""
+    """Training rows of an epoch of whichever trial or expert has the fewest."""

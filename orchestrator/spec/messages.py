@@ -104,4 +104,4 @@ class WorkerLost:
     outcome: Outcome = Outcome.FAILED
     """How the trial ends if it may not go on."""
     reason: str = ""
-    """What is said of that end."""
+    """Error text that is logged if the trial ends by this."""

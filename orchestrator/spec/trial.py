@@ -38,7 +38,7 @@ class Trial:
     """Results in order: evaluations, and perhaps an end without an evaluation as the last. A trial
     from MLflow has one, with the newest of each number."""
     outcome: Outcome | None = None
-    """None: it was running when the event log ends."""
+    """None: it was running, or paused, when the event log ends."""
     error: str | None = None
     """Why it ended so, where there is more to say than its outcome."""
 

@@ -108,7 +108,7 @@ class SharedFolder:
     @contextmanager
     def fresh_adapter(self, trial: str, index: int) -> Iterator[Path]:
         adapter = self.folder / _adapter(trial, index)
-        yield adapter  # whoever writes an adapter there replaces it as a whole
+        yield adapter  # an adapter is only ever replaced as a whole
 
     def adapter(self, trial: str, index: int) -> Path | None:
         adapter = self.folder / _adapter(trial, index)

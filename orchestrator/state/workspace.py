@@ -159,7 +159,7 @@ class Workspace:
         return self.runs / "sweeps" / name
 
     def checkpoints(self, name: str) -> CheckpointStore:
-        """Return the checkpoint store of a sweep, which never changes.
+        """Return a sweep's checkpoint store: the one it began with, for good.
 
         Raises:
             UsageError: the sweep was begun with a folder and now has an object store, or vice

@@ -252,7 +252,7 @@ class AdaptedModel(nn.Module):
     def forward(
         self, parts: Sequence[tuple[str, PackedSequence]] | None = None, **batch: Tensor
     ) -> Any:
-        """Run the PLM with the active adapter; with `parts` as `run_streams`.
+        """Run the PLM with the active adapter; with `parts`, return `run_streams(parts)`.
 
         The latter is here too since a DeepSpeed engine calls no other method than `forward`.
 

@@ -71,7 +71,7 @@ def group_rows(columns: Sequence[Sequence[str]], largest: int) -> Groups:
     rows = np.array(
         [[number.setdefault(text, len(number)) for text in texts] for texts in columns], np.int64
     )
-    held = np.bincount(rows.ravel(), minlength=len(number))  # by so many rows each text
+    held = np.bincount(rows.ravel(), minlength=len(number))  # number of rows that hold each text
     texts = _Texts.of(list(number))
     endings = _Endings(texts)
     stock = endings.stock_words(held, largest)
@@ -173,7 +173,7 @@ class _Endings:
     def common(self, held: np.ndarray, most: int) -> np.ndarray:
         """Mark endings, [T] bool, that are a whole text contained in more than `most` rows.
 
-        Runs of RUN words that so many rows share were removed before, so these texts are short.
+        Runs of RUN words that many rows share were removed before, so these texts are short.
         """
         found = np.zeros(len(self.order), bool)
         for length in range(1, RUN):

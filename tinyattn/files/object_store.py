@@ -133,7 +133,7 @@ class Objects:
             raise DamagedError(f"{self.within(key).url}: damaged, its SHA-256 is another")
         try:
             return _unpacked(body)
-        except (tarfile.TarError, ValueError) as error:  # ValueError: text that is none
+        except (tarfile.TarError, ValueError) as error:  # ValueError: no UTF-8
             raise DamagedError(f"{self.within(key).url}: no archive of files: {error}") from None
 
     def names(self, key: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""DeepSpeed engine of a trial, built from its TrainConfig; no other module imports deepspeed.
+"""DeepSpeed engine of a trial, built from its TrainConfig.
+
+Only this module and its compat file import deepspeed.
 
 The engine holds the frozen PLM with its adapter. Only adapter and classifier are trained, always in
 fp32, so the engine uses DeepSpeed's fp32 path for every number format of the PLM: no casts, no loss
