@@ -35,10 +35,11 @@ def untruths(runs: Path, name: str, trials: int, tracking_uri: str | None = None
     check(max(names.values()) == 1, f"trials with several runs: {names}")
     configs = Counter(str(sorted(record.trial.params.items())) for record in records)
     check(max(configs.values()) == 1, "a configuration was run twice")
-    for run in (sweep, *records):
-        status = tracker.client.get_run(run.run_id).info.status
-        honest = run.trial.outcome is not None and status == run.trial.outcome.run_status
-        check(honest, f"run {run.run_id}: outcome {run.trial.outcome}, status {status}")
+    ends = [(sweep.run_id, sweep.outcome), *((run.run_id, run.trial.outcome) for run in records)]
+    for run_id, outcome in ends:
+        status = tracker.client.get_run(run_id).info.status
+        honest = outcome is not None and status == outcome.run_status
+        check(honest, f"run {run_id}: outcome {outcome}, status {status}")
     for record in records:
         found += _untruths_of(record, tracker)
     return found + _disagreements(workspace, name, records)

@@ -63,7 +63,7 @@ def test_a_sweep_on_gpus_ends_as_one_on_cores(changes: tuple[str, ...], tmp_path
     here = sweep(tmp_path, "cores", "search.trials=4", "search.sampler=random", "resources.gpus=0")
     assert len(there) == len(here) == 4
     # The first trial is the same known point in both.
-    assert there[0].score == pytest.approx(here[0].score, abs=0.05)
+    assert there[0].trial.best_score == pytest.approx(here[0].trial.best_score, abs=0.05)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
@@ -75,4 +75,4 @@ def test_ranks_on_gpus_train_as_one_process_on_cores(
     words = ("search.trials=1", f"zero_stage={zero_stage}")
     (found,) = sweep(tmp_path, "gpu", *words, "resources.gpus=1", f"resources.ranks={ranks}")
     (wanted,) = sweep(tmp_path, "cores", "search.trials=1", "resources.gpus=0")
-    assert found.score == pytest.approx(wanted.score, abs=0.02)
+    assert found.trial.best_score == pytest.approx(wanted.trial.best_score, abs=0.02)

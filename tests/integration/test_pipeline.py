@@ -157,10 +157,10 @@ def test_asha_stopped_some_and_their_best_is_kept(job: Job, tmp_path: Path) -> N
     assert set(outcomes) == {Outcome.COMPLETED, Outcome.STOPPED}
     assert outcomes.total() == 6
     stopped = next(t for t in trials if t.trial.outcome is Outcome.STOPPED)
-    assert stopped.trial.trial.evaluations in (1, 3)  # rungs 1 and 3 of 4
-    assert not stopped.trial.trial.heldout
+    assert stopped.trial.evaluations in (1, 3)  # rungs 1 and 3 of 4
+    assert not stopped.trial.heldout
     score = accuracy(job.adapter(stopped, tmp_path), stopped, "select")
-    assert score == pytest.approx(stopped.trial.trial.best_score, abs=1e-9)
+    assert score == pytest.approx(stopped.trial.best_score, abs=1e-9)
 
 
 def test_metrics_come_by_evaluation(job: Job) -> None:
