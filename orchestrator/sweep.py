@@ -209,9 +209,7 @@ def sweep_as_it_ran(
     Raises:
         UsageError: there is no such sweep, an override changes what has run, or a plugin lacks.
     """
-    tracker = workspace.tracker()
-    stored = tracker.sweep_config(tracker.find_sweep(name))
-    stored["imports"] = _plugins(workspace, name, stored.get("imports") or [], imports)
+    stored = _as_begun(workspace, name, imports)
     for key in overrides:
         if key.split(".")[0] not in CHANGEABLE:
             keys = [known for known in dotted_keys(Sweep) if known.split(".")[0] in CHANGEABLE]
@@ -225,22 +223,25 @@ def sweep_as_it_ran(
     return sweep
 
 
-def _plugins(workspace: Workspace, name: str, noted: Json, named: Sequence[str]) -> Json:
-    """Return a sweep's plugins as its own folder has them, else those that the user named.
+def _as_begun(workspace: Workspace, name: str, imports: Sequence[str]) -> dict[str, Json]:
+    """Return a sweep as its own folder defines it; where that is not here, as the store has it.
 
-    A store says which there were, and no more: others may be able to write to it, and what it names
-    would be executed here.
+    A store says which plugins there were, and no more: others may be able to write to it, and what
+    it names would be executed here. So without the folder the user names them.
     """
     folder = workspace.path_of(name)
     if Definition.is_in(folder):
-        return Definition.read(folder, name).resolved["imports"]
-    missing = [one for one in noted if one not in named] if isinstance(noted, list) else [noted]
+        return Definition.read(folder, name).sweep().model_dump(mode="json")
+    tracker = workspace.tracker()
+    stored = tracker.sweep_config(tracker.find_sweep(name))
+    noted = stored.get("imports") or []
+    missing = [one for one in noted if one not in imports] if isinstance(noted, list) else [noted]
     if missing:
         raise UsageError(
             f"sweep '{name}' imported {json.dumps(missing)[:200]}, and its folder {folder} is not "
             "here; name each of these modules with --import if you know it"
         )
-    return list(named)
+    return {**stored, "imports": list(imports)}
 
 
 def _refuse_empty(ended: list[Trial]) -> None:

@@ -428,3 +428,22 @@ def test_plugins_named_by_the_user_stand_in_for_a_folder_that_is_not_here(tracke
         sweep_as_it_ran(workspace, "s", {}, ["json"])
     found = sweep_as_it_ran(workspace, "s", {}, ["json", "csv"])
     assert [plugin.module for plugin in found.imports] == ["json", "csv"]
+
+
+def test_a_sweep_as_it_ran_is_what_its_folder_says(tracker, tmp_path):
+    """Not what the store says, which lags behind a driver and which others may write to."""
+    sweep = load_sweep(write(tmp_path, BASE), {"name": "s"})
+    workspace = Workspace(tmp_path / "runs")
+    tracker.start_sweep(
+        name="s", task="sst2", plm="minilm", protocol="select", tags={},
+        config={**sweep.model_dump(mode="json"), "train": {"task": "cola", "plm": "minilm"}},
+    )  # fmt: skip
+    tracker.settle()
+    more = sweep.search.trials + 5
+    definition = Definition(
+        resolved=sweep.model_dump(mode="json"), changes={"search.trials": more},
+        data_fingerprint="d", plm_fingerprint="p",
+    )  # fmt: skip
+    definition.write(workspace.sweep_folder("s"))
+    found = sweep_as_it_ran(workspace, "s", {"finalize.heads": 8})
+    assert (found.train, found.search.trials, found.finalize.heads) == (sweep.train, more, 8)
