@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tinyattn.adapters.checkpoint import read_state
 from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
+from tinyattn.data.labels import check_labels, label_rows
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 from tinyattn.files.atomic import make_folder, replace_folder
 from tinyattn.training.evaluation import Evaluation
@@ -37,6 +38,8 @@ def train_alone(
         config = _with_versions_of(state, config)
     model_cache = ModelCache(data_dir)
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
+        if not resume:
+            check_labels(trainer.task.name, label_rows(trainer.task, trainer.data.train))
         counts = trainer.counts()
         say(
             f"{trainer.task.name} on {config.plm}: {counts.adapter:,} adapter + "

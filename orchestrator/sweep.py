@@ -16,7 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import closed_in_any_case, run_batch
-from orchestrator.planning.preflight import check_warmup, inspect, run_tags, warmup_note
+from orchestrator.planning.preflight import (
+    check_warmup,
+    inspect,
+    run_tags,
+    warmup_note,
+)
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.spec.batch import SEARCH, TrialBatch
@@ -30,6 +35,7 @@ from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import build, dotted_keys
+from tinyattn.data.labels import check_labels
 from tinyattn.errors import (
     ConfigError,
     NameTakenError,
@@ -57,6 +63,7 @@ def prepare(sweeps: Sequence[Sweep], workspace: Workspace) -> list[Facts]:
     model_cache = ModelCache(workspace.data_dir, device="cpu")  # GPUs are for trials
     facts = [inspect(sweep, model_cache) for sweep in sweeps]
     for sweep, found in zip(sweeps, facts, strict=True):
+        check_labels(found.task, found.label_rows)
         check_warmup(sweep, found.fewest_rows)
     workspace.tracker(create=True)
     return facts

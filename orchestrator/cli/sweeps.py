@@ -141,7 +141,7 @@ def run(name: str, overrides: tuple[str, ...], places: Places) -> None:
     if cluster_of(places.on) is None and (slow := Cores().slow_bf16(sweeps[0][0])):
         echo(f"note: {slow}")
     for (sweep, _), met in zip(sweeps, facts, strict=True):
-        for remark in remarks(sweep, met.fewest_rows):
+        for remark in remarks(sweep, met.fewest_rows, met.absent_labels):
             echo(f"note: {remark}")
     with ray_of(places.on):
         for (sweep, origin), met in zip(sweeps, facts, strict=True):

@@ -27,6 +27,7 @@ from orchestrator.spec.facts import Facts
 from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
 from orchestrator.state.workspace import Workspace
+from tinyattn.data.labels import check_labels
 from tinyattn.errors import AbsentError, StorageError, TinyAttnError, UsageError
 from tinyattn.plugins import load_all
 from tinyattn.tasks import find_task
@@ -139,7 +140,8 @@ class Plan:
             yield f"missing     {self.missing}"
         if self.hours_there is not None:
             yield f"time        {duration(self.hours_there)} on {self.capacity.name}"
-        for remark in remarks(sweep, facts.fewest_rows if facts else self.train_rows):
+        absent = facts.absent_labels if facts else []
+        for remark in remarks(sweep, facts.fewest_rows if facts else self.train_rows, absent):
             yield f"note        {remark}"
         if self.slow:
             yield f"slow        {self.slow}"
@@ -235,6 +237,7 @@ def plan_of(
     facts, missing = None, ""
     try:
         facts = inspect(sweep, ModelCache(workspace.data_dir))
+        check_labels(facts.task, facts.label_rows)
         check_warmup(sweep, facts.fewest_rows)
     except AbsentError as error:
         missing = str(error)

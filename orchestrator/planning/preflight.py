@@ -19,6 +19,7 @@ from orchestrator.spec.facts import Facts
 from orchestrator.tracking.provenance import code_tags
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import TrainConfig
+from tinyattn.data.labels import label_rows
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.plms.families import select_layers
 from tinyattn.plms.loading import empty_plm
@@ -60,6 +61,8 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     lengths = {config.max_length for config in extremes(sweep, ("max_length",))}
     for length in sorted(lengths):
         data = model_cache.data(sweep.train.with_overrides({"max_length": length}))
+    configs = extremes(_with_experts(sweep), ("max_train_rows",))
+    fewest = min((model_cache.data(config).train for config in configs), key=len)
     return Facts(
         task=data.task.name,
         primary_metric=data.task.metrics[0],
@@ -73,10 +76,8 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         truncated_rows=data.truncated,
         mean_length=float(np.diff(data.train.flat().offsets).mean()),
         evaluations=max_evaluations(sweep, len(data.train)),
-        fewest_rows=min(
-            len(model_cache.data(config).train)
-            for config in extremes(_with_experts(sweep), ("max_train_rows",))
-        ),
+        fewest_rows=len(fewest),
+        label_rows=label_rows(data.task, fewest),
     )
 
 

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from orchestrator.planning.preflight import fewest_steps, values_of
 from orchestrator.spec.config import Sweep
 from tinyattn.training.engine import warmup_steps
 
 HEADS = "adapter.num_heads"
+_SHOWN = 10
+"""Most labels that a remark names."""
 _EXACT = 1e-6
 """A share times a number of steps counts as whole if it is at most this far from a whole number."""
 
 
-def remarks(sweep: Sweep, fewest_rows: int) -> list[str]:
+def remarks(sweep: Sweep, fewest_rows: int, absent_labels: Sequence[str] = ()) -> list[str]:
     """Return a sweep's remarks, a sentence each.
 
     Args:
         sweep: the sweep.
         fewest_rows: training rows of an epoch in the shortest training.
+        absent_labels: labels that none of these rows has.
     """
     steps = fewest_steps(sweep, fewest_rows)
-    return [*_heads(sweep), *_rounded(sweep, steps), *_rare(sweep, steps)]
+    return [
+        *_absent(absent_labels),
+        *_heads(sweep),
+        *_rounded(sweep, steps),
+        *_rare(sweep, steps),
+    ]
+
+
+def _absent(labels: Sequence[str]) -> Iterator[str]:
+    """Remark on labels that no trial can learn."""
+    if labels:
+        names = ", ".join(map(repr, labels[:_SHOWN])) + (" and others" * (len(labels) > _SHOWN))
+        yield f"no training row has the label {names}: no trial learns to predict it"
 
 
 def _heads(sweep: Sweep) -> Iterator[str]:

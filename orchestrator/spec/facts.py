@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -27,3 +28,10 @@ class Facts:
     """Evaluations of the longest trial of the space."""
     fewest_rows: int
     """Training rows of an epoch of whichever trial or expert has the fewest."""
+    label_rows: Mapping[str, int] = field(default_factory=dict)
+    """How many of these rows each label has; empty: a regression."""
+
+    @property
+    def absent_labels(self) -> list[str]:
+        """Labels that none of these rows has."""
+        return [label for label, rows in self.label_rows.items() if not rows]

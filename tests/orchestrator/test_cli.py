@@ -210,6 +210,34 @@ def test_data_of_ones_own_that_do_not_fit(
     assert not (here / "runs").exists()
 
 
+FEW = [f"text {'abcdefgh'[i % 8]}{i} of {i * i},{{}}\n" for i in range(60)]
+"""Rows of tickets.csv without their labels, enough to carve others from."""
+
+
+def tickets_of(*labels: str) -> str:
+    """A train.csv whose rows have these labels in turn."""
+    return "text,team\n" + "".join(row.format(labels[i % len(labels)]) for i, row in enumerate(FEW))
+
+
+@pytest.mark.parametrize(
+    "words", [["sweep", "check", "agreement"], ["sweep", "run", "agreement"], ["train"]]
+)
+def test_rows_that_all_have_one_label(here: Path, tiny: str, words: list[str]) -> None:
+    task = write_task(here, tickets_of("billing"))
+    message = refused(2, *words, f"task={task}", f"plm={tiny}", "max_length=16")
+    assert "training rows came, all with the label 'billing'; needed are two labels" in message
+    assert "billing, network" in message
+    assert not (here / "runs").exists()
+
+
+def test_a_label_without_rows_is_named(here: Path, tiny: str) -> None:
+    labels = ["billing", "network", "other"]
+    task = write_task(here, tickets_of("billing", "other"), labels=labels)
+    checked = run("sweep", "check", "agreement", f"task={task}", f"plm={tiny}", "max_length=16")
+    assert checked.exit_code == 0, checked.output
+    assert "note        no training row has the label 'network': no trial learns" in checked.stdout
+
+
 def test_a_task_file_that_is_not_there(tiny: str) -> None:
     message = refused(2, "sweep", "run", "agreement", "task=gone.yaml", f"plm={tiny}")
     assert "gone.yaml" in message

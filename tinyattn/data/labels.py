@@ -1,0 +1,37 @@
+"""Labels of training rows: how many rows each has, and the check that there are two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tinyattn.data.tokens import Rows
+from tinyattn.errors import TaskError
+from tinyattn.tasks.base import Task
+
+
+def label_rows(task: Task, rows: Rows) -> dict[str, int]:
+    """Return how many of the rows each label of the task has; empty for a regression."""
+    if task.labels is None:
+        return {}
+    counts = np.bincount(rows.flat().labels, minlength=len(task.labels))
+    return dict(zip(task.labels, counts.tolist(), strict=True))
+
+
+def check_labels(task: str, label_rows: Mapping[str, int]) -> None:
+    """Check that there is something to tell apart.
+
+    New trainings that fail the check are refused; what began before this rule may be resumed.
+
+    Raises:
+        TaskError: all training rows have the same label.
+    """
+    found = {label: rows for label, rows in label_rows.items() if rows}
+    if len(found) == 1:
+        ((label, rows),) = found.items()
+        raise TaskError(
+            f"task '{task}': {rows:,} training rows came, all with the label {label!r}; "
+            f"needed are two labels or more of {', '.join([*label_rows][:20])}: add rows of "
+            "another label, or see the label column, and max_train_rows where it is set"
+        )
