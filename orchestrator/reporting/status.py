@@ -15,6 +15,9 @@ from pathlib import Path
 from orchestrator.reporting.view import brief, clock, in_brackets
 from orchestrator.search.asha import make_scheduler, replay
 from orchestrator.spec.batch import SEARCH
+from orchestrator.spec.config import AshaConfig, Sweep
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.space import count, endless
 from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import read_events
 from orchestrator.state.events import ResultEvent
@@ -38,6 +41,10 @@ class Status:
     """Whether a driver holds it; None: its folder is not on this machine."""
     paused: frozenset[str] = frozenset()
     """Names of the trials that ASHA has paused, as far as its folder is on this machine."""
+    total: int | None = None
+    """Trials of its search in all, begun or not; None: not known."""
+    finalizes_by: str = ""
+    """Command that goes on with its finalizer; empty: without overrides."""
 
     def __str__(self) -> str:
         sweep = self.sweep
@@ -46,7 +53,7 @@ class Status:
                 f"sweep    {sweep.name}: {sweep.task} on {sweep.plm}, protocol "
                 f"{protocol_words(sweep.protocol, sweep.carve)}",
                 f"state    {self._state()}",
-                f"trials   {self._counts(self._searched)}",
+                f"trials   {self._of_total()}",
                 *([f"finalize {self._counts(self._finalizing)}"] if self._finalizing else []),
                 f"best     {self._best()}",
                 *(f"note     {line}" for line in self._ahead()),
@@ -60,7 +67,7 @@ class Status:
         sweep = self.sweep
         return (
             f"{sweep.name:{width}}  {sweep.task} on {sweep.plm}: {self._state()}; "
-            f"{self._counts(self._searched)}; best {self._best()}"
+            f"{self._of_total()}; best {self._best()}"
         )
 
     @property
@@ -94,6 +101,13 @@ class Status:
         found = Counter(map(self._word, trials))
         return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
 
+    def _of_total(self) -> str:
+        """The trials of the search, as in `2 of 3: 1 completed, 1 interrupted; 1 not begun`."""
+        counts, begun = self._counts(self._searched), len(self._searched)
+        if self.total is None or begun >= self.total or self.sweep.outcome is Outcome.COMPLETED:
+            return counts
+        return f"{begun} of {self.total}: {counts}; {self.total - begun} not begun"
+
     def _state(self) -> str:
         outcome, name = self.sweep.outcome, self.sweep.name
         words = f"last sign of life {clock(self._silence())} ago"
@@ -101,7 +115,10 @@ class Status:
             return f"{'running' if outcome is None else 'finalizing'}, {words}"
         left_open = any(run.trial.outcome is None for run in self._finalizing)
         if outcome is not None and left_open and self.driver_here is False:
-            return f"{outcome.value}, its finalize is gone; `tinyattn finalize {name}` goes on"
+            command = self.finalizes_by or f"finalize {name}"
+            return f"{outcome.value}, its finalize is gone; `tinyattn {command}` goes on"
+        if outcome not in (None, Outcome.COMPLETED) and self.driver_here is False:
+            return f"{outcome.value}; next: `tinyattn sweep resume {name}`"
         if outcome is not None:
             return outcome.value
         if self.driver_here is False:
@@ -163,7 +180,20 @@ def status(workspace: Workspace, name: str) -> Status:
     here = workspace.is_held(name) if folder.is_dir() else None
     store = workspace.store()
     sweep = store.find_sweep(name)
-    return Status(sweep, current_runs(folder, store, sweep), here, _paused(folder, name))
+    runs = current_runs(folder, store, sweep)
+    by = workspace.goes_on_by(name)
+    by = by if by.startswith("finalize ") else ""
+    try:
+        spec = Definition.read(folder, name).sweep()
+    except (UsageError, StorageError):
+        return Status(sweep, runs, here, finalizes_by=by)
+    return Status(sweep, runs, here, _paused(folder, spec.asha), _total(spec), by)
+
+
+def _total(sweep: Sweep) -> int:
+    """Return how many trials a search has in all: as many as it may, or as it has points."""
+    finite = not endless(sweep.space)
+    return min(sweep.search.trials, count(sweep.space)) if finite else sweep.search.trials
 
 
 def statuses(workspace: Workspace) -> list[str]:
@@ -173,12 +203,11 @@ def statuses(workspace: Workspace) -> list[str]:
     return [one.line(width) for one in found]
 
 
-def _paused(folder: Path, name: str) -> frozenset[str]:
+def _paused(folder: Path, asha: AshaConfig | None) -> frozenset[str]:
     """Return the names of the trials that ASHA has paused; none where the folder is not here."""
     try:
-        asha = Definition.read(folder, name).sweep().asha
         events = read_events(folder / f"{SEARCH}.jsonl")
-    except (UsageError, StorageError):
+    except StorageError:
         return frozenset()
     totals = [event.result.total or 1 for event in events if isinstance(event, ResultEvent)]
     scheduler = make_scheduler(asha, max([1, *totals]))

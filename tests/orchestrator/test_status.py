@@ -139,9 +139,41 @@ def test_a_paused_trial_is_not_running(workspace: Workspace, sweeps: Sweeps) -> 
     event_log.start("search_00003", {"optimizer.lr": 1e-3})  # promoted
     with workspace.lock("first"):
         lines = shown(workspace)
-    assert lines["trials"] == "2 paused, 1 running"
+    assert lines["trials"] == "3 of 8: 2 paused, 1 running; 5 not begun"
     assert lines["running"].startswith("trial search_00003 since")
-    assert shown(workspace)["trials"] == "3 waiting"  # no driver will promote any
+    assert "of 8: 3 waiting;" in shown(workspace)["trials"]  # no driver will promote any
+
+
+def test_an_interrupted_sweep_says_what_is_left_and_what_to_type(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    values = {"type": "choice", "values": [1e-3, 2e-3, 3e-3]}
+    changes = {"name": "first", "space.optimizer.lr": values, "search.points": [], "trials": 8}
+    fixed = {"optimizer.schedule": "linear", "optimizer.weight_decay": 0, "optimizer.warmup": 0}
+    sweep = load_sweep("agreement", {**changes, **fixed})
+    folder = workspace.sweep_folder("first")
+    Definition(resolved=sweep.model_dump(mode="json"), data_fingerprint="d",
+               plm_fingerprint="p").write(folder)  # fmt: skip
+    sweeps.start()
+    sweeps.trial("search_00001", [0.6])
+    sweeps.trial("search_00002", [0.5], Outcome.INTERRUPTED)
+    sweeps.tracker.end_sweep(Outcome.INTERRUPTED)
+    lines = shown(workspace)
+    assert lines["trials"] == "2 of 3: 1 completed, 1 interrupted; 1 not begun"  # of 3 points
+    assert lines["state"] == "interrupted; next: `tinyattn sweep resume first`"
+
+
+def test_a_finalize_that_is_gone_goes_on_with_its_overrides(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    sweeps.start()
+    sweeps.trial("search_00001", [0.6])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.trial("finalists-ab12_00001", [0.6], None, kind="finalist")
+    with workspace.lock("first", "finalize first finalize.seeds=2"):
+        pass
+    state = shown(workspace)["state"]
+    assert "`tinyattn finalize first finalize.seeds=2` goes on" in state
 
 
 def test_scores_of_trials_that_were_interrupted_are_told(
