@@ -306,7 +306,8 @@ class LiveView:
         self.progress.finished(trial.name, trial.outcome, trial.by_user)
         line = Text(f"{trial.name} ", style="dim")
         line.append(trial.outcome.value, style=COLOURS[trial.outcome])
-        line.append(f" {brief(trial.params)} {trial.cause}", style="dim")
+        score = "" if trial.best_score is None else f" {100 * trial.best_score:.2f}"
+        line.append(f"{score} {brief(trial.params)} {trial.cause}", style="dim")
         self._keep(line)
 
     def paused(self, trial_id: str) -> None:

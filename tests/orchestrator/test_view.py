@@ -6,6 +6,7 @@ import errno
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -204,11 +205,14 @@ def test_live_panel_shows_running_trials_rungs_and_ended_ones(progress: Progress
         view.evaluated("a_00000", result(2, 0.5, best=0.75))
         layers = {"adapter.layers": [1, 2]}
         view.finished(Trial("a_00001", layers, [], Outcome.DIVERGED, "the loss is [nan]"))
+        ended = Trial("a_00002", {"optimizer.lr": 0.01}, [result(4, 0.25, 0.625)])
+        view.finished(replace(ended, outcome=Outcome.COMPLETED))
         view.live.refresh()
     shown = out.getvalue()
     assert "a_00001 diverged layers=[1, 2] the loss is [nan]" in shown
+    assert "a_00002 completed 62.50 lr=0.01" in shown
     last = shown[shown.rindex("demo") :]
-    assert "1 diverged, 1 running, 4 to come" in last
+    assert "1 completed, 1 diverged, 1 running, 3 to come" in last
     row = next(line for line in last.splitlines() if line.startswith("a_00000"))
     assert row.split() == ["a_00000", "2/4", "50.00", "75.00", "0.5000", "lr=0.01"]
     assert "rungs: 2 reached evaluation 2, 0 evaluation 6" in last
