@@ -58,6 +58,8 @@ def champion(store: TrackingReader, task: str, plm: str | None = None) -> Champi
         plms = ", ".join(sorted(known.plm for known in found))
         raise UsageError(f"task '{task}' has champions on several PLMs: {plms}; add --plm NAME")
     if not found:
+        if said := _without_champion(store, task):
+            raise UsageError(f"task '{task}' has no champion: {'; '.join(said)}")
         tasks = sorted({known.task for known in champions(store)})
         known = f"champions exist for {', '.join(tasks)}" if tasks else "no task has a champion yet"
         raise UsageError(
@@ -148,7 +150,8 @@ def champion_of(store: TrackingReader, model: str) -> Champion:
         raise UsageError(f"no model is called '{model}'{did_you_mean(model, names)}; {known}")
     version = holder(store, model)
     if version is None:
-        raise UsageError(f"{model} has no champion; `tinyattn promote NAME` makes one")
+        said = _registered(store, model) or "`tinyattn promote NAME` makes one"
+        raise UsageError(f"{model} has no champion; {said}")
     tags = store.client.get_registered_model(model).tags
     return Champion(
         model=model,
@@ -157,6 +160,37 @@ def champion_of(store: TrackingReader, model: str) -> Champion:
         task=tags[TAG + "task"],
         plm=tags[TAG + "plm"],
         tags={k.removeprefix(TAG): v for k, v in version.tags.items() if k.startswith(TAG)},
+    )
+
+
+def _without_champion(store: TrackingReader, task: str) -> list[str]:
+    """Return what is said of each registered model of a task that has no champion."""
+    names = [
+        name
+        for name, aliases in models(store).items()
+        if ALIAS not in aliases
+        and store.client.get_registered_model(name).tags[TAG + "task"] == task
+    ]
+    return [said for said in (_registered(store, name) for name in names) if said]
+
+
+def _registered(store: TrackingReader, model: str) -> str:
+    """Return what is said of the newest version of a model without a champion; empty: none."""
+    versions = store.client.search_model_versions(f"name='{model}'")
+    if not versions:
+        return ""
+    newest = max(versions, key=lambda version: int(version.version))
+    name = "/".join(newest.tags.get(TAG + part, "") for part in ("sweep", "trial"))
+    why = (
+        "holds the alias no longer"
+        if int(newest.version) in _noted(store, model)
+        else "did not win its test"
+    )
+    folder = store.folder_of(newest.run_id or "", "adapter")
+    return (
+        f"version {newest.version} of {model} is registered, but {why}. Two ways to use it: "
+        f"`tinyattn promote {name} --force` makes it the champion, and `predict` takes the folder "
+        f"of its adapter in the place of a task{'' if folder is None else f': {folder}'}"
     )
 
 

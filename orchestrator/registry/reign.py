@@ -46,6 +46,11 @@ class Challenge:
         """Largest p with which the newcomer wins."""
         return level(self.number)
 
+    @property
+    def is_vacant(self) -> bool:
+        """Whether there was no champion, so that the rival was the classifier alone."""
+        return self.key.startswith(f"{_PREFIX}{VACANT}.")
+
 
 def level(number: int) -> float:
     """Return the level of the number-th challenge of a reign."""
@@ -64,12 +69,13 @@ def budget_words(challenge: Challenge, moved: bool) -> str:
         challenge: the challenge; `test` is set if it was made by an earlier call.
         moved: whether the alias moved.
     """
-    words = f"test {challenge.number} on these rows since the champion changed, at the level "
-    words += f"{challenge.level:.2g}"
+    reign = "while there is no champion" if challenge.is_vacant else "since the champion changed"
+    words = f"test {challenge.number} on these rows {reign}, at the level {challenge.level:.2g}"
     if challenge.test is not None:
         words += " (made before: the result stands, and costs nothing again)"
     if moved:
-        return f"{words}; tests against the new champion have the whole budget of {BUDGET:.2f}"
+        rival = "the champion" if challenge.is_vacant else "the new champion"
+        return f"{words}; tests against {rival} have the whole budget of {BUDGET:.2f}"
     return f"{words}; {left(challenge.number):.2g} of the error budget of {BUDGET:.2f} is left"
 
 

@@ -14,9 +14,12 @@ from orchestrator.state.ranking import best_of, no_candidate, passed_over, stand
 from orchestrator.tracking.pages import run_page
 from orchestrator.tracking.reader import FINAL_KINDS, TAG, TrackingReader, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
-from tinyattn.errors import UsageError
+from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.serving import save_model
 from tinyattn.tasks import Task
+
+_SHOWN = 5
+"""Most trials that a message names."""
 
 
 def is_finalized(store: TrackingReader, name: str) -> bool:
@@ -37,8 +40,8 @@ def candidate(store: TrackingReader, name: str, force: bool = False) -> TrialRun
     if not any(sweep.name == name for sweep in store.sweeps()):
         try:
             return store.trial(name)
-        except UsageError:
-            store.find_sweep(name)  # raises, with the names of the sweeps there are
+        except UsageError as error:
+            raise _unknown(store, name) or error from None
     sweep = store.find_sweep(name)
     if "winner" in sweep.tags:
         return store.trial(sweep.tags["winner"])
@@ -53,6 +56,25 @@ def candidate(store: TrackingReader, name: str, force: bool = False) -> TrialRun
     if best is None:
         raise UsageError(f"sweep '{name}' has no completed trial yet: there is nothing to promote")
     return best
+
+
+def _unknown(store: TrackingReader, name: str) -> UsageError | None:
+    """Return what is said of the name of no trial; None: trials have it.
+
+    Raises:
+        UsageError: there is no such sweep; with the names of those that are there.
+    """
+    sweep, _, trial = name.rpartition("/")
+    runs = store.trials_of(store.find_sweep(sweep or name))
+    names = [run.trial.name for run in runs]
+    if trial in names:
+        return None
+    ended = [run.trial.name for run in runs if run.trial.outcome is Outcome.COMPLETED] or names
+    known = f"it has {', '.join(ended[:_SHOWN])}" if names else "it has none yet"
+    more = f"; `tinyattn leaderboard --sweep {sweep}` shows more" if len(names) > _SHOWN else ""
+    return UsageError(
+        f"sweep '{sweep}' has no trial '{trial}'{did_you_mean(trial, names)}; {known}{more}"
+    )
 
 
 def ahead_of_candidate(store: TrackingReader, name: str) -> list[str]:

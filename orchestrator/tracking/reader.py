@@ -335,15 +335,23 @@ class TrackingReader:
             line = first_line(error, self.uri)
             raise StorageError(f"artifact '{path}' of run {run_id}: {line}") from None
 
-    def _refuse_special_files(self, run_id: str, path: str) -> None:
-        """Raise StorageError if a copy would block on a pipe, or follow a link to other files."""
+    def folder_of(self, run_id: str, path: str) -> Path | None:
+        """Return where a run's artifact is on this machine; None: elsewhere.
+
+        Raises:
+            StorageError: the run's address is none.
+        """
         try:
             uri = urlsplit(self._address(run_id))
         except ValueError as error:
             raise StorageError(f"the artifacts of run {run_id}: {error}") from None
-        if uri.scheme not in ("", "file"):
+        return Path(unquote(uri.path), path) if uri.scheme in ("", "file") else None
+
+    def _refuse_special_files(self, run_id: str, path: str) -> None:
+        """Raise StorageError if a copy would block on a pipe, or follow a link to other files."""
+        top = self.folder_of(run_id, path)
+        if top is None:
             return
-        top = Path(unquote(uri.path), path)
         for entry in (top, *(top.rglob("*") if top.is_dir() else ())):
             if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
                 raise StorageError(

@@ -324,6 +324,20 @@ def test_unknown_names_are_answered_with_what_exists(sweeps: Sweeps) -> None:
         promote(sweeps.tracker, "first", Gate())
     with pytest.raises(UsageError, match="did you mean 'first'"):
         promote(sweeps.tracker, "frst", Gate())
+    with pytest.raises(UsageError, match=r"sweep 'first' has no trial 'no'; it has alone-30-first"):
+        promote(sweeps.tracker, "first/no", Gate())
+    with pytest.raises(UsageError, match=r"no sweep is called 'frst' — did you mean 'first'"):
+        promote(sweeps.tracker, "frst/no", Gate())
+    _promote(sweeps, "z-31")
+    for plm in (None, "roberta-large"):
+        with pytest.raises(UsageError) as caught:
+            champion(sweeps.tracker, "sst2", plm)
+        for part in (
+            f"version 1 of {MODEL} is registered, but did not win its test",
+            "`tinyattn promote first/z-31 --force` makes it the champion",
+            f"of its adapter in the place of a task: {sweeps.folder}",
+        ):
+            assert part in str(caught.value)
     _promote(sweeps, "a-70")
     with pytest.raises(UsageError, match="did you mean 'sst2'"):
         champion(sweeps.tracker, "sst")

@@ -206,6 +206,10 @@ def test_a_first_champion_must_beat_the_classifier_alone(sweeps: Sweeps) -> None
     alone = sweeps.trial("l-70", [0.7], heldout=0.7, adapter=True, overrides=adapter)
     luck = challenge(sweeps, "a-71")  # two rows of 200
     assert (luck.moved, luck.previous, number(luck)) == (False, None, 1)
+    assert luck.challenge is not None
+    words = budget_words(luck.challenge, moved=False)
+    assert words.startswith("test 1 on these rows while there is no champion, at the level 0.05;")
+    assert "new" not in budget_words(luck.challenge, moved=True)
     assert "there is no champion yet" in luck.reason
     with pytest.raises(UsageError, match="is a classifier alone"):
         promote(sweeps.tracker, alone, Gate())
