@@ -23,6 +23,7 @@ from orchestrator.cli.common import (
 )
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
+from tinyattn.errors import UsageError
 
 
 @click.command()
@@ -45,6 +46,8 @@ def leaderboard(
     """Rank the trials of a task, a sweep, or everything."""
     from orchestrator.reporting import leaderboard as board
 
+    if as_json and as_csv:
+        raise UsageError("--csv and --json came together, allowed is one of them; leave one out")
     workspace = workspace_of(places)
     sweeps = [sweep_name] if sweep_name else []
     if not (as_json or as_csv):
@@ -76,7 +79,7 @@ def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
     workspace = workspace_of(places)
     sweep = sweep_as_it_ran(workspace, name, parse_overrides(overrides), imported())
     with ray_of(places.on):
-        verdict = run_finalizer(sweep, workspace, echo)
+        verdict = run_finalizer(sweep, workspace, echo, overrides)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(verdict):
         console.print(part)
@@ -154,18 +157,18 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, places:
     TASK may be several, as in sst2,cola: then each row names its task in a column `adapter`, and
     all rows share passes through the PLM. Each may also be an adapter folder, as `train` writes.
     """
-    from orchestrator.registry.prediction import predict_file, predict_mixed
-    from tinyattn.files.atomic import refuse_folder, write_output
+    from orchestrator.registry.prediction import lines_of, predict_file, predict_mixed
+    from tinyattn.files.atomic import check_output, write_output
 
     prints = output is None or str(output) == "-"
     if output is not None and not prints:
-        refuse_folder(output)
+        check_output(output)
     workspace, truncated = workspace_of(places), 0
     if "," in task:
         answers = predict_mixed(workspace, [name.strip() for name in task.split(",")], plm, file)
     else:
         answers, truncated = predict_file(workspace, task, plm, file)
-    text = "".join(json.dumps(answer, ensure_ascii=False) + "\n" for answer in answers)
+    text = lines_of(answers)
     if truncated:
         click.echo(
             f"note: {truncated:,} of the rows are longer than the adapter's max_length; they were "

@@ -172,6 +172,13 @@ def resume(name: str, as_it_ran: bool, places: Places) -> None:
 @place_options
 def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, places: Places) -> None:
     """Add trials to a sweep: `tinyattn sweep extend NAME trials=40` makes them 40 in all."""
+    for word in overrides:
+        if "=" not in word:
+            number = word if word.isdecimal() else "40"
+            raise UsageError(
+                f"{word!r} came, allowed is the number of trials in all: type "
+                f"`tinyattn sweep extend {name} trials={number}`"
+            )
     chosen = parse_overrides(overrides)
     trials = chosen.pop("trials", chosen.pop("search.trials", None))
     if chosen or not isinstance(trials, int):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -58,6 +59,18 @@ def predict_mixed(
             predictor.close()
 
 
+def lines_of(answers: Sequence[Prediction]) -> str:
+    """Return answers as JSONL; what JSON has no type for, such as a date as `id`, is a text."""
+    lines = (json.dumps(answer, ensure_ascii=False, default=_as_text) for answer in answers)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return str(value)
+
+
 def _with_ids(answers: list[Prediction], table: datasets.Dataset) -> list[Prediction]:
     """Put ID_COLUMNS of the input, if it has them, before the answers."""
     names = [name for name in ID_COLUMNS if name in table.column_names]
@@ -75,10 +88,19 @@ def _named(row: Mapping[str, object], tasks: Sequence[str], file: Path) -> str:
 
 
 def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) -> Path:
-    """Return an adapter folder: `task` itself if it is one, else that of the task's champion."""
+    """Return an adapter folder: `task` itself if it is one, else that of the task's champion.
+
+    Raises:
+        UsageError: neither is there.
+    """
     folder = Path(task)
     if (folder / CONFIG_FILE).is_file():
         return folder
+    if "/" in task and not folder.is_dir():  # no task's name has one
+        raise UsageError(
+            f"'{task}' {'is a file' if folder.exists() else 'is not there'}; name the folder of an "
+            "adapter, or a task for its champion"
+        )
     try:
         store = workspace.store()
         run_id = champion(store, task, plm).run_id
@@ -86,6 +108,12 @@ def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) 
         if (folder / "adapter" / CONFIG_FILE).is_file():
             hint = f"of the folder '{task}', '{folder / 'adapter'}' is the adapter"
             raise UsageError(f"{error}; {hint}") from None
+        if folder.is_dir():
+            raise UsageError(
+                f"the folder '{task}' holds no adapter: it has no {CONFIG_FILE}; name the folder "
+                "of one, such as OUTPUT/adapter of `tinyattn train --output OUTPUT`. As a task: "
+                f"{error}"
+            ) from None
         raise
     return store.download(run_id, "adapter", Path(tempfile.mkdtemp(dir=scratch)))
 

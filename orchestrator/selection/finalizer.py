@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -57,7 +58,10 @@ FRESH_SEED = 1000
 
 
 def finalize(
-    sweep: Sweep, workspace: Workspace, say: Callable[[str], None] = lambda line: None
+    sweep: Sweep,
+    workspace: Workspace,
+    say: Callable[[str], None] = lambda line: None,
+    typed: Sequence[str] = (),
 ) -> Verdict:
     """Finalize a sweep that has run; Ray must be running.
 
@@ -68,6 +72,8 @@ def finalize(
         sweep: the sweep as it ran, perhaps with other values under `finalize`.
         workspace: where the sweep is kept.
         say: takes progress messages while no trial runs.
+        typed: overrides as they were typed, for the command that goes on: without them it might
+            begin other batches.
 
     Raises:
         UsageError: the sweep is not there, or none of its one-head trials reached a score.
@@ -77,7 +83,7 @@ def finalize(
     workspace.require_space()
     tracker = workspace.tracker()
     tracker.find_sweep(sweep.name)  # a name that is wrong makes no folder for its lock
-    go_on = f"finalize {sweep.name}"
+    go_on = shlex.join(["finalize", sweep.name, *typed])
     # Within the lock, what is read is not about to be changed by another process.
     with workspace.lock(sweep.name, go_on):
         record = tracker.find_sweep(sweep.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from mlflow_sweeps import Sweeps
 
 from orchestrator.driver.trial_queue import Source
+from orchestrator.execution.tuner import InterruptedSweepError
 from orchestrator.selection import collapsing, finalizer
 from orchestrator.selection.baseline import alone_settings
 from orchestrator.selection.finalizer import batch_name, best_one_head
@@ -87,6 +89,26 @@ def test_a_search_that_was_interrupted_is_named(
             "the trials that had"
         ]
     )
+
+
+def test_a_finalize_that_is_interrupted_goes_on_with_the_overrides_typed(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(batch: TrialBatch, source: Source, **rest: object) -> None:
+        raise KeyboardInterrupt
+
+    sweeps.start("first")
+    sweeps.trial("whole", [0.6, 0.7])
+    sweeps.tracker.close_all(Outcome.COMPLETED)
+    workspace = Workspace(tmp_path / "runs")
+    begin(workspace, monkeypatch)
+    assert workspace.goes_on_by("first") == "finalize first"
+    monkeypatch.setattr(finalizer, "run_batch", interrupt)
+    typed = ["finalize.seeds=1", "finalize.space.seed={type: int, low: 0, high: 1}"]
+    command = "finalize first finalize.seeds=1 'finalize.space.seed={type: int, low: 0, high: 1}'"
+    with pytest.raises(InterruptedSweepError, match=re.escape(f"`tinyattn {command}` goes on")):
+        finalizer.finalize(SWEEP, workspace, typed=typed)
+    assert workspace.goes_on_by("first") == command
 
 
 def test_a_batch_keeps_its_name_when_the_runs_folder_moves(tmp_path: Path) -> None:

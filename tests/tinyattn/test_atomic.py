@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tinyattn.errors import StorageError, UsageError
-from tinyattn.files.atomic import refuse_folder, write_output, write_text
+from tinyattn.files.atomic import check_output, write_output, write_text
 
 
 def entries(folder: Path) -> list[str]:
@@ -107,10 +107,21 @@ def test_what_a_process_has_open_is_added_to(tmp_path: Path, place: str) -> None
 
 def test_a_folder_is_refused_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a folder; name a file, or - to print"):
-        refuse_folder(tmp_path)
+        check_output(tmp_path)
     with pytest.raises(StorageError, match="Is a directory"):
         write_output(tmp_path, "x")
-    refuse_folder(tmp_path / "free")
+    check_output(tmp_path / "free")
+    check_output(Path("free"))
+    check_output(Path("/dev/stdout"))
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("no/where.jsonl")
+    (tmp_path / "file").write_text("")
+    for path in ("no/dir/o.jsonl", "link", "file/o.jsonl"):
+        with pytest.raises(UsageError, match=r"the folder .* is not there; make it, name a file"):
+            check_output(tmp_path / path)
+    assert entries(tmp_path) == ["file", "link"]
 
 
 def test_a_file_of_our_own_with_two_names_is_replaced(tmp_path: Path) -> None:

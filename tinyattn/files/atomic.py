@@ -127,10 +127,24 @@ def make_folder(folder: Path, otherwise: str) -> None:
         raise StorageError(f"{folder}: cannot be made: {error.strerror}; {otherwise}") from None
 
 
-def refuse_folder(path: Path) -> None:
-    """Raise UsageError if an output path is a folder; called before the work, not after it."""
+def check_output(path: Path) -> None:
+    """Check an output path that a user named; called before the work, not after it.
+
+    Raises:
+        UsageError: it is a folder, or would be in a folder that is not there. A misspelt path must
+            make no folders.
+    """
     if path.is_dir():
         raise UsageError(f"{path} is a folder; name a file, or - to print")
+    folder = path.parent
+    if folder.is_dir():
+        with _told(path):
+            folder = _end_of_links(path).parent
+    if not folder.is_dir():
+        raise UsageError(
+            f"{path}: the folder {folder} is not there; make it, name a file elsewhere, or - to "
+            "print"
+        )
 
 
 def _end_of_links(path: Path) -> Path:
