@@ -34,7 +34,7 @@ from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
-from tinyattn.config import build, dotted_keys
+from tinyattn.config import TrainConfig, build, dotted_keys
 from tinyattn.data.labels import check_labels
 from tinyattn.errors import (
     ConfigError,
@@ -54,9 +54,11 @@ def prepare(sweeps: Sequence[Sweep], workspace: Workspace) -> list[Facts]:
     """Check sweeps before they start, open the MLflow store, and return the facts of each.
 
     Raises:
-        UsageError: a name is in use, or PLM, data or a value of a space do not fit.
+        UsageError: a name is in use, PLM, data or a value of a space do not fit, or the runs folder
+            may not be written.
         StorageError: too little space, or the store cannot be opened or made.
     """
+    workspace.require_writable_runs()
     workspace.require_space()
     for sweep in sweeps:
         _refuse_taken(sweep.name, workspace)
@@ -220,14 +222,24 @@ def sweep_as_it_ran(
     for key in overrides:
         if key.split(".")[0] not in CHANGEABLE:
             keys = [known for known in dotted_keys(Sweep) if known.split(".")[0] in CHANGEABLE]
+            hint = did_you_mean(key, keys) or _of_experts(key)
             raise ConfigError(
-                f"override {key}: the sweep has run; changeable are {', '.join(CHANGEABLE)}"
-                f"{did_you_mean(key, keys)}"
+                f"override {key}: the sweep has run; changeable are {', '.join(CHANGEABLE)}{hint}"
             )
     apply_overrides(stored, overrides)
     sweep = build(Sweep, stored, f"sweep {name}")
     check(sweep, f"sweep {name}")
     return sweep
+
+
+def _of_experts(typed: str) -> str:
+    """Return a hint where a key of trials was typed, which experts alone can have anew."""
+    keys = dotted_keys(TrainConfig)
+    whole = next((key for key in keys if key == typed or key.endswith(f".{typed}")), None)
+    if whole is None:
+        return ""
+    key = f"finalize.space.{whole}"
+    return f"; for the experts alone: {key}, as in '{key}={{type: choice, values: [...]}}'"
 
 
 def _as_begun(workspace: Workspace, name: str, imports: Sequence[str]) -> dict[str, Json]:

@@ -248,7 +248,8 @@ def _fault(model: type[BaseModel], fault: Any, data: Any, source: str) -> str:
     if fault["type"] == "missing":
         return f"{source}: {key}: this key is required"
     message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "allowed is")
-    message = message.partition(", unable to parse")[0].replace("a valid ", "a ")
+    message = message.partition(", unable to parse")[0]
+    message = re.sub(r"\ba valid (?=[aeiou])", "an ", message).replace("a valid ", "a ")
     came = fault["input"]
     if isinstance(came, Mapping):
         if fault["type"] != "value_error":  # keys where a single value belongs
@@ -259,7 +260,8 @@ def _fault(model: type[BaseModel], fault: Any, data: Any, source: str) -> str:
     hint = ""
     if fault["type"] == "literal_error" and isinstance(came, str):
         hint = did_you_mean(came, re.findall(r"'([^']+)'", message))
-    return f"{source}: {key}: {shown(came)} came, {message}{hint}"
+    word = "nothing (null)" if came is None else shown(came)
+    return f"{source}: {key}: {word} came, {message}{hint}"
 
 
 def _key_of(location: Iterable[str | int], data: Any) -> str:

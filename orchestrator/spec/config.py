@@ -338,7 +338,10 @@ def apply_overrides(data: dict[str, Json], overrides: Mapping[str, Json]) -> dic
         head, _, rest = key.partition(".")
         if head not in SECTIONS and head not in TrainConfig.model_fields:
             allowed = [*SECTIONS, *TrainConfig.model_fields]
-            hint = did_you_mean(head, allowed) if rest else _hint(key)
+            hint = _hint(key)
+            if rest:  # the whole key, if its first part is nearly one
+                whole = [f"{name}.{rest}" for name in allowed]
+                hint = did_you_mean(head, allowed) and did_you_mean(key, whole)
             raise ConfigError(
                 f"override {key}: unknown key{hint}; allowed are {', '.join(allowed)}"
             )

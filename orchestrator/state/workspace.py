@@ -68,10 +68,31 @@ class Workspace:
         storage: str | None = None,
         shared: bool = False,
     ) -> Workspace:
-        """Return the workspace as given, by TINYATTN_RUNS and MLFLOW_TRACKING_URI, or `./runs`."""
+        """Return the workspace as given, by TINYATTN_RUNS and MLFLOW_TRACKING_URI, or `./runs`.
+
+        Raises:
+            UsageError: the runs folder, or what should hold it, is a file.
+        """
         runs = runs or Path(os.environ.get("TINYATTN_RUNS") or "runs")
         uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-        return cls(runs.expanduser().absolute(), uri or None, data, storage, shared)
+        found = cls(runs.expanduser().absolute(), uri or None, data, storage, shared)
+        nearest = _nearest(found.runs)
+        if not nearest.is_dir():
+            raise UsageError(
+                f"{found.runs} came as the folder where sweeps are kept, and {nearest} is "
+                "no folder; name a folder with --runs or TINYATTN_RUNS"
+            )
+        return found
+
+    def require_writable_runs(self) -> None:
+        """Raise UsageError if a new sweep's folder could not be made, since nobody may write."""
+        sweeps = self.runs / "sweeps"
+        there = sweeps if sweeps.is_dir() else _nearest(self.runs)
+        if not os.access(there, os.W_OK):
+            raise UsageError(
+                f"{self.runs} came as the folder where sweeps are kept, and {there} may not be "
+                "written by this account; name another folder with --runs or TINYATTN_RUNS"
+            )
 
     def has_store(self) -> bool:
         """Whether the MLflow store exists."""
@@ -138,7 +159,7 @@ class Workspace:
 
     def require_space(self) -> None:
         """Raise StorageError if the disk of the runs folder is nearly full."""
-        there = next(place for place in (self.runs, *self.runs.parents) if place.exists())
+        there = _nearest(self.runs)
         free = shutil.disk_usage(there).free // 10**6
         if free < LEAST_FREE_MB:
             raise StorageError(
@@ -271,3 +292,10 @@ class Workspace:
         folder = self.path_of(name)
         make_folder(folder, "choose another place with --runs")
         return folder
+
+
+def _nearest(folder: Path) -> Path:
+    """Return a folder, or the nearest above it that is there."""
+    return next(
+        place for place in (folder, *folder.parents) if os.path.exists(place)
+    )  # not Path.exists, which raises where a folder above may not be searched

@@ -16,6 +16,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ from click.testing import CliRunner, Result
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
+from orchestrator.registry.prediction import lines_of
 from orchestrator.spec import result as results
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.workspace import LEAST_FREE_MB, Workspace
@@ -97,8 +100,10 @@ def write_task(here: Path, train: str, **changes: Any) -> Path:
         (["nowhere.yaml"], ["nowhere.yaml", "No such file"]),
         (["folder.yaml"], ["folder.yaml", "it is a folder"]),
         (["folder"], ["'folder' is no sweep"]),
-        (["agreement", "optimiser.lr=1e-3"], ["unknown key", "did you mean 'optimizer'"]),
+        (["agreement", "optimiser.lr=1e-3"], ["unknown key", "did you mean 'optimizer.lr'"]),
         (["agreement", "lr=3e-3"], ["override lr: unknown key — did you mean 'optimizer.lr'?"]),
+        (["agreement", "xyz.lr=1e-3"], ["override xyz.lr: unknown key; allowed are name"]),
+        (["agreement", "name="], ["name: nothing (null) came, allowed is a string"]),
         (["agreement", "seeds=2"], ["did you mean 'finalize.seeds'?"]),
         (["agreement", "sampler=grid"], ["'search.sampler' or 'finalize.search.sampler'"]),
         (["agreement", "trials=0"], ["search.trials: 0 came"]),
@@ -282,13 +287,27 @@ def test_a_folder_of_that_name_from_elsewhere(here: Path, tiny: str) -> None:
     assert not (here / "runs" / "mlflow.db").exists()
 
 
-def test_runs_below_a_regular_file(here: Path, tiny: str) -> None:
+@pytest.mark.parametrize("runs", ["file", "file/runs"])
+@pytest.mark.parametrize(
+    "words", [["sweep", "run", "agreement"], ["leaderboard"], ["promote", "x"]]
+)
+def test_a_file_in_the_place_of_the_runs_folder(here: Path, words: list[str], runs: str) -> None:
     (here / "file").write_text("")
-    message = refused(
-        1, "sweep", "run", "agreement", f"plm={tiny}", "max_length=48", "--runs", here / "file/runs"
+    message = refused(2, *words, "--runs", here / runs)
+    assert (
+        f"{here / runs} came as the folder where sweeps are kept, and {here}/file is no" in message
     )
-    assert "file/runs" in message
-    assert "Not a directory" in message
+    assert "--runs or TINYATTN_RUNS" in message
+
+
+def test_a_runs_folder_that_may_not_be_written(
+    here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "runs").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != here / "runs")
+    message = refused(2, "sweep", "run", "agreement", f"plm={tiny}", "max_length=48")
+    assert f"{here}/runs may not be written by this account; name another folder" in message
+    assert not list((here / "runs").iterdir())
 
 
 def test_a_disk_that_is_nearly_full(here: Path, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,11 +386,44 @@ def test_a_server_that_does_not_answer(here: Path) -> None:
         (["predict", "agreement", "rows.jsonl"], "no task has a champion yet"),
         (["leaderboard", "agreemnt"], "has no trials; run a sweep first"),
         (["leaderboard", "--sweep", "nosuch"], "no sweep is called 'nosuch'"),
+        (["leaderboard", "--csv", "--json"], "--csv and --json came together"),
+        (["promote", "nosuch/t"], "no sweep is called 'nosuch'"),
+        (["predict", "data", "rows.jsonl"], "the folder 'data' holds no adapter: it has no"),
+        (["predict", "./nosuch", "rows.jsonl"], "'./nosuch' is not there; name the folder of an"),
+        (["predict", "./file", "rows.jsonl"], "'./file' is a file; name the folder of an adapter"),
+        (["predict", "x", "rows.jsonl", "-o", "no/dir/o.jsonl"], "no/dir is not there; make it"),
+        (["sweep", "extend", "s", "40"], "'40' came, allowed is the number of trials in all"),
+        (["sweep", "extend", "s", "40"], "`tinyattn sweep extend s trials=40`"),
     ],
 )
 def test_names_that_are_not_there(runs: Path, words: list[str], said: str) -> None:
+    (runs.parent / "data").mkdir()
+    (runs.parent / "file").write_text("")
     assert said in refused(2, *words)
     assert not (runs / "sweeps").exists()
+    assert not (runs.parent / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("finalists=1", "did you mean 'finalize.finalists'?"),
+        ("lr=3e-3", "for the experts alone: finalize.space.optimizer.lr, as in"),
+        ("nosuch=3", "changeable are finalize, resources\n"),
+    ],
+)
+def test_short_keys_of_finalize(runs: Path, word: str, said: str) -> None:
+    tracker = Workspace(runs).tracker()
+    tracker.start_sweep(name="s", task="t", plm="p", protocol="heldout", config={}, tags={})
+    tracker.end_sweep(Outcome.COMPLETED)
+    assert said in refused(2, "finalize", "s", word)
+
+
+def test_ids_that_json_has_no_type_for_are_texts() -> None:
+    ids = [date(2026, 1, 31), Decimal("1.50"), b"caf\xc3\xa9", b"\xff", [date(2026, 1, 31)], "ä"]
+    lines = lines_of([{"id": one, "label": "x"} for one in ids]).splitlines()
+    texts = ["2026-01-31", "1.50", "café", "\\xff", ["2026-01-31"], "ä"]
+    assert [json.loads(line)["id"] for line in lines] == texts
 
 
 def test_a_port_in_use(runs: Path) -> None:
@@ -519,6 +571,7 @@ def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
 
     assert run("predict", "agreement", good, "-o", "-").stdout == result.stdout
     assert "is a folder" in refused(2, "predict", "agreement", good, "-o", here)
+    (here / "deep").mkdir()
     (here / "link").symlink_to("deep/answers.jsonl")
     written = run("predict", "agreement", good, "-o", "link")
     assert written.exit_code == 0
@@ -534,9 +587,8 @@ def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
     (here / "empty.jsonl").write_text("")
     assert "empty" in refused(2, "predict", "agreement", "empty.jsonl")
     (here / "file").write_text("")
-    result = run("predict", "agreement", rows_file(here, "a b ."), "-o", "file/out.jsonl")
-    assert result.exit_code == 1
-    assert "cannot be written" in result.stderr
+    message = refused(2, "predict", "agreement", good, "-o", "file/out.jsonl")
+    assert "file is not there" in message
     message = refused(2, "predict", "agreemnt", good)
     assert "did you mean 'agreement'" in message
     assert "no model is called" in refused(2, "predict", "agreement", good, "--plm", "minilm")

@@ -204,7 +204,7 @@ def test_a_grid_may_become_finite_by_fixing(tmp_path):
         ("optimizer.lr: {type: uniform, low: 0.1, high: 20}", "optimizer.lr: 20.0 came"),
         ("adapter.norm: {type: choice, values: [plain, afine]}", "did you mean 'affine'?"),
         ("adapter.layers: {type: choice, values: [all, best]}", "'best' came"),
-        ("zero_stage: {type: choice, values: [null, 2]}", "zero_stage: None came, allowed is 0, 1"),
+        ("zero_stage: {type: choice, values: [null, 2]}", "(null) came, allowed is 0, 1"),
         # each bound is allowed alone, not the two together: 32 rows a pass, 16 a step
         ("batch_size: {type: int, low: 16, high: 64}, "
          "micro_batch_size: {type: int, low: 8, high: 32}",
@@ -282,7 +282,7 @@ def test_default_names():
 
 
 def test_other_faults(tmp_path):
-    assert "did you mean 'search'?" in fault(tmp_path, BASE, serch__trials=3)
+    assert "did you mean 'search.trials'?" in fault(tmp_path, BASE, serch__trials=3)
     assert "did you mean 'search.sampler' or" in fault(tmp_path, BASE, sampler="tpe")
     assert "did you mean 'lr'?" in fault(tmp_path, BASE, optimizer__lrr=3)
     assert "did you mean 'trials'?" in fault(tmp_path, BASE, search__trial=3)

@@ -85,8 +85,8 @@ def test_words_that_are_no_overrides(word: str) -> None:
         ({"adapter.layers": []}, "adapter.layers: [] came, allowed are all, none, top-N"),
         ({"micro_batch_size": 17}, "micro_batch_size is 17, allowed is at most batch_size, which"),
         ({"start.noise": 0.1}, "start.adapter: this key is required"),
-        ({"task": None}, "task: None came"),
-        ({"epochs": 1.5}, "epochs: 1.5 came"),
+        ({"task": None}, "task: nothing (null) came, allowed is a string"),
+        ({"epochs": 1.5}, "epochs: 1.5 came, allowed is an integer"),
         ({"zero_stage": 4}, "zero_stage: 4 came, allowed is 0, 1, 2 or 3"),
     ],
 )

@@ -90,9 +90,14 @@ class TaskFile(StrictModel):
             if column == "label" or column.startswith("tinyattn:"):
                 raise ValueError(f"text_columns holds {column!r}, a name kept for what is no text")
         if (self.labels is None) != (self.score_range is not None):
+            came = (
+                "labels: null came without score_range"
+                if self.labels is None
+                else "labels and score_range came together"
+            )
             raise ValueError(
-                "either labels (a classification) or score_range with labels: null (a regression) "
-                "is needed, not both"
+                f"{came}, allowed is one of them: a classification has labels, a regression "
+                "labels: null and score_range: [low, high]"
             )
         if self.score_range is not None and not self.score_range[0] < self.score_range[1]:
             raise ValueError(f"score_range is {list(self.score_range)}, needed is [low, high]")
