@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.spec.outcome import Outcome
@@ -74,13 +75,13 @@ class EventLog:
         """Note what a worker reported; False: it was known."""
         if self.trials[trial].knows(result):
             return False
-        self._write(ResultEvent(trial, result))
+        self._write(ResultEvent(trial, replace(result, error=_readable(result.error))))
         return True
 
     def end(self, trial: str, outcome: Outcome, error: str | None = None) -> None:
         """Record the end of a trial that did not report it itself."""
         if self.trials[trial].outcome is None:
-            self._write(EndEvent(trial, outcome, error))
+            self._write(EndEvent(trial, outcome, _readable(error)))
 
     def _write(self, event: Event) -> None:
         """Append one line and wait until the disk has it; a line that fails leaves nothing."""
@@ -96,6 +97,12 @@ class EventLog:
             f"{self.path}: the sweep's event log cannot be written: {error.strerror or error}; "
             "free space or check permissions"
         )
+
+
+def _readable(error: str | None) -> str | None:
+    """Return an error's text without NUL and surrogates, which anyone's code may raise: a line with
+    them would be refused when it is read."""
+    return error and error.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def append(path: Path, content: bytes) -> None:
