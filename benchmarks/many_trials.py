@@ -1,6 +1,7 @@
 """Time of leaderboard, status and report with many trials, against ten trials.
 
     python -m benchmarks.many_trials --trials 2000 --pairs 3
+    python -m benchmarks.many_trials --keep DIR    # the stores alone, for the pictures in docs/
 
 Builds both stores in a temporary folder: the TrackingWriter writes one trial, and the others are
 copies of its database rows with other scores. Then times `leaderboard`, `status` and `report` as
@@ -18,8 +19,11 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
+from orchestrator.reporting.findings import Finding, Findings
+from orchestrator.reporting.mlflow_page import publish
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
 from orchestrator.tracking.writer import TrackingWriter
@@ -34,6 +38,23 @@ VERBS = {
 }
 
 
+FINALISTS = (
+    ("classifier alone, 2 seeds", "finalists-2f61c4_00003", "finalist", 0.661, 0.654, 770),
+    ("1 head, rank 1, 2 seeds", "finalists-2f61c4_00001", "finalist", 0.872, 0.869, 13_066),
+    ("4 heads", "experts-90be17_00001", "expert", 0.876, 0.865, 49_954),
+    ("4 heads collapsed", "experts-90be17_00001_collapsed", "collapsed", 0.875, 0.866, 13_066),
+)
+"""Rows of a made-up verdict: adapter, trial, kind, score on the selection and held-out rows,
+parameters."""
+SENTENCES = (
+    "One head against the classifier alone (best of 4 learning rates), mean of seeds on the "
+    "held-out rows: +21.50 points.",
+    "The 4 heads do not help: 87.50 against 87.20 on the selection rows; if they were no better, "
+    "the best of 6 tried would lead by as much with p = 0.412, above 0.10: the one-head adapter is "
+    "kept.",
+)
+
+
 def build(runs: Path, trials: int) -> None:
     """Write a store with one sweep, `many`, of `trials` trials."""
     tracker = TrackingWriter.open(runs)
@@ -41,7 +62,37 @@ def build(runs: Path, trials: int) -> None:
     rng = random.Random(0)
     with sqlite3.connect(runs / "mlflow.db") as database:
         for number in range(2, trials + 1):
-            _copy(database, first, uuid.UUID(int=rng.getrandbits(128)).hex, number, rng)
+            run_id = uuid.UUID(int=rng.getrandbits(128)).hex
+            select = 0.5 + 0.4 * rng.random()
+            scores = (select, select - rng.uniform(-0.005, 0.02))
+            _copy(database, first, run_id, f"search_{number:05d}", rng, scores)
+        _spread(database, first, rng)
+        query = "update runs set start_time = end_time - ? where name = 'many'"
+        database.execute(query, (8_000 * max(10, trials),))  # eight at once
+
+
+def conclude(runs: Path) -> None:
+    """Give the sweep of a store finalists and a verdict, both made up."""
+    tracker, rng = TrackingWriter.open(runs), random.Random(1)
+    tracker.resume_sweep("many", search_goes_on=False)
+    assert tracker.sweep_run is not None
+    first = next(t.run_id for t in tracker.trials_of(tracker.find_sweep("many")))
+    found = []
+    with sqlite3.connect(runs / "mlflow.db") as database:
+        for adapter, name, kind, select, heldout, parameters in FINALISTS:
+            run_id = uuid.UUID(int=rng.getrandbits(128)).hex
+            _copy(database, first, run_id, name, rng, (select, heldout))
+            _set(database, "tags", run_id, {"tinyattn.kind": kind})
+            std = 0.006 if "seeds" in adapter else None
+            is_winner = adapter.startswith("1 head")
+            found.append(
+                Finding(adapter, name, run_id, select, std, heldout, std, parameters, is_winner)
+            )
+    tracker.keep_verdict(tracker.sweep_run, Findings(found, SENTENCES, 0.412).to_json())
+    winner = next(one.run_id for one in found if one.is_winner)
+    tracker.tag(tracker.sweep_run, {"winner": winner})
+    tracker.end_sweep(Outcome.COMPLETED)
+    publish(tracker, "many")
 
 
 def _one_trial(tracker: TrackingWriter) -> str:
@@ -72,26 +123,58 @@ def _one_trial(tracker: TrackingWriter) -> str:
 
 
 def _copy(
-    database: sqlite3.Connection, first: str, run_id: str, number: int, rng: random.Random
+    database: sqlite3.Connection,
+    first: str,
+    run_id: str,
+    name: str,
+    rng: random.Random,
+    scores: tuple[float, float],
 ) -> None:
-    """Copy all rows of a run under another id, with a name, scores and a learning rate."""
+    """Copy all rows of a run under another id and name, with its scores and a learning rate.
+
+    Args:
+        database: MLflow's.
+        first: id of the run to copy.
+        run_id: id of the copy.
+        name: name of the copy's trial.
+        rng: draws the rest.
+        scores: last score on the selection rows and on the held-out rows.
+    """
     for table in COPIED:
         columns = [row[1] for row in database.execute(f"pragma table_info({table})")]
         chosen = ", ".join("?" if name == "run_uuid" else name for name in columns)
         query = f"insert into {table} select {chosen} from {table} where run_uuid = ?"
         database.execute(query, (run_id, first))
-    name, rate = f"search_{number:05d}", 10 ** rng.uniform(-4, -2)
-    searched = f'{{"optimizer.lr": {rate}, "optimizer.weight_decay": {rng.choice([0.01, 0.05])}}}'
-    for key, value in (("trial", name), ("searched", searched)):
-        query = "update tags set value = ? where run_uuid = ? and key = ?"
-        database.execute(query, (value, run_id, f"tinyattn.{key}"))
+    rate, decay = float(f"{10 ** rng.uniform(-4, -2):.3g}"), rng.choice([0.01, 0.05])
+    searched = f'{{"optimizer.lr": {rate}, "optimizer.weight_decay": {decay}}}'
+    _set(database, "tags", run_id, {"tinyattn.trial": name, "tinyattn.searched": searched})
+    _set(database, "params", run_id, {"optimizer.lr": rate, "optimizer.weight_decay": decay})
+    _set(database, "tags", run_id, {"mlflow.runName": name})
     database.execute("update runs set name = ? where run_uuid = ?", (name, run_id))
-    scores = [0.5 + 0.4 * (1 - 2.0**-step) * rng.random() for step in range(1, EVALUATIONS + 1)]
+    select, heldout = scores
+    curve = [select - (select - 0.5) * rng.random() * 2.0**-step for step in range(EVALUATIONS - 1)]
+    curve.append(select)
     for table in ("metrics", "latest_metrics"):
-        for step, score in enumerate(scores, start=1):
-            for key, value in (("score", score), ("best_score", max(scores[:step]))):
-                query = f"update {table} set value = ? where run_uuid = ? and key = ? and step = ?"
+        query = f"update {table} set value = ? where run_uuid = ? and key = ? and step = ?"
+        for step, score in enumerate(curve, start=1):
+            for key, value in (("score", score), ("best_score", max(curve[:step]))):
                 database.execute(query, (value, run_id, key, step))
+        database.execute(query, (heldout, run_id, "heldout/accuracy", EVALUATIONS))
+    _spread(database, run_id, rng)
+
+
+def _set(
+    database: sqlite3.Connection, table: str, run_id: str, values: Mapping[str, object]
+) -> None:
+    for key, value in values.items():
+        query = f"update {table} set value = ? where run_uuid = ? and key = ?"
+        database.execute(query, (str(value), run_id, key))
+
+
+def _spread(database: sqlite3.Connection, run_id: str, rng: random.Random) -> None:
+    """Let a run have taken some time, a minute on the average, until it was written."""
+    query = "update runs set start_time = end_time - ? where run_uuid = ?"
+    database.execute(query, (rng.randrange(45_000, 75_000), run_id))
 
 
 def measure(runs: Path, words: list[str]) -> tuple[float, int]:
@@ -107,7 +190,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--keep", type=Path, help="Build the stores here, and measure nothing.")
     asked = parser.parse_args()
+    if asked.keep is not None:
+        build(asked.keep / "few", 10)
+        conclude(asked.keep / "few")
+        build(asked.keep / "many", asked.trials)
+        return
     with tempfile.TemporaryDirectory() as folder:
         few, many = Path(folder, "few"), Path(folder, "many")
         build(few, 10)

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, event
 
-from benchmarks.many_trials import build
+from benchmarks.many_trials import build, conclude
 from orchestrator.cli import main
 from orchestrator.reporting import figures, leaderboard, report
 from orchestrator.state.workspace import Workspace
@@ -124,6 +124,22 @@ def test_the_number_of_queries_does_not_grow_with_the_trials(store: TrackingRead
     finally:
         event.remove(Engine, "before_cursor_execute", listen)
     assert len(queries) == 9  # runs, tags, params and metrics of sweeps and of trials; histories
+
+
+def test_a_verdict_names_trials_of_the_store_with_their_scores(runs: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(runs, tmp_path / "copy")
+    conclude(copy)
+    store = Workspace(copy).store()
+    sweep = store.find_sweep("many")
+    trials = {run.run_id: run for run in store.trials_of(sweep)}
+    kept = store.verdict_of(sweep)
+    assert kept is not None
+    found = [(row["trial"], row["select"], row["heldout"]) for row in kept["rows"]]
+    named = [trials[row["run_id"]] for row in kept["rows"]]
+    assert found == [(run.trial.name, run.trial.best_score, run.heldout_score) for run in named]
+    assert trials[sweep.tags["winner"]].kind == "finalist"
+    assert len({run.trial.params["optimizer.lr"] for run in trials.values()}) > TRIALS / 2
+    assert all((run.end_time or 0) - run.start_time > 0 for run in trials.values())
 
 
 def test_a_deleted_experiment_has_no_sweeps(runs: Path, tmp_path: Path) -> None:
