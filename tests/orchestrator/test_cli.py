@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -24,8 +25,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 
+import search_spaces
 from orchestrator.cli import main
 from orchestrator.registry.prediction import lines_of
 from orchestrator.spec import result as results
@@ -64,6 +67,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(*words: object) -> Result:
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+    assert "infinitely many" not in result.output, "a word for programmers"
     return result
 
 
@@ -121,7 +125,15 @@ def write_task(here: Path, train: str, **changes: Any) -> Path:
         (["agreement", "name=../../etc"], ["name: '../../etc' came"]),
         (["agreement", "max_length=600"], ["max_length is 600", "at most 512"]),
         (["agreement", "adapter.layers=[6]"], ["has 6 layers (0-5)"]),
-        (["agreement", "space.optimizer.lr.low=1"], ["low", "high"]),
+        (
+            ["agreement", "space.optimizer.lr.low=1"],
+            ["space.optimizer.lr: low is 1.0 and high is 0.006", "low must be below high"],
+        ),
+        (
+            ["agreement", "space.optimizer.warmup={type: uniform, low: 0.2, high: 0}"],
+            ["space.optimizer.warmup: low is 0.2 and high is 0.0", "low must be below high"],
+        ),
+        (["agreement", "search.sampler=grid"], ["optimizer.lr have no end", "random or tpe"]),
         (["agreement", "space.adapter.nrom={type: choice, values: [1]}"], ["adapter.nrom"]),
     ],
 )
@@ -151,6 +163,22 @@ def test_broken_sweep_files(here: Path, content: str, said: list[str]) -> None:
     message = refused(2, "sweep", "check", "sweep.yaml")
     for part in said:
         assert part in message
+
+
+def test_the_list_has_a_line_for_each_sweep_and_each_suite() -> None:
+    lines = run("sweep", "list").stdout.splitlines()
+    by_name = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
+    assert len(by_name) == len(lines)
+    folder = Path(search_spaces.__file__).parent
+    files = [path.relative_to(folder).with_suffix("") for path in folder.rglob("*.yaml")]
+    shipped = {path.as_posix() for path in files if path.parts[0] != "_base"}
+    assert shipped | set(search_spaces.SUITES) == set(by_name)
+    assert by_name["agreement"] == (
+        "agreement on minilm, 8 trials by tpe: lr, weight_decay, schedule, warmup"
+    )
+    for name in shipped:
+        assert re.fullmatch(r"\w+ on [\w-]+, \d+ trials by \w+: \w+(, \w+)*", by_name[name])
+    assert by_name["glue"].startswith("suite of glue/sst2, glue/cola, ")
 
 
 def test_a_domain_type_that_does_not_exist(here: Path) -> None:
@@ -424,6 +452,29 @@ def test_ids_that_json_has_no_type_for_are_texts() -> None:
     lines = lines_of([{"id": one, "label": "x"} for one in ids]).splitlines()
     texts = ["2026-01-31", "1.50", "café", "\\xff", ["2026-01-31"], "ä"]
     assert [json.loads(line)["id"] for line in lines] == texts
+
+
+def test_the_leaderboard_names_a_page_of_mlflow_that_is_there(here: Path, sweeps: Sweeps) -> None:
+    runs = here / "runs"
+    sweeps.start("first")
+    sweeps.trial("search_00001", [0.5, 0.6])
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    shown = ["leaderboard"], ["leaderboard", "--sweep", "first"], ["leaderboard", "sst2"]
+    for words in shown:
+        line = run(*words, "--runs", runs).stdout.replace("\n", " ")
+        found = re.search(
+            r"MLflow's page of first: (\S+) \(while `tinyattn ui( --runs \S+)` runs", line
+        )
+        assert found is not None, line
+        site, page = found[1].split("/#/experiments/")
+        assert site == "http://127.0.0.1:5000"
+        experiment, query = page.split("/runs?")
+        tags = sweeps.tracker.client.get_experiment(experiment).tags
+        key = dict(part.split("=") for part in query.split("&"))["viewStateShareKey"]
+        assert f"mlflow.sharedViewState.{key}" in tags
+        assert found[2] == f" --runs {runs}"
+    for words in (["--json"], ["--csv"], ["--sweep", "first", "--json"]):
+        assert "MLflow's page" not in run("leaderboard", *words, "--runs", runs).output
 
 
 def test_a_port_in_use(runs: Path) -> None:

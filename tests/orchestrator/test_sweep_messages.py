@@ -1,0 +1,105 @@
+"""What `orchestrator/sweep.py` refuses, and what it says of a sweep without a score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow_sweeps import Sweeps
+from tiny_plm import save_tiny_plm
+
+from orchestrator import sweep as sweeps_py
+from orchestrator.planning.preflight import inspect
+from orchestrator.spec.config import Sweep
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
+from orchestrator.state.definition import Definition
+from orchestrator.state.workspace import Workspace
+from orchestrator.sweep import resumable, run_to_end, sweep_as_it_ran
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.config import build
+from tinyattn.errors import ConfigError, TinyAttnError, UsageError
+from tinyattn.training.model_cache import ModelCache
+
+
+def sweep_of(plm: str) -> Sweep:
+    data = {
+        "name": "s",
+        "train": {"task": "agreement", "plm": plm, "max_length": 32, "max_train_rows": 64},
+        "space": {"optimizer.lr": {"type": "log_uniform", "low": 1e-4, "high": 1e-2}},
+        "search": {"trials": 4},
+    }
+    return build(Sweep, data, "test")
+
+
+@pytest.fixture(scope="module")
+def plm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny"))
+
+
+@pytest.mark.parametrize("trials", [3, 1])
+def test_a_sweep_is_not_extended_to_fewer_trials(tmp_path: Path, plm: str, trials: int) -> None:
+    sweep, workspace = sweep_of(plm), Workspace(tmp_path)
+    facts = inspect(sweep, ModelCache(device="cpu"))
+    Definition.of(sweep, facts, origin=None).write(workspace.path_of("s"))
+    with pytest.raises(UsageError, match="'s' has 4 trials; extend it to more"):
+        resumable("s", workspace, {"search.trials": trials})
+    for more in (4, 5):
+        assert resumable("s", workspace, {"search.trials": more}).sweep().search.trials == more
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("train.epochs", 3, "override train.epochs: the sweep has run; changeable are finalize"),
+        ("search.trials", 9, "override search.trials: the sweep has run"),
+        ("finalise.heads", 2, "did you mean 'finalize.heads'"),
+        ("finalize.haeds", 2, "finalize.haeds"),
+        ("finalize.heads", 1, "finalize.heads: 1 came"),
+    ],
+)
+def test_after_the_run_only_what_comes_after_it_may_change(
+    sweeps: Sweeps, tmp_path: Path, key: str, value: int, said: str
+) -> None:
+    config = sweep_of("p").model_dump(mode="json")
+    sweeps.tracker.start_sweep(
+        name="s", task="agreement", plm="p", protocol="heldout", config=config, tags={}
+    )
+    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    workspace = Workspace(tmp_path / "runs")
+    assert sweep_as_it_ran(workspace, "s", {"finalize.heads": 8}).finalize.heads == 8
+    with pytest.raises(ConfigError) as caught:
+        sweep_as_it_ran(workspace, "s", {key: value})
+    assert said in str(caught.value)
+
+
+FAILED = {
+    "search_00001": (Outcome.FAILED, "Traceback:\n  line 1\nValueError: no such column"),
+    "search_00002": (Outcome.FAILED, "Traceback:\n  line 2\nValueError: no such column"),
+    "search_00003": (Outcome.DIVERGED, None),
+}
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        (FAILED, "none of 3 trials reached a score: ValueError: no such column; diverged"),
+        ({}, "none of 0 trials reached a score: none ran"),
+    ],
+)
+def test_a_sweep_of_which_no_trial_has_a_score_has_failed_and_names_each_cause_once(
+    tracker: TrackingWriter, tmp_path: Path, plm: str, monkeypatch: pytest.MonkeyPatch,
+    ends: dict[str, tuple[Outcome, str | None]], said: str,
+) -> None:  # fmt: skip
+    trials = [Trial(name, {}, [], outcome, error) for name, (outcome, error) in ends.items()]
+    monkeypatch.setattr(sweeps_py, "run_batch", lambda *words, **more: trials)
+    sweep = sweep_of(plm)
+    facts = inspect(sweep, ModelCache(device="cpu"))
+    workspace = Workspace(tmp_path / "runs")
+    with pytest.raises(TinyAttnError) as caught:
+        run_to_end(sweep, facts, workspace)
+    assert str(caught.value) == said
+    assert workspace.store().find_sweep("s").outcome is Outcome.FAILED
+    one = Trial("search_00004", {}, [], Outcome.STOPPED)
+    trials.append(one)
+    assert run_to_end(sweep, facts, workspace) == trials
