@@ -248,9 +248,15 @@ def suffer(fault: Callable[[Any, random.Random], int], sweep: Sweep, seed: int) 
 
 
 def show(name: str, tolls: Iterator[Toll]) -> None:
-    """Print a row of the table, and to standard error each sweep's cost."""
+    """Print a row of the table, and to standard error each sweep's cost.
+
+    Raises:
+        SystemExit: the fault struck nothing, so that its row would say nothing.
+    """
     found = sum(tolls, Toll())
     print(found.row(name), flush=True)
+    if not found.times:
+        sys.exit(f"'{name}' struck nothing: is what it kills called otherwise now?")
     for words in found.words:
         print("   ", words, file=sys.stderr)
 

@@ -67,7 +67,7 @@ class Sweep:
     """A sweep of this project on this machine, through its command line."""
 
     own_settings: dict[str, Any] = {"epochs": 6, "asha.grace": 2}
-    worker = "ray::ResourceTr"
+    worker = "ray::SweepTrainable"
     """Prefix of the names of trials' processes."""
     port = 5077
     """Port of its MLflow server."""

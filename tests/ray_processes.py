@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-TRIAL = ("ray::SweepTrainable", "ray::ResourceTrainable")  # at rest, and while it trains
+TRIAL = ("ray::SweepTrainable",)
 SHARED = ("ray::SharedWorker",)
 RANK = ("ray::RankActor",)
 

@@ -114,7 +114,7 @@ def test_ray_names_the_machine_of_an_actor_that_fails_and_of_one_that_dies(
 
 def test_the_innermost_machine_is_the_one_that_failed() -> None:
     """The trial's supervisor is on one machine, the rank that died on another."""
-    outer = "ray::ResourceTrainable.train() (pid=7, ip=10.0.0.1, actor_id=0a, repr=x)\n"
+    outer = "ray::SweepTrainable.train() (pid=7, ip=10.0.0.1, actor_id=0a, repr=x)\n"
     nested = outer + "ActorDiedError: it died.\n\tpid: 9\n\tip: 10.0.0.2\nThe actor is dead"
     assert address_in(nested) == "10.0.0.2"
     assert address_in(outer) == "10.0.0.1"

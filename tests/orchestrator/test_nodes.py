@@ -59,7 +59,7 @@ class World:
 def fault(name: str, kind: str = "RuntimeError: CUDA error") -> str:
     """Words as Ray 2.60 writes them."""
     address = f"10.0.0.{ord(name) - ord('a') + 1}"
-    return f"ray::ResourceTrainable.train() (pid=7, ip={address}, actor_id=0a, repr=x)\n{kind}"
+    return f"ray::SweepTrainable.train() (pid=7, ip={address}, actor_id=0a, repr=x)\n{kind}"
 
 
 def test_a_machine_that_keeps_failing_is_set_aside_and_gets_another_chance_later() -> None:
