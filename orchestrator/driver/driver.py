@@ -153,16 +153,21 @@ class Driver:
         self._busy -= 1
 
     def on_request(self, trials: Iterable[str]) -> None:
-        """A user wants trials to end: each does at its next evaluation."""
+        """A user wants trials to end: each does at its next evaluation, or now if it waits."""
         self.asha.unwanted |= set(trials)
+        for name in self.asha.unwanted & self.asha.paused.keys():
+            self._stop_paused(name)
 
     def end_paused(self) -> None:
         """End the trials that wait for a promotion which will not come: nothing is left to run."""
         for name in list(self.asha.paused):
-            trial = self.event_log.trials[name]
-            self._log_end(trial, Outcome.STOPPED, None)
-            del self.asha.paused[name]
-            self._tell_decision(trial, Decision.STOP)
+            self._stop_paused(name)
+
+    def _stop_paused(self, name: str) -> None:
+        trial, by_user = self.event_log.trials[name], name in self.asha.unwanted
+        self._log_end(trial, Outcome.STOPPED, BY_USER if by_user else None)
+        del self.asha.paused[name]
+        self._tell_decision(trial, Decision.STOP)
 
     def _log_end(self, trial: Trial, outcome: Outcome, error: str | None) -> None:
         """Log how a trial ends, unless it named its own end, and tell the source."""

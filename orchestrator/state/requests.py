@@ -43,7 +43,7 @@ def request_stop(
     if trial is not None:
         live = _live_trial(folder, trial)
         _request(folder, live.name)
-        say(f"trial {live.name} ends at its next evaluation")
+        say(f"trial {live.name} ends at its next evaluation, or at once if it waits at a rung")
         return
     go_on = workspace.goes_on_by(name)
     _request(folder, STOP_ALL)

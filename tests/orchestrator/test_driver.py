@@ -461,6 +461,24 @@ def test_a_user_ends_a_trial_at_its_next_evaluation(tmp_path: Path) -> None:
     assert (trial.outcome, trial.error, trial.evaluations) == (Outcome.STOPPED, BY_USER, 2)
 
 
+def test_a_user_ends_a_trial_that_waits_at_once(tmp_path: Path) -> None:
+    """It has no next evaluation; as one that the user ended it is no candidate for the best."""
+    watched = Watched(tmp_path, asha=PromotingAsha(1, 2, TOTAL))
+    driver = watched.driver
+    driver.next_trial()
+    assert driver.on_report(TRIALS[0], evaluated(1), NODE) is Decision.PAUSE
+    driver.on_release()
+    for _ in range(2):  # a request stands until the sweep ends
+        driver.on_request([TRIALS[0]])
+    trial = watched.trials[TRIALS[0]]
+    assert (trial.outcome, trial.error, trial.by_user) == (Outcome.STOPPED, BY_USER, True)
+    assert watched.listener.words.count(f"{TRIALS[0]} stopped") == 1
+    assert driver.asha.paused == {}
+    following = driver.next_trial()
+    assert following is not None
+    assert following.trial == TRIALS[1]
+
+
 def test_a_store_that_a_worker_cannot_write_ends_the_batch_and_no_trial(tmp_path: Path) -> None:
     watched = Watched(tmp_path, points=POINTS[:1])
     watched.driver.next_trial()
