@@ -52,12 +52,16 @@ class Rank:
         self.answers: dict[str, Any] = {}
         self.heard: list[str] = []
         self.is_killed = False
+        self.meeting: object = None
+        """Prefix of its group's keys."""
         for name in ("start", "begin", "step", "halve", "end"):
             setattr(self, name, SimpleNamespace(remote=self.method(name)))
 
     def method(self, name: str) -> Callable[..., Reference]:
-        def remote(*_: object) -> Reference:
+        def remote(*words: object) -> Reference:
             self.heard.append(name)
+            if name == "start":
+                self.meeting = words[-1]
             return Reference(self.answers.get(name))
 
         return remote
@@ -160,7 +164,9 @@ def test_a_step_is_what_rank_0_reports(worker: DistributedWorker, ray: Ray) -> N
 def test_an_end_in_one_rank_is_the_trials_and_ranks_that_hang_are_killed(
     worker: DistributedWorker, ray: Ray, keys: Keys, end: object, who: int
 ) -> None:
-    keys[b"other/address"] = b""
+    assert len({rank.meeting for rank in ray.ranks}) == 1
+    for meeting in (ray.ranks[0].meeting, "other"):
+        keys[f"{meeting}/address".encode()] = b"::1"
     answer(ray, *(end if rank == who else NEVER for rank in range(3)))
     assert worker.step() is end
     assert ray.patience == [PATIENCE_SECONDS]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import socket
 import sqlite3
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,10 +80,19 @@ def test_a_server_that_ends_by_itself_is_an_error_with_its_code(
 def test_ctrl_c_ends_the_server_and_is_no_error(
     sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
-    script = (
-        f"trap 'echo > {tmp_path}/ended; exit' TERM; kill -INT $PPID; while :; do sleep 0.01; done"
-    )
+    trap = f"trap 'echo > {tmp_path}/ended; exit' TERM"
+    script = f"{trap}; echo > {tmp_path}/started; while :; do sleep 0.01; done"
     in_place_of_the_server(tmp_path, monkeypatch, script)
+    wait, interrupts = subprocess.Popen.wait, [KeyboardInterrupt]
+
+    def interrupted(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        while not (tmp_path / "started").exists():
+            time.sleep(0.01)
+        if interrupts:
+            raise interrupts.pop()
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     said: list[str] = []
     serve(Workspace(tmp_path / "runs"), "127.0.0.1", port, said.append)
     assert said[1:] == ["ended"]
