@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -31,7 +32,9 @@ def manifests(cluster: Cluster, launch: Kubernetes) -> list[dict[str, Any]]:
     """
     name = f"tinyattn-{cluster.name}"
     about = {"name": name, "namespace": launch.namespace, "labels": {"app": name}}
-    file = yaml.safe_dump(cluster.model_dump(mode="json", exclude_none=True) | {"mlflow": None})
+    # JSON is YAML too, and quotes each text: PyYAML leaves out what YAML 1.2 needs, as for 08.
+    content = cluster.model_dump(mode="json", exclude_none=True) | {"mlflow": None}
+    file = json.dumps(content, indent=1)
     head = Workers(
         replicas=1,
         cpus=max(1, cluster.head.cpus or 1),

@@ -37,9 +37,10 @@ def train_alone(
     if resume and state is not None:
         config = _with_versions_of(state, config)
     model_cache = ModelCache(data_dir)
+    if not resume:  # before the layers below the first adapter are run on all rows
+        data = model_cache.data(config)
+        check_labels(data.task.name, label_rows(data.task, data.train))
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
-        if not resume:
-            check_labels(trainer.task.name, label_rows(trainer.task, trainer.data.train))
         counts = trainer.counts()
         say(
             f"{trainer.task.name} on {config.plm}: {counts.adapter:,} adapter + "

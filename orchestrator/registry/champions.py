@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
@@ -16,7 +17,7 @@ from mlflow.exceptions import MlflowException
 from orchestrator.registry.reign import VACANT, renew
 from orchestrator.tracking.provenance import slug
 from orchestrator.tracking.reader import TAG, TrackingReader
-from tinyattn.errors import UsageError, did_you_mean
+from tinyattn.errors import StorageError, UsageError, did_you_mean
 
 ALIAS = "champion"
 _HISTORY = TAG + "champions"
@@ -180,18 +181,31 @@ def _registered(store: TrackingReader, model: str) -> str:
     if not versions:
         return ""
     newest = max(versions, key=lambda version: int(version.version))
+    if TAG + "trial" not in newest.tags:  # tags are written when the test has ended
+        return (
+            f"version {newest.version} of {model} is registered, but its test has not ended: "
+            f"`tinyattn promote {newest.run_id}` tests it"
+        )
     name = "/".join(newest.tags.get(TAG + part, "") for part in ("sweep", "trial"))
     why = (
         "holds the alias no longer"
         if int(newest.version) in _noted(store, model)
         else "did not win its test"
     )
-    folder = store.folder_of(newest.run_id or "", "adapter")
+    folder = _adapter_here(store, newest)
     return (
         f"version {newest.version} of {model} is registered, but {why}. Two ways to use it: "
         f"`tinyattn promote {name} --force` makes it the champion, and `predict` takes the folder "
         f"of its adapter in the place of a task{'' if folder is None else f': {folder}'}"
     )
+
+
+def _adapter_here(store: TrackingReader, version: ModelVersion) -> Path | None:
+    try:
+        folder = store.folder_of(version.run_id or "", "adapter")
+    except StorageError:  # its run was deleted
+        return None
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def holder(store: TrackingReader, model: str) -> ModelVersion | None:

@@ -343,8 +343,9 @@ class TrackingReader:
         """
         try:
             uri = urlsplit(self._address(run_id))
-        except ValueError as error:
-            raise StorageError(f"the artifacts of run {run_id}: {error}") from None
+        except (MlflowException, ValueError) as error:
+            line = first_line(error, self.uri)
+            raise StorageError(f"the artifacts of run {run_id}: {line}") from None
         return Path(unquote(uri.path), path) if uri.scheme in ("", "file") else None
 
     def _refuse_special_files(self, run_id: str, path: str) -> None:

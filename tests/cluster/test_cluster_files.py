@@ -329,6 +329,16 @@ def test_manifests_have_what_pods_need(tmp_path: Path) -> None:
     assert len(read_cluster(inside).sizes) == 10  # what the pods read is a cluster file
 
 
+def test_texts_that_look_like_numbers_stay_texts_in_a_pod(tmp_path: Path) -> None:
+    odd = {"A": "08", "B": "-.5", "C": "0o17", "D": "1e5", "E": "yes"}
+    path = tmp_path / "odd.yaml"
+    path.write_text(json.dumps(PODS | {"environment": {"variables": odd}}))
+    file, _ = yaml.safe_load_all(run("cluster", "manifests", path).stdout)
+    inside = tmp_path / "inside.yaml"
+    inside.write_text(file["data"]["cluster.yaml"])
+    assert read_cluster(inside).environment.variables == odd
+
+
 def test_with_an_object_store_only_the_head_has_a_disk(tmp_path: Path) -> None:
     shown = run("cluster", "manifests", written(tmp_path, PODS | {"storage": "gs://lab/sweeps"}))
     _, cluster = yaml.safe_load_all(shown.stdout)

@@ -14,7 +14,7 @@ from tiny_plm import save_tiny_plm
 from cluster.local import this_machine
 from orchestrator.driver.context import TrialContext
 from orchestrator.execution.distributed_worker import DistributedWorker
-from orchestrator.execution.nodes import placement_of
+from orchestrator.execution.nodes import Nodes, placement_of, watched_ray
 from orchestrator.execution.ray_compat import call
 from orchestrator.execution.shared_worker import SharedSlot, shared_workers_of
 from orchestrator.execution.trainable import TrialWorker
@@ -115,11 +115,12 @@ def worker(
         return
     request.getfixturevalue("local_ray")
     if kind == "shared":
-        with shared_workers_of(context, Resources(cpus=1, packed=2)):
+        two = Resources(cpus=1, packed=2)
+        with watched_ray() as connections, shared_workers_of(context, two, connections):
             yield Hosted(Host.remote(SharedSlot))
         return
     resources = Resources(cpus=1, ranks=2)
-    group = placement_of(resources).to_placement_group()
+    group = placement_of(resources, Nodes(resources)).to_placement_group()
     inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
     host = Host.options(scheduling_strategy=inside)
     yield Hosted(host.remote(lambda: DistributedWorker(context, resources)))

@@ -301,6 +301,9 @@ def test_weights_that_only_the_hub_has() -> None:
     assert isinstance(read_config("roberta-base"), transformers.RobertaConfig)
     with pytest.raises(PlmError, match=r"PLM 'roberta-base' cannot be loaded.*\n.*hf download"):
         load_plm("roberta-base")
+    with pytest.raises(PlmError) as said:
+        load_plm("roberta-base")
+    assert "did you mean" not in str(said.value)
 
 
 def test_minilm_without_its_package_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

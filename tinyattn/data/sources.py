@@ -132,7 +132,7 @@ def _hub(task: Task, splits: list[str]) -> Source:
     switch_telemetry_off()
     try:
         # The library's own retries take about 25 seconds before they give up.
-        with quiet_datasets(), hub_left_alone(not _hub_answers()):
+        with quiet_datasets(), hub_left_alone(datasets.config.HF_HUB_OFFLINE or not _hub_answers()):
             loaded = datasets.load_dataset(HUB_NAME, task.name)
             found = {split: loaded[split] for split in splits}
     except Exception as error:

@@ -149,7 +149,7 @@ def find_plm(name: str) -> str:
         folder = Path(name).expanduser()
         if folder.is_dir():
             if not (folder / "config.json").is_file():
-                raise PlmError(
+                raise AbsentPlmError(
                     f"PLM '{name}' cannot be loaded: {folder} holds no config.json"
                     f"{_plms_in(folder)}\n{_ways('NAME')}"
                 )
