@@ -32,6 +32,7 @@ from orchestrator.spec.trial import Trial
 from orchestrator.spec.values import Json
 from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import refuse_damaged
+from orchestrator.state.sweep_trials import is_of_folder
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig, build, dotted_keys
@@ -248,11 +249,14 @@ def _as_begun(workspace: Workspace, name: str, imports: Sequence[str]) -> dict[s
     A store says which plugins there were, and no more: others may be able to write to it, and what
     it names would be executed here. So without the folder the user names them.
     """
-    folder = workspace.path_of(name)
+    folder, tracker = workspace.path_of(name), workspace.tracker()
+    record = tracker.find_sweep(name)
     if Definition.is_in(folder):
-        return Definition.read(folder, name).sweep().model_dump(mode="json")
-    tracker = workspace.tracker()
-    stored = tracker.sweep_config(tracker.find_sweep(name))
+        definition = Definition.read(folder, name)
+        # A folder of this name may be of another sweep, which is in another store.
+        if definition.is_of(record.tags) and is_of_folder(folder, tracker, record):
+            return definition.data()
+    stored = tracker.sweep_config(record)
     noted = stored.get("imports") or []
     missing = [one for one in noted if one not in imports] if isinstance(noted, list) else [noted]
     if missing:

@@ -79,7 +79,8 @@ def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
     workspace = workspace_of(places)
     sweep = sweep_as_it_ran(workspace, name, parse_overrides(overrides), imported())
     with ray_of(places.on):
-        verdict = run_finalizer(sweep, workspace, echo, overrides)
+        named = [word for module in imported() for word in ("--import", module)]
+        verdict = run_finalizer(sweep, workspace, echo, [*named, *overrides])
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(verdict):
         console.print(part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from orchestrator.spec.outcome import Outcome
@@ -36,7 +36,7 @@ class Assignment:
 class Evaluated(Result):
     """A report that a trial came to an evaluation: a result that does not know its machine yet."""
 
-    total: int
+    total: int = field()  # required, though Result's has a default
 
     @property
     def is_last(self) -> bool:

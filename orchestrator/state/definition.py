@@ -97,11 +97,20 @@ class Definition(StrictModel):
         """Write the file as a whole or not at all."""
         write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
 
+    def data(self) -> dict[str, Any]:
+        """Return the sweep's file with all changes, not checked."""
+        data: dict[str, Any] = json.loads(json.dumps(self.resolved))
+        apply_overrides(data, self.changes)
+        return data
+
+    def is_of(self, tags: Mapping[str, str]) -> bool:
+        """Whether a run with these tags may be that of this sweep: PLM and data are the same."""
+        mine = {key: getattr(self, key) for key in _FINGERPRINTS}
+        return all(tags.get(key, value) == value for key, value in mine.items())
+
     def sweep(self) -> Sweep:
         """Return the sweep with all changes."""
-        data = json.loads(json.dumps(self.resolved))
-        apply_overrides(data, self.changes)
-        sweep = build(Sweep, data, f"sweep {self.resolved['name']}")
+        sweep = build(Sweep, self.data(), f"sweep {self.resolved['name']}")
         check(sweep, f"sweep {sweep.name}")
         return sweep
 

@@ -40,6 +40,16 @@ def searched_trials(folder: Path, store: TrackingReader, sweep: SweepRecord) -> 
     return sorted(logged.values(), key=lambda trial: begun.get(trial.name, math.inf))
 
 
+def is_of_folder(folder: Path, store: TrackingReader, sweep: SweepRecord) -> bool:
+    """Return whether the sweep in a folder is the one in the store, by its trials.
+
+    Raises:
+        StorageError: the event log is damaged.
+    """
+    event_log = folder / f"{SEARCH}.jsonl"
+    return not event_log.exists() or _same(read_event_log(event_log), store.trials_of(sweep))
+
+
 def current_runs(folder: Path, store: TrackingReader, sweep: SweepRecord) -> list[TrialRun]:
     """Return the runs of a sweep's trials as they are once the store has all that happened.
 
@@ -68,6 +78,11 @@ def _same(logged: Mapping[str, Trial], runs: Iterable[TrialRun]) -> bool:
 
 
 def _brought_up(run: TrialRun, logged: Trial) -> TrialRun:
-    """Return a run with its trial as the event log tells it; a driver closed it, if that is so."""
+    """Return a run with its trial as the event log tells it; a driver closed it, if that is so.
+
+    A log that lags behind the store is that of an older copy of the folder.
+    """
+    if logged.evaluations < run.trial.evaluations:
+        return run
     outcome, error = logged.outcome or run.trial.outcome, logged.error or run.trial.error
     return replace(run, trial=replace(logged, outcome=outcome, error=error))

@@ -87,8 +87,9 @@ class Workspace:
     def require_writable_runs(self) -> None:
         """Raise UsageError if a new sweep's folder could not be made, since nobody may write."""
         sweeps = self.runs / "sweeps"
-        there = sweeps if sweeps.is_dir() else _nearest(self.runs)
-        if not os.access(there, os.W_OK):
+        # os.path, since Path.is_dir raises below a folder that may not be looked into.
+        there = sweeps if os.path.isdir(sweeps) else _nearest(self.runs)
+        if not os.access(there, os.W_OK | os.X_OK):
             raise UsageError(
                 f"{self.runs} came as the folder where sweeps are kept, and {there} may not be "
                 "written by this account; name another folder with --runs or TINYATTN_RUNS"
