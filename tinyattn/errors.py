@@ -89,10 +89,8 @@ def did_you_mean(word: str, allowed: Iterable[str]) -> str:
     that end so.
     """
     known = list(allowed)
-    if word in known:
-        return ""
     last = {key: key.rpartition(".")[2] for key in known}
-    near = [key for key in known if last[key] == word]
+    near = [] if word in known else [key for key in known if last[key] == word]
     near = near or difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     if not near:
         close = difflib.get_close_matches(word, list(last.values()), n=1, cutoff=0.75)

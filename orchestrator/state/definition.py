@@ -97,9 +97,9 @@ class Definition(StrictModel):
         """Write the file as a whole or not at all."""
         write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Json]:
         """Return the sweep's file with all changes, not checked."""
-        data: dict[str, Any] = json.loads(json.dumps(self.resolved))
+        data: dict[str, Json] = json.loads(json.dumps(self.resolved))
         apply_overrides(data, self.changes)
         return data
 

@@ -202,7 +202,7 @@ def _hint(name: str) -> str:
         beside = did_you_mean(folder.parts[0], [path.name for path in _folders(Path())])
     else:
         known = [*_MINILM_NAMES, *_KNOWN_SHAPES, *(path.name for path in _folders(Path()))]
-        beside = did_you_mean(name, known)
+        beside = "" if name in known else did_you_mean(name, known)
     return f"there is no such folder{beside}; of the hub: " if beside else ""
 
 
