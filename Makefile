@@ -37,6 +37,7 @@ demo: setup
 MEMORY := $(shell test "$$(df -m --output=avail /dev/shm 2> /dev/null | tail -1)" -gt 6000 \
   2> /dev/null && echo /dev/shm || dirname "$$(mktemp -u)")
 in_memory = set -e; d=$$(mktemp -d "$(MEMORY)/tinyattn-tests-XXXX"); \
+  trap 'rm -rf "$$d"' INT TERM; \
   PYTEST_DEBUG_TEMPROOT=$$d $(BIN)/python -m pytest -n 2 --dist loadfile $(1); rm -rf "$$d"
 
 test: setup
