@@ -75,7 +75,12 @@ def _with_ids(answers: list[Prediction], table: datasets.Dataset) -> list[Predic
     """Put ID_COLUMNS of the input, if it has them, before the answers."""
     names = [name for name in ID_COLUMNS if name in table.column_names]
     ids = [{} for _ in answers] if not names else table.select_columns(names).to_list()
-    return [{**own, **answer} for own, answer in zip(ids, answers, strict=True)]
+    return [{**_known(own), **answer} for own, answer in zip(ids, answers, strict=True)]
+
+
+def _known(ids: Prediction) -> Prediction:
+    """Return ids with null for NaN, by which files of numbers say that one is missing."""
+    return {name: None if value != value else value for name, value in ids.items()}
 
 
 def _named(row: Mapping[str, object], tasks: Sequence[str], file: Path) -> str:

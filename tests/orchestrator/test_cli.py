@@ -23,6 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from mlflow_sweeps import Sweeps
@@ -619,6 +621,11 @@ def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
     assert [(list(row), row["id"]) for row in kept] == [
         (["id", "label", "probabilities"], name) for name in ("07", "b")
     ]
+
+    table = pa.table({"id": [7.0, float("nan")], "sentence": ["the dog runs .", "a cat runs ."]})
+    pq.write_table(table, here / "numbers.parquet")
+    numbers = run("predict", "agreement", here / "numbers.parquet").stdout.splitlines()
+    assert [json.loads(line, parse_constant=pytest.fail)["id"] for line in numbers] == [7.0, None]
 
     assert run("predict", "agreement", good, "-o", "-").stdout == result.stdout
     assert "is a folder" in refused(2, "predict", "agreement", good, "-o", here)
