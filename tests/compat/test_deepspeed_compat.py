@@ -97,3 +97,45 @@ def test_a_weight_that_is_split_tells_its_whole_size() -> None:
     shard(plm, ONE)
     assert plm.weight.numel() == 0
     assert whole_size(plm.weight) == 600
+
+
+def test_torch_is_for_other_plms_what_it_was_before_one_was_split() -> None:
+    """And the split one saves no gathered weights, which its backward pass would keep."""
+    owners = {
+        "torch": torch, "nn.functional": nn.functional, "Tensor": torch.Tensor,
+        "nn.Parameter": nn.Parameter, "nn.Module": nn.Module, "nn.Linear": nn.Linear,
+        "nn.Embedding": nn.Embedding, "autograd": torch.autograd,
+        "autograd.Function": torch.autograd.Function, "Optimizer": torch.optim.Optimizer,
+    }  # fmt: skip
+    step(engine_of(2))  # imports what is imported at the first use
+
+    def attributes() -> dict[str, int]:
+        return {
+            f"{o}.{name}": id(v) for o, owner in owners.items() for name, v in vars(owner).items()
+        }
+
+    before = attributes()
+    plm = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)).requires_grad_(False)
+    whole = [p.detach().clone() for p in plm.parameters()]
+    shard(plm, ONE)
+    step(engine_of(0))
+    after = attributes()
+    assert {name for name in before if after.get(name) != before[name]} == set()
+
+    x = torch.randn(4, 30, requires_grad=True)
+    saved: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = plm(x)
+    assert {x.numel(), 80} <= {tensor.numel() for tensor in saved}
+    assert 600 not in {tensor.numel() for tensor in saved}  # the weights saved are empty by now
+    y.sum().backward()
+    other = x.detach().requires_grad_()
+    wanted = nn.functional.linear(nn.functional.linear(other, *whole[:2]), *whole[2:])
+    wanted.sum().backward()
+    torch.testing.assert_close(y, wanted)
+    torch.testing.assert_close(x.grad, other.grad)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import os
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -314,25 +312,11 @@ def wide_plm(kind: str, dtype: torch.dtype) -> Any:
     return plm.to(dtype).eval().requires_grad_(False)
 
 
-_OWN = "TINYATTN_TEST_OWN_PROCESS"
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
-def test_neighbours_change_no_bit_of_logits_and_gradients(
-    kind: str, precision: str, request: pytest.FixtureRequest
-) -> None:
+def test_neighbours_change_no_bit_of_logits_and_gradients(kind: str, precision: str) -> None:
     """In bf16 where a processor has AMX, and in fp32 with few tokens, their number chooses in which
-    order a product adds up its terms. In bf16 in a process of its own, as workers are: after some
-    2,500 other tests in one process, two of three kinds of PLM once differed."""
-    if precision == "bf16" and _OWN not in os.environ:
-        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        done = subprocess.run(
-            [sys.executable, *words, request.node.nodeid], cwd=request.config.rootpath,
-            env={**os.environ, _OWN: "1"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout
-        return
+    order a product adds up its terms."""
     model = AdaptedModel(wide_plm(kind, DTYPES[precision]))
     draws = np.random.default_rng(0)
     rows = {

@@ -6,12 +6,14 @@ tests/compat/test_deepspeed_compat.py fails where DeepSpeed changes one.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 
 def import_deepspeed() -> ModuleType:
@@ -38,7 +40,7 @@ def import_deepspeed() -> ModuleType:
     return deepspeed
 
 
-def whole_size(weight: torch.Tensor) -> int:
+def whole_size(weight: Tensor) -> int:
     """Return how many numbers a weight has; one that is split between ranks is empty here.
 
     ZeRO 3 leaves the size of a weight that it splits in its attribute `ds_numel`, which no page
@@ -46,6 +48,30 @@ def whole_size(weight: torch.Tensor) -> int:
     """
     size: int = getattr(weight, "ds_numel", weight.numel())
     return size
+
+
+def keep_linear_to(plm: nn.Module) -> None:
+    """Let only a split PLM's modules multiply in the way that ZeRO 3 needs.
+
+    `zero.Init` replaces `torch.nn.functional.linear`, and leaves it so, by a function that saves no
+    gathered weight for the backward pass and rounds elsewhere: in bf16, whatever a process trained
+    or predicted after it would have other bits. The original is in `linear_bk`.
+    (deepspeed 0.19.8)
+    """
+    from deepspeed.runtime.zero.linear import zero3_linear_wrap
+    from deepspeed.runtime.zero.partition_parameters import (
+        InsertPostInitMethodToModuleSubClasses as Patched,
+    )
+
+    torch.nn.functional.linear = Patched.linear_bk
+    for module in plm.modules():
+        if type(module).forward is nn.Linear.forward:
+            module.forward = functools.partial(_multiply, zero3_linear_wrap, module)
+
+
+def _multiply(linear: Any, module: Any, x: Tensor) -> Tensor:
+    found: Tensor = linear(x, module.weight, module.bias)
+    return found
 
 
 def add_up_with_nobody(engine: Any) -> None:

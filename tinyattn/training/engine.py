@@ -27,6 +27,7 @@ from transformers import get_scheduler
 from tinyattn.compat.deepspeed_compat import (
     add_up_with_nobody,
     import_deepspeed,
+    keep_linear_to,
     read_without_executing,
 )
 from tinyattn.config import OptimizerConfig, TrainConfig
@@ -87,6 +88,7 @@ def shard(plm: nn.Module, ranks: Ranks) -> None:
     # This moves one weight after the other to the device, which may be too small for the whole PLM.
     deepspeed.zero.Init(module=plm, config_dict_or_path=config)
     deepspeed.initialize(model=plm, config=config)  # adds the hooks that gather and release weights
+    keep_linear_to(plm)
 
 
 def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
