@@ -11,7 +11,7 @@ endif
 # transformers 5.10 itself cannot be imported with torch 2.6; with 2.7 it can.
 OLDEST ?= torch==2.6.* transformers==5.11.*
 
-.PHONY: setup demo test test-unit test-cluster test-oldest test-versions test-gpu gpu-bundle lint bench clean
+.PHONY: setup demo test test-unit test-long test-cluster test-oldest test-versions test-gpu gpu-bundle lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -41,11 +41,15 @@ in_memory = set -e; d=$$(mktemp -d "$(MEMORY)/tinyattn-tests-XXXX"); \
   PYTEST_DEBUG_TEMPROOT=$$d $(BIN)/python -m pytest -n 2 --dist loadfile $(1); rm -rf "$$d"
 
 test: setup
-	$(call in_memory,--no-loadscope-reorder -m "not cluster")
+	$(call in_memory,--no-loadscope-reorder -m "not cluster and not long")
 
 # What a change is checked with meanwhile: no sweeps, no processes that are killed, no Ray.
 test-unit: setup
 	$(call in_memory,-q -m "not cluster and not slow")
+
+# Sweeps that are killed and resumed, memory limits, ranks, the scripts of benchmarks.
+test-long: setup
+	$(call in_memory,--no-loadscope-reorder -m "long and not cluster")
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m "$(MARKS)"

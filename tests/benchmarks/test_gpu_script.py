@@ -20,7 +20,7 @@ from benchmarks import gpu
 from benchmarks.gpu import Part
 from benchmarks.shapes import drawn_tokens, write_tokens
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parent.parent.parent
 STAND_IN = """

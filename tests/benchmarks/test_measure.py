@@ -25,7 +25,7 @@ from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TrainConfig
 from tinyattn.errors import PlmError, TaskError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 1000,

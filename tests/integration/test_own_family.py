@@ -18,7 +18,7 @@ from orchestrator.state.workspace import Workspace
 from tinyattn.plms.families import FAMILIES
 from tinyattn.plms.loading import find_plm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 MPNET = """
 import tinyattn as ta
 

@@ -26,7 +26,7 @@ from tiny_plm import save_tiny_plm
 
 from orchestrator.state.workspace import Workspace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 SIZES = ("task=agreement", "max_length=32", "max_train_rows=400", "batch_size=16")
 
 

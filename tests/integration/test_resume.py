@@ -13,7 +13,7 @@ from ray_processes import TRIAL, ray_processes
 from sweep_truth import histories, untruths
 from tiny_plm import save_tiny_plm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_plm import save_tiny_plm
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 BIN = Path(sys.executable).parent
 SETTINGS = (
     "max_length=32", "max_train_rows=64", "epochs=1", "batch_size=16", "trials=2", "asha=null",

@@ -28,7 +28,7 @@ from orchestrator.state.event_log import EventLog
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 POINTS: list[dict[str, Any]] = [
     {"seed": 0},
     {"seed": 1, "batch_size": 17},  # the last batch of an epoch has one row: a rank has none

@@ -66,6 +66,7 @@ def limited(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_real_limit_halves_the_passes_and_changes_no_loss(tmp_path: Path) -> None:
     free = limited(tmp_path / "free", "none")
     assert {result["micro_batch_size"] for result in free} == {1000}
@@ -131,6 +132,7 @@ print(json.dumps(said))
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_thread_that_can_compile_no_kernels_is_left(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SPOILT, str(tmp_path)],
@@ -145,6 +147,7 @@ def test_a_thread_that_can_compile_no_kernels_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_never_fits_is_an_outcome(tmp_path: Path) -> None:
     for split in ("train", "validation", "test"):
         rows = [f"{split} {number} {'word ' * 600},{'ab'[number % 2]}" for number in range(64)]

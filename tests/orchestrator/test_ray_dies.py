@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.execution.nodes import Connections, RayDied
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def test_a_connection_that_is_refused_means_death_and_a_closed_one_does_not() -> None:

@@ -522,6 +522,7 @@ def test_importances_of_too_little():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     import ray
     from ray import tune

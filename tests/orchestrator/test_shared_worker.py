@@ -93,6 +93,7 @@ def run(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_sharing_a_process_changes_no_result_also_after_it_was_killed(tmp_path: Path) -> None:
     base = TrainConfig(
         task="agreement", plm=str(save_tiny_plm(tmp_path / "tiny")), epochs=2, batch_size=16,
@@ -152,6 +153,7 @@ def test_every_trial_that_a_machine_gets_finds_a_slot(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_how_many_share_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = TrainConfig(
         task="agreement", plm=str(save_tiny_plm(tmp_path / "tiny")), epochs=1, batch_size=4,

@@ -36,6 +36,7 @@ name_threads()
 """
 
 
+@pytest.mark.long
 def test_threads_of_collectives_end_before_the_interpreter(tmp_path: Path) -> None:
     plm = str(save_tiny_plm(tmp_path / "plm"))
     words = [sys.executable, "-c", TRAINS_AND_ENDS, plm]

@@ -68,6 +68,7 @@ class Answer(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_processes_of_a_machine_fetch_and_tokenise_once(tmp_path: Path) -> None:
     hub = Hub(save_tiny_plm(tmp_path / "tiny"))
     threading.Thread(target=hub.serve_forever, daemon=True).start()
