@@ -13,7 +13,7 @@ from orchestrator.spec.config import Sweep, load_sweep, resolved
 from orchestrator.spec.values import Json
 
 if TYPE_CHECKING:  # it imports mlflow, which takes seconds, and a mistake in a file shows sooner
-    from orchestrator.tracking.reader import TrialRun
+    from orchestrator.tracking.records import TrialRun
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import EventLog
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import STUDY_FILE
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 
 

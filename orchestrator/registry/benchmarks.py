@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.tracking.provenance import refuse_other_data
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from tinyattn.adapters.checkpoint import TaskCard, read_card
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.config import TrainConfig, build, set_dotted, stored_config

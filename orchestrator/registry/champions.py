@@ -16,7 +16,8 @@ from mlflow.exceptions import MlflowException
 
 from orchestrator.registry.reign import VACANT, renew
 from orchestrator.tracking.provenance import slug
-from orchestrator.tracking.reader import TAG, TrackingReader
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import TAG
 from tinyattn.errors import StorageError, UsageError, did_you_mean
 
 ALIAS = "champion"

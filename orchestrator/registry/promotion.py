@@ -32,7 +32,7 @@ from orchestrator.selection.significance import (
 )
 from orchestrator.spec.trial import is_alone
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import UsageError

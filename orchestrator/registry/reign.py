@@ -19,7 +19,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from orchestrator.selection.significance import PairedTest
-from orchestrator.tracking.reader import TAG, TrackingReader
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import TAG
 
 BUDGET = 0.10
 """Largest probability that an equal newcomer moves the alias within a whole reign."""

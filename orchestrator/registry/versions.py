@@ -12,7 +12,8 @@ from orchestrator.selection.significance import PairedTest
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of_run
 from orchestrator.tracking.pages import run_page
-from orchestrator.tracking.reader import FINAL_KINDS, TAG, TrackingReader, TrialRun
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import FINAL_KINDS, TAG, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.serving import save_model

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state import ranking
 from orchestrator.state.ranking import Standing
-from orchestrator.tracking.reader import Point
+from orchestrator.tracking.records import Point
 
 T = TypeVar("T")
 COLOURS = {

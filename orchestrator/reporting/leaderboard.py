@@ -25,7 +25,8 @@ from rich.text import Text
 from orchestrator.reporting.paper import paper_score
 from orchestrator.spec.values import Point
 from orchestrator.state.ranking import standing_of_run
-from orchestrator.tracking.reader import TrackingReader, TrialRun, protocol_words
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import TrialRun, protocol_words
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from orchestrator.reporting.findings import HEAD, Findings, markdown_table
 from orchestrator.reporting.leaderboard import Row, ranked, short_config
 from orchestrator.tracking.pages import run_page, view_page
-from orchestrator.tracking.reader import SweepRecord, TrialRun
+from orchestrator.tracking.records import SweepRecord, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
 

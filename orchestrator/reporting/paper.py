@@ -8,7 +8,7 @@ the same dev rows, which chose the paper's number but chose nothing here.
 
 from __future__ import annotations
 
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
 

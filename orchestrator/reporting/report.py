@@ -26,7 +26,8 @@ from orchestrator.reporting.leaderboard import Row, ranked, short_config
 from orchestrator.search.searcher import importances
 from orchestrator.spec.outcome import BY_USER, Outcome
 from orchestrator.state.ranking import standing_of_run
-from orchestrator.tracking.reader import SweepRecord, TrackingReader, TrialRun, protocol_words
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import SweepRecord, TrialRun, protocol_words
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError, UsageError
 from tinyattn.files.atomic import write_output, write_text

@@ -24,7 +24,7 @@ from orchestrator.state.events import ResultEvent
 from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of_run
 from orchestrator.state.sweep_trials import current_runs
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import FINAL_KINDS, SweepRecord, TrialRun, protocol_words
+from orchestrator.tracking.records import FINAL_KINDS, SweepRecord, TrialRun, protocol_words
 from tinyattn.errors import StorageError, UsageError
 
 _PAGE_TRIALS = 20

@@ -18,7 +18,8 @@ from orchestrator.spec.trial import ALONE, is_alone
 from orchestrator.spec.values import Point, Value
 from orchestrator.state.ranking import candidates, standing_of_run
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrackingReader, TrialRun
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import DivergedError

@@ -27,7 +27,7 @@ class Trial:
     """A trial: what was tried, what came of it, how it ended.
 
     The event log of its batch is the truth about it; the trial's MLflow run (`TrialRun` in
-    `tracking/reader.py`) has a copy for others to read, which may lag behind.
+    `tracking/records.py`) has a copy for others to read, which may lag behind.
     """
 
     name: str

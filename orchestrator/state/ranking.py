@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 
 T = TypeVar("T")
 

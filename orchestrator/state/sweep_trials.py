@@ -15,7 +15,8 @@ from pathlib import Path
 from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.trial import Trial
 from orchestrator.state.event_log import read_event_log, read_event_logs
-from orchestrator.tracking.reader import SweepRecord, TrackingReader, TrialRun
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import SweepRecord, TrialRun
 from tinyattn.errors import StorageError
 
 

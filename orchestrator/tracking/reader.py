@@ -1,23 +1,19 @@
 """TrackingReader: reads sweeps and trials from an MLflow store that `writer.py` has written.
 
 Layout of the store: an experiment per task and PLM (`rte on roberta-large`; `rte/roberta-large` in
-stores of earlier versions), a parent run per sweep, a child run per trial. Tags of the project
-start with `tinyattn.`. Tags and params hold what a run *is*; metrics hold what it *measured*, at
-step = evaluation.
+stores of earlier versions), a parent run per sweep, a child run per trial; what a run says is in
+`records.py`.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from mlflow import MlflowClient
@@ -27,24 +23,25 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator.spec.outcome import Outcome
-from orchestrator.spec.trial import Trial
 from orchestrator.tracking import database
-from orchestrator.tracking.metrics import result_of
 from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
 from orchestrator.tracking.pages import VIEW_TAG, view_key, view_page
+from orchestrator.tracking.records import (
+    PARENT_TAG,
+    TAG,
+    Point,
+    SweepRecord,
+    TrialRun,
+    points_of,
+    sweep_of,
+    trial_of,
+)
 from orchestrator.tracking.run_tables import DATABASES, RunRow, RunTables
-from tinyattn.config import TrainConfig, stored_config
+from tinyattn.config import stored_config
 from tinyattn.errors import StorageError, UsageError, did_you_mean
 from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
 from tinyattn.files.uris import without_secrets
-from tinyattn.tasks import find_task
 
-TAG = "tinyattn."
-"""Prefix of every tag that the project writes."""
-PARENT_TAG = "mlflow.parentRunId"
-FINAL_KINDS = ("finalist", "expert", "collapsed")
-"""Kinds of the finalizer's runs."""
 CONNECT_SECONDS = 5.0
 UI_ADDRESS = "http://127.0.0.1:5000"
 """Where `tinyattn ui` serves MLflow's pages unless told otherwise."""
@@ -52,7 +49,6 @@ VERDICT_FILE = "verdict.json"
 """Artifact of a sweep's run: the verdict of its finalizer."""
 MOST_ARTIFACT = 2**24
 """Largest file that describes a run, in bytes."""
-_COUNTS = ("evaluation", "adapter_params", "classifier_params")
 UNOPENED = (
     MlflowException,
     OSError,
@@ -62,96 +58,6 @@ UNOPENED = (
     ImportError,  # a database whose driver is not installed
 )
 """Errors that opening a store can raise."""
-
-
-@dataclass(frozen=True)
-class SweepRecord:
-    """The parent run of one sweep."""
-
-    run_id: str
-    experiment_id: str
-    name: str
-    task: str
-    plm: str
-    protocol: str
-    outcome: Outcome | None
-    """None while it runs."""
-    start_time: int
-    """Milliseconds since 1970."""
-    tags: dict[str, str]
-    """Tags of the project, without their prefix."""
-
-    @property
-    def carve(self) -> int | None:
-        """Version of the carve that made its rows; None: no rows were carved."""
-        return carve_of(self.protocol, self.tags)
-
-
-@dataclass(frozen=True)
-class TrialRun:
-    """The MLflow run of one trial, running or ended: a child of its sweep's run.
-
-    It has what reports and promotions need beside the trial itself: the whole config, times, tags,
-    artifacts.
-    """
-
-    run_id: str
-    trial: Trial
-    """The trial as its run tells it, which may lag behind its event log."""
-    sweep: str
-    task: str
-    plm: str
-    protocol: str
-    kind: str
-    """trial, finalist, expert (several heads), collapsed, or baseline (a classifier alone that was
-    trained for a promotion)."""
-    start_time: int
-    """Milliseconds since 1970."""
-    config: dict[str, Any]
-    """The whole resolved configuration, by dotted key."""
-    tags: dict[str, str] = field(default_factory=dict)
-    """Tags of the project, without their prefix."""
-    end_time: int | None = None
-    """Milliseconds since 1970; None while it runs."""
-    experiment_id: str = ""
-
-    @property
-    def name(self) -> str:
-        """Name that is unique in the store, as in `first/search_00004`."""
-        return f"{self.sweep}/{self.trial.name}"
-
-    @property
-    def carve(self) -> int | None:
-        """Version of the carve that made its rows; None: no rows were carved."""
-        return carve_of(self.protocol, self.tags)
-
-    @cached_property
-    def primary_metric(self) -> str | None:
-        """Name of the task's primary metric; None if task file and tag are missing."""
-        if "primary_metric" in self.tags:
-            return self.tags["primary_metric"]
-        try:
-            return find_task(self.config.get("task", self.task)).metrics[0]
-        except UsageError:
-            heldout = self.trial.heldout
-            return next(iter(heldout)) if len(heldout) == 1 else None
-
-    @property
-    def heldout_score(self) -> float | None:
-        """Primary metric on the held-out split; None: not measured, as under protocol `paper`."""
-        if self.protocol == "paper" or self.primary_metric is None:
-            return None
-        return self.trial.heldout.get(self.primary_metric)
-
-
-@dataclass(frozen=True)
-class Point:
-    """One evaluation of a trial's history."""
-
-    index: int
-    score: float
-    best_score: float
-    seconds: float
 
 
 class TrackingReader:
@@ -222,7 +128,7 @@ class TrackingReader:
 
     def sweeps(self, task: str | None = None) -> list[SweepRecord]:
         """Return all sweeps, oldest first."""
-        found = [_record(run, _sweep_record) for run in self.runs_with_tag(f"{TAG}kind", "sweep")]
+        found = [sweep_of(run) for run in self.runs_with_tag(f"{TAG}kind", "sweep")]
         return sorted(
             (sweep for sweep in found if task is None or sweep.task == task),
             key=lambda sweep: sweep.start_time,
@@ -249,7 +155,7 @@ class TrackingReader:
     def trials_of(self, sweep: SweepRecord) -> list[TrialRun]:
         """Return the trials of a sweep, finalists and experts included, oldest first."""
         runs = self.runs_with_tag(PARENT_TAG, sweep.run_id, [sweep.experiment_id])
-        found = [_record(run, _trial_run) for run in runs]
+        found = [trial_of(run) for run in runs]
         return sorted(found, key=lambda trial: trial.start_time)
 
     def names_of_trials(self, sweep: str) -> list[str]:
@@ -282,7 +188,7 @@ class TrackingReader:
                 f"'{name}' {fault}; a trial is called SWEEP/TRIAL, as in first/search_00004, and "
                 "`tinyattn leaderboard` lists them"
             )
-        return _record(found[0], _trial_run)
+        return trial_of(found[0])
 
     def has_view(self, sweep: SweepRecord) -> bool:
         """Return whether MLflow's pages have a saved view of the sweep's trials."""
@@ -313,7 +219,7 @@ class TrackingReader:
             found = self._tables.histories(run_ids, keys)
         else:
             found = {one: {key: self._history(one, key) for key in keys} for one in run_ids}
-        return [_points(found[run_id]) for run_id in run_ids]
+        return [points_of(found[run_id]) for run_id in run_ids]
 
     def _history(self, run_id: str, key: str) -> dict[int, float]:
         return {one.step: one.value for one in self.client.get_metric_history(run_id, key)}
@@ -469,105 +375,3 @@ def _run_row(run: Run) -> RunRow:
         info.run_id, info.experiment_id, info.start_time, info.end_time,
         dict(data.tags), dict(data.params), dict(data.metrics),
     )  # fmt: skip
-
-
-def _points(columns: Mapping[str, Mapping[int, float]]) -> list[Point]:
-    best, seconds = columns["best_score"], columns["seconds"]
-    return [
-        Point(index, score, best[index], seconds.get(index, math.nan))
-        for index, score in sorted(columns["score"].items())
-        if index in best
-    ]
-
-
-_Record = TypeVar("_Record", SweepRecord, TrialRun)
-
-
-def _record(run: RunRow, make: Callable[[RunRow], _Record]) -> _Record:
-    """Return a run as a record; raise StorageError if its tags or metrics are damaged."""
-    try:
-        return make(run)
-    except (KeyError, ValueError) as error:
-        fault = f"it has no tag {TAG}{error.args[0]}" if isinstance(error, KeyError) else error
-        raise StorageError(
-            f"run {run.run_id} of the MLflow store is damaged: {fault}; restore a copy of the "
-            "store, or delete the run"
-        ) from None
-
-
-def _sweep_record(run: RunRow) -> SweepRecord:
-    tags = _group(run.tags, TAG)
-    if not math.isfinite(float(tags.get("heartbeat", 0))):
-        raise ValueError("its tag heartbeat is no time")
-    return SweepRecord(
-        run_id=run.run_id,
-        experiment_id=run.experiment_id,
-        name=tags["sweep"],
-        task=tags["task"],
-        plm=tags["plm"],
-        protocol=tags["protocol"],
-        outcome=_outcome(tags),
-        start_time=run.start_time,
-        tags=tags,
-    )
-
-
-def _trial_run(run: RunRow) -> TrialRun:
-    tags = _group(run.tags, TAG)
-    searched = parse_json(tags["searched"], nan=True)
-    if not isinstance(searched, dict):
-        raise ValueError("its tag searched holds no values by key")
-    if not all(math.isfinite(run.metrics.get(key, 0)) for key in _COUNTS):
-        raise ValueError(f"one of its metrics {', '.join(_COUNTS)} is no number")
-    return TrialRun(
-        run_id=run.run_id,
-        trial=Trial(
-            name=tags["trial"],
-            params=searched,
-            results=[result_of(run.metrics)] if run.metrics else [],
-            outcome=_outcome(tags),
-            error=tags.get("error"),
-        ),
-        sweep=tags["sweep"],
-        task=tags["task"],
-        plm=tags["plm"],
-        protocol=tags["protocol"],
-        kind=tags["kind"],
-        start_time=run.start_time,
-        config={key: _value(text) for key, text in run.params.items()},
-        tags=tags,
-        end_time=run.end_time,
-        experiment_id=run.experiment_id,
-    )
-
-
-def carve_of(protocol: str, tags: Mapping[str, str]) -> int | None:
-    """Return the version of the carve from a run's tags; None: no rows were carved.
-
-    Runs under `heldout` from before there were versions have no tag: they are version 1.
-    """
-    first = "1" if protocol == "heldout" else None
-    return None if (version := tags.get("carve", first)) is None else int(version)
-
-
-def protocol_words(protocol: str, carve: int | None) -> str:
-    """Return the name of a protocol, with the version of the carve if that is not the newest."""
-    newest = TrainConfig.model_fields["carve_version"].default
-    return protocol if carve in (None, newest) else f"{protocol} v{carve}"
-
-
-def _outcome(tags: Mapping[str, str]) -> Outcome | None:
-    return Outcome(tags["outcome"]) if "outcome" in tags else None
-
-
-def _group(items: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """Return the items under a prefix, without it."""
-    return {k.removeprefix(prefix): v for k, v in items.items() if k.startswith(prefix)}
-
-
-def _value(text: str) -> Any:
-    """Read a param back: numbers, booleans, null and lists were written as JSON."""
-    try:
-        return parse_json(text)
-    except UnfitError:
-        return text

@@ -30,13 +30,14 @@ from orchestrator.spec.values import Json, Point
 from orchestrator.tracking.metrics import metrics_of
 from orchestrator.tracking.pages import NOTE_TAG, TRAINING, data_set, view_tags
 from orchestrator.tracking.provenance import code_tags, slug
-from orchestrator.tracking.reader import (
+from orchestrator.tracking.reader import VERDICT_FILE, TrackingReader, first_line
+from orchestrator.tracking.records import (
     PARENT_TAG,
     TAG,
-    VERDICT_FILE,
+    TAG_LENGTH,
     SweepRecord,
-    TrackingReader,
-    first_line,
+    flatten,
+    run_tags,
 )
 from orchestrator.tracking.retry_queue import (
     PATIENCE_SECONDS,
@@ -57,8 +58,6 @@ HEARTBEAT_SECONDS = 30.0
 """Time between two heartbeats of a driver."""
 NUMBERS_A_REQUEST = 1000
 """Most metrics that MLflow takes in one request."""
-TAG_LENGTH = 5000
-"""Most characters of a tag that all current MLflow servers take."""
 
 
 class TrackingWriter(TrackingReader):
@@ -325,7 +324,7 @@ class TrackingWriter(TrackingReader):
         end = int(time.time() * 1000)
         # The tag comes last: a run that has it is complete, for a driver that resumes the sweep.
         self._send(trial_id, self.client.set_terminated, outcome.run_status, end_time=end)
-        self._send(trial_id, self.client.log_batch, tags=_run_tags(tags))
+        self._send(trial_id, self.client.log_batch, tags=run_tags(tags))
         self._live.discard(trial_id)
 
     def end_sweep(self, outcome: Outcome) -> None:
@@ -350,7 +349,7 @@ class TrackingWriter(TrackingReader):
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Add tags, given without the project's prefix, to any run."""
-        self._retry_queue.send(partial(self.client.log_batch, run_id, tags=_run_tags(tags)))
+        self._retry_queue.send(partial(self.client.log_batch, run_id, tags=run_tags(tags)))
 
     def heartbeat(self) -> None:
         """Tag the sweep's run with the time, every HEARTBEAT_SECONDS: a driver works on it."""
@@ -446,7 +445,7 @@ class TrackingWriter(TrackingReader):
     def _create_run(self, name: str, tags: Mapping[str, str]) -> str:
         if self.experiment is None:
             raise RuntimeError("start_sweep or resume_sweep comes first")
-        all_tags = {tag.key: tag.value for tag in _run_tags(tags)}
+        all_tags = {tag.key: tag.value for tag in run_tags(tags)}
         experiment, tried = self.experiment, False
 
         def create() -> str:
@@ -479,7 +478,7 @@ class _NewRun:
         assert tracker.experiment is not None
         assert tracker.sweep_run is not None
         self._experiment, self._parent = tracker.experiment, tracker.sweep_run
-        self._tags = {tag.key: tag.value for tag in _run_tags(tags)} | {PARENT_TAG: self._parent}
+        self._tags = {tag.key: tag.value for tag in run_tags(tags)} | {PARENT_TAG: self._parent}
 
     def __call__(self) -> None:
         run_id = self._find() if self._tried else None
@@ -496,18 +495,3 @@ class _NewRun:
             [self._experiment], f"{query}'{self._trial_id}'", max_results=1
         )
         return found[0].info.run_id if found else None
-
-
-def flatten(config: Mapping[str, Json], prefix: str = "") -> dict[str, str]:
-    """Return a nested config as dotted keys; text stays text, other values become JSON."""
-    flat: dict[str, str] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value)
-    return flat
-
-
-def _run_tags(tags: Mapping[str, str]) -> list[RunTag]:
-    return [RunTag(TAG + key, str(value)[:TAG_LENGTH]) for key, value in tags.items()]

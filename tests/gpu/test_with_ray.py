@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="the whole installation is needed: make test-g
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 
 SETTINGS = (
     "max_length=32", "max_train_rows=160", "epochs=2", "batch_size=16", "asha.grace=4",

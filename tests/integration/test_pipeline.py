@@ -30,7 +30,7 @@ from orchestrator.cli import main
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.provenance import LIBRARIES
-from orchestrator.tracking.reader import SweepRecord, TrialRun
+from orchestrator.tracking.records import SweepRecord, TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.experts import collapse
 from tinyattn.adapters.model import AdaptedModel

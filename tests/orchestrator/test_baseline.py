@@ -18,7 +18,7 @@ from orchestrator.selection.baseline import KIND, find_alone, missing_rates
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from tinyattn.config import TrainConfig
 from tinyattn.errors import UsageError
 from tinyattn.training.model_cache import ModelCache

@@ -34,7 +34,7 @@ from orchestrator.state.events import ResultEvent, StartEvent, line_of, parse_ev
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import run_to_end
 from orchestrator.tracking.metrics import metrics_of, result_of
-from orchestrator.tracking.reader import TAG
+from orchestrator.tracking.records import TAG
 from tinyattn.config import build
 from tinyattn.errors import StorageError
 

@@ -21,7 +21,7 @@ from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import BY_USER, Outcome
 from orchestrator.state.ranking import standing_of_run
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from tinyattn.config import TrainConfig
 
 SWEEP = Sweep(

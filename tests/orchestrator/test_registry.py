@@ -23,7 +23,7 @@ from orchestrator.registry.champions import champion, rollback
 from orchestrator.registry.promotion import Promotion, promote
 from orchestrator.registry.versions import ahead_of_candidate
 from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from tinyattn import serving
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError

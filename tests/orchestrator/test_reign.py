@@ -16,7 +16,7 @@ from orchestrator.registry.benchmarks import Benchmark, HeldOut
 from orchestrator.registry.champions import rollback
 from orchestrator.registry.promotion import Promotion, promote
 from orchestrator.registry.reign import BUDGET, budget_words, enter, left, level
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task

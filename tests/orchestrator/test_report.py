@@ -14,7 +14,7 @@ from mlflow_sweeps import Sweeps
 from orchestrator.reporting.figures import COLOURS, Curve, best_of, best_so_far, score_by_parameter
 from orchestrator.reporting.report import log_keys, write_report
 from orchestrator.spec.outcome import Outcome
-from orchestrator.tracking.reader import Point
+from orchestrator.tracking.records import Point
 from tinyattn.errors import StorageError, UsageError
 
 FIGURES = {"learning_curves", "rungs", "best_so_far", "hyperparameters", "importance"}

@@ -21,7 +21,7 @@ from mlflow_sweeps import Sweeps
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
-from orchestrator.tracking import provenance, writer
+from orchestrator.tracking import provenance, records, writer
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.config import TrainConfig
@@ -106,7 +106,7 @@ def test_the_adapter_is_an_artifact_and_the_error_a_tag(sweeps: Sweeps, tmp_path
     copy = sweeps.tracker.download(kept, "adapter", tmp_path)
     assert read_card(copy).lineage["trial"] == "t1"
     tags = _client(sweeps.tracker).get_run(broken).data.tags
-    assert tags["tinyattn.error"] == "x" * writer.TAG_LENGTH
+    assert tags["tinyattn.error"] == "x" * records.TAG_LENGTH
 
 
 def test_nan_and_infinite_losses_read_back_as_not_a_number(sweeps: Sweeps) -> None:

@@ -42,7 +42,7 @@ from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore, SharedFolder, best_adapter
 from orchestrator.state.event_log import EventLog
-from orchestrator.tracking.reader import TrialRun
+from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError, UsageError

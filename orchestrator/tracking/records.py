@@ -1,0 +1,254 @@
+"""Records: runs of an MLflow store as sweeps and trials, and the tags and params they have there.
+
+Tags of the project start with `tinyattn.`. Tags and params hold what a run *is*; metrics hold what
+it *measured* (`metrics.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from mlflow.entities import RunTag
+
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial
+from orchestrator.spec.values import Json
+from orchestrator.tracking.metrics import result_of
+from orchestrator.tracking.run_tables import RunRow
+from tinyattn.config import TrainConfig
+from tinyattn.errors import StorageError, UsageError
+from tinyattn.files.outside import UnfitError, parse_json
+from tinyattn.tasks import find_task
+
+TAG = "tinyattn."
+"""Prefix of every tag that the project writes."""
+PARENT_TAG = "mlflow.parentRunId"
+FINAL_KINDS = ("finalist", "expert", "collapsed")
+"""Kinds of the finalizer's runs."""
+TAG_LENGTH = 5000
+"""Most characters of a tag that all current MLflow servers take."""
+_COUNTS = ("evaluation", "adapter_params", "classifier_params")
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """The parent run of one sweep."""
+
+    run_id: str
+    experiment_id: str
+    name: str
+    task: str
+    plm: str
+    protocol: str
+    outcome: Outcome | None
+    """None while it runs."""
+    start_time: int
+    """Milliseconds since 1970."""
+    tags: dict[str, str]
+    """Tags of the project, without their prefix."""
+
+    @property
+    def carve(self) -> int | None:
+        """Version of the carve that made its rows; None: no rows were carved."""
+        return carve_of(self.protocol, self.tags)
+
+
+@dataclass(frozen=True)
+class TrialRun:
+    """The MLflow run of one trial, running or ended: a child of its sweep's run.
+
+    It has what reports and promotions need beside the trial itself: the whole config, times, tags,
+    artifacts.
+    """
+
+    run_id: str
+    trial: Trial
+    """The trial as its run tells it, which may lag behind its event log."""
+    sweep: str
+    task: str
+    plm: str
+    protocol: str
+    kind: str
+    """trial, finalist, expert (several heads), collapsed, or baseline (a classifier alone that was
+    trained for a promotion)."""
+    start_time: int
+    """Milliseconds since 1970."""
+    config: dict[str, Any]
+    """The whole resolved configuration, by dotted key."""
+    tags: dict[str, str] = field(default_factory=dict)
+    """Tags of the project, without their prefix."""
+    end_time: int | None = None
+    """Milliseconds since 1970; None while it runs."""
+    experiment_id: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name that is unique in the store, as in `first/search_00004`."""
+        return f"{self.sweep}/{self.trial.name}"
+
+    @property
+    def carve(self) -> int | None:
+        """Version of the carve that made its rows; None: no rows were carved."""
+        return carve_of(self.protocol, self.tags)
+
+    @cached_property
+    def primary_metric(self) -> str | None:
+        """Name of the task's primary metric; None if task file and tag are missing."""
+        if "primary_metric" in self.tags:
+            return self.tags["primary_metric"]
+        try:
+            return find_task(self.config.get("task", self.task)).metrics[0]
+        except UsageError:
+            heldout = self.trial.heldout
+            return next(iter(heldout)) if len(heldout) == 1 else None
+
+    @property
+    def heldout_score(self) -> float | None:
+        """Primary metric on the held-out split; None: not measured, as under protocol `paper`."""
+        if self.protocol == "paper" or self.primary_metric is None:
+            return None
+        return self.trial.heldout.get(self.primary_metric)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluation of a trial's history."""
+
+    index: int
+    score: float
+    best_score: float
+    seconds: float
+
+
+_Record = TypeVar("_Record", SweepRecord, TrialRun)
+
+
+def flatten(config: Mapping[str, Json], prefix: str = "") -> dict[str, str]:
+    """Return a nested config as params: dotted keys; text stays text, other values become JSON."""
+    flat: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return flat
+
+
+def run_tags(tags: Mapping[str, str]) -> list[RunTag]:
+    """Return tags as MLflow takes them, with the project's prefix."""
+    return [RunTag(TAG + key, str(value)[:TAG_LENGTH]) for key, value in tags.items()]
+
+
+def sweep_of(run: RunRow) -> SweepRecord:
+    """Return a parent run as a sweep; raise StorageError if its tags are damaged."""
+    return _checked(run, _sweep)
+
+
+def trial_of(run: RunRow) -> TrialRun:
+    """Return a child run as a trial's; raise StorageError if its tags or metrics are damaged."""
+    return _checked(run, _trial)
+
+
+def points_of(columns: Mapping[str, Mapping[int, float]]) -> list[Point]:
+    """Return a history from its metrics, each by step; an evaluation without a best is left out."""
+    best, seconds = columns["best_score"], columns["seconds"]
+    return [
+        Point(index, score, best[index], seconds.get(index, math.nan))
+        for index, score in sorted(columns["score"].items())
+        if index in best
+    ]
+
+
+def _checked(run: RunRow, make: Callable[[RunRow], _Record]) -> _Record:
+    """Return a run as a record; raise StorageError if its tags or metrics are damaged."""
+    try:
+        return make(run)
+    except (KeyError, ValueError) as error:
+        fault = f"it has no tag {TAG}{error.args[0]}" if isinstance(error, KeyError) else error
+        raise StorageError(
+            f"run {run.run_id} of the MLflow store is damaged: {fault}; restore a copy of the "
+            "store, or delete the run"
+        ) from None
+
+
+def _sweep(run: RunRow) -> SweepRecord:
+    tags = _group(run.tags, TAG)
+    if not math.isfinite(float(tags.get("heartbeat", 0))):
+        raise ValueError("its tag heartbeat is no time")
+    return SweepRecord(
+        run_id=run.run_id,
+        experiment_id=run.experiment_id,
+        name=tags["sweep"],
+        task=tags["task"],
+        plm=tags["plm"],
+        protocol=tags["protocol"],
+        outcome=_outcome(tags),
+        start_time=run.start_time,
+        tags=tags,
+    )
+
+
+def _trial(run: RunRow) -> TrialRun:
+    tags = _group(run.tags, TAG)
+    searched = parse_json(tags["searched"], nan=True)
+    if not isinstance(searched, dict):
+        raise ValueError("its tag searched holds no values by key")
+    if not all(math.isfinite(run.metrics.get(key, 0)) for key in _COUNTS):
+        raise ValueError(f"one of its metrics {', '.join(_COUNTS)} is no number")
+    return TrialRun(
+        run_id=run.run_id,
+        trial=Trial(
+            name=tags["trial"],
+            params=searched,
+            results=[result_of(run.metrics)] if run.metrics else [],
+            outcome=_outcome(tags),
+            error=tags.get("error"),
+        ),
+        sweep=tags["sweep"],
+        task=tags["task"],
+        plm=tags["plm"],
+        protocol=tags["protocol"],
+        kind=tags["kind"],
+        start_time=run.start_time,
+        config={key: _value(text) for key, text in run.params.items()},
+        tags=tags,
+        end_time=run.end_time,
+        experiment_id=run.experiment_id,
+    )
+
+
+def carve_of(protocol: str, tags: Mapping[str, str]) -> int | None:
+    """Return the version of the carve from a run's tags; None: no rows were carved.
+
+    Runs under `heldout` from before there were versions have no tag: they are version 1.
+    """
+    first = "1" if protocol == "heldout" else None
+    return None if (version := tags.get("carve", first)) is None else int(version)
+
+
+def protocol_words(protocol: str, carve: int | None) -> str:
+    """Return the name of a protocol, with the version of the carve if that is not the newest."""
+    newest = TrainConfig.model_fields["carve_version"].default
+    return protocol if carve in (None, newest) else f"{protocol} v{carve}"
+
+
+def _outcome(tags: Mapping[str, str]) -> Outcome | None:
+    return Outcome(tags["outcome"]) if "outcome" in tags else None
+
+
+def _group(items: Mapping[str, str], prefix: str) -> dict[str, str]:
+    """Return the items under a prefix, without it."""
+    return {k.removeprefix(prefix): v for k, v in items.items() if k.startswith(prefix)}
+
+
+def _value(text: str) -> Any:
+    """Read a param back: numbers, booleans, null and lists were written as JSON."""
+    try:
+        return parse_json(text)
+    except UnfitError:
+        return text
