@@ -74,8 +74,7 @@ def build(runs: Path, trials: int) -> None:
 def conclude(runs: Path) -> None:
     """Give the sweep of a store finalists and a verdict, both made up."""
     tracker, rng = TrackingWriter.open(runs), random.Random(1)
-    tracker.resume_sweep("many", search_goes_on=False)
-    assert tracker.sweep_run is not None
+    sweep = tracker.resume_sweep("many", search_goes_on=False)
     first = next(t.run_id for t in tracker.trials_of(tracker.find_sweep("many")))
     found = []
     with sqlite3.connect(runs / "mlflow.db") as database:
@@ -88,25 +87,25 @@ def conclude(runs: Path) -> None:
             found.append(
                 Finding(adapter, name, run_id, select, std, heldout, std, parameters, is_winner)
             )
-    tracker.keep_verdict(tracker.sweep_run, Findings(found, SENTENCES, 0.412).to_json())
+    tracker.keep_verdict(sweep.run_id, Findings(found, SENTENCES, 0.412).to_json())
     winner = next(one.run_id for one in found if one.is_winner)
-    tracker.tag(tracker.sweep_run, {"winner": winner})
-    tracker.end_sweep(Outcome.COMPLETED)
-    publish(tracker, "many")
+    tracker.tag(sweep.run_id, {"winner": winner})
+    sweep.end_sweep(Outcome.COMPLETED)
+    publish(tracker, sweep)
 
 
 def _one_trial(tracker: TrackingWriter) -> str:
     space = {"optimizer.lr": {"type": "log_uniform"}, "optimizer.weight_decay": {"type": "choice"}}
-    tracker.start_sweep(
+    sweep = tracker.start_sweep(
         name="many", task="sst2", plm="minilm", protocol="heldout",
         tags={"primary_metric": "accuracy", "data_fingerprint": "0" * 16, "train_rows": "67349"},
         config={"name": "many", "space": space},
     )  # fmt: skip
     params = {"optimizer.lr": 1e-3, "optimizer.weight_decay": 0.01}
     config = TrainConfig(task="sst2", plm="minilm").with_overrides(params)
-    tracker.start_trial("search_00001", config=config, params=params, tags={"identity": "1"})
+    sweep.start_trial("search_00001", config=config, params=params, tags={"identity": "1"})
     for index in range(1, EVALUATIONS + 1):
-        tracker.log_evaluation(
+        sweep.log_evaluation(
             "search_00001",
             Result(
                 evaluation=index, total=EVALUATIONS, epoch=index / 2, step=100 * index,
@@ -116,10 +115,10 @@ def _one_trial(tracker: TrackingWriter) -> str:
                 adapter_params=12_296, classifier_params=770, peak_memory_mb=500.0,
             ),
         )  # fmt: skip
-    tracker.end_trial("search_00001", Outcome.COMPLETED)
-    tracker.end_sweep(Outcome.COMPLETED)
-    tracker.settle(60)
-    return tracker.run_of("search_00001")
+    sweep.end_trial("search_00001", Outcome.COMPLETED)
+    sweep.end_sweep(Outcome.COMPLETED)
+    sweep.settle(60)
+    return sweep.run_of("search_00001")
 
 
 def _copy(

@@ -3,7 +3,7 @@
     python -m benchmarks.scheduling [--trials 100 1000 10000] [--repeats 3]
 
 Driver, searcher, event log and ASHA are the real ones, on the virtual cluster of `sweep simulate`:
-only time and training are simulated. Tracking is the real TrackingWriter with its retry queue and
+only time and training are simulated. Tracking is the real SweepRuns with a retry queue and its
 thread, on a stand-in for MLflow's client that answers at once: a store's own time is not the
 driver's, and no trial waits for it. CPU time is that of all threads. The sampler is `random`, since
 TPE fits its model to all earlier trials and so takes longer with each.
@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +23,8 @@ from orchestrator.spec.config import load_sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
 from orchestrator.tracking.provenance import commit
-from orchestrator.tracking.writer import TrackingWriter
+from orchestrator.tracking.retry_queue import RetryQueue
+from orchestrator.tracking.sweep_runs import SweepRuns
 
 EVALUATIONS = 20
 
@@ -52,25 +51,25 @@ def scheduling(trials: int) -> float:
 
 
 def tracking(trials: int) -> float:
-    """Return the TrackingWriter's CPU milliseconds per evaluation, with four a trial."""
+    """Return the CPU milliseconds of SweepRuns per evaluation, with four a trial."""
     sweep = load_sweep("minilm", {"task": "sst2"})
-    with TemporaryDirectory() as folder:
-        tracker = TrackingWriter.open(Path(folder))
-        tracker.start_sweep(name="s", task="t", plm="p", protocol="paper", config={}, tags={})
-        tracker.client = NoClient()  # type: ignore[assignment]
-        tracker.runs_with_tag = lambda *args: []  # type: ignore[method-assign,assignment,misc]
-        begin = time.process_time()
-        for number in range(trials):
-            name = f"search_{number}"
-            tracker.start_trial(name, config=sweep.train, params={"seed": number}, tags={})
-            for evaluation in range(1, 5):
-                result = Result(
-                    evaluation=evaluation, score=0.5, best_score=0.5, train_loss=0.1, lr=1e-3
-                )
-                tracker.log_evaluation(name, result)
-            tracker.end_trial(name, Outcome.COMPLETED)
-        tracker.settle(600)
-        return 1000 * (time.process_time() - begin) / (4 * trials)
+    store: Any = NoClient()
+    runs = SweepRuns(
+        store, RetryQueue("http://none", 1.0), lambda run_id: store,
+        run_id="s", experiment="1", tags={"sweep": "s", "task": "t"},
+    )  # fmt: skip
+    begin = time.process_time()
+    for number in range(trials):
+        name = f"search_{number}"
+        runs.start_trial(name, config=sweep.train, params={"seed": number}, tags={})
+        for evaluation in range(1, 5):
+            result = Result(
+                evaluation=evaluation, score=0.5, best_score=0.5, train_loss=0.1, lr=1e-3
+            )
+            runs.log_evaluation(name, result)
+        runs.end_trial(name, Outcome.COMPLETED)
+    runs.settle(600)
+    return 1000 * (time.process_time() - begin) / (4 * trials)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import closed_in_any_case, run_batch
@@ -34,7 +35,7 @@ from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.sweep_trials import is_of_folder
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.writer import TrackingWriter
+from orchestrator.tracking.sweep_runs import SweepRuns
 from tinyattn.config import TrainConfig, build, dotted_keys
 from tinyattn.data.labels import check_labels
 from tinyattn.errors import (
@@ -161,17 +162,18 @@ def run_to_end(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Trial]:
     tracker = workspace.tracker(create=True)
     names = tracker.names_of_trials(sweep.name)
     refuse_damaged(workspace.path_of(sweep.name), names, needed=SEARCH)
-    with closed_in_any_case(tracker, f"sweep resume {sweep.name}"):
-        tracker.open_sweep(
-            name=sweep.name,
-            task=facts.task,
-            plm=sweep.train.plm,
-            protocol=sweep.train.protocol_name,
-            config=_noted(sweep),
-            tags=run_tags(facts),
-        )
-        ended = _search(sweep, workspace, tracker, facts)
-        publish(tracker, sweep.name)
+    open_runs = partial(
+        tracker.open_sweep,
+        name=sweep.name,
+        task=facts.task,
+        plm=sweep.train.plm,
+        protocol=sweep.train.protocol_name,
+        config=_noted(sweep),
+        tags=run_tags(facts),
+    )
+    with closed_in_any_case(open_runs, f"sweep resume {sweep.name}") as runs:
+        ended = _search(sweep, workspace, runs, facts)
+        publish(tracker, runs)
         _refuse_empty(ended)
     return ended
 
@@ -182,9 +184,7 @@ def _noted(sweep: Sweep) -> dict[str, Json]:
     return {**sweep.model_dump(mode="json"), "imports": names}
 
 
-def _search(
-    sweep: Sweep, workspace: Workspace, tracker: TrackingWriter, facts: Facts
-) -> list[Trial]:
+def _search(sweep: Sweep, workspace: Workspace, runs: SweepRuns, facts: Facts) -> list[Trial]:
     checkpoints = workspace.checkpoints(sweep.name)
     study = checkpoints.folder / STUDY_FILE
     searcher = OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha)
@@ -201,7 +201,7 @@ def _search(
         plugins=sweep.imports,
     )
     return run_batch(
-        batch, searcher, checkpoints=checkpoints, tracker=tracker, data_dir=workspace.data_dir
+        batch, searcher, checkpoints=checkpoints, runs=runs, data_dir=workspace.data_dir
     )
 
 

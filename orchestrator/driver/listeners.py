@@ -8,7 +8,7 @@ from orchestrator.spec.messages import WorkerLost
 from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore, best_adapter
-from orchestrator.tracking.writer import TrackingWriter
+from orchestrator.tracking.sweep_runs import SweepRuns
 
 
 class Listener:
@@ -36,14 +36,12 @@ class Listener:
 class MlflowListener(Listener):
     """Writes a run for each trial."""
 
-    def __init__(
-        self, tracker: TrackingWriter, batch: TrialBatch, checkpoints: CheckpointStore
-    ) -> None:
-        self._tracker, self._batch, self._checkpoints = tracker, batch, checkpoints
+    def __init__(self, runs: SweepRuns, batch: TrialBatch, checkpoints: CheckpointStore) -> None:
+        self._runs, self._batch, self._checkpoints = runs, batch, checkpoints
 
     def caught_up(self, trial: Trial) -> None:
         """Send what the store lacks of a trial."""
-        if self._tracker.knows(trial.name, trial.evaluations, trial.outcome):
+        if self._runs.knows(trial.name, trial.evaluations, trial.outcome):
             return
         self.started(trial)
         for result in trial.scored:
@@ -56,7 +54,7 @@ class MlflowListener(Listener):
         config = self._batch.base.with_overrides(trial.params)
         tags = self._batch.tags
         identity = config.identity(tags["data_fingerprint"], tags["commit"])
-        self._tracker.start_trial(
+        self._runs.start_trial(
             trial.name,
             config=config,
             params=trial.params,
@@ -66,13 +64,13 @@ class MlflowListener(Listener):
 
     def evaluated(self, name: str, result: Result) -> None:
         """Log the evaluation."""
-        self._tracker.log_evaluation(name, result)
+        self._runs.log_evaluation(name, result)
 
     def ended(self, trial: Trial) -> None:
         """Close the run, with the trial's best adapter."""
         assert trial.outcome is not None
         adapter = best_adapter(self._checkpoints, trial)
-        self._tracker.end_trial(trial.name, trial.outcome, adapter=adapter, error=trial.error)
+        self._runs.end_trial(trial.name, trial.outcome, adapter=adapter, error=trial.error)
 
 
 class CheckpointListener(Listener):

@@ -48,7 +48,7 @@ from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore
 from orchestrator.state.event_log import EventLog
-from orchestrator.tracking.writer import TrackingWriter
+from orchestrator.tracking.sweep_runs import SweepRuns
 from tinyattn.errors import StorageError, TinyAttnError
 
 
@@ -61,7 +61,7 @@ def run_batch(
     source: Source,
     *,
     checkpoints: CheckpointStore,
-    tracker: TrackingWriter,
+    runs: SweepRuns,
     data_dir: Path | None = None,
 ) -> list[Trial]:
     """Run trials until the source has no more; go on where an earlier call with `batch` ended.
@@ -70,7 +70,7 @@ def run_batch(
         batch: what they have in common.
         source: suggests the trials.
         checkpoints: the sweep's folder, and where its trials leave what others need.
-        tracker: writes their runs.
+        runs: the sweep's, to which theirs are added.
         data_dir: where task files are.
 
     Returns:
@@ -88,11 +88,11 @@ def run_batch(
     with signals_noted() as stop, watched_ray() as connections:
         begun = len(event_log.trials)
         batch, found = settled(batch, context, begun, left, stop, say, connections=connections)
-        _run_trials(batch, context, source, event_log, tracker, stop, connections, found)
-    tracker.settle()
+        _run_trials(batch, context, source, event_log, runs, stop, connections, found)
+    runs.settle()
     ended = [trial for trial in event_log.trials.values() if trial.outcome is not None]
     for trial in ended:
-        tracker.run_of(trial.name)  # a store that refused to make one fails the batch
+        runs.run_of(trial.name)  # a store that refused to make one fails the batch
     return ended
 
 
@@ -101,7 +101,7 @@ def _run_trials(
     context: TrialContext,
     source: Source,
     event_log: EventLog,
-    tracker: TrackingWriter,
+    runs: SweepRuns,
     stop: Stop,
     connections: Connections,
     note: str | None,
@@ -114,7 +114,7 @@ def _run_trials(
             view.note(note)
         listeners = (
             MachineListener(nodes, view.note),
-            MlflowListener(tracker, batch, checkpoints),
+            MlflowListener(runs, batch, checkpoints),
             CheckpointListener(checkpoints),
             ViewListener(view),
         )
@@ -123,7 +123,7 @@ def _run_trials(
         try:
             with shared_workers_of(context, batch.resources, connections) as look_after_shared:
                 folder = checkpoints.folder
-                watch = Watch(driver, stop, nodes, tracker, folder, look_after_shared)
+                watch = Watch(driver, stop, nodes, runs, folder, look_after_shared)
                 events = TuneEvents(driver, stop, connections)
                 made = _tuner(batch, context, events, watch, nodes)
                 run_tune(made.fit, folder, stop, connections)
@@ -224,12 +224,12 @@ def signals_noted() -> Iterator[Stop]:
 
 @contextmanager
 def closed_in_any_case(
-    tracker: TrackingWriter, go_on: str, sweep: Outcome | None = None
-) -> Iterator[None]:
-    """End all that runs, and the sweep's run, with a truthful outcome however the block ends.
+    open_runs: Callable[[], SweepRuns], go_on: str, sweep: Outcome | None = None
+) -> Iterator[SweepRuns]:
+    """Open a sweep's runs, and end all of them with a truthful outcome however the block ends.
 
     Args:
-        tracker: the sweep's.
+        open_runs: opens them; what it raises gets the same message as what the block raises.
         go_on: the command that goes on, such as `sweep resume NAME`, for the message.
         sweep: outcome of the search, if it had ended before: what comes after does not change it.
 
@@ -237,12 +237,15 @@ def closed_in_any_case(
         InterruptedSweepError: in the place of a KeyboardInterrupt.
         StorageError, NoMachineError: as they came, and what to type once the cause is mended.
     """
+    runs: SweepRuns | None = None
     try:
-        yield
+        runs = open_runs()
+        yield runs
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        with handled(signal.SIG_IGN):  # an impatient second Ctrl-C must not leave runs open
-            tracker.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED, sweep=sweep)
+        if runs is not None:
+            with handled(signal.SIG_IGN):  # an impatient second Ctrl-C must not leave runs open
+                runs.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED, sweep=sweep)
         if interrupted:
             raise InterruptedSweepError(
                 "interrupted; what had ended is kept with its adapters, what was running is closed "
@@ -251,4 +254,4 @@ def closed_in_any_case(
         if isinstance(error, StorageError | NoMachineError):
             raise type(error)(f"{error}; then `tinyattn {go_on}` goes on") from error
         raise
-    tracker.end_sweep(sweep or Outcome.COMPLETED)
+    runs.end_sweep(sweep or Outcome.COMPLETED)

@@ -14,7 +14,7 @@ from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.requests import requested
 from orchestrator.state.workspace import STOP_ALL
-from orchestrator.tracking.writer import TrackingWriter
+from orchestrator.tracking.sweep_runs import SweepRuns
 
 
 class MachineListener(Listener):
@@ -58,7 +58,7 @@ class Watch:
         driver: Driver,
         stop: Stop,
         nodes: Nodes,
-        tracker: TrackingWriter,
+        runs: SweepRuns,
         folder: Path,
         look_after_shared: Callable[[], None],
     ) -> None:
@@ -68,11 +68,11 @@ class Watch:
             driver: hears which trials a user wants to end.
             stop: set when the whole batch is to end.
             nodes: the machines.
-            tracker: writes the heartbeat that shows others that this process is alive.
+            runs: the sweep's, with the heartbeat that shows others that this process is alive.
             folder: the sweep's folder, in which requests are files.
             look_after_shared: starts the shared processes that a machine lacks.
         """
-        self._driver, self._stop, self._nodes, self._tracker = driver, stop, nodes, tracker
+        self._driver, self._stop, self._nodes, self._runs = driver, stop, nodes, runs
         self._folder, self._look_after_shared = folder, look_after_shared
 
     def look(self, is_running: bool) -> None:
@@ -87,6 +87,6 @@ class Watch:
         asked = requested(self._folder)
         self._stop.asked = self._stop.asked or STOP_ALL in asked
         self._driver.on_request(asked - {STOP_ALL})
-        self._tracker.heartbeat()
+        self._runs.heartbeat()
         self._look_after_shared()
         self._nodes.refuse_standstill(is_running)

@@ -10,6 +10,7 @@ from orchestrator.reporting.findings import HEAD, Findings, markdown_table
 from orchestrator.reporting.leaderboard import Row, ranked, short_config
 from orchestrator.tracking.pages import run_page, view_page
 from orchestrator.tracking.records import SweepRecord, TrialRun
+from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
 
@@ -18,15 +19,15 @@ ROWS = 5
 """Trials in the description: MLflow cuts long ones, and a link has all."""
 
 
-def publish(tracker: TrackingWriter, name: str) -> None:
+def publish(tracker: TrackingWriter, runs: SweepRuns) -> None:
     """Write a sweep's results on its page; a store that is away does not fail a sweep that ran."""
     try:
-        sweep = tracker.find_sweep(name)
+        sweep = tracker.find_sweep(runs.name)
         trials = tracker.trials_of(sweep)
         kept = tracker.verdict_of(sweep)
         findings = None if kept is None else Findings.of(kept)
-        tracker.describe_sweep(describe(sweep, trials, findings), numbers(sweep, trials))
-        tracker.settle(SETTLE_SECONDS)
+        runs.describe(describe(sweep, trials, findings), numbers(sweep, trials))
+        runs.settle(SETTLE_SECONDS)
     except StorageError as error:
         warnings.warn(f"the sweep's page in MLflow is not up to date: {error}", stacklevel=2)
 

@@ -8,6 +8,7 @@ learning rates. The finalizer has trained it at all of them; for a sweep that wa
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from orchestrator.state.ranking import candidates, standing_of_run
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun
+from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import DivergedError
@@ -97,7 +99,7 @@ def train_alone(
 
     Args:
         workspace: where the trial's sweep is kept; no other process may be working on it.
-        tracker: writer of the MLflow runs.
+        tracker: writer of the MLflow store.
         trial: the adapter's trial.
         config: the config of that trial.
         model_cache: cache of PLM and data.
@@ -120,26 +122,26 @@ def train_alone(
     go_on = f"promote {trial.run_id}"
     with workspace.lock(trial.sweep, go_on), tempfile.TemporaryDirectory() as scratch:
         outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
-        with closed_in_any_case(tracker, go_on, outcome):
-            tracker.resume_sweep(trial.sweep, search_goes_on=False)
+        open_runs = functools.partial(tracker.resume_sweep, trial.sweep, search_goes_on=False)
+        with closed_in_any_case(open_runs, go_on, outcome) as runs:
             for number, params in enumerate(alone_settings({}, config.optimizer.lr), start=1):
                 if params["optimizer.lr"] not in missing:
                     continue
                 name = f"{trial.trial.name}_alone{number}"
                 alone, folder = single.with_overrides(params), Path(scratch) / name
-                tracker.start_trial(name, config=alone, params=params, tags=tags, kind=KIND)
-                score = _train(tracker, name, alone, model_cache, folder)
+                runs.start_trial(name, config=alone, params=params, tags=tags, kind=KIND)
+                score = _train(runs, name, alone, model_cache, folder)
                 trained[name] = None if score is None else folder
                 words = "diverged" if score is None else f"{100 * score:.2f} on the selection rows"
                 say(f"classifier alone, optimizer.lr={alone.optimizer.lr:.3g}: {words}")
             for name, adapter in trained.items():
                 ended = Outcome.DIVERGED if adapter is None else Outcome.COMPLETED
-                tracker.end_trial(name, ended, adapter=adapter)
-            tracker.settle()
+                runs.end_trial(name, ended, adapter=adapter)
+            runs.settle()
 
 
 def _train(
-    tracker: TrackingWriter, name: str, config: TrainConfig, model_cache: ModelCache, folder: Path
+    runs: SweepRuns, name: str, config: TrainConfig, model_cache: ModelCache, folder: Path
 ) -> float | None:
     """Train one baseline into `folder` and return its best score; None: it diverged."""
     from orchestrator.execution.worker import report_of
@@ -148,7 +150,7 @@ def _train(
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         try:
             for evaluation in trainer:
-                tracker.log_evaluation(name, report_of(trainer, evaluation))
+                runs.log_evaluation(name, report_of(trainer, evaluation))
         except DivergedError:
             return None
         trainer.save_adapter(folder)

@@ -46,7 +46,7 @@ from orchestrator.state.ranking import candidates, no_candidate, passed_over, st
 from orchestrator.state.sweep_trials import searched_trials
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.provenance import refuse_other_data
-from orchestrator.tracking.writer import TrackingWriter
+from orchestrator.tracking.sweep_runs import SweepRuns
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError, UsageError
@@ -105,12 +105,12 @@ def finalize(
                 f"note: the search has not come to its end ({outcome}); finalists are the best of "
                 "the trials that had"
             )
-        with closed_in_any_case(tracker, go_on, outcome):
-            tracker.resume_sweep(sweep.name, search_goes_on=False)
-            verdict = _Finalizing(sweep, workspace, tracker, facts, say).run(best)
+        open_runs = functools.partial(tracker.resume_sweep, sweep.name, search_goes_on=False)
+        with closed_in_any_case(open_runs, go_on, outcome) as runs:
+            verdict = _Finalizing(sweep, workspace, runs, facts, say).run(best)
             tracker.keep_verdict(record.run_id, findings(verdict).to_json())
             tracker.tag(record.run_id, {"winner": verdict.winner.run_id})
-        publish(tracker, sweep.name)
+        publish(tracker, runs)
     return verdict
 
 
@@ -163,11 +163,11 @@ class _Finalizing:
         self,
         sweep: Sweep,
         workspace: Workspace,
-        tracker: TrackingWriter,
+        runs: SweepRuns,
         facts: Facts,
         say: Callable[[str], None],
     ) -> None:
-        self.sweep, self.workspace, self.tracker, self.facts = sweep, workspace, tracker, facts
+        self.sweep, self.workspace, self.runs, self.facts = sweep, workspace, runs, facts
         self.say = say
         self.checkpoints = workspace.checkpoints(sweep.name)
 
@@ -246,7 +246,7 @@ class _Finalizing:
             batch,
             source,
             checkpoints=self.checkpoints,
-            tracker=self.tracker,
+            runs=self.runs,
             data_dir=self.workspace.data_dir,
         )
 
@@ -360,18 +360,18 @@ class _Finalizing:
         folder: Path,
     ) -> str:
         """Return the run of a collapsed adapter, which descends from its expert's."""
-        own = {"lineage": self.tracker.run_of(expert.name), "collapse_method": method}
-        self.tracker.start_trial(
+        own = {"lineage": self.runs.run_of(expert.name), "collapse_method": method}
+        self.runs.start_trial(
             trial_id,
             config=config.with_overrides(expert.params),
             params={**expert.params, "collapse": method},
             tags={**run_tags(self.facts), **own},
             kind="collapsed",
         )
-        self.tracker.log_evaluation(trial_id, result)
-        self.tracker.end_trial(trial_id, Outcome.COMPLETED, adapter=folder)
-        self.tracker.settle()
-        return self.tracker.run_of(trial_id)
+        self.runs.log_evaluation(trial_id, result)
+        self.runs.end_trial(trial_id, Outcome.COMPLETED, adapter=folder)
+        self.runs.settle()
+        return self.runs.run_of(trial_id)
 
     def _adapter(self, trial: Trial) -> Path:
         """Return the adapter of a trial that completed."""
@@ -384,7 +384,7 @@ class _Finalizing:
         heldout = (result.heldout or {}).get(self.facts.primary_metric)
         return Candidate(
             name,
-            self.tracker.run_of(trial.name),
+            self.runs.run_of(trial.name),
             result.best_score,
             heldout,
             best_adapter(self.checkpoints, trial),

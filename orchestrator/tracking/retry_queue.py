@@ -12,6 +12,7 @@ from typing import TypeVar
 from mlflow.exceptions import MlflowException
 from requests import HTTPError
 
+from tinyattn.errors import StorageError
 from tinyattn.files.uris import without_secrets
 
 Answer = TypeVar("Answer")
@@ -20,6 +21,8 @@ PAUSE_SECONDS = 5.0
 """Seconds between two tries of a write."""
 PATIENCE_SECONDS = 60.0
 """Seconds for which `patiently` retries."""
+AWAY_SECONDS = 900.0
+"""How long the end of a batch waits for a store that is away."""
 _TRANSIENT = {
     "TEMPORARILY_UNAVAILABLE",
     "INTERNAL_ERROR",
@@ -74,6 +77,19 @@ class RetryQueue:
         """Wait at most `seconds` until all writes are sent; return whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout=seconds)
+
+    def settle(self, seconds: float = AWAY_SECONDS) -> None:
+        """Wait until all writes are sent, those of other sweeps too.
+
+        Raises:
+            StorageError: the store was away for longer than `seconds`.
+        """
+        if not self.drain(seconds):
+            raise StorageError(
+                f"the MLflow store has not answered for {seconds:.0f} s and lacks "
+                f"{len(self)} writes, which are kept and sent when the sweep goes on; "
+                "have the store answer again"
+            )
 
     def _work(self) -> None:
         while True:

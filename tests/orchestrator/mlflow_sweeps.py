@@ -23,7 +23,8 @@ class Sweeps:
         fields = {"plm": "roberta-large", "protocol": "heldout"} | changes
         config = {"name": name, "space": {"optimizer.lr": {"type": "log_uniform"}}}
         self.settings = {"task": task, "plm": fields["plm"], "protocol": fields["protocol"]}
-        return self.tracker.start_sweep(name=name, task=task, config=config, tags={}, **fields)
+        self.runs = self.tracker.start_sweep(name=name, task=task, config=config, tags={}, **fields)
+        return self.runs.run_id
 
     def trial(
         self,
@@ -43,18 +44,18 @@ class Sweeps:
         searched = {"optimizer.lr": lr, **(overrides or {})}
         config = TrainConfig(**self.settings).with_overrides(searched)
         tags = {"identity": f"id-{trial_id}"} | ({} if carve is None else {"carve": carve})
-        self.tracker.start_trial(trial_id, config=config, params=searched, tags=tags, kind=kind)
+        self.runs.start_trial(trial_id, config=config, params=searched, tags=tags, kind=kind)
         for index in range(1, len(scores) + 1):
-            self.tracker.log_evaluation(
+            self.runs.log_evaluation(
                 trial_id,
                 self.result(index, scores, heldout if index == len(scores) else None, params),
             )
         if outcome is not None:
-            self.tracker.end_trial(
+            self.runs.end_trial(
                 trial_id, outcome, adapter=self.adapter(trial_id) if adapter else None
             )
         self.tracker.settle(30)
-        return self.tracker.run_of(trial_id)
+        return self.runs.run_of(trial_id)
 
     def adapter(self, trial_id: str) -> Path:
         """An adapter folder with a card, whose lineage names the trial, and no weights."""

@@ -33,16 +33,16 @@ def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRun:
         task="agreement", plm=plm, max_train_rows=64, max_length=32, epochs=1, batch_size=32
     )
     sweeps.start("first", task="agreement", plm=plm)
-    model_cache, tracker = ModelCache(), sweeps.tracker
+    model_cache, tracker, runs = ModelCache(), sweeps.tracker, sweeps.runs
     tags = {"data_fingerprint": model_cache.data(config).fingerprint, "carve": "2"}
-    tracker.start_trial("search_00001", config=config, params={}, tags=tags)
+    runs.start_trial("search_00001", config=config, params={}, tags=tags)
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         for evaluation in trainer:
-            tracker.log_evaluation("search_00001", report_of(trainer, evaluation))
+            runs.log_evaluation("search_00001", report_of(trainer, evaluation))
         trainer.save_adapter(tmp_path / "adapter")
-    tracker.end_trial("search_00001", Outcome.COMPLETED, adapter=tmp_path / "adapter")
-    tracker.close_all(Outcome.COMPLETED)
-    return tracker.trial(tracker.run_of("search_00001"))
+    runs.end_trial("search_00001", Outcome.COMPLETED, adapter=tmp_path / "adapter")
+    runs.close_all(Outcome.COMPLETED)
+    return tracker.trial(runs.run_of("search_00001"))
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_promote_trains_the_rates_that_are_missing_and_no_others(
     sweeps: Sweeps, one_head: TrialRun, tmp_path: Path
 ) -> None:
     tags = {"data_fingerprint": one_head.tags["data_fingerprint"]}
-    sweeps.tracker.resume_sweep("first", search_goes_on=False)
+    sweeps.runs = sweeps.tracker.resume_sweep("first", search_goes_on=False)
     for rate, outcome in ((0.0003, Outcome.COMPLETED), (0.001, Outcome.DIVERGED)):
         changes = {**ALONE, "optimizer.lr": rate}
         run_id = sweeps.trial(f"alone-{rate}", [0.99], outcome, overrides=changes)

@@ -297,10 +297,10 @@ def statuses(runs: Path) -> list[str]:
 
 def test_a_name_in_use(runs: Path, tiny: str) -> None:
     tracker = Workspace(runs).tracker()
-    tracker.start_sweep(
+    sweep = tracker.start_sweep(
         name="mine", task="agreement", plm="tiny", protocol="heldout", config={}, tags={}
     )
-    tracker.end_sweep(Outcome.COMPLETED)
+    sweep.end_sweep(Outcome.COMPLETED)
     message = refused(2, "sweep", "run", "agreement", f"plm={tiny}", "name=mine")
     assert "'mine' exists already" in message
     assert "name=" in message
@@ -444,8 +444,8 @@ def test_names_that_are_not_there(runs: Path, words: list[str], said: str) -> No
 )
 def test_short_keys_of_finalize(runs: Path, word: str, said: str) -> None:
     tracker = Workspace(runs).tracker()
-    tracker.start_sweep(name="s", task="t", plm="p", protocol="heldout", config={}, tags={})
-    tracker.end_sweep(Outcome.COMPLETED)
+    sweep = tracker.start_sweep(name="s", task="t", plm="p", protocol="heldout", config={}, tags={})
+    sweep.end_sweep(Outcome.COMPLETED)
     assert said in refused(2, "finalize", "s", word)
 
 
@@ -460,7 +460,7 @@ def test_the_leaderboard_names_a_page_of_mlflow_that_is_there(here: Path, sweeps
     runs = here / "runs"
     sweeps.start("first")
     sweeps.trial("search_00001", [0.5, 0.6])
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     shown = ["leaderboard"], ["leaderboard", "--sweep", "first"], ["leaderboard", "sst2"]
     for words in shown:
         line = run(*words, "--runs", runs).stdout.replace("\n", " ")
@@ -572,10 +572,10 @@ def champion(runs: Path, tiny: str) -> Path:
         task="agreement", plm=tiny, epochs=1, max_train_rows=64, max_length=32, batch_size=32
     )
     tracker = Workspace(runs).tracker()
-    tracker.start_sweep(
+    sweep = tracker.start_sweep(
         name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={}
     )
-    tracker.start_trial("t", config=config, params={}, tags={"identity": "x"})
+    sweep.start_trial("t", config=config, params={}, tags={"identity": "x"})
     with contextlib.closing(Trainer(config, ModelCache())) as trainer:
         (*_, last) = trainer
         trainer.save_adapter(runs / "adapter")
@@ -583,10 +583,10 @@ def champion(runs: Path, tiny: str) -> Path:
         evaluation=1, score=last.score, best_score=last.best_score, seconds=1.0,
         metrics=last.metrics, heldout=last.heldout,
     )  # fmt: skip
-    tracker.log_evaluation("t", numbers)
-    tracker.end_trial("t", Outcome.COMPLETED, adapter=runs / "adapter")
-    tracker.end_sweep(Outcome.COMPLETED)
-    run_id = tracker.run_of("t")
+    sweep.log_evaluation("t", numbers)
+    sweep.end_trial("t", Outcome.COMPLETED, adapter=runs / "adapter")
+    sweep.end_sweep(Outcome.COMPLETED)
+    run_id = sweep.run_of("t")
     result = run("promote", "s", "--force")  # trained for a moment, it is no better than chance
     assert result.exit_code == 0, result.output
     assert "is the champion" in result.stdout

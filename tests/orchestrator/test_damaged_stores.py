@@ -172,7 +172,7 @@ def test_a_damaged_database_is_one_message_and_stays_as_it_is(
 ) -> None:
     sweeps.start()
     sweeps.trial("search_00001", [0.5, 0.6])
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     copy = tmp_path / "copy" / "mlflow.db"  # MLflow keeps what it has opened by its name
     copy.parent.mkdir()
     shutil.copy(tmp_path / "runs" / "mlflow.db", copy)

@@ -63,8 +63,9 @@ def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[i
         task="agreement", plm=plm, epochs=2, max_train_rows=171, max_length=32,
         batch_size=16, adapter={"dropout": 0.2},
     )  # fmt: skip
-    tracker = TrackingWriter.open(folder)
-    tracker.start_sweep(name="s", task="agreement", plm=plm, protocol="heldout", config={}, tags={})
+    runs = TrackingWriter.open(folder).start_sweep(
+        name="s", task="agreement", plm=plm, protocol="heldout", config={}, tags={}
+    )
     batch = TrialBatch(
         name="search", title="ranks", kind="trial", base=base, trials=len(POINTS), evaluations=4,
         resources=Resources(cpus=1, ranks=ranks, concurrent=1),
@@ -74,7 +75,7 @@ def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[i
     patch.setattr(tuner, "view_of", lambda progress: Killer(progress, lines))
     sweep = folder / "sweeps" / "s"
     with this_machine(num_cpus=2):
-        tuner.run_batch(batch, Points(POINTS), checkpoints=SharedFolder(sweep), tracker=tracker)
+        tuner.run_batch(batch, Points(POINTS), checkpoints=SharedFolder(sweep), runs=runs)
     if ranks == 2:
         assert "search_00001 starts again" in lines.getvalue()
     trials = EventLog(sweep / "search.jsonl").trials

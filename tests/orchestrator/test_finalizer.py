@@ -63,7 +63,7 @@ def test_a_warmup_that_new_sweeps_may_not_have_is_said_and_stops_none_that_ran(
 ) -> None:
     sweeps.start("first")
     sweeps.trial("whole", [0.6, 0.7])
-    sweeps.tracker.close_all(Outcome.COMPLETED)
+    sweeps.runs.close_all(Outcome.COMPLETED)
     train = SWEEP.train.with_overrides({"optimizer.warmup": 5000})
     (note,) = begin(
         Workspace(tmp_path / "runs"), monkeypatch, SWEEP.model_copy(update={"train": train})
@@ -79,7 +79,7 @@ def test_a_search_that_was_interrupted_is_named(
     sweeps.trial("whole", [0.6, 0.7])
     if outcome is Outcome.INTERRUPTED:
         sweeps.trial("open", [0.6], outcome)
-    sweeps.tracker.close_all(outcome)
+    sweeps.runs.close_all(outcome)
     said = begin(Workspace(tmp_path / "runs"), monkeypatch)
     assert said == (
         []
@@ -99,7 +99,7 @@ def test_a_finalize_that_is_interrupted_goes_on_with_the_overrides_typed(
 
     sweeps.start("first")
     sweeps.trial("whole", [0.6, 0.7])
-    sweeps.tracker.close_all(Outcome.COMPLETED)
+    sweeps.runs.close_all(Outcome.COMPLETED)
     workspace = Workspace(tmp_path / "runs")
     begin(workspace, monkeypatch)
     assert workspace.goes_on_by("first") == "finalize first"
@@ -134,9 +134,9 @@ def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
 ) -> None:
     sweeps.start("first")
     sweeps.trial("search_00001", [0.9], None)
-    sweeps.tracker.end_trial("search_00001", Outcome.STOPPED, error=BY_USER)
+    sweeps.runs.end_trial("search_00001", Outcome.STOPPED, error=BY_USER)
     sweeps.trial("search_00002", [0.7])
-    sweeps.tracker.close_all(Outcome.COMPLETED)
+    sweeps.runs.close_all(Outcome.COMPLETED)
     said = begin(Workspace(tmp_path / "runs"), monkeypatch)
     assert said == ["note: search_00001 has 90.00, but the user stopped it: no candidate"]
 
@@ -154,7 +154,7 @@ def test_the_event_log_tells_which_trials_are_the_best_also_if_the_store_lags_be
         event_log.result(name, Result(evaluation=1, score=score, best_score=score))
     event_log.end("search_00001", Outcome.STOPPED, BY_USER)
     event_log.end("search_00002", Outcome.COMPLETED)
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     said = begin(workspace, monkeypatch)
     assert said == ["note: search_00001 has 90.00, but the user stopped it: no candidate"]
     searched = searched_trials(event_log.path.parent, sweeps.tracker, sweeps.tracker.sweeps()[0])
@@ -192,7 +192,7 @@ def test_nothing_that_ended_leads_to_resuming(
 ) -> None:
     sweeps.start("first")
     sweeps.trial("open", [0.6], Outcome.INTERRUPTED)
-    sweeps.tracker.close_all(Outcome.INTERRUPTED)
+    sweeps.runs.close_all(Outcome.INTERRUPTED)
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="`tinyattn sweep resume first` goes on with it"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
@@ -203,7 +203,7 @@ def test_a_classifier_alone_is_no_adapter_to_finalize(
 ) -> None:
     sweeps.start("first")
     sweeps.trial("alone", [0.6], overrides={"adapter.layers": "none"})
-    sweeps.tracker.close_all(Outcome.COMPLETED)
+    sweeps.runs.close_all(Outcome.COMPLETED)
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="no one-head trial that ended with a score"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))

@@ -47,7 +47,7 @@ def test_an_experiment_of_an_earlier_version_is_gone_on_with(
 def test_the_view_of_a_sweep_finds_its_trials_best_first(sweeps: Sweeps) -> None:
     parent = sweeps.start("other")
     sweeps.trial("search_00001", [0.99])
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     sweeps.start("first")
     ids = [sweeps.trial(f"search_0000{n}", [s]) for n, s in ((1, 0.6), (2, 0.8), (3, 0.7))]
     sweeps.trial("finalists_00001", [0.95], kind="finalist")
@@ -86,8 +86,8 @@ def test_the_parent_run_shows_counts_winner_and_best_trials(sweeps: Sweeps) -> N
     sweeps.trial("search_00001", [0.6], heldout=0.5)
     best = sweeps.trial("search_00002", [0.8], heldout=0.7)
     sweeps.trial("search_00003", [0.7], Outcome.STOPPED)
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
-    publish(sweeps.tracker, "first")
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
+    publish(sweeps.tracker, sweeps.runs)
     run = MlflowClient(sweeps.tracker.uri).get_run(parent)
     shown = {"trials": 3, "trials_completed": 2, "trials_stopped": 1, "best_score": 0.8}
     assert shown.items() <= run.data.metrics.items()
@@ -105,8 +105,8 @@ def test_where_all_trials_failed_the_description_says_so_and_advises_nothing(
 ) -> None:
     parent = sweeps.start("first")
     sweeps.trial("search_00001", [], Outcome.FAILED)
-    sweeps.tracker.end_sweep(Outcome.FAILED)
-    publish(sweeps.tracker, "first")
+    sweeps.runs.end_sweep(Outcome.FAILED)
+    publish(sweeps.tracker, sweeps.runs)
     run = MlflowClient(sweeps.tracker.uri).get_run(parent)
     assert run.data.metrics.items() >= {"trials": 1, "trials_failed": 1}.items()
     text = run.data.tags["mlflow.note.content"]
@@ -120,10 +120,10 @@ def test_a_verdict_stands_in_the_description_and_first_in_the_report(
 ) -> None:
     parent = sweeps.start("first")
     best = sweeps.trial("search_00001", [0.6, 0.7])
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     sweeps.tracker.keep_verdict(parent, FOUND.to_json())
     sweeps.tracker.tag(parent, {"winner": best})
-    publish(sweeps.tracker, "first")
+    publish(sweeps.tracker, sweeps.runs)
     text = MlflowClient(sweeps.tracker.uri).get_run(parent).data.tags["mlflow.note.content"]
     assert text.index("The 4 heads do not help") < text.index("Best trials")
     assert "| classifier alone | 61.00 ± 1.00 | 60.00 ± 2.00 | 770 | [f_00003](" in text
@@ -139,15 +139,15 @@ def test_runs_name_the_rows_that_they_train_on(sweeps: Sweeps) -> None:
     config = {"space": {}}
     tags = {"data_fingerprint": "0123abcd", "train_rows": "300"}
     tracker = sweeps.tracker
-    parent = tracker.start_sweep(
+    runs = tracker.start_sweep(
         name="first", task="sst2", plm="p", protocol="heldout", config=config, tags=tags
     )
     train = TrainConfig(task="sst2", plm="p")
-    tracker.start_trial("search_00001", config=train, params={}, tags=tags)
-    tracker.end_trial("search_00001", Outcome.COMPLETED)
+    runs.start_trial("search_00001", config=train, params={}, tags=tags)
+    runs.end_trial("search_00001", Outcome.COMPLETED)
     tracker.settle(30)
     client = MlflowClient(tracker.uri)
-    for run_id in (parent, tracker.run_of("search_00001")):
+    for run_id in (runs.run_id, runs.run_of("search_00001")):
         (found,) = client.get_run(run_id).inputs.dataset_inputs
         assert (found.dataset.name, found.dataset.digest) == ("sst2", "0123abcd")
         assert json.loads(found.dataset.profile) == {"num_rows": 300}
@@ -156,7 +156,7 @@ def test_runs_name_the_rows_that_they_train_on(sweeps: Sweeps) -> None:
 def test_one_name_finds_a_trial_among_sweeps(sweeps: Sweeps) -> None:
     sweeps.start("first")
     mine = sweeps.trial("search_00001", [0.6])
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     sweeps.start("second")
     other = sweeps.trial("search_00001", [0.7])
     client = MlflowClient(sweeps.tracker.uri)

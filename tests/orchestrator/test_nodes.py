@@ -236,10 +236,10 @@ def test_a_trial_that_fails_everywhere_is_held_against_no_machine() -> None:
 def test_a_watch_sees_requests_and_keeps_alive_what_is_to_live(tmp_path: Path) -> None:
     seen: list[Any] = []
     driver = SimpleNamespace(on_request=seen.append)
-    tracker = SimpleNamespace(heartbeat=lambda: seen.append("heartbeat"))
+    runs = SimpleNamespace(heartbeat=lambda: seen.append("heartbeat"))
     stop, world = Stop(), World(a=1)
     watch = Watch(
-        cast("Any", driver), stop, world.nodes(), cast("Any", tracker), tmp_path,
+        cast("Any", driver), stop, world.nodes(), cast("Any", runs), tmp_path,
         lambda: seen.append("processes"),
     )  # fmt: skip
     watch.look(is_running=True)

@@ -67,7 +67,7 @@ def go_on(runs: Path, scratch: Path) -> tuple[str, str]:
     assert read_card(kept).lineage["trial"] == "t1"
     sweeps = Sweeps(tracker, scratch)
     sweeps.settings = {"task": "sst2", "plm": "roberta-large", "protocol": "heldout"}
-    tracker.resume_sweep("first")
+    sweeps.runs = tracker.resume_sweep("first")
     new = sweeps.trial("t2", [0.6], adapter=True)
     client = MlflowClient(tracker.uri)
     return tuple(client.get_run(run_id).info.artifact_uri for run_id in (old.run_id, new))
@@ -132,7 +132,7 @@ def test_two_runs_folders_that_share_a_database_keep_their_artifacts(tmp_path: P
     tracker = TrackingWriter.open(mine, uri)
     run = tracker.start_sweep(
         name="first", task="rte", plm="roberta", protocol="heldout", config={}, tags={}
-    )
+    ).run_id
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "card.json").write_text("{}")
     tracker.log_folder(run, tmp_path / "adapter", "adapter")

@@ -33,7 +33,7 @@ SWEEP = Sweep(
 def stopped_by_user(sweeps: Sweeps, trial_id: str, scores: list[float]) -> str:
     """Run a trial that `sweep stop --trial` ends."""
     run_id = sweeps.trial(trial_id, scores, None)
-    sweeps.tracker.end_trial(trial_id, Outcome.STOPPED, error=BY_USER)
+    sweeps.runs.end_trial(trial_id, Outcome.STOPPED, error=BY_USER)
     sweeps.tracker.settle(30)
     return run_id
 

@@ -111,7 +111,7 @@ def test_lists_name_winner_champion_classifier_alone_and_every_sweep(
     parent = _start(sweeps)
     _promote(sweeps, "a-70")
     winner = sweeps.trial("b-60", [0.6], heldout=0.6, kind="collapsed")
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     sweeps.tracker.tag(parent, {"winner": winner})
     _start(sweeps, "second")
     sweeps.tracker.settle(30)
@@ -430,7 +430,7 @@ def test_an_unfinished_finalizer_is_no_reason_to_promote_the_search(sweeps: Swee
         promote(sweeps.tracker, "first", Gate())
     assert promote(sweeps.tracker, "first", Gate(), force=True).moved
     version = MlflowClient(sweeps.tracker.uri).get_model_version(MODEL, "1")
-    assert version.run_id == sweeps.tracker.run_of("a-80")
+    assert version.run_id == sweeps.runs.run_of("a-80")
 
 
 @pytest.mark.parametrize(("accuracy", "warned"), [(50, True), (51, False)])

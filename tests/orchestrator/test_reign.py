@@ -101,7 +101,7 @@ def test_the_same_run_on_the_same_rows_spends_nothing_and_finds_its_result(reign
     rollback(reign.tracker, MODEL)
     weak = challenge(reign, "c-71")
     gate = Gate()
-    again = promote(reign.tracker, reign.tracker.run_of("c-71"), gate)
+    again = promote(reign.tracker, reign.runs.run_of("c-71"), gate)
     assert gate.asked == []
     assert (again.test, number(again), again.moved) == (weak.test, number(weak), False)
     assert again.challenge is not None
@@ -121,7 +121,7 @@ def test_a_challenge_that_was_broken_off_is_spent(reign: Sweeps) -> None:
     with pytest.raises(KeyboardInterrupt):
         challenge(reign, "b-71", Interrupted())
     assert number(challenge(reign, "c-71")) == 2
-    assert number(promote(reign.tracker, reign.tracker.run_of("b-71"), Gate())) == 1
+    assert number(promote(reign.tracker, reign.runs.run_of("b-71"), Gate())) == 1
 
 
 def test_several_at_once_share_no_level(reign: Sweeps) -> None:

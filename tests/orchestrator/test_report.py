@@ -55,7 +55,7 @@ def _sweep(sweeps: Sweeps, trials: int) -> None:
         sweeps.trial(
             f"trial-{i:02d}", scores, outcome, lr=lr, overrides={"optimizer.schedule": schedule}
         )
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
 
 
 def test_one_file_without_external_links_and_pngs_beside_it(sweeps: Sweeps, tmp_path: Path) -> None:

@@ -74,8 +74,7 @@ class Killer(LineView):
 def run(
     folder: Path, base: TrainConfig, packed: int, asha: AshaConfig | None = None
 ) -> dict[int, Trial]:
-    tracker = TrackingWriter.open(folder)
-    tracker.start_sweep(
+    runs = TrackingWriter.open(folder).start_sweep(
         name="s", task="agreement", plm=base.plm, protocol="heldout", config={}, tags={}
     )
     batch = TrialBatch(
@@ -85,7 +84,7 @@ def run(
     )  # fmt: skip
     sweep = folder / "sweeps" / "s"
     with this_machine(num_cpus=1):
-        tuner.run_batch(batch, Points(POINTS), checkpoints=SharedFolder(sweep), tracker=tracker)
+        tuner.run_batch(batch, Points(POINTS), checkpoints=SharedFolder(sweep), runs=runs)
         _, alive = psutil.wait_procs(ray_processes(SHARED), timeout=30)
     assert not alive, "they end with the batch"
     trials = EventLog(sweep / "search.jsonl").trials

@@ -62,10 +62,10 @@ def test_after_the_run_only_what_comes_after_it_may_change(
     sweeps: Sweeps, tmp_path: Path, key: str, value: int, said: str
 ) -> None:
     config = sweep_of("p").model_dump(mode="json")
-    sweeps.tracker.start_sweep(
+    sweeps.runs = sweeps.tracker.start_sweep(
         name="s", task="agreement", plm="p", protocol="heldout", config=config, tags={}
     )
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     workspace = Workspace(tmp_path / "runs")
     assert sweep_as_it_ran(workspace, "s", {"finalize.heads": 8}).finalize.heads == 8
     with pytest.raises(ConfigError) as caught:

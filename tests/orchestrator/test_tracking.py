@@ -22,6 +22,7 @@ from mlflow_sweeps import Sweeps
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
 from orchestrator.tracking import provenance, records, writer
+from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.config import TrainConfig
@@ -33,15 +34,15 @@ def _client(tracker: TrackingWriter) -> MlflowClient:
     return MlflowClient(tracker.uri)
 
 
-def _log(tracker: TrackingWriter, trial: str, result: Result) -> None:
-    tracker.log_evaluation(trial, result)
-    tracker.settle(30)
+def _log(runs: SweepRuns, trial: str, result: Result) -> None:
+    runs.log_evaluation(trial, result)
+    runs.settle(30)
 
 
 def test_a_sweep_is_a_parent_run_and_its_trials_are_children(sweeps: Sweeps) -> None:
     parent = sweeps.start("first", task="rte")
     child = sweeps.trial("t1", [0.5, 0.7, 0.6])
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     client = _client(sweeps.tracker)
     experiment = client.get_experiment_by_name("rte on roberta-large")
     run = client.get_run(child)
@@ -77,7 +78,7 @@ def test_one_request_to_the_store_for_one_evaluation(
     client = sweeps.tracker.client
     for name in ("log_batch", "log_metric", "set_tag", "log_param"):
         monkeypatch.setattr(client, name, lambda *a, _n=name, **k: calls.append(_n))
-    sweeps.tracker.log_evaluation("t1", Sweeps.result(2, [0.5, 0.6], None, (1, 1)))
+    sweeps.runs.log_evaluation("t1", Sweeps.result(2, [0.5, 0.6], None, (1, 1)))
     sweeps.tracker.settle(30)
     assert calls == ["log_batch"]
 
@@ -102,7 +103,7 @@ def test_the_adapter_is_an_artifact_and_the_error_a_tag(sweeps: Sweeps, tmp_path
     sweeps.start()
     kept = sweeps.trial("t1", [0.5], adapter=True)
     broken = sweeps.trial("t2", [], None)
-    sweeps.tracker.end_trial("t2", Outcome.FAILED, error="x" * 20_000)
+    sweeps.runs.end_trial("t2", Outcome.FAILED, error="x" * 20_000)
     copy = sweeps.tracker.download(kept, "adapter", tmp_path)
     assert read_card(copy).lineage["trial"] == "t1"
     tags = _client(sweeps.tracker).get_run(broken).data.tags
@@ -113,7 +114,7 @@ def test_nan_and_infinite_losses_read_back_as_not_a_number(sweeps: Sweeps) -> No
     sweeps.start()
     run_id = sweeps.trial("t1", [0.5], None)
     result = replace(Sweeps.result(2, [0.5, 0.5], None, (1, 1)), train_loss=math.inf)
-    sweeps.tracker.log_evaluation("t1", result)
+    sweeps.runs.log_evaluation("t1", result)
     assert math.isnan(_client(sweeps.tracker).get_run(run_id).data.metrics["train_loss"])
 
 
@@ -121,7 +122,7 @@ def test_nothing_is_left_running_after_an_interrupt(sweeps: Sweeps) -> None:
     parent = sweeps.start()
     done = sweeps.trial("t1", [0.5])
     live = [sweeps.trial(f"t{i}", [0.4], None) for i in (2, 3)]
-    sweeps.tracker.close_all(Outcome.INTERRUPTED)
+    sweeps.runs.close_all(Outcome.INTERRUPTED)
     client = _client(sweeps.tracker)
     assert [client.get_run(r).info.status for r in (*live, parent)] == ["KILLED"] * 3
     assert client.get_run(done).info.status == "FINISHED"
@@ -131,28 +132,52 @@ def test_nothing_is_left_running_after_an_interrupt(sweeps: Sweeps) -> None:
 def test_a_resumed_sweep_goes_on_in_the_same_runs_without_repeated_steps(sweeps: Sweeps) -> None:
     parent = sweeps.start("first")
     run_id = sweeps.trial("t1", [0.5, 0.6, 0.7], None)
-    sweeps.tracker.close_all(Outcome.INTERRUPTED)
+    sweeps.runs.close_all(Outcome.INTERRUPTED)
     again = TrackingWriter(sweeps.tracker.uri)
-    assert again.resume_sweep("first") == parent
+    runs = again.resume_sweep("first")
+    assert runs.run_id == parent
     config = TrainConfig(task="sst2", plm="roberta-large")
-    again.start_trial("t1", config=config, params={}, tags={})
-    assert again.run_of("t1") == run_id
+    runs.start_trial("t1", config=config, params={}, tags={})
+    assert runs.run_of("t1") == run_id
     client = _client(again)
     assert client.get_run(run_id).info.status == "RUNNING"
     assert "tinyattn.outcome" not in client.get_run(run_id).data.tags
     scores = [0.5, 0.6, 0.7, 0.8]
     for index in (3, 4):  # evaluation 3 came after the last checkpoint and is repeated
-        again.log_evaluation("t1", Sweeps.result(index, scores, None, (1, 1)))
+        runs.log_evaluation("t1", Sweeps.result(index, scores, None, (1, 1)))
     again.settle(30)
     assert [m.step for m in client.get_metric_history(run_id, "score")] == [1, 2, 3, 4]
+
+
+def test_several_sweeps_are_open_at_once_and_keep_their_runs_apart(sweeps: Sweeps) -> None:
+    """Their trials have the same names; they share a store, an experiment and its queue."""
+    parents, opened, wanted = [], [], []
+    for name in ("first", "second"):
+        parents.append(sweeps.start(name))
+        opened.append(sweeps.runs)
+        sweeps.trial("t1", [0.5], None)
+    for index, scores in ((2, [0.5, 0.6]), (3, [0.5, 0.6, 0.7])):
+        for runs in opened[: index - 1][::-1]:  # the first sweep is one evaluation ahead
+            runs.log_evaluation("t1", Sweeps.result(index, scores, None, (1, 1)))
+    first, second = opened
+    first.close_all(Outcome.INTERRUPTED)
+    second.heartbeat()
+    client = _client(sweeps.tracker)
+    for runs, parent, status in zip(opened, parents, ("KILLED", "RUNNING"), strict=True):
+        run, above = client.get_run(runs.run_of("t1")), client.get_run(parent)
+        assert run.data.tags["mlflow.parentRunId"] == parent
+        wanted.append((run.info.status, above.info.status, status))
+        assert ("tinyattn.heartbeat" in above.data.tags) == (status == "RUNNING")
+    steps = [client.get_metric_history(runs.run_of("t1"), "score") for runs in opened]
+    assert [[metric.step for metric in found] for found in steps] == [[1, 2, 3], [1, 3]]
+    assert wanted == [("KILLED", "KILLED", "KILLED"), ("RUNNING", "RUNNING", "RUNNING")]
 
 
 def test_close_all_also_ends_what_a_killed_process_left_running(sweeps: Sweeps) -> None:
     sweeps.start("first")
     orphan = sweeps.trial("t1", [0.5], None)  # the process died here: no close_all
     again = TrackingWriter(sweeps.tracker.uri)
-    again.resume_sweep("first")
-    again.close_all(Outcome.INTERRUPTED)
+    again.resume_sweep("first").close_all(Outcome.INTERRUPTED)
     assert _client(again).get_run(orphan).info.status == "KILLED"
 
 
@@ -212,12 +237,12 @@ def test_a_locked_database_delays_writes_and_loses_none(sweeps: Sweeps) -> None:
     tracker.client.log_batch = locked
     begin = time.monotonic()
     for index in (2, 3):
-        tracker.log_evaluation("t1", Sweeps.result(index, [0.1] * 3, None, (1, 1)))
+        sweeps.runs.log_evaluation("t1", Sweeps.result(index, [0.1] * 3, None, (1, 1)))
     assert time.monotonic() - begin < 1  # nobody waits
     with pytest.raises(StorageError, match=r"lacks 2 writes, which are kept"):
         tracker.settle(0.5)
     locks.clear()
-    tracker.end_trial("t1", Outcome.COMPLETED)
+    sweeps.runs.end_trial("t1", Outcome.COMPLETED)
     history = _client(tracker).get_metric_history(run_id, "score")
     assert [m.step for m in history] == [1, 2, 3]
     assert _client(tracker).get_run(run_id).info.status == "FINISHED"
@@ -236,7 +261,7 @@ def test_a_slow_store_gets_what_waits_in_one_request(sweeps: Sweeps) -> None:
 
     tracker.client.log_batch = slow
     for index in range(2, 92):
-        tracker.log_evaluation("t1", Sweeps.result(index, [0.1] * 91, None, (1, 1)))
+        sweeps.runs.log_evaluation("t1", Sweeps.result(index, [0.1] * 91, None, (1, 1)))
     answers.set()
     history = _client(tracker).get_metric_history(run_id, "score")
     assert [m.step for m in history] == list(range(1, 92))
@@ -257,10 +282,10 @@ def test_a_refused_evaluation_does_not_keep_back_those_after_it(sweeps: Sweeps) 
         send(*args, **kwargs)
 
     tracker.client.log_batch = refusing
-    tracker.log_evaluation("t1", Sweeps.result(2, [0.1] * 3, None, (1, 1)))
+    sweeps.runs.log_evaluation("t1", Sweeps.result(2, [0.1] * 3, None, (1, 1)))
     with pytest.warns(UserWarning, match="refused a write"):
         tracker.settle(30)
-    tracker.log_evaluation("t1", Sweeps.result(3, [0.1] * 3, None, (1, 1)))
+    sweeps.runs.log_evaluation("t1", Sweeps.result(3, [0.1] * 3, None, (1, 1)))
     history = _client(tracker).get_metric_history(run_id, "score")
     assert [m.step for m in history] == [1, 3]
 
@@ -275,14 +300,14 @@ def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
     in_the_way = next((tmp_path / "runs").glob(f"artifacts/*/{run_id}/artifacts")) / "adapter"
     in_the_way.write_text("")  # stands in for a disk that is full for a while
     folder = sweeps.adapter("t1")
-    tracker.end_trial("t1", Outcome.COMPLETED, adapter=folder)
+    sweeps.runs.end_trial("t1", Outcome.COMPLETED, adapter=folder)
     with pytest.raises(StorageError, match="and lacks"):
         tracker.settle(1.0)
     status = MlflowClient(tracker.uri).get_run(run_id).info.status
     assert status == "RUNNING"  # in order: adapter first
     shutil.rmtree(folder)
     in_the_way.unlink()
-    tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     assert _client(tracker).get_run(run_id).info.status == "FINISHED"
     copy = tracker.download(run_id, "adapter", tmp_path / "copy")
     assert read_card(copy).lineage["trial"] == "t1"
@@ -303,7 +328,7 @@ def test_a_run_deleted_meanwhile_warns_and_the_sweep_goes_on(sweeps: Sweeps) -> 
     _client(sweeps.tracker).delete_run(run_id)
     refused = Sweeps.result(2, [0.1, 0.2], None, (1, 1))
     with pytest.warns(UserWarning, match="MLflow refused a write"):
-        _log(sweeps.tracker, "t1", refused)
+        _log(sweeps.runs, "t1", refused)
     other = sweeps.trial("t2", [0.3])
     assert _client(sweeps.tracker).get_run(other).info.status == "FINISHED"
 

@@ -11,11 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from adapter_files import read_adapter
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
@@ -43,6 +45,8 @@ from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore, SharedFolder, best_adapter
 from orchestrator.state.event_log import EventLog
 from orchestrator.tracking.records import TrialRun
+from orchestrator.tracking.retry_queue import RetryQueue
+from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError, UsageError
@@ -120,9 +124,10 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder, out = tmp_path_factory.mktemp("runs"), io.StringIO()
     base = TrainConfig(task="agreement", plm=tiny, epochs=2, max_train_rows=160, max_length=32)
     tracker = TrackingWriter.open(folder)
-    tracker.start_sweep(
-        name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={}
-    )
+    opening = partial(
+        tracker.start_sweep,
+        name="s", task="agreement", plm=tiny, protocol="heldout", config={}, tags={},
+    )  # fmt: skip
     batch = TrialBatch(
         name="search", title="six", kind="trial", base=base, trials=6, evaluations=6,
         resources=Resources(cpus=1, concurrent=2),
@@ -133,14 +138,14 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         patch.setattr(tuner, "view_of", lambda progress: Killer(progress, out))
         patch.setattr(tuner, "TuneScheduler", Pids)
         patch.setattr("orchestrator.driver.context.RETRIES", 1)  # a worker takes some time to start
-        with this_machine(num_cpus=2), closed_in_any_case(tracker, "sweep resume s"):
+        with this_machine(num_cpus=2), closed_in_any_case(opening, "sweep resume s") as runs:
             with pytest.raises(UsageError, match=r"call ray\.shutdown\(\) first"), this_machine():
                 pass  # a second one might be a cluster's, which listens everywhere
             ended = tuner.run_batch(
                 batch,
                 Points(POINTS),
                 checkpoints=checkpoints,
-                tracker=tracker,
+                runs=runs,
             )
     records = {r.trial.name: r for r in tracker.trials_of(tracker.find_sweep("s"))}
     return Ran(base, {e.name: e for e in ended}, records, tracker, out.getvalue(), checkpoints)
@@ -289,11 +294,13 @@ def test_a_trial_that_never_fits(cpus: int, gpus: float) -> None:
 
 
 @pytest.fixture
-def open_sweep(tracker: TrackingWriter) -> TrackingWriter:
-    tracker.start_sweep(name="s", task="rte", plm="p", protocol="heldout", config={}, tags={})
+def open_sweep(tracker: TrackingWriter) -> SweepRuns:
+    runs = tracker.start_sweep(
+        name="s", task="rte", plm="p", protocol="heldout", config={}, tags={}
+    )
     config = TrainConfig(task="rte", plm="p")
-    tracker.start_trial("t", config=config, params={}, tags={"identity": "x"})
-    return tracker
+    runs.start_trial("t", config=config, params={}, tags={"identity": "x"})
+    return runs
 
 
 @pytest.mark.parametrize(
@@ -305,21 +312,42 @@ def open_sweep(tracker: TrackingWriter) -> TrackingWriter:
     ],
 )
 def test_runs_are_closed_whatever_ends_a_sweep(
-    open_sweep: TrackingWriter, error: BaseException, raised: type[BaseException], outcome: Outcome
+    tracker: TrackingWriter,
+    open_sweep: SweepRuns,
+    error: BaseException,
+    raised: type[BaseException],
+    outcome: Outcome,
 ) -> None:
-    with pytest.raises(raised), closed_in_any_case(open_sweep, "sweep resume s"):
+    with pytest.raises(raised), closed_in_any_case(lambda: open_sweep, "sweep resume s"):
         raise error
-    sweep = open_sweep.find_sweep("s")
+    sweep = tracker.find_sweep("s")
     assert sweep.outcome == outcome
-    assert [run.trial.outcome for run in open_sweep.trials_of(sweep)] == [outcome]
+    assert [run.trial.outcome for run in tracker.trials_of(sweep)] == [outcome]
 
 
-def test_a_full_disk_says_what_to_type_once_there_is_room(open_sweep: TrackingWriter) -> None:
+def test_a_full_disk_says_what_to_type_once_there_is_room(open_sweep: SweepRuns) -> None:
     with (
         pytest.raises(StorageError, match=r"disk is full; then `tinyattn finalize s` goes on"),
-        closed_in_any_case(open_sweep, "finalize s"),
+        closed_in_any_case(lambda: open_sweep, "finalize s"),
     ):
         raise StorageError("disk is full")
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "said"),
+    [
+        (StorageError("refused"), StorageError, "refused; then `tinyattn finalize s` goes on"),
+        (KeyboardInterrupt(), InterruptedSweepError, "`tinyattn finalize s` goes on where it was"),
+    ],
+)
+def test_a_sweep_that_cannot_be_opened_says_what_to_type(
+    error: BaseException, raised: type[BaseException], said: str
+) -> None:
+    def refuse() -> SweepRuns:
+        raise error
+
+    with pytest.raises(raised, match=said), closed_in_any_case(refuse, "finalize s"):
+        pytest.fail("the block ran")
 
 
 def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
@@ -329,21 +357,25 @@ def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
     base = TrainConfig(task="rte", plm="p")
     batch = TrialBatch("search", "t", "trial", base, 1, 1, Resources(), {})
     tracker.uri = "postgresql://me:secret@host/db"
+    runs = SweepRuns(
+        tracker.client, RetryQueue(tracker.uri, 1.0), get_artifact_repository,
+        run_id="r", experiment="1", tags={"sweep": "s", "task": "rte"},
+    )  # fmt: skip
     view = LiveView(Progress("t", 1, 1, lambda: 1))
-    listeners = MlflowListener(tracker, batch, SharedFolder(tmp_path)), ViewListener(view)
+    listeners = MlflowListener(runs, batch, SharedFolder(tmp_path)), ViewListener(view)
     event_log, source = EventLog(tmp_path / "search.jsonl"), Points([])
     driver = Driver("search", event_log, Asha(1, 2, 1), source, lambda: 1, RetryBudget(), listeners)
     events = TuneEvents(driver, Stop())
 
     def look(is_running: bool) -> None:
-        tracker.heartbeat()
+        runs.heartbeat()
 
     for adapter in (TuneSearcher(events), TuneScheduler(events), TuneCallback(events, look)):
         assert b"secret" not in pickle.dumps(adapter)
 
 
 def test_a_signal_while_runs_are_closed_waits(
-    open_sweep: TrackingWriter, monkeypatch: pytest.MonkeyPatch
+    tracker: TrackingWriter, open_sweep: SweepRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close, before = open_sweep.close_all, signal.getsignal(signal.SIGINT)
 
@@ -352,9 +384,12 @@ def test_a_signal_while_runs_are_closed_waits(
         close(outcome, **more)
 
     monkeypatch.setattr(open_sweep, "close_all", interrupted)
-    with pytest.raises(InterruptedSweepError), closed_in_any_case(open_sweep, "sweep resume s"):
+    with (
+        pytest.raises(InterruptedSweepError),
+        closed_in_any_case(lambda: open_sweep, "sweep resume s"),
+    ):
         raise KeyboardInterrupt
-    assert open_sweep.find_sweep("s").outcome == Outcome.INTERRUPTED
+    assert tracker.find_sweep("s").outcome == Outcome.INTERRUPTED
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -53,9 +53,9 @@ def test_a_server_that_ends_by_itself_is_an_error_with_its_code(
     sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int
 ) -> None:
     sweeps.start("good")
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     gone = sweeps.start("gone")
-    sweeps.tracker.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
     views = "delete from experiment_tags where key like 'mlflow.sharedViewState.%'"
     with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as database:
         database.execute(views)  # as in a store of before there were any
