@@ -1,4 +1,4 @@
-"""MLflow's SQLite database in a runs folder: permissions, copies, and addresses of artifacts.
+"""MLflow's SQLite database in a runs folder: making, permissions, copies, addresses of artifacts.
 
 MLflow writes the absolute address of every run's files into its database. When a runs folder has
 been moved or copied, these addresses name the old place, and are replaced by the new one.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import tempfile
 from collections.abc import Container, Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
 from tinyattn.files.outside import open_file
 
 ARTIFACTS = "artifacts"
@@ -29,6 +31,25 @@ def file_of(uri: str) -> Path | None:
     if not mark or scheme.partition("+")[0] != "sqlite":
         return None
     return Path(rest.partition("?")[0])
+
+
+def make(path: Path) -> None:
+    """Make MLflow's database under a temporary name, and rename it when it is complete.
+
+    Making the tables takes seconds. A process killed meanwhile would leave a file that MLflow can
+    neither use nor complete.
+    """
+    prepare_mlflow()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
+        fresh = Path(folder) / path.name
+        make_tables(f"sqlite:///{fresh}")
+        try:
+            os.link(fresh, path)
+        except FileExistsError:  # another process was quicker
+            return
+        except OSError:  # a file system without hard links
+            os.rename(fresh, path)
 
 
 def may_be_written(file: Path) -> bool:

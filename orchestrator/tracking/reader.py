@@ -7,7 +7,6 @@ stores of earlier versions), a parent run per sweep, a child run per trial; what
 
 from __future__ import annotations
 
-import os
 import socket
 import sqlite3
 import tempfile
@@ -24,7 +23,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator.tracking import database
-from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
+from orchestrator.tracking.mlflow_compat import prepare_mlflow
 from orchestrator.tracking.pages import VIEW_TAG, view_key, view_page
 from orchestrator.tracking.records import (
     PARENT_TAG,
@@ -112,7 +111,7 @@ class TrackingReader:
             _knock(uri)
             return uri
         if not file.exists():
-            _make_database(file)
+            database.make(file)
         database.require_database(file)
         if not database.may_be_written(file):
             file, uri = self._unwritable(file)
@@ -348,25 +347,6 @@ def _knock(uri: str) -> None:
     port = parts.port or ports.get(parts.scheme.split("+")[0])
     if parts.hostname and port:
         socket.create_connection((parts.hostname, port), CONNECT_SECONDS).close()
-
-
-def _make_database(path: Path) -> None:
-    """Make MLflow's database under a temporary name, and rename it when it is complete.
-
-    Making the tables takes seconds. A process killed meanwhile would leave a file that MLflow can
-    neither use nor complete.
-    """
-    prepare_mlflow()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
-        fresh = Path(folder) / path.name
-        make_tables(f"sqlite:///{fresh}")
-        try:
-            os.link(fresh, path)
-        except FileExistsError:  # another process was quicker
-            return
-        except OSError:  # a file system without hard links
-            os.rename(fresh, path)
 
 
 def _run_row(run: Run) -> RunRow:
