@@ -151,26 +151,24 @@ def test_a_resumed_sweep_goes_on_in_the_same_runs_without_repeated_steps(sweeps:
 
 def test_several_sweeps_are_open_at_once_and_keep_their_runs_apart(sweeps: Sweeps) -> None:
     """Their trials have the same names; they share a store, an experiment and its queue."""
-    parents, opened, wanted = [], [], []
+    opened = []
     for name in ("first", "second"):
-        parents.append(sweeps.start(name))
-        opened.append(sweeps.runs)
+        sweeps.start(name)
         sweeps.trial("t1", [0.5], None)
-    for index, scores in ((2, [0.5, 0.6]), (3, [0.5, 0.6, 0.7])):
-        for runs in opened[: index - 1][::-1]:  # the first sweep is one evaluation ahead
-            runs.log_evaluation("t1", Sweeps.result(index, scores, None, (1, 1)))
+        opened.append(sweeps.runs)
     first, second = opened
+    for runs, index in ((first, 2), (second, 3), (first, 3)):
+        runs.log_evaluation("t1", Sweeps.result(index, [0.5, 0.6, 0.7], None, (1, 1)))
     first.close_all(Outcome.INTERRUPTED)
     second.heartbeat()
     client = _client(sweeps.tracker)
-    for runs, parent, status in zip(opened, parents, ("KILLED", "RUNNING"), strict=True):
-        run, above = client.get_run(runs.run_of("t1")), client.get_run(parent)
-        assert run.data.tags["mlflow.parentRunId"] == parent
-        wanted.append((run.info.status, above.info.status, status))
-        assert ("tinyattn.heartbeat" in above.data.tags) == (status == "RUNNING")
-    steps = [client.get_metric_history(runs.run_of("t1"), "score") for runs in opened]
-    assert [[metric.step for metric in found] for found in steps] == [[1, 2, 3], [1, 3]]
-    assert wanted == [("KILLED", "KILLED", "KILLED"), ("RUNNING", "RUNNING", "RUNNING")]
+    for runs, status, steps in ((first, "KILLED", [1, 2, 3]), (second, "RUNNING", [1, 3])):
+        trial, parent = client.get_run(runs.run_of("t1")), client.get_run(runs.run_id)
+        assert trial.data.tags["mlflow.parentRunId"] == runs.run_id
+        assert [trial.info.status, parent.info.status] == [status, status]
+        assert ("tinyattn.heartbeat" in parent.data.tags) == (runs is second)
+        history = client.get_metric_history(trial.info.run_id, "score")
+        assert [metric.step for metric in history] == steps
 
 
 def test_close_all_also_ends_what_a_killed_process_left_running(sweeps: Sweeps) -> None:
