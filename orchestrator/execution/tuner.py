@@ -239,7 +239,10 @@ def closed_in_any_case(
     """
     runs: SweepRuns | None = None
     try:
-        runs = open_runs()
+        with signals_noted() as stop:  # a run that the store has made is known before anything ends
+            runs = open_runs()
+        if stop.asked:
+            raise KeyboardInterrupt
         yield runs
     except BaseException as error:
         interrupted = isinstance(error, KeyboardInterrupt)

@@ -393,6 +393,22 @@ def test_a_signal_while_runs_are_closed_waits(
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_a_signal_while_runs_are_opened_leaves_none_open(tracker: TrackingWriter) -> None:
+    def interrupted() -> SweepRuns:
+        runs = tracker.start_sweep(
+            name="s", task="rte", plm="p", protocol="heldout", config={}, tags={}
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
+        return runs
+
+    with (
+        pytest.raises(InterruptedSweepError),
+        closed_in_any_case(interrupted, "sweep resume s"),
+    ):
+        pytest.fail("the block ran")
+    assert tracker.find_sweep("s").outcome == Outcome.INTERRUPTED
+
+
 def test_the_first_signal_is_noted_and_the_second_ends() -> None:
     before = signal.getsignal(signal.SIGINT)
     with tuner.signals_noted() as stop:
