@@ -14,14 +14,15 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests share a small machine
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import transformers
-from transformers import PretrainedConfig, PreTrainedModel
 
-from tinyattn.plms.loading import Plm, load_plm
+if TYPE_CHECKING:  # loaded where it is needed: the process that shares out the tests needs none
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from tinyattn.plms.loading import Plm
 
 
 def pytest_collection_finish() -> None:
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-BuildPlm = Callable[..., PreTrainedModel]
+BuildPlm = Callable[..., "PreTrainedModel"]
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 16,
@@ -52,6 +53,8 @@ DECODER: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2}
 
 def tiny_config(kind: str) -> PretrainedConfig:
     """A configuration of every known family; `albert-groups` is ALBERT with 2 x 2 layers."""
+    import transformers
+
     match kind:
         case "electra":
             return transformers.ElectraConfig(**SIZES, embedding_size=8)
@@ -79,6 +82,8 @@ def tiny_config(kind: str) -> PretrainedConfig:
 @pytest.fixture(scope="session")
 def build_plm() -> BuildPlm:
     """Builds a PLM with random weights, large enough to matter, in float64 and eval mode."""
+    import torch
+    import transformers
 
     def build(
         kind: str,
@@ -105,4 +110,6 @@ def build_plm() -> BuildPlm:
 @pytest.fixture(scope="session")
 def minilm() -> Plm:
     """The real all-MiniLM-L6-v2; shared, so a test detaches what it attaches."""
+    from tinyattn.plms.loading import load_plm
+
     return load_plm("minilm")

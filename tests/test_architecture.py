@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
@@ -74,12 +75,14 @@ HOMES = {
 WRITES_RUNS = {"create_run", "log_batch", "log_artifact", "log_artifacts", "set_terminated"}
 
 
+@functools.cache  # nothing changes a tree
 def trees(package: str) -> dict[str, ast.Module]:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files, f"no code of {package} under {ROOT}"
     return {str(f.relative_to(ROOT)): ast.parse(f.read_text("utf-8")) for f in files}
 
 
+@functools.cache
 def imported(tree: ast.Module) -> set[str]:
     """Top-level names that a module imports, anywhere in it."""
     nodes = list(ast.walk(tree))

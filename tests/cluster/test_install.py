@@ -63,6 +63,7 @@ def test_the_first_line_that_fails_ends_it_and_the_last_lines_are_shown(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_ended_with_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -688,6 +688,7 @@ def program(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
 
 
+@pytest.mark.slow
 def test_help_and_a_wrong_name_import_nothing_heavy() -> None:
     loaded = "import sys, atexit; atexit.register(lambda: print(sorted(sys.modules)))"
     start = f"{loaded}; sys.argv[1:] = WORDS; from orchestrator.cli import main; main()"

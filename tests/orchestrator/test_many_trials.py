@@ -43,6 +43,7 @@ def shown(*words: object) -> str:
     return result.output
 
 
+@pytest.mark.slow
 def test_the_leaderboard_is_a_page_and_says_what_it_leaves_out(runs: Path) -> None:
     page = shown("leaderboard", "--runs", runs)
     assert "280 more; --top N" in page

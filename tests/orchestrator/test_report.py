@@ -58,6 +58,7 @@ def _sweep(sweeps: Sweeps, trials: int) -> None:
     sweeps.runs.end_sweep(Outcome.COMPLETED)
 
 
+@pytest.mark.slow
 def test_one_file_without_external_links_and_pngs_beside_it(sweeps: Sweeps, tmp_path: Path) -> None:
     _sweep(sweeps, 12)
     path = write_report(sweeps.tracker, "first", tmp_path / "out")
@@ -83,6 +84,7 @@ def test_the_figures_are_kept_on_the_sweeps_run(sweeps: Sweeps, tmp_path: Path) 
     assert kept == FIGURES
 
 
+@pytest.mark.slow
 def test_the_page_is_kept_on_the_sweeps_run_without_what_lies_beside_it(
     sweeps: Sweeps, tmp_path: Path
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_champion_of_an_earlier_version_loads(film: Path, tmp_path: Path) -> N
     assert answer["label"][0] in ("no", "film yes")
 
 
+@pytest.mark.slow
 def test_what_a_model_requires_can_be_installed(film: Path, tmp_path: Path) -> None:
     """Its own wheel by pip, without an index; the others by a version that an index can have."""
     folder = tmp_path / "model"

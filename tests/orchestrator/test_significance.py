@@ -222,6 +222,7 @@ def test_twins_of_minimal_pairs_are_one_observation() -> None:
 # ---- many candidates ----
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 12])
 def test_the_best_of_many_equal_candidates_passes_as_rarely_as_one(count: int) -> None:
     """200 times: p ≤ .10 for 10 % at most; four standard errors are 8.5 points."""

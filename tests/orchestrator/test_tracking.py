@@ -288,6 +288,7 @@ def test_a_refused_evaluation_does_not_keep_back_those_after_it(sweeps: Sweeps) 
     assert [m.step for m in history] == [1, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
     sweeps: Sweeps, tmp_path: Path

@@ -265,6 +265,7 @@ def test_tokens_of_many_rows_are_pages_of_one_file_for_all(
         ]
 
 
+@pytest.mark.slow
 def test_without_room_tokens_stay_where_they_are(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_words_of_scripts_without_spaces_are_their_signs() -> None:
     assert words_of("GPT模型 don't") == ["gpt", "模", "型", "don", "t"]
 
 
+@pytest.mark.slow
 def test_token_ids_are_used_without_what_reads_text() -> None:
     code = (
         "import sys, tinyattn.data.tokens, tinyattn.data.groups;"

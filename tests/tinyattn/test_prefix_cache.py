@@ -128,6 +128,7 @@ def test_what_depends_on_more_than_the_row_is_not_kept(config: TrainConfig, tmp_
         assert not kept(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["empty", "torn", "zeros", "one bit"])
 def test_a_damaged_file_is_made_anew(damage: str, config: TrainConfig, tmp_path: Path) -> None:
     whole = results(Trainer(config, ModelCache()))
