@@ -74,7 +74,7 @@ def build(runs: Path, trials: int) -> None:
 def conclude(runs: Path) -> None:
     """Give the sweep of a store finalists and a verdict, both made up."""
     tracker, rng = TrackingWriter.open(runs), random.Random(1)
-    sweep = tracker.resume_sweep("many", search_goes_on=False)
+    sweep = tracker.reopen_sweep("many", search_goes_on=False)
     first = next(t.run_id for t in tracker.trials_of(tracker.find_sweep("many")))
     found = []
     with sqlite3.connect(runs / "mlflow.db") as database:

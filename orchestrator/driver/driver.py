@@ -6,8 +6,8 @@ takes the same way:
 
     event log -> ASHA -> source of trials -> listeners (MLflow, checkpoints, view)
 
-What an event says is on disk before anything acts on it. A driver that is made on the event log of
-one that died has ASHA, source and listeners hear what they missed, and goes on.
+What an event says is on disk before anything acts on it. A new driver on the event log of one that
+died first tells ASHA, source and listeners what they missed, then goes on.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ class Driver:
             return Decision.STOP
         result = report.result(node)
         is_new = self.event_log.result(name, result)
-        # A trial names its own end, of which ASHA is not asked.
+        # If the report says that the trial has ended, ASHA is not asked.
         decision = Decision.STOP if report.is_last else self.asha.decide(name, result)
         if decision is Decision.STOP:
             by_user = name in self.asha.unwanted
-            self._log_end(trial, Outcome.STOPPED, BY_USER if by_user else None)
+            self._end_unless_ended(trial, Outcome.STOPPED, BY_USER if by_user else None)
         elif is_new:
             self._source.on_trial_result(name, result)
         if is_new and math.isfinite(result.score):
@@ -140,7 +140,7 @@ class Driver:
         if goes_on:
             self._queue.put_back(name)
         else:
-            self._log_end(trial, lost.outcome, lost.reason)
+            self._end_unless_ended(trial, lost.outcome, lost.reason)
         for listener in self._listeners:
             listener.lost(trial, lost, goes_on)
         if not goes_on:
@@ -165,12 +165,12 @@ class Driver:
 
     def _stop_paused(self, name: str) -> None:
         trial, by_user = self.event_log.trials[name], name in self.asha.unwanted
-        self._log_end(trial, Outcome.STOPPED, BY_USER if by_user else None)
+        self._end_unless_ended(trial, Outcome.STOPPED, BY_USER if by_user else None)
         del self.asha.paused[name]
         self._tell_decision(trial, Decision.STOP)
 
-    def _log_end(self, trial: Trial, outcome: Outcome, error: str | None) -> None:
-        """Log how a trial ends, unless it named its own end, and tell the source."""
+    def _end_unless_ended(self, trial: Trial, outcome: Outcome, error: str | None) -> None:
+        """Log how a trial ends, unless its last report has done so, and tell the source."""
         self.event_log.end(trial.name, outcome, error)
         # The searcher sees by itself what a stop means where the last score is not finite.
         last = trial.last

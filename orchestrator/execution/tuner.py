@@ -1,7 +1,7 @@
 """One batch of trials through Ray Tune, each tracked as it happens.
 
-A sweep, its finalists and its four-head experts are all such batches: there is one path to
-training, and one to MLflow.
+A sweep, its finalists and its four-head experts are all such batches. Only collapsed adapters and
+the classifiers alone that `promote` trains are made elsewhere (`selection/`).
 """
 
 from __future__ import annotations

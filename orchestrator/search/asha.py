@@ -4,8 +4,9 @@ PromotingAsha (`asha.mode: promote`, the default) pauses trials at rungs and wak
 Algorithm 2 of Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020.
 Asha (`stop`) is a variant without pauses: at a rung (an evaluation number grace · η^k) a trial goes
 on if it is among the best ⌊n/η⌋ of the n trials recorded there so far, or the best of fewer than η,
-and is stopped otherwise. Optuna's SuccessiveHalvingPruner has the same rule: a stopped trial never
-comes back, so the first ones at a rung must not all be stopped. Differences from published ASHA:
+and is stopped otherwise. Since a stopped trial never comes back, the best of fewer than η goes on
+too, or all early ones would be stopped; Optuna's SuccessiveHalvingPruner has the same rule.
+Differences from published ASHA:
 
 - Ties count against the later arrival: a trial survives if fewer than max(1, ⌊n/η⌋) of the others
   recorded there are at least as good. If only scores below a cutoff were stopped, all trials that

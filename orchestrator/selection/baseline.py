@@ -122,7 +122,7 @@ def train_alone(
     go_on = f"promote {trial.run_id}"
     with workspace.lock(trial.sweep, go_on), tempfile.TemporaryDirectory() as scratch:
         outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
-        open_runs = functools.partial(tracker.resume_sweep, trial.sweep, search_goes_on=False)
+        open_runs = functools.partial(tracker.reopen_sweep, trial.sweep, search_goes_on=False)
         with closed_in_any_case(open_runs, go_on, outcome) as runs:
             for number, params in enumerate(alone_settings({}, config.optimizer.lr), start=1):
                 if params["optimizer.lr"] not in missing:

@@ -105,7 +105,7 @@ def finalize(
                 f"note: the search has not come to its end ({outcome}); finalists are the best of "
                 "the trials that had"
             )
-        open_runs = functools.partial(tracker.resume_sweep, sweep.name, search_goes_on=False)
+        open_runs = functools.partial(tracker.reopen_sweep, sweep.name, search_goes_on=False)
         with closed_in_any_case(open_runs, go_on, outcome) as runs:
             verdict = _Finalizing(sweep, workspace, runs, facts, say).run(best)
             tracker.keep_verdict(record.run_id, findings(verdict).to_json())

@@ -233,7 +233,10 @@ class Sweep(StrictModel):
         return name
 
     def trial_config(self, point: Point) -> TrainConfig:
-        """Return the config of the trial at `point` of the space."""
+        """Return the config of the trial at `point`, for checks and the finalizer.
+
+        Workers make theirs in `Worker._config`.
+        """
         return self.train.with_overrides(point, "trial")
 
     def with_imports(self, modules: Sequence[str]) -> Sweep:

@@ -1,4 +1,4 @@
-"""TrackingWriter: the only writer of an MLflow store; it opens sweeps, whose runs SweepRuns write.
+"""TrackingWriter: opens sweeps in an MLflow store; SweepRuns, which it returns, write their runs.
 
 A sweep must not wait for a slow store, nor die because a server restarts. So all writes of a trial
 go through a RetryQueue, which sends them in order in a thread and keeps them while the store is
@@ -68,7 +68,7 @@ class TrackingWriter(TrackingReader):
             return self.start_sweep(
                 name=name, task=task, plm=plm, protocol=protocol, config=config, tags=tags
             )
-        runs = self.resume_sweep(name)
+        runs = self.reopen_sweep(name)
         self._send_json(runs.run_id, config, "sweep.json")
         self._send_views(runs.experiment, name, config, tags.get("primary_metric"))
         return runs
@@ -110,7 +110,7 @@ class TrackingWriter(TrackingReader):
         self._send_views(experiment, name, config, tags.get("primary_metric"))
         return self._runs(run_id, experiment, shared)
 
-    def resume_sweep(self, name: str, *, search_goes_on: bool = True) -> SweepRuns:
+    def reopen_sweep(self, name: str, *, search_goes_on: bool = True) -> SweepRuns:
         """Reopen a sweep's parent run, and close trials' runs that a dead process left open.
 
         Args:

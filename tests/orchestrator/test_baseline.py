@@ -115,7 +115,7 @@ def test_promote_trains_the_rates_that_are_missing_and_no_others(
     sweeps: Sweeps, one_head: TrialRun, tmp_path: Path
 ) -> None:
     tags = {"data_fingerprint": one_head.tags["data_fingerprint"]}
-    sweeps.runs = sweeps.tracker.resume_sweep("first", search_goes_on=False)
+    sweeps.runs = sweeps.tracker.reopen_sweep("first", search_goes_on=False)
     for rate, outcome in ((0.0003, Outcome.COMPLETED), (0.001, Outcome.DIVERGED)):
         changes = {**ALONE, "optimizer.lr": rate}
         run_id = sweeps.trial(f"alone-{rate}", [0.99], outcome, overrides=changes)

@@ -67,7 +67,7 @@ def go_on(runs: Path, scratch: Path) -> tuple[str, str]:
     assert read_card(kept).lineage["trial"] == "t1"
     sweeps = Sweeps(tracker, scratch)
     sweeps.settings = {"task": "sst2", "plm": "roberta-large", "protocol": "heldout"}
-    sweeps.runs = tracker.resume_sweep("first")
+    sweeps.runs = tracker.reopen_sweep("first")
     new = sweeps.trial("t2", [0.6], adapter=True)
     client = MlflowClient(tracker.uri)
     return tuple(client.get_run(run_id).info.artifact_uri for run_id in (old.run_id, new))

@@ -134,7 +134,7 @@ def test_a_resumed_sweep_goes_on_in_the_same_runs_without_repeated_steps(sweeps:
     run_id = sweeps.trial("t1", [0.5, 0.6, 0.7], None)
     sweeps.runs.close_all(Outcome.INTERRUPTED)
     again = TrackingWriter(sweeps.tracker.uri)
-    runs = again.resume_sweep("first")
+    runs = again.reopen_sweep("first")
     assert runs.run_id == parent
     config = TrainConfig(task="sst2", plm="roberta-large")
     runs.start_trial("t1", config=config, params={}, tags={})
@@ -175,7 +175,7 @@ def test_close_all_also_ends_what_a_killed_process_left_running(sweeps: Sweeps) 
     sweeps.start("first")
     orphan = sweeps.trial("t1", [0.5], None)  # the process died here: no close_all
     again = TrackingWriter(sweeps.tracker.uri)
-    again.resume_sweep("first").close_all(Outcome.INTERRUPTED)
+    again.reopen_sweep("first").close_all(Outcome.INTERRUPTED)
     assert _client(again).get_run(orphan).info.status == "KILLED"
 
 
