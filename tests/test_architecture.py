@@ -130,6 +130,22 @@ def test_every_file_is_in_a_room(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", ROOMS)
+def test_the_tables_for_contributors_have_the_rooms_in_their_order(package: str) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    table = text.split(f"\n`{package}/`: ")[1].split("|---|---|\n")[1].split("\n\n")[0]
+    named = [name for row in table.splitlines() for name in row.split("|")[1].split(",")]
+    rooms = [name.strip(" `").removesuffix("/").removesuffix(".py") for name in named]
+    assert rooms == list(ROOMS[package])
+
+
+def test_the_map_for_contributors_has_all_files_of_the_cluster() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    plan = text.split("\ncluster/ ")[1].split("\nsearch_spaces/")[0]
+    files = {path.name for path in (ROOT / "cluster").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"\b\w+\.py", plan)) == files
+
+
+@pytest.mark.parametrize("package", ROOMS)
 def test_a_room_imports_only_rooms_below_it(package: str) -> None:
     rooms = ROOMS[package]
     for path, tree in trees(package).items():

@@ -237,7 +237,7 @@ def closed_in_any_case(
         InterruptedSweepError: in the place of a KeyboardInterrupt.
         StorageError, NoMachineError: as they came, and what to type once the cause is mended.
     """
-    runs: SweepRuns | None = None
+    runs, stop = None, Stop()
     try:
         with signals_noted() as stop:  # a run that the store has made is known before anything ends
             runs = open_runs()
@@ -245,7 +245,7 @@ def closed_in_any_case(
             raise KeyboardInterrupt
         yield runs
     except BaseException as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
+        interrupted = stop.asked or isinstance(error, KeyboardInterrupt)
         if runs is not None:
             with handled(signal.SIG_IGN):  # an impatient second Ctrl-C must not leave runs open
                 runs.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED, sweep=sweep)

@@ -159,8 +159,10 @@ class SweepRuns:
 
     def close_all(self, outcome: Outcome, *, sweep: Outcome | None = None) -> None:
         """Close every open run of the sweep, and the sweep's own with the outcome `sweep`."""
-        for trial_id in sorted(name for name, child in self._children.items() if child.is_live):
-            self.end_trial(trial_id, outcome)
+        # A copy, at once: Tune's thread, if it was left behind by Ray's death, may add one yet.
+        for trial_id, child in sorted(self._children.items()):
+            if child.is_live:
+                self.end_trial(trial_id, outcome)
         self.end_sweep(sweep or outcome)
 
     # ---- its trials ----

@@ -35,7 +35,7 @@ def engine_of(zero_stage: int) -> Any:
 def step(engine: Any) -> list[str]:
     """Take a step; return what was called in it that adds up numbers of several processes."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
-        engine.backward(engine(torch.ones(2, 3)).sum())
+        engine.backward(engine(torch.ones(2, 3, device=engine.device)).sum())
         engine.step()
     names = {event.key for event in found.key_averages()}
     assert "aten::addmm" in names  # something was recorded at all
@@ -118,11 +118,13 @@ def test_torch_is_for_other_plms_what_it_was_before_one_was_split() -> None:
     plm = nn.Sequential(nn.Linear(30, 20), nn.Linear(20, 10)).requires_grad_(False)
     whole = [p.detach().clone() for p in plm.parameters()]
     shard(plm, ONE)
+    device = plm[0].weight.device
     step(engine_of(0))
     after = attributes()
     assert {name for name in before if after.get(name) != before[name]} == set()
 
-    x = torch.randn(4, 30, requires_grad=True)
+    x = torch.randn(4, 30, device=device, requires_grad=True)
+    whole = [p.to(device) for p in whole]
     saved: list[torch.Tensor] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -130,7 +132,7 @@ def test_torch_is_for_other_plms_what_it_was_before_one_was_split() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        y = plm(x)
+        y = plm[1](input=plm[0](input=x))
     assert {x.numel(), 80} <= {tensor.numel() for tensor in saved}
     assert 600 not in {tensor.numel() for tensor in saved}  # the weights saved are empty by now
     y.sum().backward()
@@ -139,3 +141,25 @@ def test_torch_is_for_other_plms_what_it_was_before_one_was_split() -> None:
     wanted.sum().backward()
     torch.testing.assert_close(y, wanted)
     torch.testing.assert_close(x.grad, other.grad)
+
+
+def test_a_split_that_fails_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the program had a function of its own there."""
+
+    def too_large(**_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    stock = nn.functional.linear
+
+    def own(*given: Any) -> torch.Tensor:
+        return stock(*given)
+
+    for linear in (stock, own):
+        monkeypatch.setattr(nn.functional, "linear", linear)
+        with monkeypatch.context() as patched:
+            patched.setattr(import_deepspeed(), "initialize", too_large)
+            with pytest.raises(torch.OutOfMemoryError):
+                shard(nn.Linear(30, 20), ONE)
+        assert nn.functional.linear is linear
+        shard(nn.Linear(30, 20), ONE)
+        assert nn.functional.linear is linear

@@ -409,6 +409,15 @@ def test_a_signal_while_runs_are_opened_leaves_none_open(tracker: TrackingWriter
     assert tracker.find_sweep("s").outcome == Outcome.INTERRUPTED
 
 
+def test_a_signal_while_runs_cannot_be_opened_is_an_interruption() -> None:
+    def interrupted() -> SweepRuns:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise StorageError("the store has not answered")
+
+    with pytest.raises(InterruptedSweepError), closed_in_any_case(interrupted, "finalize s"):
+        pytest.fail("the block ran")
+
+
 def test_the_first_signal_is_noted_and_the_second_ends() -> None:
     before = signal.getsignal(signal.SIGINT)
     with tuner.signals_noted() as stop:

@@ -6,9 +6,11 @@ tests/compat/test_deepspeed_compat.py fails where DeepSpeed changes one.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -50,27 +52,30 @@ def whole_size(weight: Tensor) -> int:
     return size
 
 
-def keep_linear_to(plm: nn.Module) -> None:
-    """Let only a split PLM's modules multiply in the way that ZeRO 3 needs.
+@contextlib.contextmanager
+def linear_kept_to(plm: nn.Module) -> Iterator[None]:
+    """Let only the PLM that the block splits multiply in the way that ZeRO 3 needs.
 
     `zero.Init` replaces `torch.nn.functional.linear`, and leaves it so, by a function that saves no
     gathered weight for the backward pass and rounds elsewhere: in bf16, whatever a process trained
-    or predicted after it would have other bits. The original is in `linear_bk`.
+    or predicted after it would have other bits. Here the PLM's `nn.Linear` modules get it for
+    themselves; modules that call the function on weights of their own save them whole.
     (deepspeed 0.19.8)
     """
+    before = nn.functional.linear
+    try:
+        yield
+    finally:
+        nn.functional.linear = before
     from deepspeed.runtime.zero.linear import zero3_linear_wrap
-    from deepspeed.runtime.zero.partition_parameters import (
-        InsertPostInitMethodToModuleSubClasses as Patched,
-    )
 
-    torch.nn.functional.linear = Patched.linear_bk
     for module in plm.modules():
         if type(module).forward is nn.Linear.forward:
             module.forward = functools.partial(_multiply, zero3_linear_wrap, module)
 
 
-def _multiply(linear: Any, module: Any, x: Tensor) -> Tensor:
-    found: Tensor = linear(x, module.weight, module.bias)
+def _multiply(linear: Any, module: Any, input: Tensor) -> Tensor:
+    found: Tensor = linear(input, module.weight, module.bias)
     return found
 
 

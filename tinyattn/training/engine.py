@@ -27,7 +27,7 @@ from transformers import get_scheduler
 from tinyattn.compat.deepspeed_compat import (
     add_up_with_nobody,
     import_deepspeed,
-    keep_linear_to,
+    linear_kept_to,
     read_without_executing,
 )
 from tinyattn.config import OptimizerConfig, TrainConfig
@@ -85,10 +85,10 @@ def shard(plm: nn.Module, ranks: Ranks) -> None:
     """
     deepspeed = _deepspeed(ranks)
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
-    # This moves one weight after the other to the device, which may be too small for the whole PLM.
-    deepspeed.zero.Init(module=plm, config_dict_or_path=config)
-    deepspeed.initialize(model=plm, config=config)  # adds the hooks that gather and release weights
-    keep_linear_to(plm)
+    with linear_kept_to(plm):
+        # This moves one weight after the other to the device, too small perhaps for the whole PLM.
+        deepspeed.zero.Init(module=plm, config_dict_or_path=config)
+        deepspeed.initialize(model=plm, config=config)  # hooks that gather and release weights
 
 
 def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
