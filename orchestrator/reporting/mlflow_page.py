@@ -80,8 +80,10 @@ def describe(sweep: SweepRecord, trials: Sequence[TrialRun], findings: Findings 
     body = [_line(sweep, row) for row in rows[:ROWS]]
     parts += ["## Best trials", markdown_table(head, body), " · ".join(links)]
     if rows and rows[0].rank is not None:
-        following = "promote" if findings is not None else "finalize"
-        parts.append(f"Next: `tinyattn {following} {sweep.name}`")
+        verb, does = ("finalize", "tries the best on fresh seeds and with more heads")
+        if findings is not None:
+            verb, does = ("promote", "registers the winner for use")
+        parts.append(f"`tinyattn {verb} {sweep.name}` {does}.")
     return "\n\n".join(parts)
 
 

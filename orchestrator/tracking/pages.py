@@ -86,7 +86,7 @@ def view_page(experiment_id: str, sweep: str, part: str = "trials") -> str:
 
 def run_page(experiment_id: str, run_id: str) -> str:
     """Return the link to a run's page, relative to MLflow's site."""
-    return f"#/experiments/{experiment_id}/runs/{run_id}"
+    return f"#/experiments/{experiment_id}/runs/{run_id}?workflowType={_MODEL_TRAINING}"
 
 
 def data_set(task: str, tags: Mapping[str, str]) -> list[DatasetInput]:

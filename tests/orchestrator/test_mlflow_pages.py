@@ -95,9 +95,10 @@ def test_the_parent_run_shows_counts_winner_and_best_trials(sweeps: Sweeps) -> N
     text = run.data.tags["mlflow.note.content"]
     row = next(line for line in text.splitlines() if line.startswith("| 1 "))
     assert "[search_00002]" in row
-    assert f"/runs/{best})" in row
+    assert f"/runs/{best}?workflowType=machine_learning)" in row
     assert "80.00 | 70.00 | completed" in row
     assert "viewStateShareKey=first.trials" in text
+    assert text.endswith("finalize first` tries the best on fresh seeds and with more heads.")
 
 
 def test_where_all_trials_failed_the_description_says_so_and_advises_nothing(
@@ -127,6 +128,7 @@ def test_a_verdict_stands_in_the_description_and_first_in_the_report(
     text = MlflowClient(sweeps.tracker.uri).get_run(parent).data.tags["mlflow.note.content"]
     assert text.index("The 4 heads do not help") < text.index("Best trials")
     assert "| classifier alone | 61.00 ± 1.00 | 60.00 ± 2.00 | 770 | [f_00003](" in text
+    assert text.endswith("`tinyattn promote first` registers the winner for use.")
     page = write_report(sweeps.tracker, "first", tmp_path / "out").read_text("utf-8")
     places = [
         page.index(words)
