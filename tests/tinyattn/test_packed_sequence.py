@@ -300,6 +300,16 @@ def test_on_a_cpu_in_bf16_few_lengths_of_streams_are_met(build_plm: Any) -> None
     assert met == [4, 16, 32, 136]  # for 1, 14, 29 and 131 tokens
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_joined_streams_of_several_trials_run_bare(build_plm: Any, dtype: torch.dtype) -> None:
+    """Filler goes behind the last of them, whatever they have already."""
+    model = AdaptedModel(build_plm("bert", dtype=dtype))
+    streams = [stream_of(ROWS[name]).filled(filler) for name, filler in (("one", 0), ("two", 3))]
+    found = model.run_bare(joined(streams))
+    alone = torch.cat([model.run_bare(stream) for stream in streams])
+    torch.testing.assert_close(found, alone, rtol=0.02, atol=0.02)
+
+
 def wide_plm(kind: str, dtype: torch.dtype) -> Any:
     """Random, with products of more terms than give the same bits for any number of rows."""
     sizes = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 6}

@@ -126,7 +126,7 @@ class PackedSequence:
         return values_B.repeat_interleave(times, output_size=self.tokens)[:, None]
 
     def filled(self, filler: int) -> PackedSequence:
-        """Return a sequence of a single lot with `filler` filler tokens behind it."""
+        """Return the sequence with `filler` more filler tokens behind its last lot."""
         if filler == 0:
             return self
         there = torch.arange(self.tokens + filler, device=self.positions.device)
@@ -136,7 +136,7 @@ class PackedSequence:
             inputs={name: values[:, there] for name, values in self.inputs.items()},
             positions=self.positions[:, there],
             hidden=None if self.hidden is None else self.hidden[:, there],
-            filler=(filler,),
+            filler=(*self.filler[:-1], self.filler[-1] + filler),
         )
 
 
