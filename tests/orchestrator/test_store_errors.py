@@ -45,7 +45,7 @@ def test_an_experiment_that_another_sweep_makes_first_is_used(
 
     def late(name: str, *rest: Any) -> str:
         if not made:
-            made.append(create(name))
+            made.append(create(name, *rest))
         return create(name, *rest)
 
     monkeypatch.setattr(client, "create_experiment", late)
