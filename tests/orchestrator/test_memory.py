@@ -70,8 +70,7 @@ def limited(
 def test_a_real_limit_halves_the_passes_and_changes_no_loss(tmp_path: Path) -> None:
     free = limited(tmp_path / "free", "none")
     assert {result["micro_batch_size"] for result in free} == {1000}
-    # With 400 MB it is down to 250 or 125 rows, and once ended before an evaluation, cause unknown.
-    tight = limited(tmp_path / "tight", "800")
+    tight = limited(tmp_path / "tight", "400")
     evaluations = {result["evaluation"]: result for result in tight}  # a restart repeats one
     assert list(evaluations) == [1, 2], tight
     assert tight[-1]["outcome"] == "completed"
