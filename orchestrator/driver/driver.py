@@ -158,6 +158,10 @@ class Driver:
         for name in self.asha.unwanted & self.asha.paused.keys():
             self._stop_paused(name)
 
+    def begin_no_more(self) -> None:
+        """Begin no new trials; those that have begun go on to their ends."""
+        self._queue.begin_no_more()
+
     def end_paused(self) -> None:
         """End the trials that wait for a promotion which will not come: nothing is left to run."""
         for name in list(self.asha.paused):

@@ -104,6 +104,10 @@ class TrialQueue:
         """Queue a trial that lost its worker."""
         self._interrupted.append(trial)
 
+    def begin_no_more(self) -> None:
+        """Begin no new trials."""
+        self._is_exhausted = True
+
     def _new(self) -> Assignment | None:
         """A trial that begins; None: the source has no more."""
         if self._is_exhausted:

@@ -22,7 +22,8 @@ from orchestrator.planning.preflight import (
     rung_words,
 )
 from orchestrator.planning.remarks import remarks
-from orchestrator.spec.config import AUTO, Resources, Sweep, rungs
+from orchestrator.search.asha import asha_share
+from orchestrator.spec.config import AUTO, Resources, Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
@@ -107,7 +108,7 @@ class Plan:
             f"{counts.trainable:,}; PLM {counts.plm:,} frozen",
             f"memory      at most {self.cost.memory_gb:.1f} GB a trial{self._smaller_passes()}; "
             f"a process takes {PROCESS_GB} GB of main memory beside that",
-            f"compute     {self._compute(asha_share(sweep, self.evaluations))}",
+            f"compute     {self._compute(asha_share(sweep.asha, self.evaluations))}",
             f"resources   {amount(resources.cpus, 'core')}, "
             f"{amount(resources.gpus, 'GPU')} a {who}",
             *self._notes(),
@@ -194,7 +195,7 @@ class Plan:
         flops = self.capacity.tflops * 1e12 if self.sweep.resources.gpus else self._cores_flops()
         if not flops:
             return None
-        share = asha_share(self.sweep, self.evaluations)
+        share = asha_share(self.sweep.asha, self.evaluations)
         return self.gpu_hours * share * A4000_FLOPS / flops
 
     def _cores_flops(self) -> float:
@@ -278,20 +279,6 @@ def _lacking(resources: Resources, cost: Cost, there: Capacity) -> str:
             f"{room * resources.gpus:.1f} GB; set a smaller micro_batch_size or more resources.gpus"
         )
     return ""
-
-
-def asha_share(sweep: Sweep, evaluations: int) -> float:
-    """Return the share of all evaluations that is computed if 1 in η continues at each rung."""
-    if sweep.asha is None:
-        return 1.0
-    found = rungs(sweep.asha.grace, sweep.asha.reduction, evaluations)
-    ends = [*found, evaluations]
-    begins = [0, *found]
-    computed = sum(
-        (end - begin) / sweep.asha.reduction**rung
-        for rung, (begin, end) in enumerate(zip(begins, ends, strict=True))
-    )
-    return computed / evaluations
 
 
 def duration(hours: float) -> str:

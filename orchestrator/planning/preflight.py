@@ -63,6 +63,11 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         data = model_cache.data(sweep.train.with_overrides({"max_length": length}))
     configs = extremes(_with_experts(sweep), ("max_train_rows",))
     fewest = min((model_cache.data(config).train for config in configs), key=len)
+    mean_length = float(np.diff(data.train.flat().offsets).mean())
+    evaluations = max_evaluations(sweep, len(data.train))
+    cost = predict_cost(
+        sweep, len(data.train), mean_length, data.task.num_outputs, len(data.select) * evaluations
+    )
     return Facts(
         task=data.task.name,
         primary_metric=data.task.metrics[0],
@@ -74,9 +79,10 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         select_rows=len(data.select),
         heldout_rows=0 if data.heldout is None else len(data.heldout),
         truncated_rows=data.truncated,
-        mean_length=float(np.diff(data.train.flat().offsets).mean()),
-        evaluations=max_evaluations(sweep, len(data.train)),
+        mean_length=mean_length,
+        evaluations=evaluations,
         fewest_rows=len(fewest),
+        trial_pflop=cost.trial_pflop,
         label_rows=label_rows(data.task, fewest),
     )
 

@@ -132,6 +132,25 @@ def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
     return kind(asha.grace, asha.reduction, evaluations)
 
 
+def asha_share(asha: AshaConfig | None, evaluations: int) -> float:
+    """Return the share of all evaluations that is computed if 1 in η continues at each rung.
+
+    Args:
+        asha: settings; None: no early stopping.
+        evaluations: evaluations of a whole trial.
+    """
+    if asha is None:
+        return 1.0
+    found = rungs(asha.grace, asha.reduction, evaluations)
+    ends = [*found, evaluations]
+    begins = [0, *found]
+    computed = sum(
+        (end - begin) / asha.reduction**rung
+        for rung, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    )
+    return computed / evaluations
+
+
 def replay(asha: Asha, events: Iterable[Event]) -> None:
     """Rebuild the ASHA of an earlier driver, by replaying its event log into a fresh one."""
     for event in events:

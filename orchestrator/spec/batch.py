@@ -32,6 +32,8 @@ class TrialBatch:
     resources: Resources
     tags: Mapping[str, str]
     """Tags of its MLflow runs: fingerprints, counts."""
+    pflop: float = 0.0
+    """Predicted operations of one whole trial, in 10^15; 0: not known."""
     asha: AshaConfig | None = None
     """Settings of ASHA; None switches early stopping off."""
     plugins: tuple[Plugin, ...] = ()

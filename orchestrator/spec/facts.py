@@ -28,6 +28,8 @@ class Facts:
     """Evaluations of the longest trial of the space."""
     fewest_rows: int
     """Training rows of an epoch of whichever trial or expert has the fewest."""
+    trial_pflop: float = 0.0
+    """Predicted operations of one whole trial, in 10^15; 0: not known."""
     label_rows: Mapping[str, int] = field(default_factory=dict)
     """How many of these rows each label has; empty: a regression."""
 

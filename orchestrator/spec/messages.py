@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
@@ -22,6 +23,13 @@ class Decision(StrEnum):
     """The worker is free: the trial has ended."""
 
 
+class TrialKey(NamedTuple):
+    """A trial among those of all sweeps that share the machines."""
+
+    sweep: str
+    trial: str
+
+
 @dataclass(frozen=True)
 class Assignment:
     """A trial that a worker is to run: a new one, or one that goes on from its last state."""
@@ -30,6 +38,13 @@ class Assignment:
     """Its name, the same for its whole life."""
     point: Point
     """Its overrides by dotted key."""
+    sweep: str = ""
+    """The sweep that it belongs to, where several share the machines."""
+
+    @property
+    def key(self) -> TrialKey:
+        """The trial among those of all sweeps."""
+        return TrialKey(self.sweep, self.trial)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,11 @@ from orchestrator.tracking.records import (
     PARENT_TAG,
     TAG,
     Point,
+    SuiteRecord,
     SweepRecord,
     TrialRun,
     points_of,
+    suite_of,
     sweep_of,
     trial_of,
 )
@@ -133,9 +135,25 @@ class TrackingReader:
             key=lambda sweep: sweep.start_time,
         )
 
+    def suites(self) -> list[SuiteRecord]:
+        """Return all suites, oldest first."""
+        found = [suite_of(run) for run in self.runs_with_tag(f"{TAG}kind", "suite")]
+        return sorted(found, key=lambda suite: suite.start_time)
+
+    def find_suite(self, name: str) -> SuiteRecord | None:
+        """Return the suite called `name`; None: there is none."""
+        return next((suite for suite in self.suites() if suite.name == name), None)
+
+    def sweeps_of_suite(self, name: str) -> dict[str, str] | None:
+        """Return the sweeps of a suite by their names within it; None: there is no such suite."""
+        if self.find_suite(name) is None:
+            return None
+        found = [sweep for sweep in self.sweeps() if sweep.suite == name]
+        return {sweep.name.removeprefix(f"{name}-"): sweep.name for sweep in found}
+
     def name_is_free(self, name: str) -> bool:
-        """Return whether no sweep is called `name`."""
-        return all(sweep.name != name for sweep in self.sweeps())
+        """Return whether no sweep and no suite is called `name`."""
+        return all(one.name != name for one in (*self.sweeps(), *self.suites()))
 
     def find_sweep(self, name: str) -> SweepRecord:
         """Return the sweep called `name`.

@@ -57,6 +57,26 @@ class SweepRecord:
         """Version of the carve that made its rows; None: no rows were carved."""
         return carve_of(self.protocol, self.tags)
 
+    @property
+    def suite(self) -> str | None:
+        """The suite that it belongs to; None: it was run by itself."""
+        return self.tags.get("suite")
+
+
+@dataclass(frozen=True)
+class SuiteRecord:
+    """The run of one suite, the parent of its sweeps' runs."""
+
+    run_id: str
+    experiment_id: str
+    name: str
+    outcome: Outcome | None
+    """None while it runs."""
+    start_time: int
+    """Milliseconds since 1970."""
+    tags: dict[str, str]
+    """Tags of the project, without their prefix."""
+
 
 @dataclass(frozen=True)
 class TrialRun:
@@ -125,7 +145,7 @@ class Point:
     seconds: float
 
 
-_Record = TypeVar("_Record", SweepRecord, TrialRun)
+_Record = TypeVar("_Record", SweepRecord, SuiteRecord, TrialRun)
 
 
 def flatten(config: Mapping[str, Json], prefix: str = "") -> dict[str, str]:
@@ -147,6 +167,11 @@ def run_tags(tags: Mapping[str, str]) -> list[RunTag]:
 def sweep_of(run: RunRow) -> SweepRecord:
     """Return a parent run as a sweep; raise StorageError if its tags are damaged."""
     return _checked(run, _sweep)
+
+
+def suite_of(run: RunRow) -> SuiteRecord:
+    """Return a suite's run as a suite; raise StorageError if its tags are damaged."""
+    return _checked(run, _suite)
 
 
 def trial_of(run: RunRow) -> TrialRun:
@@ -187,6 +212,18 @@ def _sweep(run: RunRow) -> SweepRecord:
         task=tags["task"],
         plm=tags["plm"],
         protocol=tags["protocol"],
+        outcome=_outcome(tags),
+        start_time=run.start_time,
+        tags=tags,
+    )
+
+
+def _suite(run: RunRow) -> SuiteRecord:
+    tags = _group(run.tags, TAG)
+    return SuiteRecord(
+        run_id=run.run_id,
+        experiment_id=run.experiment_id,
+        name=tags["suite"],
         outcome=_outcome(tags),
         start_time=run.start_time,
         tags=tags,

@@ -1,0 +1,187 @@
+"""SuiteDriver: the drivers of several batches that share the machines, as one driver.
+
+A sweep by itself is a suite of one. A free slot goes to the batch that would be the last to end if
+it got one slot more: so long tasks begin early, all end at about the same time, and a batch that
+has ended leaves its slots to the others. If that batch has no trial to run now, the next one gets
+the slot: none stays idle while any batch, within its own limits, has a trial.
+
+A batch that fails, or is stopped by itself, leaves the others going.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from orchestrator.driver.driver import Driver
+from orchestrator.driver.work import Work
+from orchestrator.spec.messages import Assignment, Decision, Evaluated, Report, TrialKey, WorkerLost
+from orchestrator.spec.outcome import Outcome
+from tinyattn.errors import TinyAttnError
+
+_ROUNDING = 1e-9
+
+
+@dataclass
+class Share:
+    """One batch of a suite: its driver, and what decides how many of the machines it gets."""
+
+    driver: Driver
+    work: Work
+    fits: Callable[[], int]
+    """Returns how many of its trials the machines hold at once, if they had no others."""
+    weight: float = 1.0
+    """Factor of the time that it still takes."""
+    gpus: float = 0.0
+    """GPUs of one of its trials."""
+    on_end: Callable[[Outcome], None] = lambda outcome: None
+    """Called with its outcome once none of its trials has a worker or will get one."""
+    busy: int = field(default=0, init=False)
+    """Trials that have a worker."""
+    ends_as: Outcome | None = field(default=None, init=False)
+    """Its outcome, once none of its trials begins any more."""
+    has_ended: bool = field(default=False, init=False)
+    """Whether `on_end` was called."""
+    error: TinyAttnError | None = field(default=None, init=False)
+    """What it failed by."""
+
+    def __post_init__(self) -> None:
+        for trial in self.driver.event_log.trials.values():
+            self.work.catch_up(trial)
+
+    def urgency(self, rate: float) -> float:
+        """Return when it would end, in seconds from now, if it got one slot more."""
+        each = self.work.seconds_each(rate)
+        last = self.work.evaluations * each  # a trial that begins late holds up the end
+        return self.weight * (self.work.left(self.busy) * each / (self.busy + 1) + last)
+
+
+class SuiteDriver:
+    """The drivers of several batches as one; its events are those of Driver, with a TrialKey.
+
+    Attributes:
+        shares: the batches by name.
+        is_finished: whether `next_trial` found that all have ended or wait in vain.
+    """
+
+    def __init__(self, shares: Mapping[str, Share], gpu_hours: float | None = None) -> None:
+        """Drive batches.
+
+        Args:
+            shares: the batches by name.
+            gpu_hours: once their trials have used as much, none begins any more; None: no limit.
+        """
+        self.shares, self.is_finished = dict(shares), False
+        self._gpu_hours = gpu_hours
+
+    def next_trial(self) -> Assignment | None:
+        """Return the trial that a free worker is to run; None: none now, or none any more."""
+        if self.is_spent:
+            for share in self.shares.values():
+                share.driver.begin_no_more()
+        used, rate = self._used(), self._rate()
+        for name, share in self._by_urgency(rate):
+            if used + 1 / max(1, share.fits()) > 1 + _ROUNDING:
+                continue
+            with self._failing(name):
+                if (found := share.driver.next_trial()) is not None:
+                    share.busy += 1
+                    return Assignment(found.trial, found.point, name)
+                if share.driver.is_finished:
+                    self._end(name, Outcome.COMPLETED)
+        self.is_finished = all(share.has_ended for share in self.shares.values())
+        return None
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the GPU-hours are used up."""
+        return self._gpu_hours is not None and self.gpu_hours_spent >= self._gpu_hours
+
+    @property
+    def gpu_hours_spent(self) -> float:
+        """GPU-hours of all trials so far."""
+        return sum(share.work.spent * share.gpus for share in self.shares.values()) / 3600
+
+    def _by_urgency(self, rate: float) -> list[tuple[str, Share]]:
+        found = [(name, share) for name, share in self.shares.items() if share.ends_as is None]
+        return sorted(found, key=lambda pair: -pair[1].urgency(rate))
+
+    def _used(self) -> float:
+        """Return the part of the machines that is in use."""
+        return sum(s.busy / max(1, s.fits()) for s in self.shares.values() if s.busy)
+
+    def _rate(self) -> float:
+        """Return the seconds for each unit of a guess, from all evaluations so far."""
+        seconds = sum(share.work.spent for share in self.shares.values())
+        guessed = sum(s.work.guess * s.work.done for s in self.shares.values() if s.work.spent)
+        return seconds / guessed if guessed else 1.0
+
+    # ---- events ----
+
+    def on_start(self, key: TrialKey) -> None:
+        """A worker has the trial that was assigned to it."""
+        with self._failing(key.sweep):
+            self.shares[key.sweep].driver.on_start(key.trial)
+
+    def on_report(self, key: TrialKey, report: Report, node: str) -> Decision:
+        """A worker reported: return what becomes of the trial; as Driver.on_report."""
+        share, decision = self.shares[key.sweep], Decision.STOP
+        if share.error is None:
+            with self._failing(key.sweep):
+                decision = share.driver.on_report(key.trial, report, node)
+                if isinstance(report, Evaluated):
+                    share.work.on_result(key.trial, report)
+        # The trial of a batch that was stopped keeps its evaluation, and goes on when resumed.
+        return decision if share.ends_as is None else Decision.STOP
+
+    def on_lost(self, key: TrialKey, lost: WorkerLost) -> None:
+        """A trial lost its worker."""
+        if self.shares[key.sweep].ends_as is None:  # else it goes on when the batch is resumed
+            with self._failing(key.sweep):
+                self.shares[key.sweep].driver.on_lost(key.trial, lost)
+
+    def on_release(self, key: TrialKey) -> None:
+        """A worker that had a trial is free, or gone."""
+        share = self.shares[key.sweep]
+        share.busy -= 1
+        share.driver.on_release()
+        if share.ends_as is not None:
+            self._end(key.sweep, share.ends_as)
+
+    def on_request(self, sweep: str, trials: Iterable[str]) -> None:
+        """A user wants trials of a batch to end: as Driver.on_request."""
+        if not self.shares[sweep].has_ended:
+            with self._failing(sweep):
+                self.shares[sweep].driver.on_request(trials)
+
+    def halt(self, sweep: str) -> None:
+        """A user wants a batch to end, and the others to go on: its trials keep what they have."""
+        if self.shares[sweep].ends_as is None:
+            self._end(sweep, Outcome.INTERRUPTED)
+
+    def _end(self, name: str, outcome: Outcome) -> None:
+        """Begin no more trials of a batch, and tell of its end once none has a worker."""
+        share = self.shares[name]
+        share.ends_as = outcome
+        if share.busy or share.has_ended:
+            return
+        share.has_ended = True
+        if outcome is Outcome.COMPLETED:
+            with self._failing(name):
+                share.driver.end_paused()
+        share.on_end(share.ends_as)
+
+    @contextmanager
+    def _failing(self, name: str) -> Iterator[None]:
+        """Let an error of the block end this batch alone, if there are others."""
+        try:
+            yield
+        except TinyAttnError as error:
+            if len(self.shares) == 1:
+                raise
+            share = self.shares[name]
+            share.error = share.error or error
+            share.ends_as = Outcome.FAILED
+            if not share.busy and not share.has_ended:
+                self._end(name, Outcome.FAILED)

@@ -1,0 +1,92 @@
+"""SuiteDefinition: a suite on disk, with the sweeps that belong to it.
+
+It is in a folder like a sweep's, `runs/sweeps/SUITE`, so that a name is either a suite's or a
+sweep's, and that lock and requests are found as a sweep's are. Each of its sweeps has a folder of
+its own beside it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from orchestrator.spec.suite import Suite
+from orchestrator.state.workspace import Workspace
+from tinyattn.config import StrictModel
+from tinyattn.errors import StorageError
+from tinyattn.files.atomic import write_text
+from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
+
+FILE = "suite.json"
+_MOST_BYTES = 2**24
+
+
+class SuiteDefinition(StrictModel):
+    """A suite as it was started, with the changes that `extend` made later."""
+
+    name: str
+    sweeps: dict[str, str]
+    """{name within the suite: name of the sweep}, as in {"rte": "glue-rte"}."""
+    weights: dict[str, float]
+    """By name within the suite."""
+    gpu_hours: float | None = None
+    """GPU-hours after which no trial begins; None: no limit."""
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a suite was started in this folder."""
+        return (folder / FILE).exists()
+
+    @classmethod
+    def of(cls, suite: Suite) -> Self:
+        """Return the definition of a new suite."""
+        return cls(
+            name=suite.name,
+            sweeps={member.name: member.sweep.name for member in suite.members},
+            weights={member.name: member.weight for member in suite.members},
+            gpu_hours=suite.gpu_hours,
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the definition of a suite.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        path = folder / FILE
+        try:
+            found = cls.model_validate(parse_json(read_text(path, _MOST_BYTES)))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            key = ".".join(str(part) for part in fault["loc"])[:200]
+            raise StorageError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
+        except (OSError, UnfitError) as error:
+            raise StorageError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
+        if found.name != folder.name or not found.sweeps:
+            raise StorageError(f"{path}: is not the definition of suite '{folder.name}'")
+        return found
+
+    def write(self, folder: Path) -> None:
+        """Write the file as a whole or not at all."""
+        write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
+
+    def changed(self, **changes: Any) -> Self:
+        """Return a copy with other values."""
+        return self.model_copy(update=changes)
+
+
+def sweeps_of_suite(workspace: Workspace, name: str) -> dict[str, str] | None:
+    """Return the sweeps of a suite by their names within it, as in {"rte": "glue-rte"}.
+
+    They are read from the suite's folder; from the MLflow store where that is not here.
+
+    Returns:
+        None: no suite is called `name`.
+    """
+    folder = workspace.path_of(name)
+    if SuiteDefinition.is_in(folder):
+        return SuiteDefinition.read(folder).sweeps
+    return workspace.store().sweeps_of_suite(name) if workspace.has_store() else None
