@@ -153,7 +153,8 @@ class TrackingReader:
 
     def name_is_free(self, name: str) -> bool:
         """Return whether no sweep and no suite is called `name`."""
-        return all(one.name != name for one in (*self.sweeps(), *self.suites()))
+        taken = {sweep.name for sweep in self.sweeps()} | {suite.name for suite in self.suites()}
+        return name not in taken
 
     def find_sweep(self, name: str) -> SweepRecord:
         """Return the sweep called `name`.

@@ -20,7 +20,7 @@ from orchestrator.spec.values import Json
 from orchestrator.tracking.pages import TRAINING, data_set, view_tags
 from orchestrator.tracking.provenance import code_tags, slug
 from orchestrator.tracking.reader import VERDICT_FILE, TrackingReader, first_line
-from orchestrator.tracking.records import SweepRecord, run_tags
+from orchestrator.tracking.records import SuiteRecord, SweepRecord, run_tags
 from orchestrator.tracking.retry_queue import (
     AWAY_SECONDS,
     PATIENCE_SECONDS,
@@ -29,8 +29,12 @@ from orchestrator.tracking.retry_queue import (
     patiently,
 )
 from orchestrator.tracking.run_tables import RunRow
+from orchestrator.tracking.suite_run import SuiteRun
 from orchestrator.tracking.sweep_runs import SweepRuns, log_json
 from tinyattn.errors import NameTakenError, StorageError, UsageError
+
+SUITES = "suites"
+"""Name of the experiment that holds the suites' runs."""
 
 
 class TrackingWriter(TrackingReader):
@@ -62,12 +66,14 @@ class TrackingWriter(TrackingReader):
         protocol: str,
         config: Mapping[str, Json],
         tags: Mapping[str, str],
+        suite: SuiteRun | None = None,
     ) -> SweepRuns:
         """Open a sweep's runs, making its parent run if it is new; arguments as `start_sweep`."""
         if self.name_is_free(name):
             return self.start_sweep(
-                name=name, task=task, plm=plm, protocol=protocol, config=config, tags=tags
-            )
+                name=name, task=task, plm=plm, protocol=protocol, config=config, tags=tags,
+                suite=suite,
+            )  # fmt: skip
         runs = self.reopen_sweep(name)
         self._send_json(runs.run_id, config, "sweep.json")
         self._send_views(runs.experiment, name, config, tags.get("primary_metric"))
@@ -82,6 +88,7 @@ class TrackingWriter(TrackingReader):
         protocol: str,
         config: Mapping[str, Json],
         tags: Mapping[str, str],
+        suite: SuiteRun | None = None,
     ) -> SweepRuns:
         """Open the runs of a new sweep; its parent run is in the store then.
 
@@ -92,6 +99,7 @@ class TrackingWriter(TrackingReader):
             protocol: which rows select and which judge.
             config: the resolved sweep file.
             tags: fingerprints and counts, without the project's prefix.
+            suite: the suite that it belongs to; None: it is run by itself.
 
         Raises:
             NameTakenError: a sweep of this name is in the store.
@@ -103,12 +111,32 @@ class TrackingWriter(TrackingReader):
         experiment = self._experiment_of(slug(task), slug(plm))
         shared = {"sweep": name, "task": task, "plm": plm, "protocol": protocol}
         own = {**shared, **code_tags(), **tags, "kind": "sweep"}
-        run_id = self._create_run(name, experiment, own)
+        run_id = self._create_run(name, experiment, own, suite.tags if suite else {})
         self._send_json(run_id, config, "sweep.json")
         if inputs := data_set(task, own):
             self._retry_queue.send(partial(self.client.log_inputs, run_id, inputs))
         self._send_views(experiment, name, config, tags.get("primary_metric"))
         return self._runs(run_id, experiment, shared)
+
+    def open_suite(self, name: str) -> SuiteRun:
+        """Open a suite's run, which is in the store then; one that is there is reopened.
+
+        Raises:
+            NameTakenError: a sweep has this name.
+        """
+        known = self.find_suite(name)
+        if known is not None:
+            run = SuiteRun(self.client, self._retry_queue, name=name, run_id=known.run_id)
+            run.reopen()
+            return run
+        if not self.name_is_free(name):
+            raise NameTakenError(
+                f"a sweep called '{name}' exists already; choose another name with name=..."
+            )
+        experiment = self._experiment_id(SUITES, slug(SUITES))
+        tags = {"suite": name, "kind": "suite", **code_tags()}
+        run_id = self._create_run(name, experiment, tags, {})
+        return SuiteRun(self.client, self._retry_queue, name=name, run_id=run_id)
 
     def reopen_sweep(self, name: str, *, search_goes_on: bool = True) -> SweepRuns:
         """Reopen a sweep's parent run, and close trials' runs that a dead process left open.
@@ -228,15 +256,27 @@ class TrackingWriter(TrackingReader):
                 raise
             return self._experiment_id(name, folder)
 
-    def _create_run(self, name: str, experiment: str, tags: Mapping[str, str]) -> str:
-        """Return the id of a sweep's new parent run."""
-        all_tags = {tag.key: tag.value for tag in run_tags(tags)}
+    def _create_run(
+        self, name: str, experiment: str, tags: Mapping[str, str], more: Mapping[str, str]
+    ) -> str:
+        """Return the id of a new parent run, of a sweep or a suite.
+
+        Args:
+            name: of the sweep or suite.
+            experiment: id of its experiment.
+            tags: without the project's prefix.
+            more: tags by their whole names.
+        """
+        all_tags = {tag.key: tag.value for tag in run_tags(tags)} | dict(more)
         tried = False
 
         def create() -> str:
             nonlocal tried
             # Only the answer of the first try may have been lost: the name was free before it.
-            found = [s.run_id for s in self.sweeps() if s.name == name] if tried else []
+            there: list[SweepRecord | SuiteRecord] = []
+            if tried:
+                there += [*self.sweeps(), *self.suites()]
+            found = [one.run_id for one in there if one.name == name]
             tried = True
             if found:
                 return found[0]

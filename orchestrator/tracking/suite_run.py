@@ -1,0 +1,70 @@
+"""SuiteRun: the MLflow run of a suite, the parent of its sweeps' runs.
+
+It holds the suite's table and the links to its sweeps, which are in the experiments of their tasks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, RunTag
+
+from orchestrator.spec.outcome import Outcome
+from orchestrator.tracking.pages import NOTE_TAG
+from orchestrator.tracking.records import PARENT_TAG, TAG, TAG_LENGTH, run_tags
+from orchestrator.tracking.retry_queue import RetryQueue
+
+
+class SuiteRun:
+    """Writes the run of one suite, through the retry queue of its store."""
+
+    def __init__(
+        self, client: MlflowClient, retry_queue: RetryQueue, *, name: str, run_id: str
+    ) -> None:
+        """Begin with a run that is in the store; `TrackingWriter.open_suite` makes it.
+
+        Args:
+            client: the store's.
+            retry_queue: the store's.
+            name: the suite's.
+            run_id: its run.
+        """
+        self._client, self._retry_queue = client, retry_queue
+        self.name, self.run_id = name, run_id
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Tags of its sweeps' runs, by their whole names."""
+        return {TAG + "suite": self.name, PARENT_TAG: self.run_id}
+
+    def describe(self, text: str, metrics: Mapping[str, float]) -> None:
+        """Queue the description, in Markdown, and the metrics of the run, for its page."""
+        now = int(time.time() * 1000)
+        numbers = [Metric(key, value, now, 0) for key, value in metrics.items()]
+        note = [RunTag(NOTE_TAG, text[:TAG_LENGTH])]
+        self._send(metrics=numbers, tags=note)
+
+    def reopen(self) -> None:
+        """Queue that the suite runs again."""
+        self._retry_queue.send(partial(self._client.update_run, self.run_id, status="RUNNING"))
+        self._retry_queue.send(self._forget_outcome)
+
+    def end(self, outcome: Outcome) -> None:
+        """Queue the end of the run."""
+        end, status = int(time.time() * 1000), outcome.run_status
+        self._retry_queue.send(
+            partial(self._client.set_terminated, self.run_id, status, end_time=end)
+        )
+        self._send(tags=run_tags({"outcome": outcome.value}))
+
+    def _forget_outcome(self) -> None:
+        if TAG + "outcome" in self._client.get_run(self.run_id).data.tags:
+            self._client.delete_tag(self.run_id, TAG + "outcome")
+
+    def _send(self, *, metrics: list[Metric] | None = None, tags: list[RunTag]) -> None:
+        self._retry_queue.send(
+            partial(self._client.log_batch, self.run_id, metrics=metrics or [], tags=tags)
+        )
