@@ -179,7 +179,7 @@ def test_a_dependency_has_one_home(dependency: str) -> None:
 
 
 def test_only_the_tracker_writes_runs() -> None:
-    writers = {f"orchestrator/tracking/{name}.py" for name in ("writer", "sweep_runs")}
+    writers = {f"orchestrator/tracking/{name}.py" for name in ("writer", "sweep_runs", "suite_run")}
     for path, tree in trees("orchestrator").items():
         calls = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
         assert path in writers or not calls & WRITES_RUNS, path
@@ -379,7 +379,7 @@ import contextlib, gc, importlib, json, logging, os, signal, sys, warnings
 # Libraries change what they please when they are imported; what counts is what we add to that.
 import mlflow.telemetry
 import deepspeed, huggingface_hub, mlflow, mlflow.pyfunc, optuna, ray, ray.tune, transformers
-import alembic, datasets, matplotlib.pyplot, scipy.stats, sklearn.metrics, sqlalchemy, torch
+import alembic, datasets, matplotlib.pyplot, scipy.stats, sklearn.metrics, sqlalchemy, torch._dynamo
 from ray.air.execution._internal import actor_manager
 from ray.tune.execution import tune_controller
 

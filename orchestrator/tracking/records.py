@@ -1,7 +1,7 @@
 """Records: runs of an MLflow store as sweeps and trials, and the tags and params they have there.
 
 Tags of the project start with `tinyattn.`. Tags and params hold what a run *is*; metrics hold what
-it *measured* (`metrics.py`).
+it *measured*.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from mlflow.entities import RunTag
 
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import NAMES, Result
 from orchestrator.spec.trial import Trial
 from orchestrator.spec.values import Json
-from orchestrator.tracking.metrics import result_of
 from orchestrator.tracking.run_tables import RunRow
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError, UsageError
@@ -32,6 +32,11 @@ FINAL_KINDS = ("finalist", "expert", "collapsed")
 """Kinds of the finalizer's runs."""
 TAG_LENGTH = 5000
 """Most characters of a tag that all current MLflow servers take."""
+GROUPS = {"metrics": "select/", "heldout": "heldout/"}
+"""{field of a result with metrics by name: prefix of theirs in MLflow}."""
+_TYPES = get_type_hints(Result)
+_WHOLE = [name for name in NAMES if _TYPES[name] == int | None]
+_FLOATS = [name for name in NAMES if _TYPES[name] == float | None]
 _COUNTS = ("evaluation", "adapter_params", "classifier_params")
 
 
@@ -145,6 +150,7 @@ class Point:
     seconds: float
 
 
+T = TypeVar("T")
 _Record = TypeVar("_Record", SweepRecord, SuiteRecord, TrialRun)
 
 
@@ -177,6 +183,40 @@ def suite_of(run: RunRow) -> SuiteRecord:
 def trial_of(run: RunRow) -> TrialRun:
     """Return a child run as a trial's; raise StorageError if its tags or metrics are damaged."""
     return _checked(run, _trial)
+
+
+def metrics_of(result: Result) -> dict[str, float]:
+    """Return the numbers of one evaluation under their MLflow names.
+
+    Those of `metrics` become `select/<name>`, those of `heldout` become `heldout/<name>`.
+    """
+    found: dict[str, float] = {}
+    for key, value in result.told():
+        if isinstance(value, Mapping):
+            found |= {f"{GROUPS[key]}{name}": float(number) for name, number in value.items()}
+        elif isinstance(value, int | float):
+            found[key] = float(value)
+    # MLflow stores an infinity as the largest double, which reads as a real loss.
+    return {key: math.nan if math.isinf(value) else value for key, value in found.items()}
+
+
+def result_of(metrics: Mapping[str, float]) -> Result:
+    """Return the latest metrics of a run as one result; a count that is no number is left out."""
+    groups = {key: _group(metrics, prefix) for key, prefix in GROUPS.items()}
+    whole = {key: int(metrics[key]) for key in _WHOLE if math.isfinite(metrics.get(key, math.nan))}
+    said: dict[str, Any] = {
+        **whole,
+        **{key: metrics[key] for key in _FLOATS if key in metrics},
+        **{key: numbers for key, numbers in groups.items() if numbers},
+    }
+    known = {*NAMES, *(f"{GROUPS[group]}{name}" for group in groups for name in groups[group])}
+    return Result(
+        evaluation=int(metrics.get("evaluation", 0)),
+        score=metrics.get("score", math.nan),
+        best_score=metrics.get("best_score", math.nan),
+        **said,
+        others={key: number for key, number in metrics.items() if key not in known},
+    )
 
 
 def points_of(columns: Mapping[str, Mapping[int, float]]) -> list[Point]:
@@ -278,7 +318,7 @@ def _outcome(tags: Mapping[str, str]) -> Outcome | None:
     return Outcome(tags["outcome"]) if "outcome" in tags else None
 
 
-def _group(items: Mapping[str, str], prefix: str) -> dict[str, str]:
+def _group(items: Mapping[str, T], prefix: str) -> dict[str, T]:
     """Return the items under a prefix, without it."""
     return {k.removeprefix(prefix): v for k, v in items.items() if k.startswith(prefix)}
 

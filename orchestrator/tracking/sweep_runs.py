@@ -25,7 +25,6 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
 from orchestrator.spec.values import Json, Point
-from orchestrator.tracking.metrics import metrics_of
 from orchestrator.tracking.pages import NOTE_TAG, data_set
 from orchestrator.tracking.provenance import code_tags
 from orchestrator.tracking.records import (
@@ -34,6 +33,7 @@ from orchestrator.tracking.records import (
     TAG_LENGTH,
     TrialRun,
     flatten,
+    metrics_of,
     run_tags,
 )
 from orchestrator.tracking.retry_queue import (

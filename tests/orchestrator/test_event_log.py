@@ -33,8 +33,7 @@ from orchestrator.state.event_log import EventLog, read_event_log
 from orchestrator.state.events import ResultEvent, StartEvent, line_of, parse_event
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import run_to_end
-from orchestrator.tracking.metrics import metrics_of, result_of
-from orchestrator.tracking.records import TAG
+from orchestrator.tracking.records import TAG, metrics_of, result_of
 from tinyattn.config import build
 from tinyattn.errors import StorageError
 
