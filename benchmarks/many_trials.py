@@ -91,6 +91,7 @@ def conclude(runs: Path) -> None:
     winner = next(one.run_id for one in found if one.is_winner)
     tracker.tag(sweep.run_id, {"winner": winner})
     sweep.end_sweep(Outcome.COMPLETED)
+    sweep.settle()
     publish(tracker, sweep)
 
 
@@ -117,6 +118,7 @@ def _one_trial(tracker: TrackingWriter) -> str:
         )  # fmt: skip
     sweep.end_trial("search_00001", Outcome.COMPLETED)
     sweep.end_sweep(Outcome.COMPLETED)
+    sweep.settle()
     sweep.settle(60)
     return sweep.run_of("search_00001")
 

@@ -1,6 +1,7 @@
 """How a sweep runs: `prepare`, then `run_sweep` or `resume_sweep`, both by `run_to_end`.
 
-The page to read first. `extend` is a resume with more trials.
+The page to read first. `extend` is a resume with more trials. Several sweeps that share the
+machines are a suite: see `suite.py`.
 
 prepare   load PLM and data once; a mistake ends here                    (planning/preflight.py)
 search    Optuna suggests, ASHA stops, Ray Tune runs, MLflow remembers   (execution/tuner.py)
@@ -15,8 +16,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+from orchestrator.driver.closing import closed_in_any_case
 from orchestrator.execution.nodes import concurrency
-from orchestrator.execution.tuner import closed_in_any_case, run_batch
+from orchestrator.execution.tuner import BatchRun, run_batch
 from orchestrator.planning.preflight import (
     check_warmup,
     inspect,
@@ -35,7 +37,9 @@ from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.sweep_trials import is_of_folder
 from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.suite_run import SuiteRun
 from orchestrator.tracking.sweep_runs import SweepRuns
+from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig, build, dotted_keys
 from tinyattn.data.labels import check_labels
 from tinyattn.errors import (
@@ -63,7 +67,7 @@ def prepare(sweeps: Sequence[Sweep], workspace: Workspace) -> list[Facts]:
     workspace.require_writable_runs()
     workspace.require_space()
     for sweep in sweeps:
-        _refuse_taken(sweep.name, workspace)
+        refuse_taken(sweep.name, workspace)
     model_cache = ModelCache(workspace.data_dir, device="cpu")  # GPUs are for trials
     facts = [inspect(sweep, model_cache) for sweep in sweeps]
     for sweep, found in zip(sweeps, facts, strict=True):
@@ -73,7 +77,8 @@ def prepare(sweeps: Sequence[Sweep], workspace: Workspace) -> list[Facts]:
     return facts
 
 
-def _refuse_taken(name: str, workspace: Workspace) -> None:
+def refuse_taken(name: str, workspace: Workspace) -> None:
+    """Raise NameTakenError if a sweep or suite of this name is in the store or the runs folder."""
     if workspace.has_store() and not workspace.tracker().name_is_free(name):
         raise NameTakenError(
             f"a sweep called '{name}' exists already; choose another with name=..., go on with it "
@@ -104,7 +109,7 @@ def run_sweep(
     concurrency(sweep.resources)
     with workspace.lock(sweep.name):
         if Definition.is_in(workspace.path_of(sweep.name)):  # another process was quicker
-            _refuse_taken(sweep.name, workspace)
+            refuse_taken(sweep.name, workspace)
         Definition.of(sweep, facts, origin).write(workspace.path_of(sweep.name))
         return run_to_end(sweep, facts, workspace)
 
@@ -160,9 +165,43 @@ def resume_sweep(
 def run_to_end(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Trial]:
     """Run a sweep to its end from its present state; a new sweep has an empty event log."""
     tracker = workspace.tracker(create=True)
+    open_runs = opener_of(sweep, facts, workspace, tracker)
+    with closed_in_any_case(open_runs, f"sweep resume {sweep.name}") as runs:
+        search = search_of(sweep, workspace, runs, facts)
+        ended = run_batch(
+            search.batch,
+            search.source,
+            checkpoints=search.checkpoints,
+            runs=runs,
+            data_dir=workspace.data_dir,
+        )
+        publish(tracker, runs)
+        refuse_empty(ended)
+    return ended
+
+
+def opener_of(
+    sweep: Sweep,
+    facts: Facts,
+    workspace: Workspace,
+    tracker: TrackingWriter,
+    suite: SuiteRun | None = None,
+) -> Callable[[], SweepRuns]:
+    """Return a function that opens a sweep's MLflow runs.
+
+    Args:
+        sweep: the sweep.
+        facts: its facts.
+        workspace: where it is kept.
+        tracker: of the store.
+        suite: the suite that it belongs to; None: it is run by itself.
+
+    Raises:
+        StorageError: an event log of the sweep is damaged.
+    """
     names = tracker.names_of_trials(sweep.name)
     refuse_damaged(workspace.path_of(sweep.name), names, needed=SEARCH)
-    open_runs = partial(
+    return partial(
         tracker.open_sweep,
         name=sweep.name,
         task=facts.task,
@@ -170,12 +209,8 @@ def run_to_end(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Trial]:
         protocol=sweep.train.protocol_name,
         config=_noted(sweep),
         tags=run_tags(facts),
+        suite=suite,
     )
-    with closed_in_any_case(open_runs, f"sweep resume {sweep.name}") as runs:
-        ended = _search(sweep, workspace, runs, facts)
-        publish(tracker, runs)
-        _refuse_empty(ended)
-    return ended
 
 
 def _noted(sweep: Sweep) -> dict[str, Json]:
@@ -184,10 +219,10 @@ def _noted(sweep: Sweep) -> dict[str, Json]:
     return {**sweep.model_dump(mode="json"), "imports": names}
 
 
-def _search(sweep: Sweep, workspace: Workspace, runs: SweepRuns, facts: Facts) -> list[Trial]:
+def search_of(sweep: Sweep, workspace: Workspace, runs: SweepRuns, facts: Facts) -> BatchRun:
+    """Return a sweep's search as a batch that can run, by itself or beside others."""
     checkpoints = workspace.checkpoints(sweep.name)
     study = checkpoints.folder / STUDY_FILE
-    searcher = OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha)
     batch = TrialBatch(
         name=SEARCH,
         title=sweep.name,
@@ -197,12 +232,12 @@ def _search(sweep: Sweep, workspace: Workspace, runs: SweepRuns, facts: Facts) -
         evaluations=facts.evaluations,
         resources=sweep.resources,
         tags=run_tags(facts),
+        pflop=facts.trial_pflop,
         asha=sweep.asha,
         plugins=sweep.imports,
     )
-    return run_batch(
-        batch, searcher, checkpoints=checkpoints, runs=runs, data_dir=workspace.data_dir
-    )
+    source = OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha)
+    return BatchRun(batch, source, checkpoints, runs)
 
 
 def sweep_as_it_ran(
@@ -267,7 +302,8 @@ def _as_begun(workspace: Workspace, name: str, imports: Sequence[str]) -> dict[s
     return {**stored, "imports": list(imports)}
 
 
-def _refuse_empty(ended: list[Trial]) -> None:
+def refuse_empty(ended: Sequence[Trial]) -> None:
+    """Raise TinyAttnError if no trial of a search reached a score."""
     if any(trial.outcome in (Outcome.COMPLETED, Outcome.STOPPED) for trial in ended):
         return
     # Of an error from outside this project the last line; its traceback is in MLflow.

@@ -47,6 +47,7 @@ ROOMS = {
         "selection",
         "registry",
         "sweep",
+        "suite",
         "single_trial",
         "cli",
         "api",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from orchestrator.cli.common import (
     imported,
     next_command,
     place_options,
+    placed,
     ray_of,
     show_leaderboard,
     show_pages,
@@ -30,9 +31,12 @@ from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.spec.config import Sweep
+    from orchestrator.spec.facts import Facts
+    from orchestrator.spec.suite import Suite
     from orchestrator.spec.values import Json
     from orchestrator.state.definition import Origin
     from orchestrator.state.workspace import Workspace
+    from orchestrator.suite import SuiteResult
 
 
 @click.group()
@@ -122,47 +126,102 @@ def simulate(
         click.echo(str(simulate(sweep, curves, cluster, evaluations)))
 
 
+def without_option(command: Verb) -> Verb:
+    """Option that leaves sweeps of a suite out."""
+    option = click.option(
+        "--without", multiple=True, metavar="TASK", help="Leave a sweep of a suite out, as in rte."
+    )
+    return option(command)
+
+
 @sweep.command("run")
 @click.argument("name")
 @click.argument("overrides", nargs=-1)
+@without_option
 @import_option
 @place_options
-def run(name: str, overrides: tuple[str, ...], places: Places) -> None:
-    """Run a sweep, or a suite such as glue: one sweep for each task."""
-    sweeps = _sweeps(name, overrides)
+def run(name: str, overrides: tuple[str, ...], without: tuple[str, ...], places: Places) -> None:
+    """Run a sweep; or a suite such as glue, whose sweeps share the machines."""
+    chosen = parse_overrides(overrides)
+    if (suite := suite_of(name, chosen, without)) is not None:
+        _run_suite(suite, places)
+        return
+    sweep, origin = _sweep_of(name, chosen)
 
     with imports_uncollected():
-        from orchestrator.planning.cores import Cores
-        from orchestrator.planning.remarks import remarks
         from orchestrator.sweep import prepare, run_sweep
 
     workspace = workspace_of(places)
-    facts = prepare([sweep for sweep, _ in sweeps], workspace)
-    if cluster_of(places.on) is None and (slow := Cores().slow_bf16(sweeps[0][0])):
-        echo(f"note: {slow}")
-    for (sweep, _), met in zip(sweeps, facts, strict=True):
-        for remark in remarks(sweep, met.fewest_rows, met.absent_labels):
-            echo(f"note: {remark}")
+    (facts,) = prepare([sweep], workspace)
+    _say_remarks({"": sweep}, {"": facts}, places)
     with ray_of(places.on):
-        for (sweep, origin), met in zip(sweeps, facts, strict=True):
-            run_sweep(sweep, met, workspace, origin)
-    _say_done(workspace, [sweep.name for sweep, _ in sweeps])
+        run_sweep(sweep, facts, workspace, origin)
+    _say_done(workspace, sweep.name)
 
 
-def _say_done(workspace: Workspace, names: list[str]) -> None:
-    show_leaderboard(workspace, names, suite=len(names) > 1)
-    show_pages(workspace, names)
-    for name in names:
-        echo(f"sweep {name} is done; next: {next_command(f'tinyattn finalize {name}')}")
+def _run_suite(suite: Suite, places: Places) -> None:
+    with imports_uncollected():
+        from orchestrator.suite import prepare_suite, run_suite
+
+    workspace = workspace_of(places)
+    facts = prepare_suite(suite, workspace)
+    _say_remarks({member.name: member.sweep for member in suite.members}, facts, places)
+    with ray_of(places.on):
+        result = run_suite(suite, facts, workspace)
+    _say_suite_done(workspace, suite.name, result)
+
+
+def _say_remarks(sweeps: Mapping[str, Sweep], facts: Mapping[str, Facts], places: Places) -> None:
+    """Print what the user may not expect; `sweeps` and `facts` by name within the suite."""
+    from orchestrator.planning.cores import Cores
+    from orchestrator.planning.remarks import remarks
+
+    first = next(iter(sweeps.values()))
+    if cluster_of(places.on) is None and (slow := Cores().slow_bf16(first)):
+        echo(f"note: {slow}")
+    for name, sweep in sweeps.items():
+        for remark in remarks(sweep, facts[name].fewest_rows, facts[name].absent_labels):
+            echo(f"note: {name}: {remark}" if name else f"note: {remark}")
+
+
+def _say_done(workspace: Workspace, name: str) -> None:
+    show_leaderboard(workspace, [name])
+    show_pages(workspace, [name])
+    echo(f"sweep {name} is done; next: {next_command(f'tinyattn finalize {name}')}")
+
+
+def _say_suite_done(workspace: Workspace, name: str, result: SuiteResult) -> None:
+    """Print a suite's leaderboard and what became of its sweeps; exit 1 if one failed."""
+    from orchestrator.state.suite_definition import SuiteDefinition
+
+    sweeps = SuiteDefinition.read(workspace.path_of(name)).sweeps
+    scored = [sweep for member, sweep in sweeps.items() if member not in result.failed]
+    if scored:
+        show_leaderboard(workspace, scored, suite=True)
+        show_pages(workspace, scored)
+    again = next_command(f"tinyattn sweep resume {name}")
+    for member in result.stopped:
+        echo(f"{member} was stopped by itself; to go on with it: {again}")
+    if result.failed:
+        for member, error in result.failed.items():
+            click.echo(placed(f"error: {member}: {error}"), err=True)
+        click.echo(
+            f"error: {len(result.failed)} of {len(sweeps)} sweeps of suite {name} failed, the "
+            f"others are kept; once the cause is mended: {again}",
+            err=True,
+        )
+        sys.exit(1)
+    echo(f"suite {name} is done; next: {next_command(f'tinyattn finalize {name}')}")
 
 
 @sweep.command("resume")
 @click.argument("name")
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
+@without_option
 @place_options
-def resume(name: str, as_it_ran: bool, places: Places) -> None:
-    """Resume a sweep, whatever ended it."""
-    _go_on(name, {}, as_it_ran, places)
+def resume(name: str, as_it_ran: bool, without: tuple[str, ...], places: Places) -> None:
+    """Resume a sweep or a suite, whatever ended it."""
+    _go_on(name, {}, as_it_ran, places, without)
 
 
 @sweep.command("extend")
@@ -171,7 +230,10 @@ def resume(name: str, as_it_ran: bool, places: Places) -> None:
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
 @place_options
 def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, places: Places) -> None:
-    """Add trials to a sweep: `tinyattn sweep extend NAME trials=40` makes them 40 in all."""
+    """Add trials to a sweep: `tinyattn sweep extend NAME trials=40` makes them 40 in all.
+
+    Of a suite all sweeps get as many; `gpu_hours=200` lets it use as much in all.
+    """
     for word in overrides:
         if "=" not in word:
             number = word if word.isdecimal() else "40"
@@ -180,25 +242,61 @@ def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, places: Place
                 f"`tinyattn sweep extend {name} trials={number}`"
             )
     chosen = parse_overrides(overrides)
+    gpu_hours = chosen.pop("gpu_hours", None) if _is_suite_here(name, places) else None
     trials = chosen.pop("trials", chosen.pop("search.trials", None))
+    if isinstance(gpu_hours, int | float) and gpu_hours > 0 and not chosen and trials is None:
+        _go_on(name, {}, as_it_ran, places, gpu_hours=gpu_hours)
+        return
+    some = [key for key in chosen if key.endswith((".trials", ".search.trials"))]
+    if some and _is_suite_here(name, places):
+        raise UsageError(
+            f"{' '.join(overrides)} came, allowed is the number of trials of all sweeps of the "
+            f"suite, as in trials=40: with more for some they would not compare; or extend the "
+            f"sweep by itself: `tinyattn sweep extend {name}-{some[0].partition('.')[0]} trials=40`"
+        )
     if chosen or not isinstance(trials, int):
         raise UsageError(
             f"{' '.join(overrides)} came, allowed is the number of trials in all, as in trials=40; "
             "whatever else is to change needs a sweep of its own"
         )
-    _go_on(name, {"search.trials": trials}, as_it_ran, places)
+    hours = float(gpu_hours) if isinstance(gpu_hours, int | float) else None
+    _go_on(name, {"search.trials": trials}, as_it_ran, places, gpu_hours=hours)
 
 
-def _go_on(name: str, changes: dict[str, int], as_it_ran: bool, places: Places) -> None:
+def _is_suite_here(name: str, places: Places) -> bool:
+    """Return whether a suite of this name was started in the runs folder."""
+    from orchestrator.state.suite_definition import SuiteDefinition
+
+    return SuiteDefinition.is_in(workspace_of(places).path_of(name))
+
+
+def _go_on(
+    name: str,
+    changes: dict[str, int],
+    as_it_ran: bool,
+    places: Places,
+    without: tuple[str, ...] = (),
+    gpu_hours: float | None = None,
+) -> None:
     with imports_uncollected():
+        from orchestrator.suite import resumable_suite, resume_suite
         from orchestrator.sweep import resumable, resume_sweep
 
     workspace = workspace_of(places)
     workspace.require_writable(name)
+    if _is_suite_here(name, places):
+        suite = resumable_suite(
+            name, workspace, changes, gpu_hours=gpu_hours, as_it_ran=as_it_ran, without=without
+        )
+        with ray_of(places.on):
+            result = resume_suite(suite, workspace, echo)
+        _say_suite_done(workspace, name, result)
+        return
+    _refuse_without(name, without)
     definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
     with ray_of(places.on):
         resume_sweep(definition, workspace, echo)
-    _say_done(workspace, [name])
+    _say_done(workspace, name)
 
 
 @sweep.command("status")
@@ -227,27 +325,45 @@ def stop(name: str, trial: str | None, places: Places) -> None:
     request_stop(workspace_of(places), name, trial, echo)
 
 
-def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Sweep, Origin]]:
-    """Return the sweep of a name, or the sweeps of a suite, with their origins."""
-    import search_spaces
+def suite_of(name: str, chosen: dict[str, Json], without: tuple[str, ...]) -> Suite | None:
+    """Return the suite of a short name or file; None: it names a sweep."""
+    from orchestrator.spec.suite import is_suite, load_suite
+
+    if is_suite(name):
+        return load_suite(name, chosen, without).with_imports(imported())
+    _refuse_without(name, without)
+    return None
+
+
+def _refuse_without(name: str, without: tuple[str, ...]) -> None:
+    if without:
+        raise UsageError(
+            f"--without {without[0]} came, and {name} is one sweep; allowed is it with a suite"
+        )
+
+
+def _sweep_of(name: str, chosen: dict[str, Json]) -> tuple[Sweep, Origin]:
+    """Return the sweep of a short name or file, with its origin."""
     from orchestrator.spec.config import load_sweep
 
-    def load(member: str, chosen: dict[str, Json]) -> tuple[Sweep, Origin]:
-        sweep = load_sweep(member, chosen).with_imports(imported())
+    sweep = load_sweep(name, chosen).with_imports(imported())
 
-        from orchestrator.state.definition import Origin  # imports torch: after the file's mistakes
+    from orchestrator.state.definition import Origin  # imports torch: after the file's mistakes
 
-        path = Path(member)
-        file = str(path.absolute()) if path.is_file() else member
-        return sweep, Origin(file=file, overrides=chosen)
+    path = Path(name)
+    file = str(path.absolute()) if path.is_file() else name
+    return sweep, Origin(file=file, overrides=chosen)
 
+
+def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Sweep, Origin]]:
+    """Return the sweep of a name, or the sweeps of a suite, with their origins."""
     chosen = parse_overrides(overrides)
-    if name not in search_spaces.SUITES:
-        return [load(name, chosen)]
-    suite = chosen.pop("name", None)
-    sweeps = []
-    for member in search_spaces.suite(name):
-        task = member.rsplit("/", 1)[-1]
-        named = {} if suite is None else {"name": f"{suite}-{task}"}
-        sweeps.append(load(member, {**chosen, **named}))
-    return sweeps
+    if (suite := suite_of(name, chosen, ())) is None:
+        return [_sweep_of(name, chosen)]
+
+    from orchestrator.state.definition import Origin
+
+    return [
+        (member.sweep, Origin(file=member.file, overrides=dict(member.overrides)))
+        for member in suite.members
+    ]

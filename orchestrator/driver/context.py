@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
+from orchestrator.spec.config import Resources
 from orchestrator.state.checkpoint_store import CheckpointStore
 from tinyattn.config import TrainConfig
 from tinyattn.errors import TinyAttnError
@@ -28,6 +30,16 @@ class TrialContext:
     """Of PLM and data as the driver has them; a machine with others is refused."""
     plugins: tuple[Plugin, ...] = ()
     """Modules of the user's own that each worker imports before it loads the PLM."""
+    resources: Resources = field(default_factory=Resources)
+    """What one trial occupies."""
+
+
+Contexts: TypeAlias = Mapping[str, TrialContext]
+"""Contexts by sweep, of all sweeps whose trials the same workers may run."""
+
+
+class NoMachineError(TinyAttnError):
+    """No machine of the cluster can run a trial any more."""
 
 
 RETRIES = 3

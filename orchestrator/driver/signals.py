@@ -9,6 +9,8 @@ import stat
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from orchestrator.driver.context import Stop
+
 
 def ending() -> list[signal.Signals]:
     """The signals; without SIGHUP where it is ignored: `nohup` started this process, or the
@@ -41,6 +43,23 @@ def leave_terminal() -> None:
             if stat.S_ISCHR(os.fstat(output).st_mode):
                 os.dup2(nowhere, output)
     os.close(nowhere)
+
+
+@contextlib.contextmanager
+def signals_noted() -> Iterator[Stop]:
+    """Set `stop.asked` on SIGINT, SIGTERM or SIGHUP; a second SIGINT or SIGTERM ends at once."""
+    stop = Stop()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # nobody is impatient
+            leave_terminal()
+        elif stop.asked:
+            stop.at_once = True
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    with handled(note):
+        yield stop
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ A batch that fails, or is stopped by itself, leaves the others going.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,6 +75,11 @@ class SuiteDriver:
         """
         self.shares, self.is_finished = dict(shares), False
         self._gpu_hours = gpu_hours
+
+    @classmethod
+    def alone(cls, driver: Driver, name: str = "") -> SuiteDriver:
+        """Return a driver as a suite of one, whose own slots are its only limit."""
+        return cls({name: Share(driver, Work(1, 1), lambda: sys.maxsize)})
 
     def next_trial(self) -> Assignment | None:
         """Return the trial that a free worker is to run; None: none now, or none any more."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from orchestrator.driver.context import TrialContext
+from orchestrator.driver.context import Contexts
 from orchestrator.execution.ray_compat import Answer, KeyValueStore, Words, call
 from orchestrator.execution.worker import Worker
 from orchestrator.spec.config import Resources
@@ -35,8 +35,8 @@ class DistributedWorker:
     the failure. So an error in one rank ends all of them, and the next step starts new ones.
     """
 
-    def __init__(self, context: TrialContext, resources: Resources) -> None:
-        self._context, self._resources = context, resources
+    def __init__(self, contexts: Contexts, resources: Resources) -> None:
+        self._contexts, self._resources = contexts, resources
         self._workers: list[ActorHandle[RankActor]] = []
         self._assignment: Assignment | None = None
         self._meeting = ""
@@ -71,7 +71,7 @@ class DistributedWorker:
         self._workers = [self._actor(rank) for rank in range(count)]
         cores, self._meeting = int(self._resources.cpus), secrets.token_hex(8)
         waiting = [
-            call(worker, RankActor.start, self._context, cores, rank, count, self._meeting)
+            call(worker, RankActor.start, self._contexts, cores, rank, count, self._meeting)
             for rank, worker in enumerate(self._workers)
         ]
         ray.get(waiting)
@@ -142,9 +142,9 @@ class DistributedWorker:
 class RankActor:
     """Ray actor around the Worker of one rank."""
 
-    def start(self, context: TrialContext, cores: int, rank: int, count: int, meeting: str) -> None:
+    def start(self, contexts: Contexts, cores: int, rank: int, count: int, meeting: str) -> None:
         """Make the worker; it loads PLM and data with its first step."""
-        self.worker = Worker(context, cores, Ranks(rank, count, RayStore(meeting)))
+        self.worker = Worker(contexts, cores, Ranks(rank, count, RayStore(meeting)))
 
     def begin(self, assignment: Assignment) -> None:
         """As Worker.begin."""

@@ -20,6 +20,7 @@ import ray
 from ray import tune
 from ray.util.placement_group import PlacementGroup, placement_group
 
+from orchestrator.driver.context import NoMachineError
 from orchestrator.execution.ray_compat import address_in
 from orchestrator.spec.config import Resources
 from tinyattn.errors import TinyAttnError, UsageError
@@ -352,10 +353,6 @@ class Nodes:
             return self._resources.trials_at_once(map(size_of, nodes))
         except UsageError:
             return 0
-
-
-class NoMachineError(TinyAttnError):
-    """No machine of the cluster can run a trial any more."""
 
 
 class MachineError(TinyAttnError):

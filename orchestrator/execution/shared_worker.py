@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -19,11 +19,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.driver.context import TrialContext
+from orchestrator.driver.context import Contexts, TrialContext
 from orchestrator.execution.nodes import Connections, MachineError, alive, size_of
 from orchestrator.execution.ray_compat import actor_id, call, is_dead
 from orchestrator.spec.config import Resources
-from orchestrator.spec.messages import Assignment, Report
+from orchestrator.spec.messages import Assignment, Report, TrialKey
 from tinyattn.collector import imports_uncollected
 from tinyattn.errors import TinyAttnError
 
@@ -38,12 +38,13 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class SharedWorkers:
-    """The shared processes of a batch, on all machines; the driver starts, renews and ends them."""
+    """The shared processes of one shape, on all machines; the driver starts, renews and ends them.
 
-    def __init__(
-        self, context: TrialContext, resources: Resources, connections: Connections
-    ) -> None:
-        self._context, self._resources, self._connections = context, resources, connections
+    Trials of all sweeps with resources of that shape run in them.
+    """
+
+    def __init__(self, contexts: Contexts, resources: Resources, connections: Connections) -> None:
+        self._contexts, self._resources, self._connections = contexts, resources, connections
         self._workers: dict[str, ActorHandle[SharedWorker]] = {}
         self._next_look = 0.0
 
@@ -54,7 +55,7 @@ class SharedWorkers:
         self._next_look = time.monotonic() + _POLL_SECONDS
         for node in alive(self._connections.nodes):
             for number in range(self._resources.processes_on(*size_of(node))):
-                name = f"{_prefix(node['NodeID'])}{number}"
+                name = f"{_prefix(node['NodeID'], self._resources)}{number}"
                 if name not in self._workers or is_dead(actor_id(self._workers[name])):
                     self._workers[name] = self._start(name, node["NodeID"])
 
@@ -65,7 +66,7 @@ class SharedWorkers:
             max_restarts=-1,
             max_concurrency=self._resources.trials_a_process + 1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(self._context, self._resources)
+        ).remote(self._contexts, self._resources)
         return started
 
     def end(self) -> None:
@@ -76,44 +77,59 @@ class SharedWorkers:
 
 
 @contextmanager
-def shared_workers_of(
-    context: TrialContext, resources: Resources, connections: Connections
-) -> Iterator[Callable[[], None]]:
-    """Keep the shared processes of a batch while the block runs; none if trials share none.
+def shared_workers_of(contexts: Contexts, connections: Connections) -> Iterator[Callable[[], None]]:
+    """Keep the shared processes of sweeps while the block runs; none if trials share none.
 
     Yields:
         A function to call once in a while, which starts the processes of machines that joined.
     """
-    if resources.trials_a_process == 1:
-        yield lambda: None
-        return
-    workers = SharedWorkers(context, resources, connections)
-    workers.look_after()
+    shapes: dict[tuple[float, float, int, int], dict[str, TrialContext]] = {}
+    for sweep, context in contexts.items():
+        if context.resources.trials_a_process > 1:
+            shapes.setdefault(context.resources.shape, {})[sweep] = context
+    groups = [
+        SharedWorkers(own, _together([context.resources for context in own.values()]), connections)
+        for own in shapes.values()
+    ]
+
+    def look_after() -> None:
+        for group in groups:
+            group.look_after()
+
+    look_after()
     try:
-        yield workers.look_after
+        yield look_after
     finally:
-        workers.end()
+        for group in groups:
+            group.end()
+
+
+def _together(resources: Sequence[Resources]) -> Resources:
+    """Return resources of one shape as those of all trials that may run at once."""
+    limits = [one.concurrent for one in resources]
+    most = None if None in limits else sum(limit or 0 for limit in limits)
+    return resources[0].model_copy(update={"concurrent": most})
 
 
 @ray.remote
 class SharedWorker:
     """Ray actor with slots for trials, which share its ModelCache."""
 
-    def __init__(self, context: TrialContext, resources: Resources) -> None:
+    def __init__(self, contexts: Contexts, resources: Resources) -> None:
         """Start with free slots; PLM and data are loaded for the first trial.
 
         Args:
-            context: what all trials have in common.
+            contexts: what the trials of each sweep have in common.
             resources: of the process, with its number of slots.
         """
-        self._context, self._resources = context, resources
+        self._contexts, self._resources = contexts, resources
         self._device: str | None = None
         """`CUDA_VISIBLE_DEVICES` of its first trial, kept from then on; '' without GPUs; None: it
         has had no trial."""
         self._workers: list[Worker] = []
         self._owners: dict[int, str] = {}
         """{slot: id of the actor that holds it}."""
-        self._at_work: dict[int, str] = {}
+        self._at_work: dict[int, TrialKey] = {}
         """{slot: trial}, of the slots in which a call is running."""
         self._changed = threading.Condition()
 
@@ -143,7 +159,7 @@ class SharedWorker:
 
     def begin(self, owner: str, slot: int, assignment: Assignment) -> None:
         """Switch a slot's worker to a trial; MachineError if the actor does not hold the slot."""
-        with self._at_call(owner, slot, assignment.trial) as worker:
+        with self._at_call(owner, slot, assignment.key) as worker:
             worker.begin(assignment)
 
     def step(self, owner: str, slot: int) -> Report:
@@ -157,7 +173,7 @@ class SharedWorker:
             worker.halve()
 
     @contextmanager
-    def _at_call(self, owner: str, slot: int, trial: str | None = None) -> Iterator[Worker]:
+    def _at_call(self, owner: str, slot: int, trial: TrialKey | None = None) -> Iterator[Worker]:
         """Yield a slot's worker for a call, once no other slot is at work for its trial.
 
         Args:
@@ -171,10 +187,10 @@ class SharedWorker:
         if not self.holds(owner, slot):
             raise MachineError("this shared process was started anew, and the slot is another's")
         worker = self._workers[slot]
-        name = worker.name if trial is None else trial
+        key = worker.key if trial is None else trial
         with self._changed:  # a trial whose actor died may still be on its way to an evaluation
-            self._changed.wait_for(lambda: name not in self._at_work.values())
-            self._at_work[slot] = name
+            self._changed.wait_for(lambda: key not in self._at_work.values())
+            self._at_work[slot] = key
         try:
             yield worker
         except TinyAttnError:
@@ -200,9 +216,10 @@ class SharedWorker:
             from orchestrator.execution.worker import Worker
             from tinyattn.training.model_cache import ModelCache
 
-        model_cache, cores = ModelCache(self._context.data_dir), int(self._resources.cpus)
+        data_dir = next(iter(self._contexts.values())).data_dir
+        model_cache, cores = ModelCache(data_dir), int(self._resources.cpus)
         self._workers = [
-            Worker(self._context, cores, model_cache=model_cache)
+            Worker(self._contexts, cores, model_cache=model_cache)
             for _ in range(self._resources.trials_a_process)
         ]
 
@@ -210,8 +227,11 @@ class SharedWorker:
 class SharedSlot:
     """A trial's slot in a SharedWorker on its own machine: the TrialWorker that its actor uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, resources: Resources) -> None:
         """Take a free slot, waiting for one if necessary.
+
+        Args:
+            resources: of the trial's process.
 
         Raises:
             MachineError: none was free for PATIENCE_SECONDS.
@@ -219,7 +239,7 @@ class SharedSlot:
         context = ray.get_runtime_context()
         own, self._node = context.get_actor_id(), context.get_node_id()
         assert own is not None, "a trial runs in an actor"
-        self._own = own
+        self._own, self._resources = own, resources
         self._device = os.environ.get(_DEVICES, "")  # as Ray has set it for this trial
         self._join()
 
@@ -233,7 +253,7 @@ class SharedSlot:
 
     def _free_slot(self) -> tuple[ActorHandle[SharedWorker], int] | None:
         """Take a free slot; return its process and its number."""
-        prefix = _prefix(self._node)
+        prefix = _prefix(self._node, self._resources)
         names = sorted(name for name in ray.util.list_named_actors() if name.startswith(prefix))
         workers: list[ActorHandle[SharedWorker]] = [ray.get_actor(name) for name in names]
         rooms = [ray.get(call(worker, SharedWorker.room)) for worker in workers]
@@ -267,8 +287,10 @@ class SharedSlot:
             ray.get(call(self._worker, SharedWorker.leave, self._own, self._slot))
 
 
-def _prefix(node: str) -> str:
-    return f"tinyattn-shared-{node}-"
+def _prefix(node: str, resources: Resources) -> str:
+    """Return the first part of the names of a node's shared processes of one shape."""
+    shape = "-".join(f"{number:g}" for number in resources.shape)
+    return f"tinyattn-shared-{node}-{shape}-"
 
 
 def _end_if_gpu_is_lost() -> None:

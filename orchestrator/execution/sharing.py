@@ -27,6 +27,7 @@ from orchestrator.driver.context import Stop, TrialContext
 from orchestrator.execution.nodes import Connections, alive, concurrency, kind_of, size_of
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import AUTO, Resources
+from orchestrator.state.event_log import EventLog
 from orchestrator.state.requests import requested
 from orchestrator.state.workspace import STOP_ALL
 from tinyattn.config import TrainConfig
@@ -66,6 +67,53 @@ class Measure(Protocol):
             RayError, TinyAttnError: no node finished.
         """
         ...
+
+
+def all_settled(
+    batches: Mapping[str, TrialBatch],
+    contexts: Mapping[str, TrialContext],
+    logs: Mapping[str, EventLog],
+    stop: Stop,
+    say: Callable[[str], None],
+    connections: Connections,
+) -> tuple[dict[str, TrialBatch], list[str]]:
+    """Return batches with a number in place of `packed=auto`; as `settled` does for one.
+
+    Batches with equal resources get one number, so that their trials may share processes. It is
+    measured for the one with the most work.
+
+    Args:
+        batches: by sweep.
+        contexts: what the trials of each sweep have in common.
+        logs: the event log of each batch.
+        stop: ends the measurement once it is asked for.
+        say: called with a message when a measurement begins.
+        connections: to Ray's processes.
+
+    Returns:
+        The batches by sweep, and messages about the numbers.
+    """
+    found, messages = dict(batches), []
+    groups: dict[str, list[str]] = {}
+    for name, batch in batches.items():
+        if batch.resources.packed == AUTO:
+            groups.setdefault(batch.resources.model_dump_json(), []).append(name)
+    for names in groups.values():
+        most = max(names, key=lambda name: batches[name].trials * batches[name].pflop)
+        trials = sum(batches[name].trials for name in names)
+        begun = sum(len(logs[name].trials) for name in names)
+        ended = sum(t.outcome is not None for name in names for t in logs[name].trials.values())
+        whole = replace(batches[most], trials=trials)
+        settled_one, said = settled(
+            whole, contexts[most], begun, trials - ended, stop, say, connections=connections
+        )
+        for name in names:
+            # With the PLM's own dropout trials cannot share passes.
+            packed = 1 if batches[name].base.plm_dropout else settled_one.resources.packed
+            resources = batches[name].resources.model_copy(update={"packed": packed})
+            found[name] = replace(batches[name], resources=resources)
+        messages += [said] if said else []
+    return found, messages
 
 
 def settled(

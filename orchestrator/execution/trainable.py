@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 from ray import tune
 from ray.tune.result import DONE
 
-from orchestrator.driver.context import TrialContext
+from orchestrator.driver.context import Contexts
 from orchestrator.execution.ray_compat import nothing_saved
 from orchestrator.spec.config import Resources
 from orchestrator.spec.messages import Assignment, Report
@@ -15,10 +15,10 @@ from orchestrator.spec.values import Value
 from tinyattn.collector import imports_uncollected
 from tinyattn.errors import OutOfMemoryError
 
-TRIAL, POINT = "trial", "point"
-"""Keys of a Tune config: the trial's name, and its overrides by dotted key."""
+SWEEP, TRIAL, POINT = "sweep", "trial", "point"
+"""Keys of a Tune config: the trial's sweep, its name, and its overrides by dotted key."""
 StintConfig: TypeAlias = dict[str, str | dict[str, Value]]
-"""A Tune config: TRIAL and POINT."""
+"""A Tune config: SWEEP, TRIAL and POINT."""
 REPORT = "report"
 """Key of a Tune result: the worker's report."""
 
@@ -51,19 +51,17 @@ class SweepTrainable(tune.Trainable):
     the driver.
     """
 
-    context: TrialContext
-    """What all trials have in common."""
-    resources: Resources
-    """What one trial occupies."""
+    contexts: Contexts
+    """What the trials of each sweep have in common."""
 
     @classmethod
-    def on(cls, context: TrialContext, resources: Resources) -> type[SweepTrainable]:
-        """Return the trainable class of one batch.
+    def on(cls, contexts: Contexts) -> type[SweepTrainable]:
+        """Return the trainable class of the sweeps that share the machines.
 
-        `tune.with_parameters` would keep both arguments in Ray's object store. Once that store has
+        `tune.with_parameters` would keep the argument in Ray's object store. Once that store has
         died, Ray ends every driver that owns objects in it, without a message.
         """
-        return type(cls.__name__, (cls,), {"context": context, "resources": resources})
+        return type(cls.__name__, (cls,), {"contexts": contexts})
 
     def setup(self, config: dict[str, Any]) -> None:
         """Note the first trial; its worker starts with the first step.
@@ -78,6 +76,8 @@ class SweepTrainable(tune.Trainable):
         self.next: Assignment | None = _assignment(config)
         """The trial that the next step switches to; None: the worker's trial goes on."""
         self.worker: TrialWorker | None = None
+        self._shape: tuple[float, float, int, int] | None = None
+        """Shape of the resources that the worker was made for."""
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Note the next trial; the worker keeps PLM and data."""
@@ -86,28 +86,35 @@ class SweepTrainable(tune.Trainable):
 
     def step(self) -> dict[str, Report | bool]:
         """Train to the next evaluation and report it; halve the rows a pass until they fit."""
-        if self.worker is None:
-            self.worker = self._worker()
         if self.next is not None:
-            self.worker.begin(self.next)
+            self._worker_for(self.next).begin(self.next)
             self.next = None
+        assert self.worker is not None
         while (report := self._step_if_it_fits(self.worker)) is None:
             self.worker.halve()
         return {REPORT: report, DONE: report.is_last}
 
-    def _worker(self) -> TrialWorker:
+    def _worker_for(self, assignment: Assignment) -> TrialWorker:
+        """Return the worker, or a new one where a trial's sweep needs another kind."""
+        resources = self.contexts[assignment.sweep].resources
+        if self.worker is None or self._shape != resources.shape:
+            self.cleanup()
+            self.worker, self._shape = self._new_worker(resources), resources.shape
+        return self.worker
+
+    def _new_worker(self, resources: Resources) -> TrialWorker:
         # Imported here, because they import torch, for which `setup` must not wait.
-        if self.resources.trials_a_process > 1:
+        if resources.trials_a_process > 1:
             from orchestrator.execution.shared_worker import SharedSlot
 
-            return SharedSlot()
+            return SharedSlot(resources)
         with imports_uncollected():
             from orchestrator.execution.distributed_worker import DistributedWorker
             from orchestrator.execution.worker import Worker
 
-        if self.resources.ranks == 1:
-            return Worker(self.context, int(self.resources.cpus))
-        return DistributedWorker(self.context, self.resources)
+        if resources.ranks == 1:
+            return Worker(self.contexts, int(resources.cpus))
+        return DistributedWorker(self.contexts, resources)
 
     @staticmethod
     def _step_if_it_fits(worker: TrialWorker) -> Report | None:
@@ -136,4 +143,4 @@ class SweepTrainable(tune.Trainable):
 
 def _assignment(config: dict[str, Any]) -> Assignment:
     """The trial and overrides in a Tune config."""
-    return Assignment(config[TRIAL], config[POINT])
+    return Assignment(config[TRIAL], config[POINT], config[SWEEP])

@@ -1,4 +1,4 @@
-"""Ray Tune's searcher, scheduler and callback, as thin adapters over a Driver that knows no Ray.
+"""Ray Tune's searcher, scheduler and callback, as thin adapters over a driver that knows no Ray.
 
 A trial of Tune is one stint of a trial here, with a name of its own: when a trial pauses or loses
 its worker, Tune's trial ends, and the next stint is another one.
@@ -27,11 +27,11 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from orchestrator.driver.context import Stop
-from orchestrator.driver.driver import Driver
+from orchestrator.driver.suite import SuiteDriver
 from orchestrator.execution.nodes import Connections, TooSmallError
 from orchestrator.execution.ray_compat import WorkerEnd, address_in, last_error, worker_end
-from orchestrator.execution.trainable import POINT, REPORT, TRIAL, StintConfig
-from orchestrator.spec.messages import Decision, WorkerLost
+from orchestrator.execution.trainable import POINT, REPORT, SWEEP, TRIAL, StintConfig
+from orchestrator.spec.messages import Decision, TrialKey, WorkerLost
 from orchestrator.spec.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -53,18 +53,20 @@ class TuneEvents:
     Once an error is to end the batch, the driver gets no more events.
     """
 
-    def __init__(self, driver: Driver, stop: Stop, connections: Connections | None = None) -> None:
+    def __init__(
+        self, driver: SuiteDriver, stop: Stop, connections: Connections | None = None
+    ) -> None:
         """Serve a driver.
 
         Args:
-            driver: of the batch.
+            driver: of all batches that share the machines.
             stop: asks to end the batch.
             connections: to Ray's processes; None: they are not watched.
         """
         self.stop, self.connections = stop, connections or Connections()
         self._driver = driver
-        self._trials: dict[str, str] = {}
-        """{Tune's name of a stint: name of its trial}, of all stints that have not ended."""
+        self._trials: dict[str, TrialKey] = {}
+        """{Tune's name of a stint: its trial}, of all stints that have not ended."""
         self._decided: dict[str, tuple[int, str]] = {}
         """{Tune's name of a stint: (Tune's iteration of the last result, what Tune is to do)}."""
 
@@ -83,8 +85,8 @@ class TuneEvents:
             raise KeyboardInterrupt
         if found is None:
             return Searcher.FINISHED if self._driver.is_finished else None
-        self._trials[stint] = found.trial
-        return {TRIAL: found.trial, POINT: dict(found.point)}
+        self._trials[stint] = found.key
+        return {SWEEP: found.sweep, TRIAL: found.trial, POINT: dict(found.point)}
 
     def start(self, stint: str) -> None:
         """Tell the driver that a stint has a worker."""
@@ -120,8 +122,8 @@ class TuneEvents:
         if self.stop.is_left:
             return
         self._decided.pop(stint, None)
-        if self._trials.pop(stint, None) is not None:
-            self._driver.on_release()
+        if (trial := self._trials.pop(stint, None)) is not None:
+            self._tell(lambda: self._driver.on_release(trial), None)
 
     def _tell(self, tell: Callable[[], T], otherwise: T) -> T:
         if self.stop.is_left:
@@ -166,15 +168,17 @@ class TuneSearcher(Searcher):
 class TuneScheduler(FIFOScheduler):
     """Tune's scheduler: asks the driver whether a trial goes on; starts trials in their order."""
 
-    def __init__(self, events: TuneEvents, placement: PlacementGroupFactory | None = None) -> None:
-        """Schedule a batch.
+    def __init__(
+        self, events: TuneEvents, placements: Mapping[str, PlacementGroupFactory] | None = None
+    ) -> None:
+        """Schedule batches.
 
         Args:
-            events: of the batch.
-            placement: the placement group of each trial; None: one core.
+            events: of the batches.
+            placements: the placement group of a trial, by sweep; None: one core for each.
         """
         super().__init__()
-        self._events, self._placement = events, placement
+        self._events, self._placements = events, placements
 
     def on_trial_add(self, tune_controller: TuneController, trial: TuneTrial) -> None:
         """Give a new trial its placement group.
@@ -183,8 +187,8 @@ class TuneScheduler(FIFOScheduler):
         does not hear which machines are set aside.
         """
         super().on_trial_add(tune_controller, trial)
-        if self._placement is not None:
-            trial.update_resources(self._placement)
+        if self._placements is not None:
+            trial.update_resources(self._placements[trial.config[SWEEP]])
 
     def on_trial_result(
         self, tune_controller: object, trial: TuneTrial, result: Mapping[str, Any]

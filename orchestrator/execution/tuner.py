@@ -1,17 +1,18 @@
-"""One batch of trials through Ray Tune, each tracked as it happens.
+"""Batches of trials through Ray Tune, each trial tracked as it happens.
 
 A sweep, its finalists and its four-head experts are all such batches. Only collapsed adapters and
-the classifiers alone that `promote` trains are made elsewhere (`selection/`).
+the classifiers alone that `promote` trains are made elsewhere (`selection/`). Batches of several
+sweeps, as those of a suite, share the machines through one run of Tune.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from ray import tune
 from ray.exceptions import RayError
@@ -20,19 +21,20 @@ from ray.tune.error import TuneError
 from orchestrator.driver.context import RetryBudget, Stop, TrialContext
 from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import CheckpointListener, MlflowListener, ViewListener
-from orchestrator.driver.signals import handled, leave_terminal
+from orchestrator.driver.signals import handled, signals_noted
+from orchestrator.driver.suite import Share, SuiteDriver
 from orchestrator.driver.trial_queue import Source
+from orchestrator.driver.work import Work
 from orchestrator.execution.nodes import (
     Connections,
     Nodes,
-    NoMachineError,
     placement_of,
     unless_ray_dies,
     watched_ray,
 )
 from orchestrator.execution.ray_compat import prepare_tune
 from orchestrator.execution.shared_worker import shared_workers_of
-from orchestrator.execution.sharing import settled
+from orchestrator.execution.sharing import all_settled
 from orchestrator.execution.trainable import SweepTrainable
 from orchestrator.execution.tune_adapters import (
     TuneCallback,
@@ -40,9 +42,10 @@ from orchestrator.execution.tune_adapters import (
     TuneScheduler,
     TuneSearcher,
 )
-from orchestrator.execution.watch import MachineListener, Watch
-from orchestrator.reporting.view import Progress, say, view_of
-from orchestrator.search.asha import Asha, make_scheduler
+from orchestrator.execution.watch import MachineListener, Watch, Watched
+from orchestrator.reporting.suite_view import views_of
+from orchestrator.reporting.view import Progress, View, say
+from orchestrator.search.asha import asha_share, make_scheduler
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
@@ -52,8 +55,40 @@ from orchestrator.tracking.sweep_runs import SweepRuns
 from tinyattn.errors import StorageError, TinyAttnError
 
 
-class InterruptedSweepError(TinyAttnError):
-    """The user asked to stop."""
+@dataclass(frozen=True)
+class BatchRun:
+    """A batch that is to run, and where its sweep is kept."""
+
+    batch: TrialBatch
+    source: Source
+    """Suggests the trials."""
+    checkpoints: CheckpointStore
+    """The sweep's folder, and where its trials leave what others need."""
+    runs: SweepRuns
+    """The sweep's, to which those of the trials are added."""
+    weight: float = 1.0
+    """As in Share."""
+    on_end: Callable[[Outcome, list[Trial]], None] = lambda outcome, ended: None
+    """Called once the batch has ended, with its trials, while others may go on."""
+
+    @property
+    def name(self) -> str:
+        """Name of the sweep."""
+        return self.runs.name
+
+
+@dataclass(frozen=True)
+class Together:
+    """What batches that share the machines have in common."""
+
+    title: str
+    """Title of the view: the suite's name."""
+    folder: Path
+    """The suite's folder, in which requests are files."""
+    labels: Mapping[str, str]
+    """{sweep: its name within the suite}, for the view."""
+    gpu_hours: float | None = None
+    """GPU-hours after which no trial begins; None: no limit."""
 
 
 def run_batch(
@@ -81,91 +116,214 @@ def run_batch(
         StorageError: the store stayed away, or refused to make a trial's run.
         TinyAttnError: Tune failed; trials that fail do not raise, they end with an outcome.
     """
-    event_log = EventLog(checkpoints.folder / f"{batch.name}.jsonl")
-    seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
-    context = TrialContext(batch.base, checkpoints, data_dir, seen, batch.plugins)
-    left = batch.trials - sum(trial.outcome is not None for trial in event_log.trials.values())
-    with signals_noted() as stop, watched_ray() as connections:
-        begun = len(event_log.trials)
-        batch, found = settled(batch, context, begun, left, stop, say, connections=connections)
-        _run_trials(batch, context, source, event_log, runs, stop, connections, found)
-    runs.settle()
-    ended = [trial for trial in event_log.trials.values() if trial.outcome is not None]
-    for trial in ended:
-        runs.run_of(trial.name)  # a store that refused to make one fails the batch
+    ended = run_batches([BatchRun(batch, source, checkpoints, runs)], data_dir=data_dir)[runs.name]
+    if isinstance(ended, TinyAttnError):
+        raise ended
     return ended
 
 
-def _run_trials(
-    batch: TrialBatch,
-    context: TrialContext,
-    source: Source,
-    event_log: EventLog,
-    runs: SweepRuns,
-    stop: Stop,
-    connections: Connections,
-    note: str | None,
-) -> None:
-    """Make driver and listeners of a batch and run it through Tune; `note` is shown first."""
-    checkpoints, nodes = context.checkpoints, Nodes(batch.resources, connections.nodes)
-    asha = make_scheduler(batch.asha, batch.evaluations)
-    with view_of(_progress_of(batch, nodes, asha)) as view:
-        if note:
-            view.note(note)
+def run_batches(
+    batches: Sequence[BatchRun], *, data_dir: Path | None = None, together: Together | None = None
+) -> dict[str, list[Trial] | TinyAttnError]:
+    """Run the trials of several batches on the same machines, as `run_batch` does those of one.
+
+    Args:
+        batches: one of each sweep.
+        data_dir: where task files are.
+        together: what they have in common; None: there is one batch.
+
+    Returns:
+        {sweep: its trials that have ended; or what it failed by}. One that fails leaves the others
+        going; one that a user stopped by itself has the trials that had ended.
+
+    Raises:
+        As `run_batch`, by what concerns all.
+    """
+    logs = {one.name: _opened_log(one) for one in batches}
+    with signals_noted() as stop, watched_ray() as connections:
+        contexts = {one.name: _context_of(one, data_dir) for one in batches}
+        settled, notes = all_settled(
+            {one.name: one.batch for one in batches}, contexts, logs, stop, say, connections
+        )
+        whole = [replace(one, batch=settled[one.name]) for one in batches]
+        for one in whole:
+            contexts[one.name] = replace(contexts[one.name], resources=one.batch.resources)
+        running = _Running(whole, contexts, logs, stop, connections, together)
+        errors = running.run(notes)
+    found: dict[str, list[Trial] | TinyAttnError] = {}
+    batches[0].runs.settle()
+    for one in batches:
+        ended = _ended(logs[one.name])
+        for trial in ended:
+            one.runs.run_of(trial.name)  # a store that refused to make one fails the batch
+        found[one.name] = errors.get(one.name) or ended
+    return found
+
+
+def _opened_log(one: BatchRun) -> EventLog:
+    event_log = EventLog(one.checkpoints.folder / f"{one.batch.name}.jsonl")
+    event_log.begin_failed_again()
+    return event_log
+
+
+def _context_of(one: BatchRun, data_dir: Path | None) -> TrialContext:
+    batch = one.batch
+    seen = {key: batch.tags[key] for key in ("plm_fingerprint", "data_fingerprint")}
+    return TrialContext(batch.base, one.checkpoints, data_dir, seen, batch.plugins, batch.resources)
+
+
+def _ended(event_log: EventLog) -> list[Trial]:
+    return [trial for trial in event_log.trials.values() if trial.outcome is not None]
+
+
+class _Running:
+    """The batches while Tune runs their trials: their drivers, and what those need."""
+
+    def __init__(
+        self,
+        batches: Sequence[BatchRun],
+        contexts: Mapping[str, TrialContext],
+        logs: Mapping[str, EventLog],
+        stop: Stop,
+        connections: Connections,
+        together: Together | None,
+    ) -> None:
+        """Ask Ray for its nodes.
+
+        Args:
+            batches: with numbers in place of `packed=auto`.
+            contexts: of the trials of each sweep.
+            logs: the event log of each sweep's batch.
+            stop: notes the signals that ask to end.
+            connections: to Ray's processes.
+            together: what the batches have in common; None: there is one.
+        """
+        self._batches = {one.name: one for one in batches}
+        self._contexts, self._logs = contexts, logs
+        self._stop, self._connections, self._together = stop, connections, together
+        first = batches[0]
+        self._folder = first.checkpoints.folder if together is None else together.folder
+        shapes = {one.batch.resources.shape: one.batch.resources for one in batches}
+        of_shape = {
+            # The limits of concurrency are those of each batch.
+            shape: Nodes(resources.model_copy(update={"concurrent": None}), connections.nodes)
+            for shape, resources in shapes.items()
+        }
+        self._nodes = {one.name: of_shape[one.batch.resources.shape] for one in batches}
+        self._asha = {
+            one.name: make_scheduler(one.batch.asha, one.batch.evaluations) for one in batches
+        }
+
+    def run(self, notes: Sequence[str]) -> dict[str, TinyAttnError]:
+        """Run all trials; return what batches failed by. `notes` are shown first."""
+        progress = {name: self._progress_of(name) for name in self._batches}
+        title = self._together.title if self._together else ""
+        labels = self._together.labels if self._together else {}
+        with views_of(progress, title, labels) as views:
+            for note in notes:
+                next(iter(views.values())).note(note)
+            driver = self._driver(views)
+            try:
+                with shared_workers_of(self._contexts, self._connections) as look_after_shared:
+                    watch = Watch(
+                        driver, self._stop, self._watched(), self._folder, look_after_shared
+                    )
+                    events = TuneEvents(driver, self._stop, self._connections)
+                    run_tune(
+                        self._tuner(events, watch).fit, self._folder, self._stop, self._connections
+                    )
+                if self._stop.asked:  # when Tune took no more steps
+                    raise KeyboardInterrupt
+            except KeyboardInterrupt:
+                if self._stop.error is not None:
+                    raise self._stop.error from None
+                raise
+            finally:
+                if self._stop.error is None:  # else the next driver completes the studies
+                    with handled(signal.SIG_IGN):
+                        self._finish_studies(driver)
+        return {name: share.error for name, share in driver.shares.items() if share.error}
+
+    def _finish_studies(self, driver: SuiteDriver) -> None:
+        for name, one in self._batches.items():
+            if driver.shares[name].error is None:
+                one.source.finish(Outcome.INTERRUPTED)
+
+    def _watched(self) -> list[Watched]:
+        return [
+            Watched(name, one.checkpoints.folder, one.runs, self._nodes[name])
+            for name, one in self._batches.items()
+        ]
+
+    def _driver(self, views: Mapping[str, View]) -> SuiteDriver:
+        shares = {name: self._share(one, views[name]) for name, one in self._batches.items()}
+        return SuiteDriver(shares, self._together.gpu_hours if self._together else None)
+
+    def _share(self, one: BatchRun, view: View) -> Share:
+        batch, name, nodes = one.batch, one.name, self._nodes[one.name]
         listeners = (
             MachineListener(nodes, view.note),
-            MlflowListener(runs, batch, checkpoints),
-            CheckpointListener(checkpoints),
+            MlflowListener(one.runs, batch, one.checkpoints),
+            CheckpointListener(one.checkpoints),
             ViewListener(view),
         )
         retry_budget = RetryBudget(is_renewed=batch.resources.trials_a_process > 1)
-        driver = Driver(batch.name, event_log, asha, source, nodes.slots, retry_budget, listeners)
-        try:
-            with shared_workers_of(context, batch.resources, connections) as look_after_shared:
-                folder = checkpoints.folder
-                watch = Watch(driver, stop, nodes, runs, folder, look_after_shared)
-                events = TuneEvents(driver, stop, connections)
-                made = _tuner(batch, context, events, watch, nodes)
-                run_tune(made.fit, folder, stop, connections)
-            if stop.asked:  # when Tune took no more steps
-                raise KeyboardInterrupt
-            driver.end_paused()
-        except KeyboardInterrupt:
-            if stop.error is not None:
-                raise stop.error from None
-            raise
-        finally:
-            if stop.error is None:  # else the next driver completes the study
-                with handled(signal.SIG_IGN):
-                    source.finish(Outcome.INTERRUPTED)
+        limit, log = batch.resources.concurrent or sys.maxsize, self._logs[name]
+        driver = Driver(
+            batch.name,
+            log,
+            self._asha[name],
+            one.source,
+            lambda: min(nodes.slots(), limit),
+            retry_budget,
+            listeners,
+        )
+        share = asha_share(batch.asha, batch.evaluations)
+        return Share(
+            driver,
+            Work(batch.trials, batch.evaluations, share, batch.pflop / batch.evaluations or 1.0),
+            nodes.slots,
+            one.weight,
+            batch.resources.share[1] * batch.resources.ranks,
+            lambda outcome: one.on_end(outcome, _ended(log)),
+        )
 
+    def _progress_of(self, name: str) -> Progress:
+        batch, nodes = self._batches[name].batch, self._nodes[name]
+        limit = batch.resources.concurrent or sys.maxsize
+        return Progress(
+            batch.title,
+            batch.trials,
+            batch.evaluations,
+            lambda: min(nodes.last_slots(), limit),
+            rungs=self._asha[name].rungs,
+        )
 
-def _progress_of(batch: TrialBatch, nodes: Nodes, asha: Asha) -> Progress:
-    slots, rungs = nodes.last_slots, asha.rungs
-    return Progress(batch.title, batch.trials, batch.evaluations, slots, rungs=rungs)
-
-
-def _tuner(
-    batch: TrialBatch, context: TrialContext, events: TuneEvents, watch: Watch, nodes: Nodes
-) -> tune.Tuner:
-    prepare_tune()
-    return tune.Tuner(
-        SweepTrainable.on(context, batch.resources),
-        tune_config=tune.TuneConfig(
-            search_alg=TuneSearcher(events),
-            scheduler=TuneScheduler(events, placement_of(batch.resources, nodes)),
-            num_samples=-1,  # the source knows when it has no more
-            reuse_actors=True,
-            # A folder named after the configuration would be longer than some disks allow.
-            trial_dirname_creator=lambda trial: trial.trial_id,
-        ),
-        run_config=tune.RunConfig(
-            name=f"{batch.name}-{time.time_ns()}",  # Tune's own notes, which nobody reads again
-            storage_path=str(context.checkpoints.folder / "tune"),
-            callbacks=[TuneCallback(events, watch.look)],
-            verbose=0,
-        ),
-    )
+    def _tuner(self, events: TuneEvents, watch: Watch) -> tune.Tuner:
+        prepare_tune()
+        placements = {
+            name: placement_of(one.batch.resources, self._nodes[name])
+            for name, one in self._batches.items()
+        }
+        first = next(iter(self._batches.values()))
+        return tune.Tuner(
+            SweepTrainable.on(self._contexts),
+            tune_config=tune.TuneConfig(
+                search_alg=TuneSearcher(events),
+                scheduler=TuneScheduler(events, placements),
+                num_samples=-1,  # the source knows when it has no more
+                reuse_actors=True,
+                # A folder named after the configuration would be longer than some disks allow.
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                # Tune's own notes, which nobody reads again.
+                name=f"{first.batch.name}-{time.time_ns()}",
+                storage_path=str(self._folder / "tune"),
+                callbacks=[TuneCallback(events, watch.look)],
+                verbose=0,
+            ),
+        )
 
 
 def run_tune(
@@ -203,58 +361,3 @@ def run_tune(
         if isinstance(cause, OSError):
             raise StorageError(f"{folder}: {cause}; free space or choose another") from None
         raise
-
-
-@contextmanager
-def signals_noted() -> Iterator[Stop]:
-    """Set `stop.asked` on SIGINT, SIGTERM or SIGHUP; a second SIGINT or SIGTERM ends at once."""
-    stop = Stop()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:  # nobody is impatient
-            leave_terminal()
-        elif stop.asked:
-            stop.at_once = True
-            raise KeyboardInterrupt
-        stop.asked = True
-
-    with handled(note):
-        yield stop
-
-
-@contextmanager
-def closed_in_any_case(
-    open_runs: Callable[[], SweepRuns], go_on: str, sweep: Outcome | None = None
-) -> Iterator[SweepRuns]:
-    """Open a sweep's runs, and end all of them with a truthful outcome however the block ends.
-
-    Args:
-        open_runs: opens them; what it raises gets the same message as what the block raises.
-        go_on: the command that goes on, such as `sweep resume NAME`, for the message.
-        sweep: outcome of the search, if it had ended before: what comes after does not change it.
-
-    Raises:
-        InterruptedSweepError: in the place of a KeyboardInterrupt.
-        StorageError, NoMachineError: as they came, and what to type once the cause is mended.
-    """
-    runs, stop = None, Stop()
-    try:
-        with signals_noted() as stop:  # a run that the store has made is known before anything ends
-            runs = open_runs()
-        if stop.asked:
-            raise KeyboardInterrupt
-        yield runs
-    except BaseException as error:
-        interrupted = stop.asked or isinstance(error, KeyboardInterrupt)
-        if runs is not None:
-            with handled(signal.SIG_IGN):  # an impatient second Ctrl-C must not leave runs open
-                runs.close_all(Outcome.INTERRUPTED if interrupted else Outcome.FAILED, sweep=sweep)
-        if interrupted:
-            raise InterruptedSweepError(
-                "interrupted; what had ended is kept with its adapters, what was running is closed "
-                f"in MLflow as interrupted; `tinyattn {go_on}` goes on where it was"
-            ) from None
-        if isinstance(error, StorageError | NoMachineError):
-            raise type(error)(f"{error}; then `tinyattn {go_on}` goes on") from error
-        raise
-    runs.end_sweep(sweep or Outcome.COMPLETED)

@@ -1,13 +1,14 @@
-"""Watch: the regular checks of a batch on Ray: requests of users, machines, shared processes."""
+"""Watch: the regular checks beside trials on Ray: requests of users, machines, shared processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.driver.context import Stop
-from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import Listener
+from orchestrator.driver.suite import SuiteDriver
 from orchestrator.execution.nodes import Nodes
 from orchestrator.spec.messages import WorkerLost
 from orchestrator.spec.result import Result
@@ -50,29 +51,40 @@ class MachineListener(Listener):
         self._nodes.ended(trial.name)
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A sweep that is watched while its trials run."""
+
+    name: str
+    folder: Path
+    """Its folder, in which requests are files."""
+    runs: SweepRuns
+    """Its runs, with the heartbeat that shows others that this process is alive."""
+    nodes: Nodes
+    """The machines, as its trials need them."""
+
+
 class Watch:
-    """The checks that run once a second beside a batch's trials."""
+    """The checks that run once a second beside the trials."""
 
     def __init__(
         self,
-        driver: Driver,
+        driver: SuiteDriver,
         stop: Stop,
-        nodes: Nodes,
-        runs: SweepRuns,
+        sweeps: Sequence[Watched],
         folder: Path,
         look_after_shared: Callable[[], None],
     ) -> None:
-        """Watch a batch.
+        """Watch sweeps.
 
         Args:
-            driver: hears which trials a user wants to end.
-            stop: set when the whole batch is to end.
-            nodes: the machines.
-            runs: the sweep's, with the heartbeat that shows others that this process is alive.
-            folder: the sweep's folder, in which requests are files.
+            driver: hears which trials and which sweeps a user wants to end.
+            stop: set when all is to end.
+            sweeps: the sweeps.
+            folder: the suite's folder, or that of the only sweep: a request to stop there ends all.
             look_after_shared: starts the shared processes that a machine lacks.
         """
-        self._driver, self._stop, self._nodes, self._runs = driver, stop, nodes, runs
+        self._driver, self._stop, self._sweeps = driver, stop, sweeps
         self._folder, self._look_after_shared = folder, look_after_shared
 
     def look(self, is_running: bool) -> None:
@@ -84,9 +96,14 @@ class Watch:
         Raises:
             NoMachineError: as `Nodes.refuse_standstill`.
         """
-        asked = requested(self._folder)
-        self._stop.asked = self._stop.asked or STOP_ALL in asked
-        self._driver.on_request(asked - {STOP_ALL})
-        self._runs.heartbeat()
+        self._stop.asked = self._stop.asked or STOP_ALL in requested(self._folder)
+        for sweep in self._sweeps:
+            asked = requested(sweep.folder)
+            if STOP_ALL in asked and sweep.folder != self._folder:
+                self._driver.halt(sweep.name)
+            self._driver.on_request(sweep.name, asked - {STOP_ALL})
+            if not self._driver.shares[sweep.name].has_ended:
+                sweep.runs.heartbeat()
         self._look_after_shared()
-        self._nodes.refuse_standstill(is_running)
+        for nodes in {id(sweep.nodes): sweep.nodes for sweep in self._sweeps}.values():
+            nodes.refuse_standstill(is_running)

@@ -9,15 +9,23 @@ from __future__ import annotations
 import sys
 import warnings
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 
-from orchestrator.driver.context import TrialContext
+from orchestrator.driver.context import Contexts
 from orchestrator.execution.memory import FILE, note_too_many, rows_that_fit
 from orchestrator.execution.nodes import MachineError, TooSmallError, is_larger_elsewhere
-from orchestrator.spec.messages import Assignment, EndedEarly, Evaluated, Report, StorageFailed
+from orchestrator.spec.messages import (
+    Assignment,
+    EndedEarly,
+    Evaluated,
+    Report,
+    StorageFailed,
+    TrialKey,
+)
 from orchestrator.spec.outcome import Outcome
 from tinyattn.config import TrainConfig
 from tinyattn.errors import (
@@ -43,7 +51,7 @@ class Worker:
 
     def __init__(
         self,
-        context: TrialContext,
+        contexts: Contexts,
         cores: int,
         ranks: Ranks = ONE,
         model_cache: ModelCache | None = None,
@@ -51,35 +59,49 @@ class Worker:
         """Start without a trial.
 
         Args:
-            context: what trials have in common.
+            contexts: what the trials of each sweep have in common.
             cores: number of torch's threads; more than a worker's cores would only contend.
             ranks: this process's rank among those of its trials.
             model_cache: the cache of a process that several trials share; None: a new one.
         """
-        load_all(context.plugins)
+        for context in contexts.values():
+            load_all(context.plugins)
         torch.set_num_threads(max(1, cores))
         if ranks.size > 1:
             use_interface_of(ray.util.get_node_ip_address())
-        self.context, self.ranks = context, ranks
-        self.memory = context.checkpoints.notes / FILE
-        self.model_cache = model_cache or ModelCache(context.data_dir, ranks=ranks)
+        self._contexts, self.ranks = contexts, ranks
+        self.context = next(iter(contexts.values()))
+        """That of the trial."""
+        self.model_cache = model_cache or ModelCache(self.context.data_dir, ranks=ranks)
         self.trainer: Trainer | None = None
-        self.name = ""
-        """Name of the trial."""
+        self.key = TrialKey("", "")
+        """The trial."""
         self._shares = model_cache is not None
-        self._is_checked = False
+        self._checked: set[str] = set()
+        """Sweeps whose PLM and data were found to be the driver's."""
         self.thread = StepThread()
 
     def begin(self, assignment: Assignment) -> None:
         """Switch to a trial; PLM and data are loaded with its first step."""
         self.end()
         self.thread.replace_if_spoilt()
-        self.name, self.overrides = assignment.trial, dict(assignment.point)
+        self.key, self.overrides = assignment.key, dict(assignment.point)
+        self.context = self._contexts[assignment.sweep]
         self.rows = sys.maxsize
         """Most rows of a pass; set when the trial's Trainer is made."""
         self.evaluations: Any = None
         if torch.cuda.is_available() and not self._shares:
             torch.cuda.reset_peak_memory_stats()
+
+    @property
+    def name(self) -> str:
+        """Name of the trial."""
+        return self.key.trial
+
+    @property
+    def memory(self) -> Path:
+        """The notes on how many rows fit."""
+        return self.context.checkpoints.notes / FILE
 
     def step(self) -> Report:
         """Train to the next evaluation and return its report.
@@ -95,7 +117,7 @@ class Worker:
         try:
             evaluation = self.thread.run(self._next_evaluation)
         except OutOfMemoryError as error:
-            if self.rows > 1:
+            if self.rows > 1 or self.model_cache.idle_plms(self._config()):
                 raise
             if is_larger_elsewhere(gpu=torch.cuda.is_available()):
                 raise TooSmallError(f"{error}; another machine has more memory") from None
@@ -116,10 +138,14 @@ class Worker:
         return report
 
     def halve(self) -> None:
-        """Go back to the trial's last saved state, with half the rows a pass."""
+        """Go back to the trial's last saved state, with half the rows a pass.
+
+        Where memory is taken by PLMs of other sweeps, those are given up instead.
+        """
         config = self.context.base.with_overrides(self.overrides)
-        note_too_many(config, self.rows, self.memory)
-        self.rows //= 2
+        if not self.model_cache.drop_idle_plms(config):
+            note_too_many(config, self.rows, self.memory)
+            self.rows //= 2
         self.end()
         give_back_memory()
         self.thread.replace_if_spoilt()
@@ -157,9 +183,9 @@ class Worker:
         Returns:
             The last evaluation of that state; None: there is no state.
         """
-        if not self._is_checked:
+        if self.key.sweep not in self._checked:
             self._refuse_other_inputs()
-            self._is_checked = True
+            self._checked.add(self.key.sweep)
         self.trainer = Trainer(self._config(), self.model_cache)
         self.rows = self.trainer.micro_batch_size
         seen = self.ranks.gather(self.context.checkpoints.states(self.name))

@@ -141,6 +141,15 @@ class Progress:
     @property
     def seconds_left(self) -> float | None:
         """Estimate; None before the first trial has ended, and where paused trials only end."""
+        if (left := self.work_left()) is None:
+            return None
+        work, longest = left
+        return max(work / self.slots(), longest)
+
+    def work_left(self) -> tuple[float, float] | None:
+        """Return the seconds that one slot would take for all that is to come, and those of the
+        longest running trial; None before the first trial has ended, and where paused trials only
+        end."""
         if not self.spent or self._only_ends:
             return None
         length = max(1.0, sum(self.lengths) / len(self.lengths))  # of a trial, in evaluations
@@ -151,7 +160,7 @@ class Progress:
         waiting = [max(0.0, length - self._came.get(trial, 0)) for trial in list(self._before)]
         begun = len(self.spent) + len(running) + len(paused) + len(waiting)
         to_come = max(0, self.total - begun) * length + sum(paused) + sum(waiting)
-        return each * max((sum(running) + to_come) / self.slots(), *running, 0.0)
+        return each * (sum(running) + to_come), each * max([0.0, *running])
 
     def outcome_words(self) -> str:
         """Trials by outcome, as in `5 completed, 2 stopped, 2 running, 3 to come`."""
@@ -221,9 +230,16 @@ class View(Protocol):
 class LineView:
     """The view as plain lines, for files and pipes: a line for each evaluation and end."""
 
-    def __init__(self, progress: Progress, out: TextIO | None = None) -> None:
+    def __init__(self, progress: Progress, out: TextIO | None = None, label: str = "") -> None:
+        """Show a batch.
+
+        Args:
+            progress: its numbers.
+            out: where lines are written; None: standard output.
+            label: word in front of each line, where several batches are shown.
+        """
         self.progress = progress
-        self.out = out or sys.stdout
+        self.out, self._label = out or sys.stdout, f"{label} " if label else ""
 
     def __enter__(self) -> LineView:
         self._say(f"{self.progress.title}: {self.progress.total} trials")
@@ -269,20 +285,29 @@ class LineView:
     def _say(self, text: str) -> None:
         elapsed = clock(self.progress.now() - self.progress.began)
         with contextlib.suppress(OSError):  # a log on a full disk, a pipe that nobody reads
-            print(f"[{elapsed}] {text}", file=self.out, flush=True)
+            print(f"[{elapsed}] {self._label}{text}", file=self.out, flush=True)
 
 
 class LiveView:
     """The view as a panel that is redrawn, for a terminal."""
 
-    def __init__(self, progress: Progress, console: Console | None = None) -> None:
-        self.progress = progress
-        self.live = Live(
-            get_renderable=self._panel,
-            console=console or Console(),
-            refresh_per_second=2,
-            transient=False,
-        )
+    def __init__(
+        self,
+        progress: Progress,
+        console: Console | None = None,
+        live: Live | None = None,
+        label: str = "",
+    ) -> None:
+        """Show a batch.
+
+        Args:
+            progress: its numbers.
+            console: the terminal; None: standard output.
+            live: a panel of several batches that this one is shown in; None: one of its own.
+            label: word in front of each line above that panel.
+        """
+        self.progress, self._label = progress, f"{label} " if label else ""
+        self.live = live or live_panel(self._panel, console)
 
     def __enter__(self) -> LiveView:
         self.live.start()
@@ -304,7 +329,7 @@ class LiveView:
         """Count an ended trial, and keep a line of it above the panel."""
         assert trial.outcome is not None
         self.progress.finished(trial.name, trial.outcome, trial.by_user)
-        line = Text(f"{trial.name} ", style="dim")
+        line = Text(f"{self._label}{trial.name} ", style="dim")
         line.append(trial.outcome.value, style=COLOURS[trial.outcome])
         score = "" if trial.best_score is None else f" {100 * trial.best_score:.2f}"
         line.append(f"{score} {brief(trial.params)} {trial.cause}", style="dim")
@@ -316,7 +341,7 @@ class LiveView:
 
     def note(self, text: str) -> None:
         """Keep a line about machines above the panel."""
-        self._keep(Text(text, style="dim"))
+        self._keep(Text(f"{self._label}{text}", style="dim"))
 
     def _keep(self, line: Text) -> None:
         with contextlib.suppress(OSError):  # the terminal is being closed
@@ -326,15 +351,33 @@ class LiveView:
         progress = self.progress
         elapsed = clock(progress.now() - progress.began)
         head = Text(f"{progress.title}  {elapsed}  ", style="bold")
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("trial", "evaluation", "score", "best", "loss", "config"):
-            table.add_column(name)
-        for trial, result in sorted(progress.running.items()):
-            table.add_row(trial, *_cells(result), brief(progress.params.get(trial, {})))
+        table = running_table({"": progress})
         parts: list[Any] = [head, Text(progress.summary()), table]
         if progress.rungs:
             parts.append(Text(f"rungs: {progress.rung_words()}", style="dim"))
         return Group(*parts)
+
+
+def running_table(shown: Mapping[str, Progress]) -> Table:
+    """Return the table of the trials that run now, of batches by label."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("trial", "evaluation", "score", "best", "loss", "config"):
+        table.add_column(name)
+    for label, progress in shown.items():
+        for trial, result in sorted(progress.running.items()):
+            name = f"{label} {trial}".strip()
+            table.add_row(name, *_cells(result), brief(progress.params.get(trial, {})))
+    return table
+
+
+def live_panel(panel: Callable[[], Group], console: Console | None = None) -> Live:
+    """Return a panel that redraws itself twice a second."""
+    return Live(
+        get_renderable=panel,
+        console=console or Console(),
+        refresh_per_second=2,
+        transient=False,
+    )
 
 
 def _cells(result: Result | None) -> list[str]:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from orchestrator.driver.closing import closed_in_any_case
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE, is_alone
 from orchestrator.spec.values import Point, Value
@@ -111,10 +112,6 @@ def train_alone(
     """
     if not (missing := missing_rates(tracker, trial)):
         return
-    from orchestrator.execution.tuner import (
-        closed_in_any_case,  # imports Ray, and few promotions train
-    )
-
     single = config.with_overrides({"adapter.num_heads": 1, "start": None})
     tags = {key: trial.tags[key] for key in _INHERITED if key in trial.tags}
     tags["primary_metric"] = model_cache.task(config).metrics[0]

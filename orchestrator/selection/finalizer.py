@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.driver.closing import closed_in_any_case
 from orchestrator.driver.trial_queue import Points, Source
 from orchestrator.execution.nodes import concurrency
-from orchestrator.execution.tuner import closed_in_any_case, run_batch
+from orchestrator.execution.tuner import run_batch
 from orchestrator.planning.preflight import inspect, run_tags, warmup_note
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.search.searcher import OptunaSearcher

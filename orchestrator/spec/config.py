@@ -173,6 +173,12 @@ class Resources(StrictModel):
         return self.packed if isinstance(self.packed, int) else 1
 
     @property
+    def shape(self) -> tuple[float, float, int, int]:
+        """Cores and GPUs of a process, processes of a trial, and trials of a process: trials of
+        several sweeps may use each other's processes if it is the same."""
+        return self.cpus, self.gpus, self.ranks, self.trials_a_process
+
+    @property
     def share(self) -> tuple[float, float]:
         """CPU cores and GPUs that are reserved for one trial, or for one rank of it."""
         return self.cpus / self.trials_a_process, self.gpus / self.trials_a_process

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,13 @@ class Suite:
     def sweeps(self) -> list[Sweep]:
         """The sweeps."""
         return [member.sweep for member in self.members]
+
+    def with_imports(self, modules: Sequence[str]) -> Suite:
+        """Return the suite with more modules to import for each sweep, as Sweep.with_imports."""
+        members = [
+            replace(member, sweep=member.sweep.with_imports(modules)) for member in self.members
+        ]
+        return replace(self, members=tuple(members))
 
 
 def is_suite(name_or_path: str) -> bool:

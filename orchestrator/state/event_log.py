@@ -8,7 +8,7 @@ empty event log.
 
 | event  | written                                   | says                                       |
 |--------|-------------------------------------------|--------------------------------------------|
-| start  | when it is assigned, first or again       | its overrides                              |
+| start  | when it is assigned, first or again       | its overrides; it begins again if it failed |
 | result | when a worker reports                     | one evaluation, or how the trial ended     |
 | end    | when it ends without saying so itself     | stopped or failed, and why                 |
 """
@@ -82,6 +82,14 @@ class EventLog:
         """Record the end of a trial that did not report it itself."""
         if self.trials[trial].outcome is None:
             self._write(EndEvent(trial, outcome, _readable(error)))
+
+    def begin_failed_again(self) -> None:
+        """Let the trials that failed begin again if no trial at all reached a score: what they had
+        in common was at fault, such as a file that was missing, and may be mended."""
+        trials = self.trials.values()
+        if all(t.outcome is not None and t.best_score is None for t in trials):
+            for trial in [t for t in trials if t.outcome is Outcome.FAILED]:
+                self._write(StartEvent(trial.name, dict(trial.params)))
 
     def _write(self, event: Event) -> None:
         """Append one line and wait until the disk has it; a line that fails leaves nothing."""
@@ -161,7 +169,9 @@ def read_event_logs(folder: Path) -> dict[str, Trial]:
 
 def _take_in(trials: dict[str, Trial], event: Event) -> None:
     if isinstance(event, StartEvent):
-        trials.setdefault(event.trial, Trial(event.trial, event.params))
+        trial = trials.setdefault(event.trial, Trial(event.trial, event.params))
+        if trial.outcome is Outcome.FAILED:
+            trial.outcome, trial.error, trial.results = None, None, trial.scored
         return
     trial = trials[event.trial]
     if isinstance(event, ResultEvent):

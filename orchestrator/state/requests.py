@@ -12,6 +12,7 @@ from pathlib import Path
 from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import read_event_logs
+from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import REQUESTS, STOP_ALL, Workspace
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
@@ -22,7 +23,7 @@ _WAIT_SECONDS = 120.0
 def request_stop(
     workspace: Workspace, name: str, trial: str | None, say: Callable[[str], None]
 ) -> None:
-    """Ask the driver of a sweep on this machine to end it, or one of its trials.
+    """Ask the driver of a sweep or suite on this machine to end it, or one of its trials.
 
     Args:
         workspace: where the sweep is kept.
@@ -34,7 +35,10 @@ def request_stop(
         UsageError: no process works on the sweep here, or no such trial is running.
     """
     folder = workspace.path_of(name)
-    Definition.read(folder, name)  # UsageError that lists the sweeps there are
+    if SuiteDefinition.is_in(folder):
+        _refuse_trial(trial, SuiteDefinition.read(folder))
+    else:
+        Definition.read(folder, name)  # UsageError that lists the sweeps there are
     if not workspace.is_held(name):
         raise UsageError(
             f"no process works on sweep '{name}' in {workspace.runs}; `tinyattn sweep status "
@@ -58,6 +62,17 @@ def request_stop(
             )
         time.sleep(0.5)
     say(f"it has ended; `tinyattn {go_on}` goes on with it")
+
+
+def _refuse_trial(trial: str | None, suite: SuiteDefinition) -> None:
+    """Raise UsageError if one trial of a suite is named: which of its sweeps, is not said."""
+    if trial is not None:
+        first = next(iter(suite.sweeps.values()))
+        raise UsageError(
+            f"--trial {trial} came with a suite, allowed is it with one of its sweeps, as in "
+            f"`tinyattn sweep stop {first} --trial {trial}`; they are "
+            f"{', '.join(suite.sweeps.values())}"
+        )
 
 
 def requested(folder: Path) -> set[str]:

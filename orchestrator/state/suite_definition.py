@@ -8,7 +8,7 @@ its own beside it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import ValidationError
 
@@ -73,9 +73,9 @@ class SuiteDefinition(StrictModel):
         """Write the file as a whole or not at all."""
         write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
 
-    def changed(self, **changes: Any) -> Self:
-        """Return a copy with other values."""
-        return self.model_copy(update=changes)
+    def with_gpu_hours(self, gpu_hours: float) -> Self:
+        """Return a copy with another limit of GPU-hours."""
+        return self.model_copy(update={"gpu_hours": gpu_hours})
 
 
 def sweeps_of_suite(workspace: Workspace, name: str) -> dict[str, str] | None:

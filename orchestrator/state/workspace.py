@@ -249,7 +249,8 @@ class Workspace:
             UsageError: another process holds it.
         """
         self.require_writable(name)
-        lock = FileLock(self.sweep_folder(name) / _LOCK)
+        # The thread that ends a sweep need not be the one that began it.
+        lock = FileLock(self.sweep_folder(name) / _LOCK, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except Timeout:

@@ -91,6 +91,13 @@ class RetryQueue:
                 "have the store answer again"
             )
 
+    def settle_a_while(self) -> None:
+        """Wait a while until all writes are sent; warn if the store is away."""
+        try:
+            self.settle(PATIENCE_SECONDS / 2)
+        except StorageError as error:
+            warnings.warn(str(error), stacklevel=3)
+
     def _work(self) -> None:
         while True:
             with self._changed:

@@ -11,7 +11,6 @@ import json
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,7 +37,6 @@ from orchestrator.tracking.records import (
 )
 from orchestrator.tracking.retry_queue import (
     AWAY_SECONDS,
-    PATIENCE_SECONDS,
     RetryQueue,
     is_passing,
 )
@@ -97,6 +95,7 @@ class SweepRuns:
         self._run_ids: dict[str, str] = {}
         """{trial: id of its run}, once the store has made it."""
         self._heartbeat = 0.0
+        self._has_ended = False
 
     @property
     def name(self) -> str:
@@ -146,19 +145,22 @@ class SweepRuns:
         self._retry_queue.settle(seconds)
 
     def end_sweep(self, outcome: Outcome) -> None:
-        """Close the parent run, and wait a while for the writes in the queue."""
+        """Queue the end of the parent run, unless it has ended."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         end, status = int(time.time() * 1000), outcome.run_status
         self._retry_queue.send(
             partial(self._client.set_terminated, self.run_id, status, end_time=end)
         )
         self._tag({"outcome": outcome.value})
-        try:
-            self.settle(PATIENCE_SECONDS / 2)
-        except StorageError as error:
-            warnings.warn(str(error), stacklevel=2)
+
+    def settle_a_while(self) -> None:
+        """Wait a while for the writes in the queue; warn if the store is away."""
+        self._retry_queue.settle_a_while()
 
     def close_all(self, outcome: Outcome, *, sweep: Outcome | None = None) -> None:
-        """Close every open run of the sweep, and the sweep's own with the outcome `sweep`."""
+        """Queue the end of every open run of the sweep, and of the sweep's own as `sweep`."""
         # A copy, at once: Tune's thread, if it was left behind by Ray's death, may add one yet.
         for trial_id, child in sorted(self._children.items()):
             if child.is_live:

@@ -196,6 +196,10 @@ class TrackingWriter(TrackingReader):
         """
         self._retry_queue.settle(seconds)
 
+    def settle_a_while(self) -> None:
+        """Wait a while until the store has everything; warn if it is away."""
+        self._retry_queue.settle_a_while()
+
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Add tags, given without the project's prefix, to any run."""
         self._retry_queue.send(partial(self.client.log_batch, run_id, tags=run_tags(tags)))

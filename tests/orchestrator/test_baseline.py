@@ -9,7 +9,7 @@ import pytest
 from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 
-from orchestrator.execution.tuner import InterruptedSweepError
+from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.execution.worker import report_of
 from orchestrator.registry.promotion import promote_adapter
 from orchestrator.reporting.leaderboard import leaderboard
@@ -42,6 +42,7 @@ def one_head(sweeps: Sweeps, tmp_path: Path) -> TrialRun:
         trainer.save_adapter(tmp_path / "adapter")
     runs.end_trial("search_00001", Outcome.COMPLETED, adapter=tmp_path / "adapter")
     runs.close_all(Outcome.COMPLETED)
+    runs.settle()
     return tracker.trial(runs.run_of("search_00001"))
 
 

@@ -260,7 +260,7 @@ def test_a_worker_passes_over_a_damaged_state(s3: S3, tmp_path: Path) -> None:
     objects = Objects(s3.url(tmp_path.name))
 
     def worker() -> Worker:
-        made = Worker(TrialContext(base, ObjectStore(tmp_path / "s", objects)), 1)
+        made = Worker({"": TrialContext(base, ObjectStore(tmp_path / "s", objects))}, 1)
         made.begin(Assignment("a_1", {}))
         return made
 

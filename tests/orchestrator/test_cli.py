@@ -301,6 +301,7 @@ def test_a_name_in_use(runs: Path, tiny: str) -> None:
         name="mine", task="agreement", plm="tiny", protocol="heldout", config={}, tags={}
     )
     sweep.end_sweep(Outcome.COMPLETED)
+    sweep.settle()
     message = refused(2, "sweep", "run", "agreement", f"plm={tiny}", "name=mine")
     assert "'mine' exists already" in message
     assert "name=" in message
@@ -446,6 +447,7 @@ def test_short_keys_of_finalize(runs: Path, word: str, said: str) -> None:
     tracker = Workspace(runs).tracker()
     sweep = tracker.start_sweep(name="s", task="t", plm="p", protocol="heldout", config={}, tags={})
     sweep.end_sweep(Outcome.COMPLETED)
+    sweep.settle()
     assert said in refused(2, "finalize", "s", word)
 
 
@@ -461,6 +463,7 @@ def test_the_leaderboard_names_a_page_of_mlflow_that_is_there(here: Path, sweeps
     sweeps.start("first")
     sweeps.trial("search_00001", [0.5, 0.6])
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     shown = ["leaderboard"], ["leaderboard", "--sweep", "first"], ["leaderboard", "sst2"]
     for words in shown:
         line = run(*words, "--runs", runs).stdout.replace("\n", " ")
@@ -586,6 +589,7 @@ def champion(runs: Path, tiny: str) -> Path:
     sweep.log_evaluation("t", numbers)
     sweep.end_trial("t", Outcome.COMPLETED, adapter=runs / "adapter")
     sweep.end_sweep(Outcome.COMPLETED)
+    sweep.settle()
     run_id = sweep.run_of("t")
     result = run("promote", "s", "--force")  # trained for a moment, it is no better than chance
     assert result.exit_code == 0, result.output

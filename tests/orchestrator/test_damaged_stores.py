@@ -173,6 +173,7 @@ def test_a_damaged_database_is_one_message_and_stays_as_it_is(
     sweeps.start()
     sweeps.trial("search_00001", [0.5, 0.6])
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     copy = tmp_path / "copy" / "mlflow.db"  # MLflow keeps what it has opened by its name
     copy.parent.mkdir()
     shutil.copy(tmp_path / "runs" / "mlflow.db", copy)

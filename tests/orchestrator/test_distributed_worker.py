@@ -17,6 +17,7 @@ from tiny_plm import fingerprints_of, save_tiny_plm
 from cluster.local import this_machine
 from orchestrator.driver.trial_queue import Points
 from orchestrator.execution import tuner
+from orchestrator.reporting import suite_view
 from orchestrator.reporting.view import LineView
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import Resources
@@ -72,7 +73,7 @@ def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[i
         tags={**fingerprints_of(base), "commit": "c"},
     )  # fmt: skip
     lines = io.StringIO()
-    patch.setattr(tuner, "view_of", lambda progress: Killer(progress, lines))
+    patch.setattr(suite_view, "view_of", lambda progress: Killer(progress, lines))
     sweep = folder / "sweeps" / "s"
     with this_machine(num_cpus=2):
         tuner.run_batch(batch, Points(POINTS), checkpoints=SharedFolder(sweep), runs=runs)

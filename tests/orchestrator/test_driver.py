@@ -19,6 +19,7 @@ from cluster.local import this_machine
 from orchestrator.driver.context import RETRIES, RetryBudget, Stop
 from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import Listener
+from orchestrator.driver.suite import SuiteDriver
 from orchestrator.driver.trial_queue import Points
 from orchestrator.execution.nodes import Placement
 from orchestrator.execution.tune_adapters import (
@@ -248,7 +249,7 @@ def under_tune(driver: Driver, workers: int) -> None:
 
         def load_checkpoint(self, checkpoint: dict[str, Any] | None) -> None: ...
 
-    events, asked = TuneEvents(driver, Stop()), list[bool]()
+    events, asked = TuneEvents(SuiteDriver.alone(driver), Stop()), list[bool]()
 
     def avoided() -> list[str]:
         asked.append(True)
@@ -259,7 +260,7 @@ def under_tune(driver: Driver, workers: int) -> None:
             Toy,
             tune_config=tune.TuneConfig(
                 search_alg=TuneSearcher(events),
-                scheduler=TuneScheduler(events, Placement([{"CPU": 1}], avoided)),
+                scheduler=TuneScheduler(events, {"": Placement([{"CPU": 1}], avoided)}),
                 num_samples=-1, reuse_actors=True,
             ),
             run_config=tune.RunConfig(
@@ -532,7 +533,7 @@ class Tune:
     """Calls the adapters as Tune's controller does."""
 
     def __init__(self, watched: Watched, stop: Stop | None = None) -> None:
-        self.events = TuneEvents(watched.driver, stop or Stop())
+        self.events = TuneEvents(SuiteDriver.alone(watched.driver), stop or Stop())
         self.searcher = TuneSearcher(self.events)
         self.scheduler = TuneScheduler(self.events)
         self.callback = TuneCallback(self.events, lambda is_running: None)
@@ -592,7 +593,7 @@ def test_a_paused_trial_is_another_stint_for_tune(tmp_path: Path) -> None:
     assert calls.result(calls.start("x1"), evaluated(1)) == TrialScheduler.STOP
     assert watched.driver.asha.paused == {TRIALS[0]: 1}
     again = calls.start("x2")
-    assert again.config == {"trial": TRIALS[0], "point": POINTS[0]}
+    assert again.config == {"sweep": "", "trial": TRIALS[0], "point": POINTS[0]}
     assert calls.result(again, evaluated(1)) == TrialScheduler.CONTINUE  # its last, again
     assert [type(event) for event in watched.event_log.events] == [
         StartEvent,

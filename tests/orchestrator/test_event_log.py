@@ -350,6 +350,7 @@ def test_a_damaged_journal_changes_nothing_of_a_finished_sweep(
     sweeps.start("s", task="rte")
     sweeps.trial("search_00001", [0.5, 0.6])
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     workspace = Workspace(tmp_path / "runs")
     event_log = EventLog(workspace.path_of("s") / "search.jsonl")
     event_log.start("search_00001" if damage != "a start of another trial" else "search_00002", LR)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from mlflow_sweeps import Sweeps
 
+from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.driver.trial_queue import Source
-from orchestrator.execution.tuner import InterruptedSweepError
 from orchestrator.selection import collapsing, finalizer
 from orchestrator.selection.baseline import alone_settings
 from orchestrator.selection.finalizer import batch_name, best_one_head
@@ -64,6 +64,7 @@ def test_a_warmup_that_new_sweeps_may_not_have_is_said_and_stops_none_that_ran(
     sweeps.start("first")
     sweeps.trial("whole", [0.6, 0.7])
     sweeps.runs.close_all(Outcome.COMPLETED)
+    sweeps.runs.settle()
     train = SWEEP.train.with_overrides({"optimizer.warmup": 5000})
     (note,) = begin(
         Workspace(tmp_path / "runs"), monkeypatch, SWEEP.model_copy(update={"train": train})
@@ -80,6 +81,7 @@ def test_a_search_that_was_interrupted_is_named(
     if outcome is Outcome.INTERRUPTED:
         sweeps.trial("open", [0.6], outcome)
     sweeps.runs.close_all(outcome)
+    sweeps.runs.settle()
     said = begin(Workspace(tmp_path / "runs"), monkeypatch)
     assert said == (
         []
@@ -100,6 +102,7 @@ def test_a_finalize_that_is_interrupted_goes_on_with_the_overrides_typed(
     sweeps.start("first")
     sweeps.trial("whole", [0.6, 0.7])
     sweeps.runs.close_all(Outcome.COMPLETED)
+    sweeps.runs.settle()
     workspace = Workspace(tmp_path / "runs")
     begin(workspace, monkeypatch)
     assert workspace.goes_on_by("first") == "finalize first"
@@ -137,6 +140,7 @@ def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
     sweeps.runs.end_trial("search_00001", Outcome.STOPPED, error=BY_USER)
     sweeps.trial("search_00002", [0.7])
     sweeps.runs.close_all(Outcome.COMPLETED)
+    sweeps.runs.settle()
     said = begin(Workspace(tmp_path / "runs"), monkeypatch)
     assert said == ["note: search_00001 has 90.00, but the user stopped it: no candidate"]
 
@@ -155,6 +159,7 @@ def test_the_event_log_tells_which_trials_are_the_best_also_if_the_store_lags_be
     event_log.end("search_00001", Outcome.STOPPED, BY_USER)
     event_log.end("search_00002", Outcome.COMPLETED)
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     said = begin(workspace, monkeypatch)
     assert said == ["note: search_00001 has 90.00, but the user stopped it: no candidate"]
     searched = searched_trials(event_log.path.parent, sweeps.tracker, sweeps.tracker.sweeps()[0])
@@ -193,6 +198,7 @@ def test_nothing_that_ended_leads_to_resuming(
     sweeps.start("first")
     sweeps.trial("open", [0.6], Outcome.INTERRUPTED)
     sweeps.runs.close_all(Outcome.INTERRUPTED)
+    sweeps.runs.settle()
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="`tinyattn sweep resume first` goes on with it"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
@@ -204,6 +210,7 @@ def test_a_classifier_alone_is_no_adapter_to_finalize(
     sweeps.start("first")
     sweeps.trial("alone", [0.6], overrides={"adapter.layers": "none"})
     sweeps.runs.close_all(Outcome.COMPLETED)
+    sweeps.runs.settle()
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="no one-head trial that ended with a score"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))

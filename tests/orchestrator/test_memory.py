@@ -33,7 +33,7 @@ task, rows, length = sys.argv[3:]
 base = TrainConfig(task=task, plm="minilm", epochs=2, batch_size=int(rows), max_length=int(length),
                    max_train_rows=int(rows), adapter={"dropout": 0.0})
 folder = Path(sys.argv[1]) / "sweeps" / "s"
-warm = Bare(Worker(TrialContext(base, SharedFolder(folder)), 1))
+warm = Bare(Worker({"": TrialContext(base, SharedFolder(folder))}, 1))
 few = {"batch_size": 8, "max_train_rows": 64, "max_length": 32}
 warm.reset_config({"trial": "warm", "point": few})
 warm.step()
@@ -109,7 +109,7 @@ def compile_without_memory():
 
 base = TrainConfig(task="agreement", plm="minilm", epochs=1, batch_size=16, max_length=32,
                    max_train_rows=128)
-worker = Worker(TrialContext(base, SharedFolder(Path(sys.argv[1]) / "sweeps" / "s")), 1)
+worker = Worker({"": TrialContext(base, SharedFolder(Path(sys.argv[1]) / "sweeps" / "s"))}, 1)
 worker.begin(Assignment("first", {}))
 said = [worker.step().evaluation]
 inputs = torch.randn(65, 7)

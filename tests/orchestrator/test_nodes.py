@@ -19,7 +19,7 @@ from orchestrator.execution.nodes import (
     placement_of,
 )
 from orchestrator.execution.tune_adapters import lost_worker
-from orchestrator.execution.watch import MachineListener, Watch
+from orchestrator.execution.watch import MachineListener, Watch, Watched
 from orchestrator.spec.config import Resources
 from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
@@ -235,12 +235,13 @@ def test_a_trial_that_fails_everywhere_is_held_against_no_machine() -> None:
 
 def test_a_watch_sees_requests_and_keeps_alive_what_is_to_live(tmp_path: Path) -> None:
     seen: list[Any] = []
-    driver = SimpleNamespace(on_request=seen.append)
+    shares = {"s": SimpleNamespace(has_ended=False)}
+    driver = SimpleNamespace(on_request=lambda sweep, asked: seen.append(asked), shares=shares)
     runs = SimpleNamespace(heartbeat=lambda: seen.append("heartbeat"))
     stop, world = Stop(), World(a=1)
     watch = Watch(
-        cast("Any", driver), stop, world.nodes(), cast("Any", runs), tmp_path,
-        lambda: seen.append("processes"),
+        cast("Any", driver), stop, [Watched("s", tmp_path, cast("Any", runs), world.nodes())],
+        tmp_path, lambda: seen.append("processes"),
     )  # fmt: skip
     watch.look(is_running=True)
     assert seen == [set(), "heartbeat", "processes"]

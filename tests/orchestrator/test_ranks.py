@@ -139,7 +139,7 @@ def worker(ray: Ray, tmp_path: Path) -> DistributedWorker:
     """A worker of three ranks that have begun a trial."""
     base = TrainConfig(task="agreement", plm="p")
     made = DistributedWorker(
-        TrialContext(base, SharedFolder(tmp_path)), Resources(cpus=1, ranks=3, concurrent=1)
+        {"": TrialContext(base, SharedFolder(tmp_path))}, Resources(cpus=1, ranks=3, concurrent=1)
     )
     made.begin(TRIAL)
     assert [rank.heard for rank in ray.ranks] == [["start", "begin"]] * 3

@@ -112,6 +112,7 @@ def test_lists_name_winner_champion_classifier_alone_and_every_sweep(
     _promote(sweeps, "a-70")
     winner = sweeps.trial("b-60", [0.6], heldout=0.6, kind="collapsed")
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     sweeps.tracker.tag(parent, {"winner": winner})
     _start(sweeps, "second")
     sweeps.tracker.settle(30)

@@ -56,6 +56,7 @@ def _sweep(sweeps: Sweeps, trials: int) -> None:
             f"trial-{i:02d}", scores, outcome, lr=lr, overrides={"optimizer.schedule": schedule}
         )
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
 
 
 @pytest.mark.slow

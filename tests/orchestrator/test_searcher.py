@@ -529,6 +529,7 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
 
     from orchestrator.driver.context import RetryBudget, Stop
     from orchestrator.driver.driver import Driver
+    from orchestrator.driver.suite import SuiteDriver
     from orchestrator.execution.tune_adapters import (
         TuneCallback,
         TuneEvents,
@@ -570,7 +571,7 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     monkeypatch.setattr("orchestrator.driver.context.RETRIES", 1)
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     driver, stop = Driver("search", event_log, asha, searcher, lambda: 2, RetryBudget()), Stop()
-    events = TuneEvents(driver, stop)
+    events = TuneEvents(SuiteDriver.alone(driver), stop)
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         tuner = tune.Tuner(

@@ -22,6 +22,7 @@ from cluster.local import this_machine
 from orchestrator.driver.context import Stop, TrialContext
 from orchestrator.driver.trial_queue import Points
 from orchestrator.execution import sharing, tuner
+from orchestrator.reporting import suite_view
 from orchestrator.reporting.view import LineView
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.config import AshaConfig, Resources
@@ -100,9 +101,9 @@ def test_sharing_a_process_changes_no_result_also_after_it_was_killed(tmp_path: 
     )  # fmt: skip
     lines = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuner, "view_of", lambda progress: LineView(progress, io.StringIO()))
+        patch.setattr(suite_view, "view_of", lambda progress: LineView(progress, io.StringIO()))
         single = run(tmp_path / "one", base, 1)
-        patch.setattr(tuner, "view_of", lambda progress: Killer(progress, lines))
+        patch.setattr(suite_view, "view_of", lambda progress: Killer(progress, lines))
         shared = run(tmp_path / "four", base, 4)
     assert Killer.killed == (1, 1), "one process for all, and one actor"
     assert_loopback_only(Killer.open_ports)

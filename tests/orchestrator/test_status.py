@@ -35,6 +35,7 @@ def test_finalists_are_no_trials_of_the_search(workspace: Workspace, sweeps: Swe
     sweeps.trial("search_00001", [0.6, 0.8])
     sweeps.trial("search_00002", [0.5], Outcome.STOPPED)
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     sweeps.trial("finalists-ab12_00001", [0.7, 0.9], kind="finalist")
     sweeps.trial("finalists-ab12_00002", [0.6], None, kind="finalist")
     with workspace.lock("first"):
@@ -158,6 +159,7 @@ def test_an_interrupted_sweep_says_what_is_left_and_what_to_type(
     sweeps.trial("search_00001", [0.6])
     sweeps.trial("search_00002", [0.5], Outcome.INTERRUPTED)
     sweeps.runs.end_sweep(Outcome.INTERRUPTED)
+    sweeps.runs.settle()
     lines = shown(workspace)
     assert lines["trials"] == "2 of 3: 1 completed, 1 interrupted; 1 not begun"  # of 3 points
     assert lines["state"] == "interrupted; next: `tinyattn sweep resume first`"
@@ -169,6 +171,7 @@ def test_a_finalize_that_is_gone_goes_on_with_its_overrides(
     sweeps.start()
     sweeps.trial("search_00001", [0.6])
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     sweeps.trial("finalists-ab12_00001", [0.6], None, kind="finalist")
     with workspace.lock("first", "finalize first finalize.seeds=2"):
         pass

@@ -66,6 +66,7 @@ def test_after_the_run_only_what_comes_after_it_may_change(
         name="s", task="agreement", plm="p", protocol="heldout", config=config, tags={}
     )
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     workspace = Workspace(tmp_path / "runs")
     assert sweep_as_it_ran(workspace, "s", {"finalize.heads": 8}).finalize.heads == 8
     with pytest.raises(ConfigError) as caught:

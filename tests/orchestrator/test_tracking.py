@@ -43,6 +43,7 @@ def test_a_sweep_is_a_parent_run_and_its_trials_are_children(sweeps: Sweeps) -> 
     parent = sweeps.start("first", task="rte")
     child = sweeps.trial("t1", [0.5, 0.7, 0.6])
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     client = _client(sweeps.tracker)
     experiment = client.get_experiment_by_name("rte on roberta-large")
     run = client.get_run(child)
@@ -123,6 +124,7 @@ def test_nothing_is_left_running_after_an_interrupt(sweeps: Sweeps) -> None:
     done = sweeps.trial("t1", [0.5])
     live = [sweeps.trial(f"t{i}", [0.4], None) for i in (2, 3)]
     sweeps.runs.close_all(Outcome.INTERRUPTED)
+    sweeps.runs.settle()
     client = _client(sweeps.tracker)
     assert [client.get_run(r).info.status for r in (*live, parent)] == ["KILLED"] * 3
     assert client.get_run(done).info.status == "FINISHED"
@@ -133,6 +135,7 @@ def test_a_resumed_sweep_goes_on_in_the_same_runs_without_repeated_steps(sweeps:
     parent = sweeps.start("first")
     run_id = sweeps.trial("t1", [0.5, 0.6, 0.7], None)
     sweeps.runs.close_all(Outcome.INTERRUPTED)
+    sweeps.runs.settle()
     again = TrackingWriter(sweeps.tracker.uri)
     runs = again.reopen_sweep("first")
     assert runs.run_id == parent
@@ -160,6 +163,7 @@ def test_several_sweeps_are_open_at_once_and_keep_their_runs_apart(sweeps: Sweep
     for runs, index in ((first, 2), (second, 3), (first, 3)):
         runs.log_evaluation("t1", Sweeps.result(index, [0.5, 0.6, 0.7], None, (1, 1)))
     first.close_all(Outcome.INTERRUPTED)
+    first.settle()
     second.heartbeat()
     client = _client(sweeps.tracker)
     for runs, status, steps in ((first, "KILLED", [1, 2, 3]), (second, "RUNNING", [1, 3])):
@@ -307,6 +311,7 @@ def test_an_adapter_waits_for_the_store_though_its_folder_is_gone(
     shutil.rmtree(folder)
     in_the_way.unlink()
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     assert _client(tracker).get_run(run_id).info.status == "FINISHED"
     copy = tracker.download(run_id, "adapter", tmp_path / "copy")
     assert read_card(copy).lineage["trial"] == "t1"

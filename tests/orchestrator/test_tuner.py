@@ -22,9 +22,12 @@ from tiny_plm import fingerprints_of, save_tiny_plm
 
 from cluster.local import this_machine
 from orchestrator.driver import signals
+from orchestrator.driver.closing import InterruptedSweepError, closed_in_any_case
 from orchestrator.driver.context import RetryBudget, Stop
 from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import MlflowListener, ViewListener
+from orchestrator.driver.signals import signals_noted
+from orchestrator.driver.suite import SuiteDriver
 from orchestrator.driver.trial_queue import Points
 from orchestrator.execution import tuner
 from orchestrator.execution.nodes import concurrency
@@ -34,7 +37,7 @@ from orchestrator.execution.tune_adapters import (
     TuneScheduler,
     TuneSearcher,
 )
-from orchestrator.execution.tuner import InterruptedSweepError, closed_in_any_case
+from orchestrator.reporting import suite_view
 from orchestrator.reporting.view import LineView, LiveView, Progress
 from orchestrator.search.asha import Asha
 from orchestrator.spec.batch import TrialBatch
@@ -135,7 +138,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     )  # fmt: skip
     checkpoints = SharedFolder(folder / "sweeps" / "s")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuner, "view_of", lambda progress: Killer(progress, out))
+        patch.setattr(suite_view, "view_of", lambda progress: Killer(progress, out))
         patch.setattr(tuner, "TuneScheduler", Pids)
         patch.setattr("orchestrator.driver.context.RETRIES", 1)  # a worker takes some time to start
         with this_machine(num_cpus=2), closed_in_any_case(opening, "sweep resume s") as runs:
@@ -365,7 +368,7 @@ def test_tune_can_write_its_callbacks_and_finds_no_secret_in_them(
     listeners = MlflowListener(runs, batch, SharedFolder(tmp_path)), ViewListener(view)
     event_log, source = EventLog(tmp_path / "search.jsonl"), Points([])
     driver = Driver("search", event_log, Asha(1, 2, 1), source, lambda: 1, RetryBudget(), listeners)
-    events = TuneEvents(driver, Stop())
+    events = TuneEvents(SuiteDriver.alone(driver), Stop())
 
     def look(is_running: bool) -> None:
         runs.heartbeat()
@@ -420,7 +423,7 @@ def test_a_signal_while_runs_cannot_be_opened_is_an_interruption() -> None:
 
 def test_the_first_signal_is_noted_and_the_second_ends() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with tuner.signals_noted() as stop:
+    with signals_noted() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.asked
         with pytest.raises(KeyboardInterrupt):
@@ -434,7 +437,7 @@ def test_a_closed_terminal_is_noted_however_often_it_is_told(
     monkeypatch.setattr(signals.os, "dup2", lambda *_: None)  # the terminal may be pytest's
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` may have started the tests
     try:
-        with tuner.signals_noted() as stop:
+        with signals_noted() as stop:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGHUP)
             assert stop.asked
@@ -466,7 +469,7 @@ def test_a_closed_terminal_ends_a_command_once(monkeypatch: pytest.MonkeyPatch) 
 def test_nohup_stays_in_force() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with tuner.signals_noted() as stop:
+        with signals_noted() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not stop.asked
     finally:
@@ -481,7 +484,7 @@ def test_what_tune_raises_because_of_a_second_signal_is_an_interruption(tmp_path
         os.kill(os.getpid(), signal.SIGINT)
         (tmp_path / "not there").unlink()  # a FileNotFoundError in the interrupt's place
 
-    with tuner.signals_noted() as stop, pytest.raises(KeyboardInterrupt):
+    with signals_noted() as stop, pytest.raises(KeyboardInterrupt):
         tuner.run_tune(fit, tmp_path, stop)
     with pytest.raises(StorageError):
         tuner.run_tune((tmp_path / "not there").unlink, tmp_path, Stop())

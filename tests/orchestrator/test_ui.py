@@ -54,8 +54,10 @@ def test_a_server_that_ends_by_itself_is_an_error_with_its_code(
 ) -> None:
     sweeps.start("good")
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     gone = sweeps.start("gone")
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.runs.settle()
     views = "delete from experiment_tags where key like 'mlflow.sharedViewState.%'"
     with sqlite3.connect(tmp_path / "runs" / "mlflow.db") as database:
         database.execute(views)  # as in a store of before there were any

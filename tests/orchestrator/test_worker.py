@@ -26,7 +26,7 @@ def base(plm: Path) -> TrainConfig:
 
 def worker(plm: Path, folder: Path, **seen: str) -> Worker:
     context = TrialContext(base(plm), SharedFolder(folder / "sweeps" / "s"), fingerprints=seen)
-    return Worker(context, cores=1)
+    return Worker({"": context}, cores=1)
 
 
 def test_halving_leaves_half_the_rows_of_a_pass(plm: Path, tmp_path: Path) -> None:

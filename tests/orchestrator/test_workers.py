@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tiny_plm import save_tiny_plm
 
 from cluster.local import this_machine
-from orchestrator.driver.context import TrialContext
+from orchestrator.driver.context import Contexts, TrialContext
 from orchestrator.execution.distributed_worker import DistributedWorker
 from orchestrator.execution.nodes import Nodes, placement_of, watched_ray
 from orchestrator.execution.ray_compat import call
@@ -96,34 +96,41 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+ALONE, SHARED = Resources(cpus=1), Resources(cpus=1, packed=2)
+RANKS = Resources(cpus=1, ranks=2)
+
+
 @pytest.fixture(scope="module")
-def context(kind: str, plm: Path, tmp_path_factory: pytest.TempPathFactory) -> TrialContext:
+def contexts(kind: str, plm: Path, tmp_path_factory: pytest.TempPathFactory) -> Contexts:
     """With a store for each kind of worker: all use the same names of trials."""
     base = TrainConfig(
         task="agreement", plm=str(plm), epochs=2, max_train_rows=64, max_length=32, batch_size=16
     )
-    return TrialContext(base, SharedFolder(tmp_path_factory.mktemp(kind) / "sweeps" / "s"))
+    checkpoints = SharedFolder(tmp_path_factory.mktemp(kind) / "sweeps" / "s")
+    resources = {"alone": ALONE, "shared": SHARED}.get(kind, RANKS)
+    return {"": TrialContext(base, checkpoints, resources=resources)}
 
 
 @pytest.fixture(scope="module")
-def worker(
-    kind: str, context: TrialContext, request: pytest.FixtureRequest
-) -> Iterator[TrialWorker]:
+def context(contexts: Contexts) -> TrialContext:
+    return contexts[""]
+
+
+@pytest.fixture(scope="module")
+def worker(kind: str, contexts: Contexts, request: pytest.FixtureRequest) -> Iterator[TrialWorker]:
     """A worker of each kind, which all tests use one after the other, as trials do."""
     if kind == "alone":
-        yield Worker(context, cores=1)
+        yield Worker(contexts, cores=1)
         return
     request.getfixturevalue("local_ray")
     if kind == "shared":
-        two = Resources(cpus=1, packed=2)
-        with watched_ray() as connections, shared_workers_of(context, two, connections):
-            yield Hosted(Host.remote(SharedSlot))
+        with watched_ray() as connections, shared_workers_of(contexts, connections):
+            yield Hosted(Host.remote(lambda: SharedSlot(SHARED)))
         return
-    resources = Resources(cpus=1, ranks=2)
-    group = placement_of(resources, Nodes(resources)).to_placement_group()
+    group = placement_of(RANKS, Nodes(RANKS)).to_placement_group()
     inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
     host = Host.options(scheduling_strategy=inside)
-    yield Hosted(host.remote(lambda: DistributedWorker(context, resources)))
+    yield Hosted(host.remote(lambda: DistributedWorker(contexts, RANKS)))
     ray.util.remove_placement_group(group)
 
 

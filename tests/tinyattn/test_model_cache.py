@@ -9,7 +9,7 @@ from tiny_plm import save_tiny_plm
 
 from tinyattn.config import TrainConfig
 from tinyattn.plms.loading import share_weights
-from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.model_cache import KEPT_BATCHES, ModelCache
 
 
 @pytest.fixture
@@ -58,15 +58,19 @@ def test_weights_go_into_a_shared_file_once(config: TrainConfig, tmp_path: Path)
     assert file.stem.removeprefix("weights-").startswith(digest)
 
 
-def test_batches_are_made_once_and_the_last_eight_kept(config: TrainConfig) -> None:
+def test_batches_are_made_once_and_the_last_used_are_kept(config: TrainConfig) -> None:
     model_cache = ModelCache(device="cpu")
     plm, data = model_cache.plm_of(config), model_cache.data(config)
     first = model_cache.batches_of(data.train, plm)
     assert model_cache.batches_of(data.train, plm) is first
     assert ModelCache(device="cpu").batches_of(data.train, plm) is not first
-    for rows in range(1, 9):
+    splits = [data.select, *([data.heldout] if data.heldout else [])]
+    for rows in range(1, KEPT_BATCHES + 1 - len(splits)):
+        assert model_cache.batches_of(data.train, plm) is first, "those of eight tasks are kept"
         other = model_cache.data(config.with_overrides({"max_train_rows": rows}))
-        model_cache.batches_of(other.train, plm)
+        splits.append(other.train)
+    for split in splits:
+        model_cache.batches_of(split, plm)
     assert model_cache.batches_of(data.train, plm) is not first
 
 

@@ -1,7 +1,8 @@
 """ModelCache: PLMs, tokenizers and tokenised data, kept in memory from trial to trial.
 
 A worker process has one ModelCache, whose content no trial changes; a trial's own state is in its
-Trainer.
+Trainer. PLMs that no trial uses now, as those of other sweeps of a suite, stay as long as there is
+room.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import contextlib
 import ctypes
 import gc
 import itertools
+import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import torch
 
 from tinyattn.adapters.model import AdaptedModel
@@ -34,8 +38,10 @@ Value = TypeVar("Value")
 CPU_TOKENS = 1024
 """Most tokens of a shared pass on a CPU. Larger ones exceed the processor's caches and are slower
 than separate passes (0.93 of the speed with RTE and batches of 16)."""
-_KEPT_PLMS, _KEPT_DATA = 1, 4  # a PLM can be gigabytes; tokenised data are memory-mapped
-_KEPT_BATCHES = 8
+IDLE_SHARE = 0.25
+"""Largest part of a device's memory that the weights of PLMs which no trial uses may take."""
+_KEPT_DATA = 16  # tokenised data are memory-mapped
+KEPT_BATCHES = 4 * _KEPT_DATA
 """Splits whose Batches are kept; a trial uses three or four."""
 
 
@@ -84,10 +90,35 @@ class ModelCache:
             plm.model.to(device=self.device)  # type: ignore[call-arg]
             return plm
 
+        key = (name, precision, sharded)
         with self._loading:
-            used = {id(model.plm) for model in self.attached}
-            most = _KEPT_PLMS + sum(id(plm.model) in used for plm in self._plms.values())
-            return _remember(self._plms, (name, precision, sharded), load, most)
+            if key not in self._plms:  # before loading, so that memory never holds too many
+                self._drop_idle(key, int(IDLE_SHARE * memory_of(self.device)))
+            return _remember(self._plms, key, load)
+
+    def idle_plms(self, config: TrainConfig) -> int:
+        """Return how many PLMs are in memory that neither this trial nor another one uses."""
+        return len(self._idle((config.plm, config.precision, self.shards(config))))
+
+    def drop_idle_plms(self, config: TrainConfig) -> int:
+        """Give up the PLMs that neither this trial nor another one uses; return how many."""
+        with self._loading:
+            return self._drop_idle((config.plm, config.precision, self.shards(config)), 0)
+
+    def _idle(self, wanted: Hashable) -> list[Hashable]:
+        """Return the keys of PLMs that no trial uses, without `wanted`; longest unused first."""
+        used = {id(model.plm) for model in self.attached}
+        return [k for k, plm in self._plms.items() if k != wanted and id(plm.model) not in used]
+
+    def _drop_idle(self, wanted: Hashable, room: int) -> int:
+        """Give up idle PLMs until the weights of those left take at most `room` bytes."""
+        idle = self._idle(wanted)
+        sizes = [_bytes_of(self._plms[key]) for key in idle]
+        dropped = 0
+        while sizes[dropped:] and sum(sizes[dropped:]) > room:
+            del self._plms[idle[dropped]]
+            dropped += 1
+        return dropped
 
     def plm_of(self, config: TrainConfig) -> Plm:
         """Return the PLM of a trial."""
@@ -125,7 +156,7 @@ class ModelCache:
             return batches_of(split, plm.tokenizer)
 
         with self._batching:
-            return _remember(self._batches, (split, plm.tokenizer), make, _KEPT_BATCHES)
+            return _remember(self._batches, (split, plm.tokenizer), make, KEPT_BATCHES)
 
     def _load_plm(self, name: str, precision: str) -> Plm:
         return load_plm(name, precision)
@@ -177,7 +208,10 @@ class ModelCache:
 
 
 def _remember(
-    kept: OrderedDict[Hashable, Value], key: Hashable, load: Callable[[], Value], most: int
+    kept: OrderedDict[Hashable, Value],
+    key: Hashable,
+    load: Callable[[], Value],
+    most: int = sys.maxsize,
 ) -> Value:
     if key not in kept:
         while len(kept) >= most:  # before loading, so that memory never holds one too many
@@ -185,6 +219,18 @@ def _remember(
         kept[key] = load()
     kept.move_to_end(key)
     return kept[key]
+
+
+def memory_of(device: torch.device) -> float:
+    """Return the bytes of a device's memory: of a GPU all, of main memory a core's part."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return psutil.virtual_memory().total / (os.cpu_count() or 1)
+
+
+def _bytes_of(plm: Plm) -> int:
+    """Return the bytes of a PLM's weights."""
+    return sum(weight.nbytes for weight in plm.model.parameters())
 
 
 def give_back_memory() -> None:

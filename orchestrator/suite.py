@@ -1,0 +1,328 @@
+"""How a suite runs: several sweeps on the same machines, each with a search of its own, as one.
+
+prepare   load PLM and data of each sweep once; all mistakes end here, in one message
+run       one run of Ray Tune for all; a free slot goes to the sweep that would end last
+          (driver/suite.py)
+close     a sweep's runs are closed when it ends, whatever becomes of the others
+resume    all that had not ended, and the sweeps that failed again
+
+A sweep of a suite is a whole sweep, in a folder of its own, with its own event log, study, MLflow
+experiment and parent run; it may be resumed, finalized or promoted by itself later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+
+from orchestrator.driver.closing import InterruptedSweepError, all_closed_in_any_case
+from orchestrator.execution.nodes import concurrency
+from orchestrator.execution.tuner import BatchRun, Together, run_batches
+from orchestrator.planning.preflight import check_warmup, inspect, warmup_note
+from orchestrator.reporting.mlflow_page import publish
+from orchestrator.spec.config import Sweep
+from orchestrator.spec.facts import Facts
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.suite import Member, Suite
+from orchestrator.spec.trial import Trial
+from orchestrator.state.definition import Definition, Origin
+from orchestrator.state.suite_definition import SuiteDefinition
+from orchestrator.state.workspace import Workspace
+from orchestrator.sweep import opener_of, refuse_empty, refuse_taken, resumable, search_of
+from orchestrator.tracking.sweep_runs import SweepRuns
+from tinyattn.data.labels import check_labels
+from tinyattn.errors import TinyAttnError, UsageError, did_you_mean
+from tinyattn.training.model_cache import ModelCache
+
+Found = TypeVar("Found")
+
+
+@dataclass
+class SuiteResult:
+    """What became of a suite's sweeps; those that are named in neither are done."""
+
+    failed: dict[str, TinyAttnError] = field(default_factory=dict)
+    """What sweeps failed by, by their names within the suite."""
+    stopped: list[str] = field(default_factory=list)
+    """Names within the suite of the sweeps that a user stopped by themselves."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The suite's outcome."""
+        if self.failed:
+            return Outcome.FAILED
+        return Outcome.INTERRUPTED if self.stopped else Outcome.COMPLETED
+
+
+def prepare_suite(suite: Suite, workspace: Workspace) -> dict[str, Facts]:
+    """Check a suite before it starts, open the MLflow store, and return the facts of its sweeps.
+
+    Returns:
+        Facts by the sweeps' names within the suite.
+
+    Raises:
+        UsageError: what does not fit, of all sweeps together, a line each.
+        StorageError: too little space, or the store cannot be opened or made.
+    """
+    workspace.require_writable_runs()
+    workspace.require_space()
+    for name in (suite.name, *(sweep.name for sweep in suite.sweeps)):
+        refuse_taken(name, workspace)
+    model_cache = ModelCache(workspace.data_dir, device="cpu")  # GPUs are for trials
+
+    def checked(member: Member) -> Facts:
+        found = inspect(member.sweep, model_cache)
+        check_labels(found.task, found.label_rows)
+        check_warmup(member.sweep, found.fewest_rows)
+        return found
+
+    facts = _of_all({member.name: partial(checked, member) for member in suite.members})
+    workspace.tracker(create=True)
+    return facts
+
+
+def run_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) -> SuiteResult:
+    """Run a new suite to its end, after `prepare_suite`; Ray must be running.
+
+    Args:
+        suite: the suite.
+        facts: from `prepare_suite`.
+        workspace: where its sweeps are kept.
+
+    Raises:
+        InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
+        UsageError: a trial of one of the sweeps needs more resources than there are.
+        TinyAttnError: what concerns all sweeps failed.
+    """
+    sweeps = {member.name: member.sweep for member in suite.members}
+    _refuse_too_large(sweeps)
+    definition = SuiteDefinition.of(suite)
+    with _locked(suite.name, sweeps.values(), workspace) as release:
+        if SuiteDefinition.is_in(workspace.path_of(suite.name)):  # another process was quicker
+            refuse_taken(suite.name, workspace)
+        for member in suite.members:
+            origin = Origin(file=member.file, overrides=dict(member.overrides))
+            own = Definition.of(member.sweep, facts[member.name], origin)
+            own.write(workspace.path_of(member.sweep.name))
+        definition.write(workspace.path_of(suite.name))
+        return _Running(definition, sweeps, facts, workspace, release).run()
+
+
+@dataclass(frozen=True)
+class ResumableSuite:
+    """A suite that is to be resumed."""
+
+    definition: SuiteDefinition
+    sweeps: Mapping[str, Definition]
+    """Those that are resumed, by their names within the suite."""
+
+
+def resumable_suite(
+    name: str,
+    workspace: Workspace,
+    changes: Mapping[str, int],
+    *,
+    gpu_hours: float | None = None,
+    as_it_ran: bool = False,
+    without: Collection[str] = (),
+) -> ResumableSuite:
+    """Return a suite that is to be resumed, perhaps with more trials or GPU-hours.
+
+    Args:
+        name: the suite's name.
+        workspace: where its sweeps are kept.
+        changes: overrides of all its sweeps, such as `{"search.trials": 40}`.
+        gpu_hours: GPU-hours in all; None: as before.
+        as_it_ran: resume it also if files of its sweeps have changed since.
+        without: names within the suite of sweeps to leave as they are.
+
+    Raises:
+        UsageError: a change does not fit, or files have changed, of all sweeps together.
+    """
+    definition = SuiteDefinition.read(workspace.path_of(name))
+    for word in without:
+        if word not in definition.sweeps:
+            raise UsageError(
+                f"--without: '{word}' is no sweep of suite '{name}'"
+                f"{did_you_mean(word, definition.sweeps)}; allowed are "
+                f"{', '.join(definition.sweeps)}"
+            )
+    if gpu_hours is not None:
+        if definition.gpu_hours is not None and gpu_hours < definition.gpu_hours:
+            raise UsageError(
+                f"suite '{name}' has {definition.gpu_hours:g} GPU-hours; extend it to more"
+            )
+        definition = definition.with_gpu_hours(gpu_hours)
+    goes_on = {m: sweep for m, sweep in definition.sweeps.items() if m not in without}
+    if not goes_on:
+        raise UsageError(f"--without leaves no sweep of suite '{name}'")
+    found = {
+        member: partial(resumable, sweep, workspace, changes, as_it_ran=as_it_ran)
+        for member, sweep in goes_on.items()
+    }
+    return ResumableSuite(definition, _of_all(found))
+
+
+def resume_suite(
+    suite: ResumableSuite, workspace: Workspace, say: Callable[[str], None] = lambda line: None
+) -> SuiteResult:
+    """Resume a suite, whatever ended it; Ray must be running.
+
+    Args:
+        suite: from `resumable_suite`.
+        workspace: where its sweeps are kept.
+        say: takes remarks for the user.
+
+    Raises:
+        UsageError: another process works on one of the sweeps, or data or a PLM have changed.
+        As `run_suite`.
+    """
+    sweeps = {member: definition.sweep() for member, definition in suite.sweeps.items()}
+    _refuse_too_large(sweeps)
+    with _locked(suite.definition.name, sweeps.values(), workspace) as release:
+        model_cache = ModelCache(workspace.data_dir, device="cpu")
+
+        def checked(member: str) -> Facts:
+            found = inspect(sweeps[member], model_cache)
+            suite.sweeps[member].refuse_other(found)
+            return found
+
+        facts = _of_all({member: partial(checked, member) for member in sweeps})
+        for member, sweep in sweeps.items():
+            for note in warmup_note(sweep, facts[member]):
+                say(note)
+            suite.sweeps[member].write(workspace.path_of(sweep.name))
+        suite.definition.write(workspace.path_of(suite.definition.name))
+        return _Running(suite.definition, sweeps, facts, workspace, release).run()
+
+
+class _Running:
+    """A suite while it runs."""
+
+    def __init__(
+        self,
+        definition: SuiteDefinition,
+        sweeps: Mapping[str, Sweep],
+        facts: Mapping[str, Facts],
+        workspace: Workspace,
+        release: Callable[[str], None],
+    ) -> None:
+        """Begin with the suite's sweeps, by their names within it.
+
+        Args:
+            definition: of the suite.
+            sweeps: those that run.
+            facts: of these sweeps.
+            workspace: where they are kept.
+            release: releases the lock of a sweep that has ended, by its name.
+        """
+        self._definition, self._sweeps, self._facts = definition, sweeps, facts
+        self._workspace, self._release = workspace, release
+        self._labels = {sweep.name: member for member, sweep in sweeps.items()}
+        self._result = SuiteResult()
+
+    def run(self) -> SuiteResult:
+        """Run all sweeps to their ends."""
+        name = self._definition.name
+        tracker = self._workspace.tracker(create=True)
+        run = tracker.open_suite(name)
+        openers = [
+            opener_of(sweep, self._facts[member], self._workspace, tracker, run)
+            for member, sweep in self._sweeps.items()
+        ]
+        outcome = Outcome.FAILED
+        try:
+            closed = all_closed_in_any_case(openers, f"sweep resume {name}", [None] * len(openers))
+            with closed as opened:
+                self._search(opened)
+                for runs in opened:
+                    publish(tracker, runs)
+            outcome = self._result.outcome
+        except InterruptedSweepError:
+            outcome = Outcome.INTERRUPTED
+            raise
+        finally:
+            run.end(outcome)
+            tracker.settle_a_while()
+        return self._result
+
+    def _search(self, opened: Sequence[SweepRuns]) -> None:
+        """Run the searches of all sweeps together."""
+        batches = [
+            self._batch(member, sweep, runs)
+            for (member, sweep), runs in zip(self._sweeps.items(), opened, strict=True)
+        ]
+        folder = self._workspace.path_of(self._definition.name)
+        together = Together(self._definition.name, folder, self._labels, self._definition.gpu_hours)
+        found = run_batches(batches, data_dir=self._workspace.data_dir, together=together)
+        for sweep, ended in found.items():
+            if isinstance(ended, TinyAttnError):
+                self._result.failed.setdefault(self._labels[sweep], ended)
+
+    def _batch(self, member: str, sweep: Sweep, runs: SweepRuns) -> BatchRun:
+        def end(outcome: Outcome, ended: list[Trial]) -> None:
+            """Close the sweep's runs, while others go on."""
+            if outcome is Outcome.COMPLETED:
+                try:
+                    refuse_empty(ended)
+                except TinyAttnError as error:
+                    self._result.failed[member] = error
+                    outcome = Outcome.FAILED
+            if outcome is Outcome.INTERRUPTED:
+                self._result.stopped.append(member)
+            runs.close_all(outcome)
+            self._release(sweep.name)
+
+        search = search_of(sweep, self._workspace, runs, self._facts[member])
+        return replace(search, weight=self._definition.weights.get(member, 1.0), on_end=end)
+
+
+def _of_all(made: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:
+    """Return what each function returns; raise what they raise as one error, a line for each sweep.
+
+    Args:
+        made: functions by the names of their sweeps within the suite.
+
+    Raises:
+        UsageError: with the names of the sweeps to leave out, if not all are at fault.
+    """
+    found: dict[str, Found] = {}
+    faults: dict[str, str] = {}
+    for member, make in made.items():
+        try:
+            found[member] = make()
+        except UsageError as error:
+            faults[member] = str(error)
+    if not faults:
+        return found
+    lines = [f"{member}: {fault}" for member, fault in faults.items()]
+    if found:
+        flags = " ".join(f"--without {member}" for member in faults)
+        lines.append(f"mend that, or let the others run without by {flags}")
+    raise UsageError("\n".join(lines))
+
+
+def _refuse_too_large(sweeps: Mapping[str, Sweep]) -> None:
+    """Raise UsageError if a trial of one of the sweeps needs more than the machines have."""
+    _of_all({member: partial(concurrency, sweep.resources) for member, sweep in sweeps.items()})
+
+
+@contextmanager
+def _locked(
+    suite: str, sweeps: Collection[Sweep], workspace: Workspace
+) -> Iterator[Callable[[str], None]]:
+    """Hold the locks of a suite and of its sweeps within the block.
+
+    Yields:
+        A function that releases the lock of one sweep, by its name.
+    """
+    go_on = f"sweep resume {suite}"
+    with ExitStack() as whole:
+        whole.enter_context(workspace.lock(suite, go_on))
+        locks = {sweep.name: whole.enter_context(ExitStack()) for sweep in sweeps}
+        for sweep, lock in locks.items():
+            lock.enter_context(workspace.lock(sweep, go_on))
+        yield lambda sweep: locks[sweep].close()
