@@ -259,7 +259,7 @@ class _Running:
         together = Together(self._definition.name, folder, self._labels, self._definition.gpu_hours)
         found = run_batches(batches, data_dir=self._workspace.data_dir, together=together)
         for sweep, ended in found.items():
-            if isinstance(ended, TinyAttnError):
+            if isinstance(ended, TinyAttnError) and not isinstance(ended, InterruptedSweepError):
                 self._result.failed.setdefault(self._labels[sweep], ended)
 
     def _batch(self, member: str, sweep: Sweep, runs: SweepRuns) -> BatchRun:

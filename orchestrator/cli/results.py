@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -16,6 +18,7 @@ from orchestrator.cli.common import (
     imported,
     next_command,
     place_options,
+    placed,
     ray_of,
     show_leaderboard,
     show_pages,
@@ -23,7 +26,12 @@ from orchestrator.cli.common import (
 )
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
-from tinyattn.errors import UsageError
+from tinyattn.errors import TinyAttnError, UsageError
+
+if TYPE_CHECKING:  # these take seconds to import
+    from orchestrator.selection.verdict import Verdict
+    from orchestrator.spec.values import Json
+    from orchestrator.state.workspace import Workspace
 
 
 @click.command()
@@ -69,23 +77,80 @@ def leaderboard(
 def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
     """Re-run a sweep's best on fresh seeds, grow heads, collapse them, and choose the winner.
 
+    Of a suite, finalists of all sweeps share the machines, and then their experts.
+
     Overrides change the sweep's finalize section: finalize.finalists=2 finalize.heads=8
     """
+    workspace, chosen = workspace_of(places), parse_overrides(overrides)
+    typed = [word for module in imported() for word in ("--import", module)] + [*overrides]
+    if (sweeps := suite_here(workspace, name)) is not None:
+        _finalize_suite(name, sweeps, workspace, chosen, typed, places)
+        return
+
     with imports_uncollected():
         from orchestrator.selection.finalizer import finalize as run_finalizer
-        from orchestrator.selection.verdict import render
         from orchestrator.sweep import sweep_as_it_ran
 
-    workspace = workspace_of(places)
-    sweep = sweep_as_it_ran(workspace, name, parse_overrides(overrides), imported())
+    sweep = sweep_as_it_ran(workspace, name, chosen, imported())
     with ray_of(places.on):
-        named = [word for module in imported() for word in ("--import", module)]
-        verdict = run_finalizer(sweep, workspace, echo, [*named, *overrides])
+        verdict = run_finalizer(sweep, workspace, echo, typed)
+    _print_verdict(verdict)
+    show_pages(workspace, [name])
+    echo(f"next: {next_command(f'tinyattn promote {name}')}")
+
+
+def suite_here(workspace: Workspace, name: str) -> dict[str, str] | None:
+    """Return the sweeps of a suite by their names within it; None: `name` is no suite's."""
+    from orchestrator.state.suite_definition import sweeps_of_suite
+
+    return sweeps_of_suite(workspace, name)
+
+
+def _finalize_suite(
+    name: str,
+    sweeps: dict[str, str],
+    workspace: Workspace,
+    chosen: dict[str, Json],
+    typed: list[str],
+    places: Places,
+) -> None:
+    with imports_uncollected():
+        from orchestrator.selection.finalizer import finalize_suite
+        from orchestrator.sweep import sweep_as_it_ran
+
+    ran = {
+        member: sweep_as_it_ran(workspace, sweep, chosen, imported())
+        for member, sweep in sweeps.items()
+    }
+    with ray_of(places.on):
+        found = finalize_suite(name, ran, workspace, echo, typed)
+    failed = 0
+    for member, verdict in found.items():
+        if isinstance(verdict, TinyAttnError):
+            failed += 1
+            click.echo(placed(f"error: {member}: {verdict}"), err=True)
+            continue
+        click.echo(f"\n{member}")
+        _print_verdict(verdict)
+    done = [sweeps[member] for member, one in found.items() if not isinstance(one, TinyAttnError)]
+    show_pages(workspace, done)
+    if failed:
+        again = next_command(shlex.join(["tinyattn", "finalize", name, *typed]))
+        click.echo(
+            f"error: {failed} of {len(found)} sweeps of {name} were not finalized, the others "
+            f"are; once the cause is mended: {again}",
+            err=True,
+        )
+        sys.exit(1)
+    echo(f"next: {next_command(f'tinyattn promote {name}')}")
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    from orchestrator.selection.verdict import render
+
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(verdict):
         console.print(part)
-    show_pages(workspace, [name])
-    echo(f"next: {next_command(f'tinyattn promote {name}')}")
 
 
 @click.command()

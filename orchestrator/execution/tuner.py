@@ -18,6 +18,7 @@ from ray import tune
 from ray.exceptions import RayError
 from ray.tune.error import TuneError
 
+from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.driver.context import RetryBudget, Stop, TrialContext
 from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import CheckpointListener, MlflowListener, ViewListener
@@ -134,7 +135,7 @@ def run_batches(
 
     Returns:
         {sweep: its trials that have ended; or what it failed by}. One that fails leaves the others
-        going; one that a user stopped by itself has the trials that had ended.
+        going. One that a user stopped by itself has an InterruptedSweepError.
 
     Raises:
         As `run_batch`, by what concerns all.
@@ -242,7 +243,11 @@ class _Running:
                 if self._stop.error is None:  # else the next driver completes the studies
                     with handled(signal.SIG_IGN):
                         self._finish_studies(driver)
-        return {name: share.error for name, share in driver.shares.items() if share.error}
+        found = {name: share.error for name, share in driver.shares.items() if share.error}
+        for name, share in driver.shares.items():
+            if share.ends_as is Outcome.INTERRUPTED:
+                found[name] = InterruptedSweepError("it was stopped by itself")
+        return found
 
     def _finish_studies(self, driver: SuiteDriver) -> None:
         for name, one in self._batches.items():

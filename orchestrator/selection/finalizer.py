@@ -8,54 +8,26 @@
     verdict     the best collapsed adapter against the one head (keeping.py): it must lead on the
                 selection rows by more than chance and not fall behind on the held-out rows
 
-All training goes through run_batch, as in the sweep itself.
+All training goes through run_batches, as in the sweep itself; of a suite, the finalists of all
+sweeps share the machines, and then their experts.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import shlex
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
-from orchestrator.driver.closing import closed_in_any_case
-from orchestrator.driver.trial_queue import Points, Source
-from orchestrator.execution.nodes import concurrency
-from orchestrator.execution.tuner import run_batch
-from orchestrator.planning.preflight import inspect, run_tags, warmup_note
+from orchestrator.driver.closing import all_closed_in_any_case
+from orchestrator.execution.tuner import BatchRun, Together, run_batches
 from orchestrator.reporting.mlflow_page import publish
-from orchestrator.search.searcher import OptunaSearcher
-from orchestrator.selection.baseline import RATES, alone_settings
-from orchestrator.selection.collapsing import Collapse, Loaded, collapses_of
-from orchestrator.selection.keeping import Contest, Judgement, contests
-from orchestrator.selection.significance import primary_metric
-from orchestrator.selection.verdict import Candidate, Collapsed, Verdict, findings
-from orchestrator.spec.batch import TrialBatch
+from orchestrator.selection.finalizing import Finalizing
+from orchestrator.selection.verdict import Verdict
 from orchestrator.spec.config import Sweep
-from orchestrator.spec.facts import Facts
-from orchestrator.spec.outcome import Outcome
-from orchestrator.spec.result import Result
-from orchestrator.spec.trial import Trial, is_alone
-from orchestrator.spec.values import Json
-from orchestrator.state.checkpoint_store import best_adapter
-from orchestrator.state.event_log import refuse_damaged
-from orchestrator.state.ranking import candidates, no_candidate, passed_over, standing_of
-from orchestrator.state.sweep_trials import searched_trials
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.provenance import refuse_other_data
-from orchestrator.tracking.sweep_runs import SweepRuns
-from tinyattn.batching.batches import groups_of, labels_of
-from tinyattn.config import TrainConfig
-from tinyattn.errors import TinyAttnError, UsageError
-from tinyattn.training.evaluation import final_metrics
-from tinyattn.training.model_cache import ModelCache
-
-FRESH_SEED = 1000
-"""First seed of the finalists, far from the seeds that searches use."""
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.errors import TinyAttnError
 
 
 def finalize(
@@ -80,341 +52,134 @@ def finalize(
         UsageError: the sweep is not there, or none of its one-head trials reached a score.
         TinyAttnError: a trial needs more resources than there are, or all finalists failed.
     """
-    concurrency(sweep.resources)
-    workspace.require_space()
     tracker = workspace.tracker()
     tracker.find_sweep(sweep.name)  # a name that is wrong makes no folder for its lock
     go_on = shlex.join(["finalize", sweep.name, *typed])
-    # Within the lock, what is read is not about to be changed by another process.
     with workspace.lock(sweep.name, go_on):
-        record = tracker.find_sweep(sweep.name)
-        folder = workspace.path_of(sweep.name)
-        refuse_damaged(folder, tracker.names_of_trials(sweep.name))
-        searched = searched_trials(folder, tracker, record)
-        ended = [trial for trial in searched if trial.outcome is not None]
-        best = best_one_head(sweep, ended, record.outcome)
-        if (ahead := passed_over(ended, standing_of)) is not None:
-            say(f"note: {no_candidate(ahead.name, ahead.best_score)}")
-        facts = inspect(sweep, ModelCache(workspace.data_dir, device="cpu"))
-        refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
-        for note in warmup_note(sweep, facts):
-            say(note)
-        # A sweep that nobody holds and that has no outcome was left by a process that died.
-        outcome = record.outcome or Outcome.INTERRUPTED
-        if outcome is not Outcome.COMPLETED:
-            say(
-                f"note: the search has not come to its end ({outcome}); finalists are the best of "
-                "the trials that had"
-            )
-        open_runs = functools.partial(tracker.reopen_sweep, sweep.name, search_goes_on=False)
-        with closed_in_any_case(open_runs, go_on, outcome) as runs:
-            verdict = _Finalizing(sweep, workspace, runs, facts, say).run(best)
-            tracker.keep_verdict(record.run_id, findings(verdict).to_json())
-            tracker.tag(record.run_id, {"winner": verdict.winner.run_id})
-        publish(tracker, runs)
+        (verdict,) = _finalized({"": sweep}, workspace, tracker, go_on, say, None).values()
+    assert isinstance(verdict, Verdict), "what a sweep by itself fails by is raised"
     return verdict
 
 
-def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None) -> list[Trial]:
-    """Return the one-head trials of a search that the finalists repeat, the best first.
+def finalize_suite(
+    name: str,
+    sweeps: Mapping[str, Sweep],
+    workspace: Workspace,
+    say: Callable[[str], None] = lambda line: None,
+    typed: Sequence[str] = (),
+) -> dict[str, Verdict | TinyAttnError]:
+    """Finalize the sweeps of a suite together: their finalists share the machines, then their
+    experts do; Ray must be running.
 
     Args:
-        sweep: the sweep, which says how many.
-        ended: the trials of its search that have ended.
-        outcome: of its search.
+        name: the suite's.
+        sweeps: its sweeps as they ran, by their names within the suite.
+        workspace: where they are kept.
+        say: takes progress messages while no trial runs.
+        typed: as in `finalize`.
+
+    Returns:
+        A verdict for each sweep, or what it failed by, which leaves the others going.
 
     Raises:
-        UsageError: no one-head trial has a score.
+        InterruptedSweepError: Ctrl-C.
+        TinyAttnError: what concerns all sweeps failed.
     """
-    adapter = sweep.train.adapter
-    common = {"adapter.num_heads": adapter.num_heads, "adapter.layers": adapter.layers}
-
-    def is_one_head(trial: Trial) -> bool:
-        settings = {**common, **trial.params}
-        return settings["adapter.num_heads"] == 1 and not is_alone(settings)
-
-    found = [trial for trial in candidates(ended, standing_of) if is_one_head(trial)]
-    if not found:
-        whole = outcome is Outcome.COMPLETED
-        raise UsageError(
-            f"sweep '{sweep.name}' has no one-head trial that ended with a score: there is nothing "
-            "to finalize"
-            + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
-        )
-    return found[: sweep.finalize.finalists]
+    tracker = workspace.tracker()
+    go_on = shlex.join(["finalize", name, *typed])
+    with ExitStack() as locks:
+        for one in (name, *(sweep.name for sweep in sweeps.values())):
+            locks.enter_context(workspace.lock(one, go_on))
+        return _finalized(sweeps, workspace, tracker, go_on, say, name)
 
 
-def batch_name(name: str, content: Json, folder: Path) -> str:
-    """Return a batch's name: a hash of its content that does not change if the folder moves.
+def _finalized(
+    sweeps: Mapping[str, Sweep],
+    workspace: Workspace,
+    tracker: TrackingWriter,
+    go_on: str,
+    say: Callable[[str], None],
+    suite: str | None,
+) -> dict[str, Verdict | TinyAttnError]:
+    """Finalize sweeps, given by their names within a suite, while their locks are held.
 
-    Batches of earlier versions have a hash that includes the folder's path; they keep it.
+    Within the locks, what is read is not about to be changed by another process.
     """
-    written = json.dumps(content, sort_keys=True)
-    unmoved = written.replace(json.dumps(str(folder))[1:-1], ".")
-    old, new = (
-        f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}" for text in (written, unmoved)
-    )
-    return old if (folder / f"{old}.jsonl").exists() else new
+    workspace.require_space()
+    found: dict[str, Verdict | TinyAttnError] = {}
+    ready: dict[str, Finalizing] = {}
+    for label, sweep in sweeps.items():
+        with _kept(label, found):
+            ready[label] = Finalizing.of(sweep, workspace, tracker, _labelled(say, label))
+    if not ready:
+        return found
+    openers = [
+        functools.partial(tracker.reopen_sweep, one.sweep.name, search_goes_on=False)
+        for one in ready.values()
+    ]
+    outcomes = [one.outcome for one in ready.values()]
+    with all_closed_in_any_case(openers, go_on, outcomes) as opened:
+        for one, runs in zip(ready.values(), opened, strict=True):
+            one.runs = runs
+        for step in (Finalizing.finalists, Finalizing.experts):
+            _run_together(step, ready, found, workspace, suite)
+        for label, one in ready.items():
+            if label not in found:
+                with _kept(label, found):
+                    found[label] = one.verdict(tracker)
+    for runs in opened:
+        publish(tracker, runs)
+    return {label: found[label] for label in sweeps}
 
 
-class _Finalizing:
-    """One run of the finalizer, with what its steps share."""
+def _run_together(
+    step: Callable[[Finalizing], BatchRun],
+    ready: Mapping[str, Finalizing],
+    found: dict[str, Verdict | TinyAttnError],
+    workspace: Workspace,
+    suite: str | None,
+) -> None:
+    """Run one batch of each sweep that has not failed, and let it take in the trials.
 
-    def __init__(
-        self,
-        sweep: Sweep,
-        workspace: Workspace,
-        runs: SweepRuns,
-        facts: Facts,
-        say: Callable[[str], None],
-    ) -> None:
-        self.sweep, self.workspace, self.runs, self.facts = sweep, workspace, runs, facts
-        self.say = say
-        self.checkpoints = workspace.checkpoints(sweep.name)
-
-    @functools.cached_property
-    def model_cache(self) -> ModelCache:
-        """The cache of PLM and data in this process, made when no trial needs the device."""
-        return ModelCache(self.workspace.data_dir)
-
-    def run(self, best: Sequence[Trial]) -> Verdict:
-        """Run finalists and experts, collapse the experts, and judge."""
-        alone, finalists, one_head, config = self._finalists(best)
-        experts = self._experts(one_head, config)
-        collapsed, judgement = self._judge(one_head, experts, config)
-        return Verdict(
-            classifier_alone=alone,
-            finalists=finalists,
-            one_head=one_head,
-            best=collapsed,
-            judgement=judgement,
-            rates=len(RATES),
-        )
-
-    # ---- finalists ----
-
-    def _finalists(
-        self, best: Sequence[Trial]
-    ) -> tuple[Candidate | None, list[Candidate], Candidate, TrainConfig]:
-        """Run the best configurations on fresh seeds, and the baseline of the best one."""
-        seeds = [FRESH_SEED + i for i in range(self.sweep.finalize.seeds)]
-        rate = self.sweep.trial_config(best[0].params).optimizer.lr
-        settings = [*(trial.params for trial in best), *alone_settings(best[0].params, rate)]
-        points = [{**setting, "seed": seed} for setting in settings for seed in seeds]
-        batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
-        ended = self._run(batch, Points(points))
-        done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-        alone = _by_mean([trial for trial in done if is_alone(trial.params)])
-        groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
-        if not groups:
-            raise TinyAttnError("no finalist completed; the runs in MLflow say why")
-        winner = max(groups[0], key=lambda trial: trial.last.best_score)
-        looks = sum(trial.evaluations for trial in groups[0])
-        return (
-            self._mean_candidate("classifier alone", alone[0]) if alone else None,
-            [self._mean_candidate(f"1 head, rank {i}", g) for i, g in enumerate(groups, 1)],
-            replace(self._candidate("1 head, best seed", winner), evaluations=looks),
-            self.sweep.trial_config(winner.params),
-        )
-
-    # ---- experts ----
-
-    def _experts(self, one_head: Candidate, config: TrainConfig) -> list[Trial]:
-        """Train M perturbed copies of the head, by a small search over their hyper-parameters."""
-        final = self.sweep.finalize
-        assert one_head.adapter is not None
-        base = config.with_overrides(
-            {
-                "adapter.num_heads": final.heads,
-                "start": {
-                    "adapter": self.checkpoints.address(one_head.adapter),
-                    "noise": final.noise,
-                },
-            }
-        )
-        trials = final.search.trials if final.space else 1
-        what = final.model_dump(mode="json", include={"space", "search"})
-        batch = self._batch("experts", "expert", base, trials, what, lineage=one_head.run_id)
-        source: Source = Points([{}])
-        if final.space:
-            study = self.checkpoints.folder / f"{batch.name}.study"
-            source = OptunaSearcher(final.space, final.search, study, self.sweep.name)
-        ended = self._run(batch, source)
-        return [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-
-    def _run(self, batch: TrialBatch, source: Source) -> list[Trial]:
-        return run_batch(
-            batch,
-            source,
-            checkpoints=self.checkpoints,
-            runs=self.runs,
-            data_dir=self.workspace.data_dir,
-        )
-
-    def _batch(
-        self, name: str, kind: str, base: TrainConfig, trials: int, what: Json, **tags: str
-    ) -> TrialBatch:
-        """Return a batch named after its content, so that an interrupted one is found again."""
-        return TrialBatch(
-            name=batch_name(name, [base.model_dump(mode="json"), what], self.checkpoints.folder),
-            title=f"{self.sweep.name} {name}",
-            kind=kind,
-            base=base,
-            trials=trials,
-            evaluations=self.facts.evaluations,
-            resources=self.sweep.resources,
-            tags={**run_tags(self.facts), **tags},
-            plugins=self.sweep.imports,
-        )
-
-    # ---- collapse and verdict ----
-
-    def _judge(
-        self, one_head: Candidate, experts: Sequence[Trial], config: TrainConfig
-    ) -> tuple[Collapsed | None, Judgement | None]:
-        """Collapse each expert by each method, and compare the best of all with one head."""
-        data, tried = self.model_cache.data(config), list(self._collapses(experts, config))
-        if not tried:
-            return None, None
-        self.say("comparing one head and collapsed heads on the rows that judge")
-        assert one_head.adapter is not None
-        with Loaded(one_head.adapter, config, self.model_cache) as loaded:
-            select = loaded.outputs(data.select)
-            held = None if data.heldout is None else loaded.scores(data.task, data.heldout)
-        found = contests(
-            primary_metric(data.task),
-            [how.outputs for _, how in tried],
-            select,
-            labels_of(data.select),
-            looks=[expert.evaluations / one_head.evaluations for expert, _ in tried],
-            tested=held is not None,
-            groups=groups_of(data.select),
-        )
-        best_first = sorted(zip(tried, found, strict=True), key=lambda t: t[1].order, reverse=True)
-        of_each: dict[str, tuple[Trial, Collapse, Contest]] = {}
-        for (expert, how), contest in best_first:
-            of_each.setdefault(expert.name, (expert, how, contest))
-        saved = [(self._save_collapsed(*one, config), one[2]) for one in of_each.values()]
-        best, contest = saved[0]
-        old = None if held is None else held[self.facts.primary_metric]
-        pair = None if old is None or best.single.heldout is None else (best.single.heldout, old)
-        return best, Judgement(contest, len(tried), pair)
-
-    def _collapses(
-        self, experts: Sequence[Trial], config: TrainConfig
-    ) -> Iterator[tuple[Trial, Collapse]]:
-        """Yield each expert collapsed by each method."""
-        rows = self.model_cache.data(config).select
-        for number, expert in enumerate(experts, start=1):
-            self.say(f"collapsing the heads of expert {number} of {len(experts)}")
-            with Loaded(self._adapter(expert), config, self.model_cache) as loaded:
-                yield from ((expert, how) for how in collapses_of(loaded, rows))
-
-    def _save_collapsed(
-        self, trial: Trial, how: Collapse, contest: Contest, config: TrainConfig
-    ) -> Collapsed:
-        """Save a collapsed expert, with an MLflow run of its own."""
-        data, primary = self.model_cache.data(config), self.facts.primary_metric
-        expert = self._candidate(f"{self.sweep.finalize.heads} heads", trial)
-        trial_id = f"{trial.name}_collapsed"
-        folder = self.checkpoints.folder / "adapters" / trial_id
-        with Loaded(self._adapter(trial), config, self.model_cache) as loaded:
-            loaded.use(how.adapter)
-            heldout = final_metrics(data, loaded.outputs)
-            counts = loaded.counts()
-            named = {f"select/{primary}": contest.score}
-            named |= {f"heldout/{name}": value for name, value in heldout.items()}
-            loaded.save(folder, named, {"expert_run": expert.run_id, "method": how.method})
-        result = Result(
-            evaluation=1,
-            score=contest.score,
-            best_score=contest.score,
-            seconds=0.0,
-            adapter_params=counts.adapter,
-            classifier_params=counts.classifier,
-            heldout=heldout,
-            others={
-                "collapse_logit_distance": how.logit_distance,
-                "collapse_score_change": contest.score - expert.select,
-            },
-        )
-        run_id = self._track_collapsed(trial, config, how.method, result, trial_id, folder)
-        single = replace(
-            expert,
-            name=f"{expert.name} collapsed",
-            run_id=run_id,
-            trial=trial_id,
-            select=contest.score,
-            heldout=heldout.get(primary),
-            adapter=folder,
-            parameters=counts.trainable,
-        )
-        return Collapsed(expert, single, how)
-
-    def _track_collapsed(
-        self,
-        expert: Trial,
-        config: TrainConfig,
-        method: str,
-        result: Result,
-        trial_id: str,
-        folder: Path,
-    ) -> str:
-        """Return the run of a collapsed adapter, which descends from its expert's."""
-        own = {"lineage": self.runs.run_of(expert.name), "collapse_method": method}
-        self.runs.start_trial(
-            trial_id,
-            config=config.with_overrides(expert.params),
-            params={**expert.params, "collapse": method},
-            tags={**run_tags(self.facts), **own},
-            kind="collapsed",
-        )
-        self.runs.log_evaluation(trial_id, result)
-        self.runs.end_trial(trial_id, Outcome.COMPLETED, adapter=folder)
-        self.runs.settle()
-        return self.runs.run_of(trial_id)
-
-    def _adapter(self, trial: Trial) -> Path:
-        """Return the adapter of a trial that completed."""
-        adapter = best_adapter(self.checkpoints, trial)
-        assert adapter is not None
-        return adapter
-
-    def _candidate(self, name: str, trial: Trial) -> Candidate:
-        result = trial.last
-        heldout = (result.heldout or {}).get(self.facts.primary_metric)
-        return Candidate(
-            name,
-            self.runs.run_of(trial.name),
-            result.best_score,
-            heldout,
-            best_adapter(self.checkpoints, trial),
-            parameters=trial.parameters,
-            trial=trial.name,
-        )
-
-    def _mean_candidate(self, name: str, group: list[Trial]) -> Candidate:
-        """Mean and standard deviation over seeds; run and adapter are the best seed's."""
-        if len(group) > 1:
-            name = f"{name}, {len(group)} seeds"
-        each = [self._candidate(name, trial) for trial in group]
-        scores = [one.select for one in each]
-        heldout = [one.heldout for one in each if one.heldout is not None]
-        return replace(
-            max(each, key=lambda one: one.select),
-            select=statistics.mean(scores),
-            heldout=statistics.mean(heldout) if heldout else None,
-            std=statistics.stdev(scores) if len(scores) > 1 else None,
-            heldout_std=statistics.stdev(heldout) if len(heldout) > 1 else None,
-        )
+    Args:
+        step: makes the batch.
+        ready: the sweeps by their names within the suite.
+        found: gets what sweeps fail by.
+        workspace: where they are kept.
+        suite: the suite's name; None: there is one sweep by itself.
+    """
+    batches: dict[str, BatchRun] = {}
+    for label, one in ready.items():
+        if label not in found:
+            with _kept(label, found):
+                batches[label] = step(one)
+    if not batches:
+        return
+    together = None
+    if suite is not None:
+        labels = {batch.name: label for label, batch in batches.items()}
+        together = Together(suite, workspace.path_of(suite), labels)
+    data_dir = workspace.data_dir
+    ended = run_batches(list(batches.values()), data_dir=data_dir, together=together)
+    for label, batch in batches.items():
+        trials = ended[batch.name]
+        with _kept(label, found):
+            if isinstance(trials, TinyAttnError):
+                raise trials
+            ready[label].take_in(trials)
 
 
-def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Group trials that differ only in their seed; the group with the best mean is first."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-        setting = json.dumps({**trial.params, "seed": 0}, sort_keys=True)
-        groups.setdefault(setting, []).append(trial)
-    return sorted(
-        groups.values(), key=lambda group: -statistics.mean(t.last.best_score for t in group)
-    )
+@contextmanager
+def _kept(label: str, found: dict[str, Verdict | TinyAttnError]) -> Iterator[None]:
+    """Note what a sweep of a suite fails by, and let the others go on."""
+    try:
+        yield
+    except TinyAttnError as error:
+        if not label:  # the sweep is by itself
+            raise
+        found[label] = error
+
+
+def _labelled(say: Callable[[str], None], label: str) -> Callable[[str], None]:
+    """Return a function that puts a sweep's name before each message."""
+    return (lambda line: say(f"{label}: {line}")) if label else say

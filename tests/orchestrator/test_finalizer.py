@@ -14,11 +14,10 @@ import pytest
 from mlflow_sweeps import Sweeps
 
 from orchestrator.driver.closing import InterruptedSweepError
-from orchestrator.driver.trial_queue import Source
-from orchestrator.selection import collapsing, finalizer
+from orchestrator.execution.tuner import BatchRun
+from orchestrator.selection import collapsing, finalizer, finalizing
 from orchestrator.selection.baseline import alone_settings
-from orchestrator.selection.finalizer import batch_name, best_one_head
-from orchestrator.spec.batch import TrialBatch
+from orchestrator.selection.finalizing import batch_name, best_one_head
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import BY_USER, Outcome
@@ -45,14 +44,14 @@ FACTS = Facts(
 def begin(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, sweep: Sweep = SWEEP) -> list[str]:
     """Finalize up to the first batch; returns what is said until then."""
 
-    def stop(batch: TrialBatch, source: Source, **rest: object) -> None:
-        raise UsageError(f"{batch.kind} would begin")
+    def stop(batches: list[BatchRun], **rest: object) -> None:
+        raise UsageError(f"{batches[0].batch.kind} would begin")
 
     facts, said = FACTS, list[str]()
-    monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
-    monkeypatch.setattr(finalizer, "inspect", lambda sweep, model_cache: facts)
-    monkeypatch.setattr(finalizer, "refuse_other_data", lambda *_: None)
-    monkeypatch.setattr(finalizer, "run_batch", stop)
+    monkeypatch.setattr(finalizing, "concurrency", lambda resources: 1)
+    monkeypatch.setattr(finalizing, "inspect", lambda sweep, model_cache: facts)
+    monkeypatch.setattr(finalizing, "refuse_other_data", lambda *_: None)
+    monkeypatch.setattr(finalizer, "run_batches", stop)
     with pytest.raises(UsageError, match="finalist would begin"):
         finalizer.finalize(sweep, workspace, said.append)
     return said
@@ -96,7 +95,7 @@ def test_a_search_that_was_interrupted_is_named(
 def test_a_finalize_that_is_interrupted_goes_on_with_the_overrides_typed(
     sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(batch: TrialBatch, source: Source, **rest: object) -> None:
+    def interrupt(batches: list[BatchRun], **rest: object) -> None:
         raise KeyboardInterrupt
 
     sweeps.start("first")
@@ -106,7 +105,7 @@ def test_a_finalize_that_is_interrupted_goes_on_with_the_overrides_typed(
     workspace = Workspace(tmp_path / "runs")
     begin(workspace, monkeypatch)
     assert workspace.goes_on_by("first") == "finalize first"
-    monkeypatch.setattr(finalizer, "run_batch", interrupt)
+    monkeypatch.setattr(finalizer, "run_batches", interrupt)
     typed = ["finalize.seeds=1", "finalize.space.seed={type: int, low: 0, high: 1}"]
     command = "finalize first finalize.seeds=1 'finalize.space.seed={type: int, low: 0, high: 1}'"
     with pytest.raises(InterruptedSweepError, match=re.escape(f"`tinyattn {command}` goes on")):
@@ -199,7 +198,7 @@ def test_nothing_that_ended_leads_to_resuming(
     sweeps.trial("open", [0.6], Outcome.INTERRUPTED)
     sweeps.runs.close_all(Outcome.INTERRUPTED)
     sweeps.runs.settle()
-    monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
+    monkeypatch.setattr(finalizing, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="`tinyattn sweep resume first` goes on with it"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
 
@@ -211,7 +210,7 @@ def test_a_classifier_alone_is_no_adapter_to_finalize(
     sweeps.trial("alone", [0.6], overrides={"adapter.layers": "none"})
     sweeps.runs.close_all(Outcome.COMPLETED)
     sweeps.runs.settle()
-    monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
+    monkeypatch.setattr(finalizing, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="no one-head trial that ended with a score"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
 

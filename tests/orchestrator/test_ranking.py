@@ -16,7 +16,7 @@ from orchestrator.reporting.leaderboard import leaderboard, render
 from orchestrator.reporting.report import facts_of
 from orchestrator.reporting.status import status
 from orchestrator.reporting.view import Progress
-from orchestrator.selection.finalizer import best_one_head
+from orchestrator.selection.finalizing import best_one_head
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import BY_USER, Outcome
 from orchestrator.state.ranking import standing_of_run

@@ -1,0 +1,414 @@
+"""Finalizing: one sweep while it is finalized, from its best trials to the verdict."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.driver.trial_queue import Points, Source
+from orchestrator.execution.nodes import concurrency
+from orchestrator.execution.tuner import BatchRun
+from orchestrator.planning.preflight import inspect, run_tags, warmup_note
+from orchestrator.search.searcher import OptunaSearcher
+from orchestrator.selection.baseline import RATES, alone_settings
+from orchestrator.selection.collapsing import Collapse, Loaded, collapses_of
+from orchestrator.selection.keeping import Contest, Judgement, contests
+from orchestrator.selection.significance import primary_metric
+from orchestrator.selection.verdict import Candidate, Collapsed, Verdict, findings
+from orchestrator.spec.batch import TrialBatch
+from orchestrator.spec.config import Sweep
+from orchestrator.spec.facts import Facts
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
+from orchestrator.spec.trial import Trial, is_alone
+from orchestrator.spec.values import Json
+from orchestrator.state.checkpoint_store import best_adapter
+from orchestrator.state.event_log import refuse_damaged
+from orchestrator.state.ranking import candidates, no_candidate, passed_over, standing_of
+from orchestrator.state.sweep_trials import searched_trials
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.provenance import refuse_other_data
+from orchestrator.tracking.records import SweepRecord
+from orchestrator.tracking.sweep_runs import SweepRuns
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.batching.batches import groups_of, labels_of
+from tinyattn.config import TrainConfig
+from tinyattn.errors import TinyAttnError, UsageError
+from tinyattn.training.evaluation import final_metrics
+from tinyattn.training.model_cache import ModelCache
+
+FRESH_SEED = 1000
+"""First seed of the finalists, far from the seeds that searches use."""
+
+
+def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None) -> list[Trial]:
+    """Return the one-head trials of a search that the finalists repeat, the best first.
+
+    Args:
+        sweep: the sweep, which says how many.
+        ended: the trials of its search that have ended.
+        outcome: of its search.
+
+    Raises:
+        UsageError: no one-head trial has a score.
+    """
+    adapter = sweep.train.adapter
+    common = {"adapter.num_heads": adapter.num_heads, "adapter.layers": adapter.layers}
+
+    def is_one_head(trial: Trial) -> bool:
+        settings = {**common, **trial.params}
+        return settings["adapter.num_heads"] == 1 and not is_alone(settings)
+
+    found = [trial for trial in candidates(ended, standing_of) if is_one_head(trial)]
+    if not found:
+        whole = outcome is Outcome.COMPLETED
+        raise UsageError(
+            f"sweep '{sweep.name}' has no one-head trial that ended with a score: there is nothing "
+            "to finalize"
+            + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
+        )
+    return found[: sweep.finalize.finalists]
+
+
+def batch_name(name: str, content: Json, folder: Path) -> str:
+    """Return a batch's name: a hash of its content that does not change if the folder moves.
+
+    Batches of earlier versions have a hash that includes the folder's path; they keep it.
+    """
+    written = json.dumps(content, sort_keys=True)
+    unmoved = written.replace(json.dumps(str(folder))[1:-1], ".")
+    old, new = (
+        f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}" for text in (written, unmoved)
+    )
+    return old if (folder / f"{old}.jsonl").exists() else new
+
+
+class Finalizing:
+    """One sweep while it is finalized, with what its steps share.
+
+    Attributes:
+        runs: the sweep's MLflow runs; set once they are open.
+    """
+
+    runs: SweepRuns
+
+    def __init__(
+        self,
+        sweep: Sweep,
+        workspace: Workspace,
+        facts: Facts,
+        best: Sequence[Trial],
+        record: SweepRecord,
+        say: Callable[[str], None],
+    ) -> None:
+        """Begin with nothing trained.
+
+        Args:
+            sweep: the sweep as it ran.
+            workspace: where it is kept.
+            facts: its facts.
+            best: the trials that the finalists repeat, the best first.
+            record: its run in the store.
+            say: takes progress messages.
+        """
+        self.sweep, self.workspace, self.facts, self.best = sweep, workspace, facts, best
+        self.record, self.say = record, say
+        self.checkpoints = workspace.checkpoints(sweep.name)
+        self._take_in: Callable[[list[Trial]], None] = lambda ended: None
+
+    @classmethod
+    def of(
+        cls, sweep: Sweep, workspace: Workspace, tracker: TrackingWriter, say: Callable[[str], None]
+    ) -> Finalizing:
+        """Check a sweep, and choose the trials that the finalists repeat.
+
+        Raises:
+            As `finalize`.
+        """
+        concurrency(sweep.resources)
+        record = tracker.find_sweep(sweep.name)
+        folder = workspace.path_of(sweep.name)
+        refuse_damaged(folder, tracker.names_of_trials(sweep.name))
+        searched = searched_trials(folder, tracker, record)
+        ended = [trial for trial in searched if trial.outcome is not None]
+        best = best_one_head(sweep, ended, record.outcome)
+        if (ahead := passed_over(ended, standing_of)) is not None:
+            say(f"note: {no_candidate(ahead.name, ahead.best_score)}")
+        facts = inspect(sweep, ModelCache(workspace.data_dir, device="cpu"))
+        refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
+        for note in warmup_note(sweep, facts):
+            say(note)
+        if record.outcome is not Outcome.COMPLETED:
+            said = record.outcome or Outcome.INTERRUPTED
+            say(
+                f"note: the search has not come to its end ({said}); finalists are the best of "
+                "the trials that had"
+            )
+        return cls(sweep, workspace, facts, best, record, say)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The search's; one that nobody holds and that has none was left by a dead process."""
+        return self.record.outcome or Outcome.INTERRUPTED
+
+    @functools.cached_property
+    def model_cache(self) -> ModelCache:
+        """The cache of PLM and data in this process, made when no trial needs the device."""
+        return ModelCache(self.workspace.data_dir)
+
+    def take_in(self, ended: list[Trial]) -> None:
+        """Hear of the trials of the last batch."""
+        self._take_in(ended)
+
+    # ---- finalists ----
+
+    def finalists(self) -> BatchRun:
+        """Return the best configurations on fresh seeds, and the baseline of the best one."""
+        seeds = [FRESH_SEED + i for i in range(self.sweep.finalize.seeds)]
+        rate = self.sweep.trial_config(self.best[0].params).optimizer.lr
+        first = self.best[0].params
+        settings = [*(trial.params for trial in self.best), *alone_settings(first, rate)]
+        points = [{**setting, "seed": seed} for setting in settings for seed in seeds]
+        batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
+        self._take_in = self._take_finalists
+        return self._run_of(batch, Points(points))
+
+    def _take_finalists(self, ended: list[Trial]) -> None:
+        done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
+        alone = _by_mean([trial for trial in done if is_alone(trial.params)])
+        groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
+        if not groups:
+            raise TinyAttnError("no finalist completed; the runs in MLflow say why")
+        winner = max(groups[0], key=lambda trial: trial.last.best_score)
+        looks = sum(trial.evaluations for trial in groups[0])
+        self._alone = self._mean_candidate("classifier alone", alone[0]) if alone else None
+        self._groups = [
+            self._mean_candidate(f"1 head, rank {i}", g) for i, g in enumerate(groups, 1)
+        ]
+        self._one_head = replace(self._candidate("1 head, best seed", winner), evaluations=looks)
+        self._config = self.sweep.trial_config(winner.params)
+
+    # ---- experts ----
+
+    def experts(self) -> BatchRun:
+        """Return M perturbed copies of the head, in a small search over their hyper-parameters."""
+        final = self.sweep.finalize
+        assert self._one_head.adapter is not None
+        base = self._config.with_overrides(
+            {
+                "adapter.num_heads": final.heads,
+                "start": {
+                    "adapter": self.checkpoints.address(self._one_head.adapter),
+                    "noise": final.noise,
+                },
+            }
+        )
+        trials = final.search.trials if final.space else 1
+        what = final.model_dump(mode="json", include={"space", "search"})
+        lineage = self._one_head.run_id
+        batch = self._batch("experts", "expert", base, trials, what, lineage=lineage)
+        source: Source = Points([{}])
+        if final.space:
+            study = self.checkpoints.folder / f"{batch.name}.study"
+            source = OptunaSearcher(final.space, final.search, study, self.sweep.name)
+        self._take_in = self._take_experts
+        return self._run_of(batch, source)
+
+    def _take_experts(self, ended: list[Trial]) -> None:
+        self._experts = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
+
+    def _run_of(self, batch: TrialBatch, source: Source) -> BatchRun:
+        def end(outcome: Outcome, ended: list[Trial]) -> None:
+            if outcome is not Outcome.COMPLETED:  # the others go on
+                self.runs.close_all(outcome, sweep=self.outcome)
+
+        return BatchRun(batch, source, self.checkpoints, self.runs, on_end=end)
+
+    def _batch(
+        self, name: str, kind: str, base: TrainConfig, trials: int, what: Json, **tags: str
+    ) -> TrialBatch:
+        """Return a batch named after its content, so that an interrupted one is found again."""
+        return TrialBatch(
+            name=batch_name(name, [base.model_dump(mode="json"), what], self.checkpoints.folder),
+            title=f"{self.sweep.name} {name}",
+            kind=kind,
+            base=base,
+            trials=trials,
+            evaluations=self.facts.evaluations,
+            resources=self.sweep.resources,
+            tags={**run_tags(self.facts), **tags},
+            pflop=self.facts.trial_pflop,
+            plugins=self.sweep.imports,
+        )
+
+    # ---- the verdict ----
+
+    def verdict(self, tracker: TrackingWriter) -> Verdict:
+        """Collapse the experts, judge, and keep the verdict in the store."""
+        collapsed, judgement = self._judge(self._one_head, self._experts, self._config)
+        verdict = Verdict(
+            classifier_alone=self._alone,
+            finalists=self._groups,
+            one_head=self._one_head,
+            best=collapsed,
+            judgement=judgement,
+            rates=len(RATES),
+        )
+        tracker.keep_verdict(self.record.run_id, findings(verdict).to_json())
+        tracker.tag(self.record.run_id, {"winner": verdict.winner.run_id})
+        return verdict
+
+    def _judge(
+        self, one_head: Candidate, experts: Sequence[Trial], config: TrainConfig
+    ) -> tuple[Collapsed | None, Judgement | None]:
+        """Collapse each expert by each method, and compare the best of all with one head."""
+        data, tried = self.model_cache.data(config), list(self._collapses(experts, config))
+        if not tried:
+            return None, None
+        self.say("comparing one head and collapsed heads on the rows that judge")
+        assert one_head.adapter is not None
+        with Loaded(one_head.adapter, config, self.model_cache) as loaded:
+            select = loaded.outputs(data.select)
+            held = None if data.heldout is None else loaded.scores(data.task, data.heldout)
+        found = contests(
+            primary_metric(data.task),
+            [how.outputs for _, how in tried],
+            select,
+            labels_of(data.select),
+            looks=[expert.evaluations / one_head.evaluations for expert, _ in tried],
+            tested=held is not None,
+            groups=groups_of(data.select),
+        )
+        best_first = sorted(zip(tried, found, strict=True), key=lambda t: t[1].order, reverse=True)
+        of_each: dict[str, tuple[Trial, Collapse, Contest]] = {}
+        for (expert, how), contest in best_first:
+            of_each.setdefault(expert.name, (expert, how, contest))
+        saved = [(self._save_collapsed(*one, config), one[2]) for one in of_each.values()]
+        best, contest = saved[0]
+        old = None if held is None else held[self.facts.primary_metric]
+        pair = None if old is None or best.single.heldout is None else (best.single.heldout, old)
+        return best, Judgement(contest, len(tried), pair)
+
+    def _collapses(
+        self, experts: Sequence[Trial], config: TrainConfig
+    ) -> Iterator[tuple[Trial, Collapse]]:
+        """Yield each expert collapsed by each method."""
+        rows = self.model_cache.data(config).select
+        for number, expert in enumerate(experts, start=1):
+            self.say(f"collapsing the heads of expert {number} of {len(experts)}")
+            with Loaded(self._adapter(expert), config, self.model_cache) as loaded:
+                yield from ((expert, how) for how in collapses_of(loaded, rows))
+
+    def _save_collapsed(
+        self, trial: Trial, how: Collapse, contest: Contest, config: TrainConfig
+    ) -> Collapsed:
+        """Save a collapsed expert, with an MLflow run of its own."""
+        data, primary = self.model_cache.data(config), self.facts.primary_metric
+        expert = self._candidate(f"{self.sweep.finalize.heads} heads", trial)
+        trial_id = f"{trial.name}_collapsed"
+        folder = self.checkpoints.folder / "adapters" / trial_id
+        with Loaded(self._adapter(trial), config, self.model_cache) as loaded:
+            loaded.use(how.adapter)
+            heldout = final_metrics(data, loaded.outputs)
+            counts = loaded.counts()
+            named = {f"select/{primary}": contest.score}
+            named |= {f"heldout/{name}": value for name, value in heldout.items()}
+            loaded.save(folder, named, {"expert_run": expert.run_id, "method": how.method})
+        result = Result(
+            evaluation=1,
+            score=contest.score,
+            best_score=contest.score,
+            seconds=0.0,
+            adapter_params=counts.adapter,
+            classifier_params=counts.classifier,
+            heldout=heldout,
+            others={
+                "collapse_logit_distance": how.logit_distance,
+                "collapse_score_change": contest.score - expert.select,
+            },
+        )
+        run_id = self._track_collapsed(trial, config, how.method, result, trial_id, folder)
+        single = replace(
+            expert,
+            name=f"{expert.name} collapsed",
+            run_id=run_id,
+            trial=trial_id,
+            select=contest.score,
+            heldout=heldout.get(primary),
+            adapter=folder,
+            parameters=counts.trainable,
+        )
+        return Collapsed(expert, single, how)
+
+    def _track_collapsed(
+        self,
+        expert: Trial,
+        config: TrainConfig,
+        method: str,
+        result: Result,
+        trial_id: str,
+        folder: Path,
+    ) -> str:
+        """Return the run of a collapsed adapter, which descends from its expert's."""
+        own = {"lineage": self.runs.run_of(expert.name), "collapse_method": method}
+        self.runs.start_trial(
+            trial_id,
+            config=config.with_overrides(expert.params),
+            params={**expert.params, "collapse": method},
+            tags={**run_tags(self.facts), **own},
+            kind="collapsed",
+        )
+        self.runs.log_evaluation(trial_id, result)
+        self.runs.end_trial(trial_id, Outcome.COMPLETED, adapter=folder)
+        self.runs.settle()
+        return self.runs.run_of(trial_id)
+
+    def _adapter(self, trial: Trial) -> Path:
+        """Return the adapter of a trial that completed."""
+        adapter = best_adapter(self.checkpoints, trial)
+        assert adapter is not None
+        return adapter
+
+    def _candidate(self, name: str, trial: Trial) -> Candidate:
+        result = trial.last
+        heldout = (result.heldout or {}).get(self.facts.primary_metric)
+        return Candidate(
+            name,
+            self.runs.run_of(trial.name),
+            result.best_score,
+            heldout,
+            best_adapter(self.checkpoints, trial),
+            parameters=trial.parameters,
+            trial=trial.name,
+        )
+
+    def _mean_candidate(self, name: str, group: list[Trial]) -> Candidate:
+        """Mean and standard deviation over seeds; run and adapter are the best seed's."""
+        if len(group) > 1:
+            name = f"{name}, {len(group)} seeds"
+        each = [self._candidate(name, trial) for trial in group]
+        scores = [one.select for one in each]
+        heldout = [one.heldout for one in each if one.heldout is not None]
+        return replace(
+            max(each, key=lambda one: one.select),
+            select=statistics.mean(scores),
+            heldout=statistics.mean(heldout) if heldout else None,
+            std=statistics.stdev(scores) if len(scores) > 1 else None,
+            heldout_std=statistics.stdev(heldout) if len(heldout) > 1 else None,
+        )
+
+
+def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Group trials that differ only in their seed; the group with the best mean is first."""
+    groups: dict[str, list[Trial]] = {}
+    for trial in trials:
+        setting = json.dumps({**trial.params, "seed": 0}, sort_keys=True)
+        groups.setdefault(setting, []).append(trial)
+    return sorted(
+        groups.values(), key=lambda group: -statistics.mean(t.last.best_score for t in group)
+    )
