@@ -2,6 +2,7 @@
 
     python -m benchmarks.faults              # this project
     python -m benchmarks.faults --packed     # in bf16, trials that share a process; one machine
+    python -m benchmarks.faults --suite      # three sweeps that share the machines
     python -m benchmarks.faults --stock      # the same with Ray Tune's own classes
 
 Each fault hits a real sweep (six trials of a two-layer PLM, ASHA, MLflow) at random moments; then
@@ -32,6 +33,8 @@ from benchmarks.victims import (
     RackSweep,
     StockRackSweep,
     StockSweep,
+    SuiteOnRack,
+    SuiteSweep,
     Sweep,
     Toll,
     rack_of,
@@ -125,6 +128,28 @@ def ctrl_c_twice(sweep: Sweep, luck: random.Random) -> int:
             sweep.kill(signal.SIGINT)
         sweep.resume()
     return 2
+
+
+def finalize_killed(sweep: SuiteSweep, luck: random.Random) -> int:
+    """kill -9 of the driver of a suite's finalizer, three times."""
+    sweep.start()
+    sweep.finish()
+    times = 0
+    sweep.finalize()
+    while times < 3:
+        sweep.wait_for_progress(luck.randrange(1, 8))
+        time.sleep(luck.random())
+        if not sweep.alive():
+            break
+        sweep.kill()
+        times += 1
+        sweep.finalize()
+    for _ in range(3):
+        assert sweep.driver is not None
+        if sweep.driver.wait(timeout=PATIENCE) == 0:
+            break
+        sweep.finalize()
+    return times
 
 
 def checkpoint_corrupted(sweep: Sweep, luck: random.Random) -> int:
@@ -226,6 +251,10 @@ HERE: dict[str, tuple[Callable[[Sweep, random.Random], int], int]] = {
     "MLflow away": (mlflow_away, 2),
 }
 """{fault of one machine: (function, number of sweeps)}."""
+SUITE: dict[str, tuple[Callable[[SuiteSweep, random.Random], int], int]] = {
+    "finalize kill -9": (finalize_killed, 2),
+}
+"""{fault of a suite on one machine: (function, number of suites)}."""
 RACK: dict[str, tuple[Callable[[OnRack, random.Random], int], int]] = {
     "node cut off and returning": (node_cut_off, 3),
     "head loses power": (head_lost, 3),
@@ -267,19 +296,23 @@ def main() -> None:
     parser.add_argument("--only", help="Part of a fault's name.", default="")
     parser.add_argument("--stock", action="store_true", help="Ray Tune's own classes.")
     parser.add_argument("--packed", action="store_true", help="Packed trials, PLM in bf16.")
+    parser.add_argument("--suite", action="store_true", help="Suites of three sweeps.")
     chosen = parser.parse_args()
     print("| fault | times | trials lost | done twice | left RUNNING | state lost |")
     print("|---|---|---|---|---|---|")
     with place() as folder:
         plm = save_tiny_plm(folder / "tiny")
         here = StockSweep if chosen.stock else PackedSweep if chosen.packed else Sweep
-        for name, (fault, sweeps) in HERE.items():
+        faults: dict[str, tuple[Callable[[Any, random.Random], int], int]] = {**HERE}
+        if chosen.suite:
+            here, faults = SuiteSweep, {**HERE, **SUITE}
+        for name, (fault, sweeps) in faults.items():
             if chosen.only in name:
                 show(name, (_here(fault, here, plm, seed) for seed in range(sweeps)))
         wanted = {name: chosen_ for name, chosen_ in RACK.items() if chosen.only in name}
         if not wanted or chosen.packed:
             return
-        on_rack = StockRackSweep if chosen.stock else RackSweep
+        on_rack = StockRackSweep if chosen.stock else SuiteOnRack if chosen.suite else RackSweep
         (folder / "rack").mkdir()
         with rack_of(folder / "rack") as rack:
             for name, (fault_there, sweeps) in wanted.items():
@@ -288,7 +321,7 @@ def main() -> None:
 
 
 def _here(
-    fault: Callable[[Sweep, random.Random], int], kind: type[Sweep], plm: Path, seed: int
+    fault: Callable[[Any, random.Random], int], kind: type[Sweep], plm: Path, seed: int
 ) -> Toll:
     with place() as folder:
         return suffer(fault, kind(folder, plm, seed), seed)

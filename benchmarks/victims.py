@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/machines"))
 
 from machines import Bench, Machine
-from sweep_truth import histories, untruths
+from sweep_truth import final_untruths, histories, suite_untruths, untruths
 
 from benchmarks import stock
 from cluster.services import ray_environment
@@ -243,6 +243,77 @@ class PackedSweep(Sweep):
         return found + Toll(state=len(other), words=other)
 
 
+class SuiteSweep(Sweep):
+    """A suite of three sweeps that share the machines; each must be as true as a sweep alone."""
+
+    members, trials = ("a", "b", "c"), 4
+
+    @property
+    def file(self) -> Path:
+        """The suite's file."""
+        path = self.runs.parent / f"{self.name}.yaml"
+        entries = "".join(
+            f"  - {{sweep: agreement, name: {member}, set: {{search.seed: {number}}}}}\n"
+            for number, member in enumerate(self.members)
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"suite:\n{entries}")
+        return path
+
+    def start(self) -> None:
+        """Start the suite."""
+        settings = {**self.settings, "search.trials": self.trials}
+        del settings["search.seed"]  # each sweep has its own
+        words = [f"{key}={value}" for key, value in settings.items()]
+        self._run("sweep", "run", str(self.file), f"name={self.name}", *words)
+
+    @property
+    def sweeps(self) -> list[str]:
+        """Names of the suite's sweeps."""
+        return [f"{self.name}-{member}" for member in self.members]
+
+    def _logs(self) -> list[Path]:
+        places = [self.runs / "sweeps" / sweep for sweep in self.sweeps]
+        return [path for place in places for path in place.glob("*.jsonl")]
+
+    def lines(self) -> int:
+        """Return the number of events of all sweeps so far."""
+        return sum(path.read_bytes().count(b"\n") for path in self._logs())
+
+    def began(self) -> bool:
+        """Return whether the suite has begun, so that it can be resumed."""
+        if (self.folder / "suite.json").exists():
+            return True
+        self.name += "x"  # what it left of its sweeps has their names
+        return False
+
+    def newest_states(self) -> list[Path]:
+        """Return the newest state file of each trial."""
+        found = []
+        for sweep in self.sweeps:
+            trials = (self.runs / "sweeps" / sweep / "states").glob("*")
+            states = [sorted(trial.glob("[0-9]*/trial_state.pt")) for trial in trials]
+            found += [each[-1] for each in states if each]
+        return found
+
+    def finalize(self) -> None:
+        """Start or go on with the suite's finalizer."""
+        settings = ("finalize.finalists=1", "finalize.seeds=2", "finalize.search.trials=2")
+        self._run("finalize", self.name, *settings)
+
+    def toll(self, times: int) -> Toll:
+        """Return what is wrong with any of its sweeps, and with the suite's own run."""
+        found = Toll(times)
+        for sweep in self.sweeps:
+            words = untruths(self.runs, sweep, self.trials, self.uri)
+            words += final_untruths(self.runs, sweep, self.uri)
+            kinds = Counter(_kind(word) for word in words)
+            words = [f"{sweep}: {word}" for word in words]
+            found += Toll(0, kinds["lost"], kinds["twice"], kinds["running"], kinds["state"], words)
+        words = suite_untruths(self.runs, self.name, self.uri)
+        return found + Toll(running=len(words), words=words)
+
+
 class StockSweep(Sweep):
     """The same with Ray Tune's own classes; see `benchmarks.stock`."""
 
@@ -342,6 +413,12 @@ class OnRack(Sweep):
 
 class RackSweep(OnRack):
     """A sweep of this project on a rack."""
+
+    own_settings = {"epochs": 40, "asha.grace": 16}
+
+
+class SuiteOnRack(OnRack, SuiteSweep):
+    """A suite of this project on a rack."""
 
     own_settings = {"epochs": 40, "asha.grace": 16}
 

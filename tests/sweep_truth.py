@@ -90,6 +90,34 @@ def _disagreements(workspace: Workspace, name: str, records: list[TrialRun]) -> 
     return found
 
 
+def final_untruths(runs: Path, name: str, tracking_uri: str | None = None) -> list[str]:
+    """Say what is wrong with the finalists and experts of a sweep; nothing, if nothing is."""
+    tracker = Workspace(runs, tracking_uri).tracker()
+    sweep = tracker.find_sweep(name)
+    records = [t for t in tracker.trials_of(sweep) if t.kind not in ("trial", "baseline")]
+    names = Counter(record.trial.name for record in records)
+    found = [f"trials with several runs: {names}"] if max(names.values(), default=1) > 1 else []
+    for record in records:
+        status = tracker.client.get_run(record.run_id).info.status
+        if record.trial.outcome is not Outcome.COMPLETED or status != "FINISHED":
+            found.append(f"{record.name}: outcome {record.trial.outcome}, status {status}")
+        found += _untruths_of(record, tracker)
+    if records and "winner" not in sweep.tags:
+        found.append("it has finalists and no winner")
+    return found
+
+
+def suite_untruths(runs: Path, name: str, tracking_uri: str | None = None) -> list[str]:
+    """Say what is wrong with the run of a suite that has ended."""
+    tracker = Workspace(runs, tracking_uri).tracker()
+    suites = [suite for suite in tracker.suites() if suite.name == name]
+    if len(suites) != 1:
+        return [f"{len(suites)} runs of suite {name}"]
+    status = tracker.client.get_run(suites[0].run_id).info.status
+    true = suites[0].outcome is Outcome.COMPLETED and status == "FINISHED"
+    return [] if true else [f"suite {name}: outcome {suites[0].outcome}, status {status}"]
+
+
 def study_of(folder: Path, name: str) -> optuna.Study:
     """A sweep's study, which Optuna itself reads from the file, as another program would."""
     backend = optuna.storages.journal.JournalFileBackend(str(folder / STUDY_FILE))
