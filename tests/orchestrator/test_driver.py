@@ -219,7 +219,7 @@ class Table:
 
 
 def in_virtual_time(driver: Driver, workers: int) -> None:
-    VirtualTime(driver, Table(), VirtualCluster(nodes=workers), TOTAL, seed=0).run()
+    VirtualTime.of_one(driver, Table(), VirtualCluster(nodes=workers), TOTAL, seed=0).run()
 
 
 def under_tune(driver: Driver, workers: int) -> None:

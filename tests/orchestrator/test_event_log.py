@@ -192,7 +192,7 @@ def test_cut_at_any_event_the_scheduler_is_what_it_was(
 
     for name in ("next_trial", "on_report", "on_lost", "end_paused"):
         monkeypatch.setattr(driver, name, noted(getattr(driver, name)))
-    VirtualTime(driver, curves, cluster, 12, seed).run()
+    VirtualTime.of_one(driver, curves, cluster, 12, seed).run()
     assert len(events) in seen
     assert len(seen) > 70
     for length, expected in seen.items():
