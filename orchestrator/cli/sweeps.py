@@ -30,6 +30,8 @@ from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:  # these take seconds to import
+    from orchestrator.planning.plan import Plan
+    from orchestrator.planning.suite_plan import SuitePlan
     from orchestrator.spec.config import Sweep
     from orchestrator.spec.facts import Facts
     from orchestrator.spec.suite import Suite
@@ -60,25 +62,40 @@ def list_sweeps() -> None:
         click.echo(f"{name:20}  suite of {', '.join(members)}")
 
 
+def without_option(command: Verb) -> Verb:
+    """Option that leaves sweeps of a suite out."""
+    option = click.option(
+        "--without", multiple=True, metavar="TASK", help="Leave a sweep of a suite out, as in rte."
+    )
+    return option(command)
+
+
 @sweep.command("check")
 @click.argument("name")
 @click.argument("overrides", nargs=-1)
+@without_option
 @import_option
 @place_options
-def check_sweep(name: str, overrides: tuple[str, ...], places: Places) -> None:
-    """Say what a sweep would do and cost, and what is missing; start nothing."""
-    sweeps = _sweeps(name, overrides)
+def check_sweep(
+    name: str, overrides: tuple[str, ...], without: tuple[str, ...], places: Places
+) -> None:
+    """Say what a sweep or a suite would do and cost, and what is missing; start nothing."""
+    chosen = parse_overrides(overrides)
+    suite = suite_of(name, chosen, without)
+    sweeps = [] if suite else [_sweep_of(name, chosen)[0]]
 
     with imports_uncollected():
-        from orchestrator.planning.plan import duration, plan_of
+        from orchestrator.planning.plan import plan_of
+        from orchestrator.planning.suite_plan import suite_plan_of
 
     workspace, capacity = workspace_of(places), capacity_of(places.on)
-    plans = [plan_of(sweep, workspace, capacity) for sweep, _ in sweeps]
-    echo("\n\n".join(map(str, plans)))
-    hours = sum(plan.hours_there or 0 for plan in plans)
-    if capacity is not None and hours and len(plans) > 1:
-        click.echo(f"\nall {len(plans)} sweeps: {duration(hours)} on {capacity.name}")
-    if any(plan.missing or plan.name_taken or plan.lacking for plan in plans):
+    plan: Plan | SuitePlan
+    if suite is not None:
+        plan = suite_plan_of(suite, workspace, capacity)
+    else:
+        plan = plan_of(sweeps[0], workspace, capacity)
+    echo(str(plan))
+    if not plan.is_ready:
         sys.exit(1)
 
 
@@ -98,40 +115,53 @@ def _number(flag: str, default: float, most: int, text: str) -> Callable[[Verb],
 @_number("--seconds", 60.0, 10**9, "From evaluation to evaluation.")
 @_number("--rows", 1000, 10**9, "Selection rows: few are noisy.")
 @click.option("--like", help="Use the recorded curves of this sweep.")
+@without_option
 @import_option
 @place_options
 def simulate(
     name: str, overrides: tuple[str, ...], nodes: int, slots: int, losses: int, seconds: float,
-    rows: int, like: str | None, places: Places,
+    rows: int, like: str | None, without: tuple[str, ...], places: Places,
 ) -> None:  # fmt: skip
-    """Replay a sweep on a virtual cluster: schedule, cost and losses, before any GPU is spent."""
-    sweeps = _sweeps(name, overrides)
+    """Replay a sweep on a virtual cluster: schedule, cost and losses, before any GPU is spent.
+
+    The sweeps of a suite share the cluster; their mean is --seconds.
+    """
+    chosen = parse_overrides(overrides)
+    suite = suite_of(name, chosen, without)
+    sweeps = suite.sweeps if suite else [_sweep_of(name, chosen)[0]]
 
     from orchestrator.planning.curves import Curves, Recorded, Synthetic
     from orchestrator.planning.plan import assumed_rows
     from orchestrator.planning.preflight import max_evaluations
+    from orchestrator.planning.schedule import Schedule, paced
     from orchestrator.planning.simulation import VirtualCluster, simulate
 
+    def curves_of(sweep: Sweep, evaluations: int) -> Curves:
+        if like is None:
+            return Synthetic(sweep.space, evaluations, rows, seed=sweep.search.seed)
+        return Recorded.of_sweep(workspace_of(places).store(), like, sweep.space)
+
     cluster = VirtualCluster(nodes, slots, seconds, losses)
-    for sweep, _ in sweeps:
-        evaluations = max_evaluations(sweep, assumed_rows(sweep))
-        curves: Curves = Synthetic(sweep.space, evaluations, rows, seed=sweep.search.seed)
-        if like is not None:
-            curves = Recorded.of_sweep(workspace_of(places).store(), like, sweep.space)
-        click.echo(
-            f"sweep    {sweep.name}, on {nodes} virtual nodes with {slots} trials at once each\n"
-            f"assumed  {evaluations} evaluations a trial, {seconds:g} s apart, "
-            + (f"curves of {like}" if like else f"made-up curves with the noise of {rows} rows")
+    lengths = [max_evaluations(sweep, assumed_rows(sweep)) for sweep in sweeps]
+    said = f"curves of {like}" if like else f"made-up curves with the noise of {rows} rows"
+    there = f"on {nodes} virtual nodes with {slots} trials at once each"
+    if suite is not None:
+        curves = map(curves_of, sweeps, lengths)
+        trainings = paced(
+            suite, seconds, dict(zip((m.name for m in suite.members), curves, strict=True))
         )
-        click.echo(str(simulate(sweep, curves, cluster, evaluations)))
-
-
-def without_option(command: Verb) -> Verb:
-    """Option that leaves sweeps of a suite out."""
-    option = click.option(
-        "--without", multiple=True, metavar="TASK", help="Leave a sweep of a suite out, as in rte."
+        click.echo(
+            f"suite    {suite.name}, {there}\n"
+            f"assumed  {seconds:g} s between evaluations in the mean of the sweeps, {said}"
+        )
+        click.echo(str(Schedule.of(suite, trainings, cluster)))
+        return
+    (sweep,), (evaluations,) = sweeps, lengths
+    click.echo(
+        f"sweep    {sweep.name}, {there}\n"
+        f"assumed  {evaluations} evaluations a trial, {seconds:g} s apart, {said}"
     )
-    return option(command)
+    click.echo(str(simulate(sweep, curves_of(sweep, evaluations), cluster, evaluations)))
 
 
 @sweep.command("run")
@@ -353,17 +383,3 @@ def _sweep_of(name: str, chosen: dict[str, Json]) -> tuple[Sweep, Origin]:
     path = Path(name)
     file = str(path.absolute()) if path.is_file() else name
     return sweep, Origin(file=file, overrides=chosen)
-
-
-def _sweeps(name: str, overrides: tuple[str, ...]) -> list[tuple[Sweep, Origin]]:
-    """Return the sweep of a name, or the sweeps of a suite, with their origins."""
-    chosen = parse_overrides(overrides)
-    if (suite := suite_of(name, chosen, ())) is None:
-        return [_sweep_of(name, chosen)]
-
-    from orchestrator.state.definition import Origin
-
-    return [
-        (member.sweep, Origin(file=member.file, overrides=dict(member.overrides)))
-        for member in suite.members
-    ]

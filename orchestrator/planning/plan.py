@@ -29,7 +29,13 @@ from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
 from orchestrator.state.workspace import Workspace
 from tinyattn.data.labels import check_labels
-from tinyattn.errors import AbsentError, StorageError, TinyAttnError, UsageError
+from tinyattn.errors import (
+    AbsentDataError,
+    AbsentError,
+    StorageError,
+    TinyAttnError,
+    UsageError,
+)
 from tinyattn.plugins import load_all
 from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
@@ -187,6 +193,23 @@ class Plan:
         return self.sweep.search.trials * self.cost.trial_pflop * 1e15 / A4000_FLOPS / 3600
 
     @property
+    def is_ready(self) -> bool:
+        """Whether a run would start."""
+        return not (self.missing or self.name_taken or self.lacking)
+
+    @property
+    def trial_seconds(self) -> float | None:
+        """Seconds of a whole trial on its part of `capacity`; None: its speed is not known."""
+        resources = self.sweep.resources
+        cores, gpus = (part * resources.ranks for part in resources.share)
+        if resources.gpus:
+            there = sum(gpus for _, gpus in self.capacity.machines)
+            flops = self.capacity.tflops * 1e12 * gpus / there if there else 0.0
+        else:
+            flops = self.core_flops * cores
+        return self.cost.trial_pflop * 1e15 / flops if flops else None
+
+    @property
     def hours_there(self) -> float | None:
         """Hours of the sweep on `capacity`, with early stopping and all GPUs (or cores) busy.
 
@@ -219,6 +242,7 @@ def plan_of(
     workspace: Workspace,
     capacity: Capacity | None = None,
     cores: Cores | None = None,
+    member: str = "",
 ) -> Plan:
     """Return a sweep's plan; nothing is started and nothing is trained.
 
@@ -227,6 +251,7 @@ def plan_of(
         workspace: where it would be kept.
         capacity: the machines that it would run on; None: this machine.
         cores: the cores of this machine; None: their speed is measured.
+        member: its name within a suite; empty: it is in none.
 
     Raises:
         UsageError: a value of the space does not fit the PLM or the task, or the data do not fit
@@ -242,6 +267,8 @@ def plan_of(
         check_warmup(sweep, facts.fewest_rows)
     except AbsentError as error:
         missing = str(error)
+        if member and isinstance(error, AbsentDataError):
+            missing += f"; or leave the sweep out with --without {member}"
     except UsageError:
         raise
     except TinyAttnError as error:
