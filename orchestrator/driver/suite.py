@@ -176,7 +176,8 @@ class SuiteDriver:
         if outcome is Outcome.COMPLETED:
             with self._failing(name):
                 share.driver.end_paused()
-        share.on_end(share.ends_as)
+        with self._failing(name):
+            share.on_end(share.ends_as)
 
     @contextmanager
     def _failing(self, name: str) -> Iterator[None]:
