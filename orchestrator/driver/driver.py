@@ -79,6 +79,11 @@ class Driver:
             for trial in trials:
                 listener.caught_up(trial)
 
+    @property
+    def most_at_once(self) -> int:
+        """How many of its trials may run at once, as of now."""
+        return self._slots()
+
     def next_trial(self) -> Assignment | None:
         """Return the trial that a free worker is to run; None: none now, or none any more."""
         if self._busy >= self._slots():

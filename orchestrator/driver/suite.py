@@ -1,9 +1,11 @@
 """SuiteDriver: the drivers of several batches that share the machines, as one driver.
 
 A sweep by itself is a suite of one. A free slot goes to the batch that would be the last to end if
-it got one slot more: so long tasks begin early, all end at about the same time, and a batch that
-has ended leaves its slots to the others. If that batch has no trial to run now, the next one gets
-the slot: none stays idle while any batch, within its own limits, has a trial.
+each had the machines to itself: the critical path first, as in list scheduling (Graham, "Bounds on
+Multiprocessing Timing Anomalies", 1969). No suite ends sooner than that batch does, so it never
+waits; batches of short trials fill what it leaves, and pack well at the end. If that batch has no
+trial to run now, the next one gets the slot: none stays idle while any batch, within its own
+limits, has a trial. Batches that are equally urgent take turns.
 
 A batch that fails, or is stopped by itself, leaves the others going.
 """
@@ -52,10 +54,15 @@ class Share:
             self.work.catch_up(trial)
 
     def urgency(self, rate: float) -> float:
-        """Return when it would end, in seconds from now, if it got one slot more."""
+        """Return when it would end, in seconds from now, if it had the machines to itself.
+
+        The last trial to begin counts with its whole length. With ASHA that length is also the
+        chain of promotions with which a search ends.
+        """
         each = self.work.seconds_each(rate)
-        last = self.work.evaluations * each  # a trial that begins late holds up the end
-        return self.weight * (self.work.left(self.busy) * each / (self.busy + 1) + last)
+        slots = max(1, min(self.fits(), self.driver.most_at_once))
+        left = self.work.left(self.busy) / slots + self.work.evaluations
+        return self.weight * left * each
 
 
 class SuiteDriver:
@@ -111,7 +118,7 @@ class SuiteDriver:
 
     def _by_urgency(self, rate: float) -> list[tuple[str, Share]]:
         found = [(name, share) for name, share in self.shares.items() if share.ends_as is None]
-        return sorted(found, key=lambda pair: -pair[1].urgency(rate))
+        return sorted(found, key=lambda pair: (-pair[1].urgency(rate), pair[1].busy))
 
     def _used(self) -> float:
         """Return the part of the machines that is in use."""

@@ -239,6 +239,14 @@ def test_long_trials_begin_early(suite: Suite, order: Sequence[str]) -> None:
     assert time.of_all().busy == pytest.approx(1)
 
 
+def test_a_batch_with_a_limit_of_its_own_begins_early(suite: Suite) -> None:
+    """On two slots: a hundred trials of 10 s, one at a time, and ten of 100 s. A slot for each
+    batch is full for 1000 s; both slots for the long trials first would make it 1500 s."""
+    suite.add("long", trials=10, seconds=100.0, fits=2)
+    suite.add("limited", trials=100, seconds=10.0, fits=2, slots=1)
+    assert suite.in_virtual_time(slots=2).of_all().seconds == pytest.approx(1000)
+
+
 def test_what_evaluations_took_counts_for_more_than_the_guess(suite: Suite) -> None:
     """`b` was guessed to be short. Once it is known to take 100 times as long, it goes first."""
     suite.add("a", trials=8, slots=3)
