@@ -56,13 +56,13 @@ class Share:
     def urgency(self, rate: float) -> float:
         """Return when it would end, in seconds from now, if it had the machines to itself.
 
-        The last trial to begin counts with its whole length. With ASHA that length is also the
-        chain of promotions with which a search ends.
+        All slots share the work that is left, but for one whole trial, which comes last. With ASHA
+        its evaluations are also the chain of promotions with which a search ends.
         """
-        each = self.work.seconds_each(rate)
+        last = self.work.evaluations
         slots = max(1, min(self.fits(), self.driver.most_at_once))
-        left = self.work.left(self.busy) / slots + self.work.evaluations
-        return self.weight * left * each
+        left = max(0.0, self.work.left(self.busy) - last) / slots + last
+        return self.weight * left * self.work.seconds_each(rate)
 
 
 class SuiteDriver:

@@ -242,7 +242,7 @@ def test_long_trials_begin_early(suite: Suite, order: Sequence[str]) -> None:
 def test_a_batch_with_a_limit_of_its_own_begins_early(suite: Suite) -> None:
     """On two slots: a hundred trials of 10 s, one at a time, and ten of 100 s. A slot for each
     batch is full for 1000 s; both slots for the long trials first would make it 1500 s."""
-    suite.add("long", trials=10, seconds=100.0, fits=2)
+    suite.add("long", trials=10, evaluations=10, seconds=10.0, fits=2)
     suite.add("limited", trials=100, seconds=10.0, fits=2, slots=1)
     assert suite.in_virtual_time(slots=2).of_all().seconds == pytest.approx(1000)
 
