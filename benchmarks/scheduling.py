@@ -1,4 +1,4 @@
-"""The driver's CPU time per evaluation, in sweeps of 100 to 10,000 trials.
+"""The driver's CPU time per evaluation, in sweeps of 100 to 10,000 trials, and in a suite of eight.
 
     python -m benchmarks.scheduling [--trials 100 1000 10000] [--repeats 3]
 
@@ -6,7 +6,8 @@ Driver, searcher, event log and ASHA are the real ones, on the virtual cluster o
 only time and training are simulated. Tracking is the real SweepRuns with a retry queue and its
 thread, on a stand-in for MLflow's client that answers at once: a store's own time is not the
 driver's, and no trial waits for it. CPU time is that of all threads. The sampler is `random`, since
-TPE fits its model to all earlier trials and so takes longer with each.
+TPE fits its model to all earlier trials and so takes longer with each. The suite has eight sweeps
+that share the most trials, and the same machines; its ratio is to one sweep of as many trials.
 """
 
 from __future__ import annotations
@@ -18,15 +19,19 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.planning.curves import Synthetic
-from orchestrator.planning.simulation import VirtualCluster, simulate
-from orchestrator.spec.config import load_sweep
+from orchestrator.planning.simulation import Training, VirtualCluster, simulate, simulate_suite
+from orchestrator.spec.config import Sweep, load_sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
+from orchestrator.spec.suite import Member, Suite
 from orchestrator.tracking.provenance import commit
 from orchestrator.tracking.retry_queue import RetryQueue
 from orchestrator.tracking.sweep_runs import SweepRuns
 
 EVALUATIONS = 20
+SWEEPS = 8
+"""Sweeps of the suite."""
+CLUSTER = VirtualCluster(nodes=10)
 
 
 class NoClient:
@@ -40,14 +45,35 @@ class NoClient:
         return lambda *args, **rest: None
 
 
+def a_sweep(trials: int, seed: int = 0) -> Sweep:
+    """Return a sweep whose sampler learns nothing."""
+    changes = {"search.trials": trials, "search.sampler": "random", "task": "sst2"}
+    return load_sweep("minilm", {**changes, "search.seed": seed})
+
+
 def scheduling(trials: int) -> float:
     """Return the driver's CPU milliseconds per evaluation, without tracking."""
-    changes = {"search.trials": trials, "search.sampler": "random", "task": "sst2"}
-    sweep = load_sweep("minilm", changes)
+    sweep = a_sweep(trials)
     begin = time.process_time()
-    cluster = VirtualCluster(nodes=10)
-    found = simulate(sweep, Synthetic(sweep.space, EVALUATIONS), cluster, EVALUATIONS)
+    found = simulate(sweep, Synthetic(sweep.space, EVALUATIONS), CLUSTER, EVALUATIONS)
     return 1000 * (time.process_time() - begin) / found.evaluations
+
+
+def suite(trials: int) -> float:
+    """Return the same of a suite whose sweeps have so many trials together.
+
+    A task's evaluations take twice as long as those of the one before.
+    """
+    names = [str(number) for number in range(SWEEPS)]
+    sweeps = [a_sweep(trials // SWEEPS, seed) for seed in range(SWEEPS)]
+    members = [Member(n, sweep, "minilm", {}) for n, sweep in zip(names, sweeps, strict=True)]
+    trainings = {
+        name: Training(Synthetic(sweep.space, EVALUATIONS, seed=seed), EVALUATIONS, 2.0**seed)
+        for seed, (name, sweep) in enumerate(zip(names, sweeps, strict=True))
+    }
+    begin = time.process_time()
+    found = simulate_suite(Suite("s", tuple(members)), trainings, CLUSTER)
+    return 1000 * (time.process_time() - begin) / len(found.evaluated)
 
 
 def tracking(trials: int) -> float:
@@ -87,6 +113,14 @@ def main() -> None:
         first = next(iter(found.values()))
         words = ", ".join(f"{n:,}: {ms:.3f} ({ms / first:.2f} x)" for n, ms in found.items())
         print(f"{what.__name__:10} {words}")
+    most = chosen.trials[-1]
+    pairs = [(scheduling(most), suite(most)) for _ in range(chosen.repeats)]
+    alone, shared = (statistics.median(found) for found in zip(*pairs, strict=True))
+    ratio = statistics.median(shared / alone for alone, shared in pairs)
+    print(
+        f"suite      {SWEEPS} x {most // SWEEPS:,}: {shared:.3f}, one sweep of {most:,}: "
+        f"{alone:.3f} ({ratio:.2f} x)"
+    )
 
 
 if __name__ == "__main__":

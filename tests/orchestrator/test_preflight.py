@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
+from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 
+from orchestrator.cli import main
 from orchestrator.planning.cores import PRODUCT, Cores, product_seconds
-from orchestrator.planning.plan import amount, duration, plan_of
+from orchestrator.planning.plan import Capacity, amount, duration, plan_of
 from orchestrator.planning.preflight import (
     check_shapes,
     inspect,
@@ -20,7 +23,9 @@ from orchestrator.planning.preflight import (
     warmup_note,
 )
 from orchestrator.planning.remarks import remarks
+from orchestrator.planning.suite_plan import suite_plan_of
 from orchestrator.spec.config import Sweep
+from orchestrator.spec.suite import Member, Suite
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import prepare
 from tinyattn.config import build
@@ -186,6 +191,148 @@ def test_a_plan_says_the_time_on_cores(
     hours = 10 * plan.cost.trial_pflop * 1e15 / (2 * flops) / 3600
     assert plan.hours_there == pytest.approx(hours)
     assert "time        about " in str(plan)
+
+
+# ---- the plan of a suite ----
+
+
+def suite(plm: str, *, gpu_hours: float | None = None, **members: dict[str, Any]) -> Suite:
+    """Sweeps of 20 trials of four evaluations, without early stopping."""
+    found = []
+    for name, changes in members.items():
+        made = sweep(plm, asha=None, **{"search": {"trials": 20, "sampler": "random"}, **changes})
+        found.append(Member(name, made.model_copy(update={"name": f"g-{name}"}), "file", {}))
+    return Suite("g", tuple(found), gpu_hours)
+
+
+def a_task(rows: int, **resources: Any) -> dict[str, Any]:
+    """Changes of a sweep: its training rows and its trials' resources."""
+    return {"train": {"max_train_rows": rows, "epochs": 2}, "resources": resources}
+
+
+RACK = Capacity("rack", [(8, 2), (8, 2)], 4 * 8.0)
+"""Four GPUs of 8 TFLOP/s."""
+
+
+def test_a_suites_time_is_that_of_its_shared_schedule(tiny: str, tmp_path: Path) -> None:
+    """Four GPUs, 20 trials of each task, no early stopping: five rounds of each, work ÷ slots. One
+    task after the other would take as long here, but not more slots than it may use: `b` may run
+    one trial at a time, so its 20 trials are a row, and those of `a` fit beside it."""
+    made = suite(tiny, a=a_task(400, gpus=1), b=a_task(400, gpus=1, concurrent=1))
+    plan = suite_plan_of(made, Workspace(tmp_path), RACK)
+    assert plan.replay is not None
+    one = plan.plans["a"].cost.trial_pflop * 1e15 / 8e12  # seconds of a trial
+    assert plan.replay.seconds == pytest.approx(20 * one, rel=1e-6)
+    assert plan.replay.busy == pytest.approx(40 * one / 4 / (20 * one))
+    assert f"time        {duration(20 * one / 3600)} on rack, by simulation" in str(plan)
+    assert plan.is_ready
+
+
+def test_a_suites_plan_names_the_trials_that_begin_first(tiny: str, tmp_path: Path) -> None:
+    points = [{"optimizer.lr": 0.004}]
+    known = {"search": {"trials": 20, "points": points}}
+    made = suite(tiny, short=a_task(50, gpus=1), long=a_task(1000, gpus=1) | known)
+    lines = str(suite_plan_of(made, Workspace(tmp_path), RACK)).splitlines()
+    (first,) = [line for line in lines if line.startswith("first ")]
+    assert first == "first       long search_00001: lr=0.004"
+    place = lines.index(first)
+    assert [line.split()[:2] for line in lines[place + 1 : place + 4]] == [
+        ["long", f"search_0000{number}:"] for number in (2, 3, 4)
+    ]
+
+
+def test_a_suites_plan_shows_eight_of_the_first_trials(tiny: str, tmp_path: Path) -> None:
+    rack = Capacity("rack", [(64, 10)], 80.0)
+    made = suite(tiny, a=a_task(50, gpus=1))
+    assert str(suite_plan_of(made, Workspace(tmp_path), rack)).endswith("  and 2 more at once")
+
+
+def test_a_suites_gpu_hours_are_those_of_its_sweeps(tiny: str, tmp_path: Path) -> None:
+    made = suite(tiny, a=a_task(400, gpus=1), b=a_task(800, gpus=1), cores=a_task(800))
+    plan = suite_plan_of(made, Workspace(tmp_path), RACK)
+    pflop = [plan.plans[name].cost.trial_pflop for name in ("a", "b")]
+    hours = 20 * sum(pflop) * 1e15 / 8e12 / 3600
+    assert f"compute     about {hours:,.1f} GPU-hours on an RTX A4000 in all" in str(plan)
+    assert plan.replay is None  # the speed of a rack's cores is not known
+    assert "time        about 1 minute on rack" in str(plan)  # of a and b by themselves
+
+
+def test_a_suite_that_would_spend_its_gpu_hours_is_told(tiny: str, tmp_path: Path) -> None:
+    made = suite(tiny, gpu_hours=1e-9, a=a_task(400, gpus=1))
+    assert "note        gpu_hours=1e-09 are spent" in str(
+        suite_plan_of(made, Workspace(tmp_path), RACK)
+    )
+
+
+def test_a_suites_time_on_the_cores_of_this_machine(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two cores, a trial on each: 40 trials of equal length are 20 rounds."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    made = suite(tiny, a=a_task(400, cpus=1), b=a_task(400, cpus=1))
+    plan = suite_plan_of(made, Workspace(tmp_path), cores=Cores(lambda dtype: 1e-3))
+    flops = 0.6 * 2 * 128 * 384 * 1536 / 1e-3  # as above
+    one = plan.plans["a"].cost.trial_pflop * 1e15 / flops
+    assert plan.replay is not None
+    assert plan.replay.seconds == pytest.approx(20 * one)
+
+
+def test_a_suite_whose_trials_need_other_machines_has_no_time(tiny: str, tmp_path: Path) -> None:
+    made = suite(tiny, a=a_task(400, gpus=1), b=a_task(400, gpus=1, cpus=9))
+    plan = suite_plan_of(made, Workspace(tmp_path), RACK)
+    assert "missing     a trial needs 9 cores and 1 GPUs" in str(plan)
+    assert plan.replay is None
+    assert not plan.is_ready
+
+
+@pytest.mark.parametrize("kind", ["sweep", "suite"])
+def test_a_suite_needs_a_free_name(tiny: str, tmp_path: Path, sweeps: Sweeps, kind: str) -> None:
+    if kind == "suite":
+        sweeps.tracker.open_suite("g")
+    else:
+        sweeps.start("g")
+    sweeps.tracker.settle(30)
+    made = suite(tiny, a=a_task(400, gpus=1))
+    plan = suite_plan_of(made, Workspace(tmp_path / "runs"), RACK)
+    assert str(plan).endswith("\nmissing     a free name: 'g' exists; set name=...")
+    assert not plan.is_ready
+    assert not plan.plans["a"].name_taken
+
+
+@pytest.mark.parametrize(("name", "status"), [("agreement", 0), ("rte", 1)])
+def test_the_command_line_checks_a_suite(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, status: int
+) -> None:
+    """Two sweeps on generated data are ready; of RTE there are no data, unless it is left out."""
+    monkeypatch.setenv("TINYATTN_DATA", str(tmp_path / "nowhere"))
+    file = tmp_path / "two.yaml"
+    sweep = f"{{task: {name}, resources.gpus: 0, plm: {tiny}, max_length: 48}}"
+    file.write_text(
+        f"suite: [{{sweep: agreement, name: a, set: {{plm: {tiny}, max_length: 48}}}}, "
+        f"{{sweep: agreement, name: b, set: {sweep}}}]\nset: {{trials: 3}}\n"
+    )
+    words = ["sweep", "check", str(file), "name=t", "--runs", str(tmp_path / "runs")]
+    shown = CliRunner().invoke(main, words)
+    assert shown.exit_code == status, shown.output
+    assert "\nsuite       t: 2 sweeps, 6 trials" in shown.output
+    assert ("or leave the sweep out with --without b" in shown.output) == bool(status)
+    fewer = CliRunner().invoke(main, [*words, "--without", "b"])
+    assert fewer.exit_code == 0, fewer.output
+    assert "\nsuite       t: 1 sweeps, 3 trials" in fewer.output
+    assert "\nfirst       a search_00001: " in fewer.output
+
+
+def test_a_sweep_of_a_suite_without_data_can_be_left_out(
+    tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYATTN_DATA", str(tmp_path / "nowhere"))
+    made = suite(tiny, here=a_task(400, gpus=1), away={"train": {"task": "rte"}})
+    plan = suite_plan_of(made, Workspace(tmp_path / "runs"), RACK)
+    assert plan.plans["away"].missing.endswith("; or leave the sweep out with --without away")
+    assert not plan.plans["here"].missing
+    assert not plan.is_ready
+    alone = plan_of(made.sweeps[1], Workspace(tmp_path / "runs"), RACK)
+    assert "--without" not in alone.missing
 
 
 @pytest.mark.slow
