@@ -261,10 +261,8 @@ class VirtualTime:
             evaluations: evaluations of a whole trial.
             seed: seed of the losses: which node, when.
         """
-        slots = cluster.nodes * cluster.slots
-        share = Share(driver, Work(1, evaluations), lambda: slots)
         training = Training(curves, evaluations, cluster.seconds)
-        return cls(SuiteDriver({"": share}), {"": training}, cluster, seed)
+        return cls(SuiteDriver.alone(driver), {"": training}, cluster, seed)
 
     def run(self) -> Replay:
         """Run until no event is left; return the result of the first batch."""
@@ -371,15 +369,16 @@ class VirtualTime:
         self.free.extend(slot for slot in slots if slot not in busy)
 
     def _close(self, name: str) -> None:
-        """End the trials of a batch that are still paused, and fill in its result."""
-        share, training, found = self.driver.shares[name], self.trainings[name], self.found[name]
-        share.driver.end_paused()
+        """Fill in the result of a batch."""
+        driver, training = self.driver.shares[name].driver, self.trainings[name]
+        found = self.found[name]
         trials = list(self._log_of(name).trials.values())
         found.whole = len(trials) * training.evaluations
         found.outcomes.update(trial.outcome for trial in trials if trial.outcome is not None)
-        found.rungs = {rung: len(came) for rung, came in share.driver.asha.rungs.items()}
+        found.rungs = {rung: len(came) for rung, came in driver.asha.rungs.items()}
         worked = found.evaluations * training.seconds
-        found.busy = worked / max(1e-9, found.seconds * share.fits())
+        slots = training.fits or self.cluster.nodes * self.cluster.slots
+        found.busy = worked / max(1e-9, found.seconds * slots)
         done = [trial for trial in trials if trial.outcome is Outcome.COMPLETED]
         if done:
             best = max(done, key=lambda trial: trial.last.best_score)

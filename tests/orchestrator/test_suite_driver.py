@@ -222,6 +222,21 @@ def test_it_is_not_finished_while_the_last_trial_runs(suite: Suite) -> None:
     assert suite.ended[1:] == [("a", Outcome.COMPLETED)]
 
 
+def test_trials_that_wait_in_vain_end_with_their_batch(suite: Suite) -> None:
+    """A rung at 1 of 2: the better of two trials is promoted, the other waits for nothing."""
+    suite.add("a", trials=2, evaluations=2, asha=PromotingAsha(1, 2, 2))
+    suite.add("b", trials=1)
+    driver = suite.driver()
+    first, second, _ = sorted(fill(driver))
+    assert report(driver, first, total=2) is Decision.PAUSE
+    assert report(driver, second, total=2) is Decision.PAUSE
+    assert fill(driver) == [first]
+    assert report(driver, first, total=2) is Decision.STOP
+    assert fill(driver) == []
+    assert suite.outcomes("a") == [Outcome.COMPLETED, Outcome.STOPPED]
+    assert suite.ended == [("a", Outcome.COMPLETED)]
+
+
 # ---- whose turn it is ----
 
 
@@ -257,6 +272,18 @@ def test_what_evaluations_took_counts_for_more_than_the_guess(suite: Suite) -> N
     report(driver, running.pop(), total=1, seconds=100)
     report(driver, running.pop(), total=1)
     assert [key.sweep for key in fill(driver)] == ["b", "b"]
+
+
+def test_a_guess_is_taken_in_the_unit_of_what_was_measured(suite: Suite) -> None:
+    """`b` is guessed to take twice as long as `a`, and `a` takes 100 s: so `b` has 8 x 200 s left,
+    more than 7 x 100 s of `a`, one at a time, at a weight of 0.7."""
+    suite.add("a", trials=8, seconds=1.0, slots=1, weight=0.7)
+    suite.add("b", trials=8, seconds=2.0)
+    driver = suite.driver()
+    running = fill(driver)
+    assert [key.sweep for key in running] == ["a", "b", "b", "b"]
+    report(driver, running[0], total=1, seconds=100)
+    assert [key.sweep for key in fill(driver)] == ["b"]
 
 
 def test_a_batch_that_ended_leaves_its_slots(suite: Suite) -> None:
@@ -464,13 +491,17 @@ def test_a_batch_that_is_halted_keeps_its_evaluations(suite: Suite, tmp_path: Pa
     ]
 
 
-def test_a_trial_of_a_halted_batch_that_loses_its_worker_goes_on_later(
-    suite: Suite, tmp_path: Path
-) -> None:
+def test_a_trial_of_a_halted_batch_that_loses_its_worker_goes_on_later(suite: Suite) -> None:
+    """It has lost three workers before; one more would end it, if its batch went on."""
     suite.add("a", trials=1, evaluations=4)
     suite.add("b", trials=1, evaluations=4)
     driver = suite.driver()
-    key = next(key for key in fill(driver) if key.sweep == "a")
+    key = TrialKey("a", "search_00001")
+    for _ in range(3):
+        assert key in fill(driver)
+        driver.on_lost(key, LOST)
+        driver.on_release(key)
+    assert fill(driver) == [key]
     driver.halt("a")
     driver.on_lost(key, LOST)
     driver.on_release(key)
