@@ -226,11 +226,12 @@ def show_leaderboard(
     top: int | None = None,
 ) -> None:
     """Print the leaderboard of sweeps, of a task or of everything: the `top` rows of each group, or
-    a page."""
+    a page. Each name of `sweeps` may be a suite's; then its table comes first."""
     from orchestrator.reporting import leaderboard as board
+    from orchestrator.reporting.suite.results import sweeps_named
 
     store = workspace.store()
-    rows = board.leaderboard(store, task, sweeps)
+    rows = board.leaderboard(store, task, sweeps_named(workspace, store, sweeps))
     if not rows:
         tasks = {sweep.task for sweep in store.sweeps()}
         raise UsageError(
@@ -240,6 +241,9 @@ def show_leaderboard(
             else f"the store {workspace.place} has no trials; run a sweep first"
         )
     console = Console(width=None if sys.stdout.isatty() else 140)
+    is_suite = _show_suites(workspace, store, sweeps, console)
+    if is_suite and suite:
+        return
     if not suite:
         shown = board.top(rows, top)
         title = " ".join(sweeps) or task or "Leaderboard"
@@ -252,6 +256,26 @@ def show_leaderboard(
         raise UsageError(f"the store {workspace.place} has no ranked trial of a GLUE task")
     for found in suites:
         console.print(board.render_suite(found))
+
+
+def _show_suites(
+    workspace: Workspace, store: TrackingReader, names: list[str], console: Console
+) -> bool:
+    """Print the table of each suite among names; return whether there is one."""
+    from orchestrator.reporting import leaderboard as board
+    from orchestrator.reporting.suite.results import results_of
+    from orchestrator.state.suite_definition import sweeps_of_suite
+
+    found = {name: sweeps_of_suite(workspace, name) for name in names}
+    for name, sweeps in found.items():
+        if sweeps is None:
+            continue
+        tables = results_of(store, name, sweeps, workspace).tables
+        for table in tables:
+            console.print(board.render_suite(table, name))
+        if not tables:
+            echo(f"suite {name} has no ranked trial yet")
+    return any(sweeps is not None for sweeps in found.values())
 
 
 def _marks(store: TrackingReader, rows: Iterable[Row]) -> dict[str, list[str]]:
@@ -271,7 +295,7 @@ def _marks(store: TrackingReader, rows: Iterable[Row]) -> dict[str, list[str]]:
 
 
 def show_pages(workspace: Workspace, sweeps: list[str]) -> None:
-    """Print where MLflow's pages have the leaderboards of sweeps."""
+    """Print where MLflow's pages have the leaderboards of sweeps, and the tables of suites."""
     store = workspace.store()
     known = {sweep.name: sweep for sweep in store.sweeps()}
     is_server = str(workspace.tracking_uri or "").startswith(("http:", "https:"))
@@ -279,3 +303,5 @@ def show_pages(workspace: Workspace, sweeps: list[str]) -> None:
     for name in sweeps:
         if name in known and store.has_view(known[name]):
             echo(f"MLflow's page of {name}: {store.pages_of(known[name])}{served}")
+        elif name not in known and (suite := store.find_suite(name)) is not None:
+            echo(f"MLflow's page of {name}: {store.page_of_suite(suite)}{served}")

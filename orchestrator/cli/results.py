@@ -32,13 +32,18 @@ if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.selection.verdict import Verdict
     from orchestrator.spec.values import Json
     from orchestrator.state.workspace import Workspace
+    from orchestrator.tracking.reader import TrackingReader
 
 
 @click.command()
 @click.argument("task", required=False)
-@click.option("--sweep", "sweep_name", help="Only this sweep.")
+@click.option("--sweep", "sweep_name", help="Only this sweep or suite.")
 @click.option("--top", type=click.IntRange(1), help="Rows of each task; else about a page.")
-@click.option("--suite", is_flag=True, help="Best of each GLUE task and their average.")
+@click.option(
+    "--suite",
+    is_flag=True,
+    help="Only the best of each GLUE task, or of a suite's, and their average.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a table.")
 @place_options
@@ -51,7 +56,7 @@ def leaderboard(
     as_csv: bool,
     places: Places,
 ) -> None:
-    """Rank the trials of a task, a sweep, or everything."""
+    """Rank the trials of a task, a sweep, a suite, or everything."""
     from orchestrator.reporting import leaderboard as board
 
     if as_json and as_csv:
@@ -63,7 +68,10 @@ def leaderboard(
         shown = sweeps or [one.name for one in workspace.store().sweeps(task)[-1:]]
         show_pages(workspace, shown)
         return
-    rows = board.leaderboard(workspace.store(), task, sweeps)
+    from orchestrator.reporting.suite.results import sweeps_named
+
+    store = workspace.store()
+    rows = board.leaderboard(store, task, sweeps_named(workspace, store, sweeps))
     if top is not None:
         rows = board.top(rows, top)
     click.echo(board.to_json(rows) if as_json else board.to_csv(rows), nl=as_json)
@@ -159,12 +167,61 @@ def _print_verdict(verdict: Verdict) -> None:
 @import_option
 @place_options
 def promote(name: str, force: bool, places: Places) -> None:
-    """Register the winner of a sweep (or SWEEP/TRIAL) and make it champion if it is better."""
+    """Register the winner of a sweep (or SWEEP/TRIAL) and make it champion if it is better.
+
+    Of a suite, the winners of all its sweeps, one after the other.
+    """
+    from orchestrator.state.suite_definition import sweeps_of_suite
+
+    workspace = workspace_of(places)
+    owner, slash, trial = name.rpartition("/")
+    sweeps = sweeps_of_suite(workspace, owner if slash else name)
+    if sweeps is not None and slash:
+        meant = ", ".join(f"{sweep}/{trial}" for sweep in sweeps.values())
+        raise UsageError(
+            f"'{name}' came, and '{owner}' is a suite: a trial is called SWEEP/TRIAL; name one "
+            f"of {meant}"
+        )
+    if sweeps is None:
+        _promote(workspace, name, force)
+    else:
+        _promote_suite(workspace, name, sweeps, force)
+
+
+def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], force: bool) -> None:
+    """Promote the winner of each sweep of a suite; an error of one leaves the others going.
+
+    Raises:
+        TinyAttnError: after all of them, if any could not be promoted.
+    """
+    from orchestrator.reporting.suite.page import publish_suite
+
+    tracker, failed = workspace.tracker(), []
+    begun = {sweep.name for sweep in tracker.sweeps()}
+    for member, sweep in sweeps.items():
+        click.echo(f"{member} ({sweep})")
+        try:
+            if sweep not in begun:
+                raise UsageError("it has not begun: there is nothing to promote")
+            _promote(workspace, sweep, force)
+        except TinyAttnError as error:
+            failed.append(member)
+            echo(f"not promoted: {error}")
+        click.echo("")
+    if (run := tracker.run_of_suite(name)) is not None:
+        publish_suite(tracker, run)
+    if failed:
+        raise TinyAttnError(
+            f"{len(failed)} of {len(sweeps)} were not promoted: {', '.join(failed)}"
+        )
+
+
+def _promote(workspace: Workspace, name: str, force: bool) -> None:
+    """Promote the winner of a sweep, or a trial, and say what came of it."""
     from orchestrator.registry.promotion import promote_adapter
     from orchestrator.registry.reign import budget_words
     from orchestrator.registry.versions import is_finalized
 
-    workspace = workspace_of(places)
     promotion = promote_adapter(workspace, name, force, echo)
     state = "is the champion" if promotion.moved else "is registered; the alias did not move"
     click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
@@ -256,14 +313,36 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, places:
 @place_options
 def report(name: str, output: Path | None, places: Places) -> None:
     """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow where that
-    may be written."""
+    may be written. Of a suite, a page for each of its sweeps and an index.html with its table."""
     from orchestrator.reporting.report import write_report
+    from orchestrator.state.suite_definition import sweeps_of_suite
 
     workspace = workspace_of(places)
     store = workspace.tracker() if workspace.may_be_written() else workspace.store()
-    store.find_sweep(name)  # a wrong name must not get a folder
+    sweeps = sweeps_of_suite(workspace, name)
+    if sweeps is None:
+        store.find_sweep(name)  # a wrong name must not get a folder
     folder = output or workspace.sweep_folder(name) / "report"
-    click.echo(f"the report is {write_report(store, name, folder)}")
+    if sweeps is None:
+        page = write_report(store, name, folder)
+    else:
+        page = _report_suite(workspace, store, name, sweeps, folder)
+    click.echo(f"the report is {page}")
+
+
+def _report_suite(
+    workspace: Workspace, store: TrackingReader, name: str, sweeps: dict[str, str], folder: Path
+) -> Path:
+    """Write a suite's report, and bring its page in MLflow up to it; return the index's path."""
+    from orchestrator.reporting.suite.page import publish_suite
+    from orchestrator.reporting.suite.report import write_suite_report
+    from orchestrator.reporting.suite.results import results_of
+    from orchestrator.tracking.writer import TrackingWriter
+
+    page = write_suite_report(store, results_of(store, name, sweeps, workspace), folder)
+    if isinstance(store, TrackingWriter) and (run := store.run_of_suite(name)) is not None:
+        publish_suite(store, run)
+    return page
 
 
 @click.command()

@@ -333,12 +333,12 @@ def _go_on(
 @click.argument("name", required=False)
 @place_options
 def show_status(name: str | None, places: Places) -> None:
-    """Show the status of a sweep; without a name a line for each sweep of the store."""
-    from orchestrator.reporting.status import status, statuses
+    """Show the status of a sweep or suite; without a name a line for each of the store."""
+    from orchestrator.reporting.suite.status import find_status, statuses
 
     workspace = workspace_of(places)
     if name is not None:
-        echo(str(status(workspace, name)))
+        echo(str(find_status(workspace, name)))
         return
     for line in statuses(workspace) or [f"the store {workspace.place} has no sweep yet"]:
         echo(line)

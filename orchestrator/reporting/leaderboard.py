@@ -1,4 +1,4 @@
-"""The leaderboard: the trials of a task, ranked, and the tasks of the GLUE suite.
+"""The leaderboard: the trials of a task, ranked, and the tasks of GLUE or of a suite.
 
 Scores rank only among trials of one task, protocol and PLM: the protocol `paper` selects on the
 official dev set, `heldout` on a split carved from train, and the two do not compare; nor do splits
@@ -98,14 +98,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Suite:
-    """The best row of each GLUE task on one PLM under one protocol, and their mean."""
+    """The best row of each task of GLUE or of a suite, on one PLM under one protocol, and their
+    mean."""
 
     plm: str
     protocol: str
+    tasks: Sequence[str]
+    """All its tasks in their order: of table 8, or of the suite."""
     rows: list[Row]
-    """In the order of table 8; only tasks that were swept."""
+    """In this order; only tasks that were swept."""
     missing: list[str]
-    """Tasks of table 8 without a score on the official dev set."""
+    """Tasks without a score on the official dev set."""
     average: float | None
     """Mean of the primary metrics on the official dev set, in points (89.1); None: no task yet."""
     paper_average: float | None
@@ -121,10 +124,15 @@ def leaderboard(
         UsageError: there is no such sweep.
     """
     chosen = [store.find_sweep(name) for name in sweeps] or store.sweeps(task)
+    trials = (trial for sweep in chosen for trial in store.trials_of(sweep))
+    return rows_of(trial for trial in trials if task is None or trial.task == task)
+
+
+def rows_of(trials: Iterable[TrialRun]) -> list[Row]:
+    """Return the rows of trials, the best first in each task, protocol and PLM."""
     groups: dict[tuple[str, str, int, str], list[TrialRun]] = defaultdict(list)
-    for trial in (t for s in chosen for t in store.trials_of(s)):
-        if task is None or trial.task == task:
-            groups[trial.task, trial.protocol, -(trial.carve or 0), trial.plm].append(trial)
+    for trial in trials:
+        groups[trial.task, trial.protocol, -(trial.carve or 0), trial.plm].append(trial)
     return [row for key in sorted(groups) for row in ranked(groups[key])]
 
 
@@ -142,32 +150,51 @@ def top(rows: Sequence[Row], count: int | None) -> list[Row]:
     return [row for group in groups.values() for row in group[:count]]
 
 
-def suites(rows: Iterable[Row]) -> list[Suite]:
-    """Return a suite for each PLM and protocol that has a ranked trial of a GLUE task."""
+def suites(rows: Iterable[Row], tasks: Mapping[str, Sequence[str]] | None = None) -> list[Suite]:
+    """Return a suite for each PLM and protocol that has a ranked trial of one of the tasks.
+
+    Args:
+        rows: as `leaderboard` returns them.
+        tasks: tasks of a suite by PLM, in their order; None: those of table 8 on any PLM.
+    """
     groups: dict[tuple[str, str, int], list[Row]] = defaultdict(list)
     for row in rows:
-        if row.task in GLUE and row.rank is not None:
+        if row.task in _tasks_on(row.plm, tasks) and row.rank is not None:
             groups[row.plm, row.protocol, -(row.carve or 0)].append(row)
-    return [_suite(groups[key]) for key in sorted(groups)]
+    return [_suite(groups[key], _tasks_on(key[0], tasks)) for key in sorted(groups)]
 
 
-def _suite(rows: Sequence[Row]) -> Suite:
+def _tasks_on(plm: str, tasks: Mapping[str, Sequence[str]] | None) -> Sequence[str]:
+    return GLUE if tasks is None else tasks.get(plm, ())
+
+
+def _suite(rows: Sequence[Row], tasks: Sequence[str]) -> Suite:
     """Return the best row of each task, chosen by selection score, and the mean over tasks."""
-    best: dict[str, Row] = {}
-    for row in rows:
-        if _better(row, best.get(row.task)):
-            best[row.task] = row
-    found = [best[task] for task in GLUE if task in best]
+    of_task = {task: [row for row in rows if row.task == task] for task in tasks}
+    found = [row for task in tasks if (row := best_row(of_task[task])) is not None]
     scored = [row for row in found if row.dev is not None]
     known = [row.paper for row in scored if row.paper is not None]
     return Suite(
         plm=rows[0].plm,
         protocol=protocol_words(rows[0].protocol, rows[0].carve),
+        tasks=tasks,
         rows=found,
-        missing=[task for task in GLUE if task not in {row.task for row in scored}],
+        missing=[task for task in tasks if task not in {row.task for row in scored}],
         average=_points(row.dev for row in scored if row.dev is not None),
         paper_average=_points(known) if len(known) == len(scored) else None,
     )
+
+
+def best_row(rows: Iterable[Row]) -> Row | None:
+    """Return the ranked row that stands for its task in a suite; None: there is none.
+
+    It is one that was measured on dev, if any was; of those the best by selection score.
+    """
+    best = None
+    for row in rows:
+        if row.rank is not None and (best is None or _order(row) > _order(best)):
+            best = row
+    return best
 
 
 @dataclass(frozen=True)
@@ -212,23 +239,31 @@ def render(
     return Leaderboard(rows, title, marks or {})
 
 
-def render_suite(found: Suite) -> Table:
+def render_suite(found: Suite, name: str = "GLUE") -> Table:
     """Return the suite as a terminal table, one row a task, the average below."""
-    title = f"GLUE, {_short_plm(found.plm)}, protocol {found.protocol}"
+    title = f"{name}, {short_plm(found.plm)}, protocol {found.protocol}"
     table = Table(title=title, title_justify="left", header_style="bold", show_footer=True)
-    missing = f"without {', '.join(found.missing)}" if found.missing else "all eight tasks"
-    table.add_column("task", Text(f"average ({missing})"))
+    table.add_column("task", Text(f"average ({coverage(found)})"))
     table.add_column("score", justify="right")
-    table.add_column("dev", _number(found.average, 1), justify="right")
-    table.add_column("paper", _number(found.paper_average, 1), justify="right")
+    table.add_column("dev", number_words(found.average, 1), justify="right")
+    table.add_column("paper", number_words(found.paper_average, 1), justify="right")
     table.add_column("parameters", justify="right")
     table.add_column("sweep")
     for row in found.rows:
         table.add_row(
-            row.task, _share(row.score), _share(row.dev), _share(row.paper, 1),
+            row.task, share_words(row.score), share_words(row.dev), share_words(row.paper, 1),
             f"{row.parameters:,}", row.sweep,
         )  # fmt: skip
     return table
+
+
+def coverage(found: Suite) -> str:
+    """Return of which tasks the average is, as in `without rte` or `all eight tasks`."""
+    if found.missing:
+        return f"without {', '.join(found.missing)}"
+    if len(found.tasks) == 1:
+        return f"{found.tasks[0]} alone"
+    return f"all {'eight' if len(found.tasks) == len(GLUE) else len(found.tasks)} tasks"
 
 
 def to_json(rows: Sequence[Row]) -> str:
@@ -291,11 +326,8 @@ def _row(run: TrialRun, place: int, paper: float | None) -> Row:
     )
 
 
-def _better(row: Row, other: Row | None) -> bool:
-    """Return whether `row` is the one to show: measured on dev first, then by selection score."""
-    if other is None:
-        return True
-    return (row.dev is not None, row.score or 0.0) > (other.dev is not None, other.score or 0.0)
+def _order(row: Row) -> tuple[bool, float]:
+    return (row.dev is not None, row.score or 0.0)
 
 
 def _cells(row: Row, marks: Sequence[str] = ()) -> dict[str, str]:
@@ -305,11 +337,11 @@ def _cells(row: Row, marks: Sequence[str] = ()) -> dict[str, str]:
     return {
         "rank": str(row.rank or "–"),
         "task": row.task,
-        "plm": escape(_short_plm(row.plm)),
-        "score": _share(row.score),
+        "plm": escape(short_plm(row.plm)),
+        "score": share_words(row.score),
         "protocol": _protocol(row),
-        "held-out": _share(row.heldout),
-        "paper": _share(row.paper, 1),
+        "held-out": share_words(row.heldout),
+        "paper": share_words(row.paper, 1),
         "params": f"{row.parameters:,}",
         "outcome": "stopped by user" if row.by_user else row.outcome,
         "time": str(timedelta(seconds=round(row.seconds))),
@@ -318,7 +350,7 @@ def _cells(row: Row, marks: Sequence[str] = ()) -> dict[str, str]:
     }
 
 
-def _short_plm(plm: str) -> str:
+def short_plm(plm: str) -> str:
     """Return a PLM's name; of a folder its last part."""
     return Path(plm).name if plm.startswith((".", "/", "~")) else plm
 
@@ -332,11 +364,13 @@ def _points(shares: Iterable[float]) -> float | None:
     return 100 * sum(values) / len(values) if values else None
 
 
-def _share(value: float | None, digits: int = 2) -> str:
-    return _number(None if value is None else 100 * value, digits)
+def share_words(value: float | None, digits: int = 2) -> str:
+    """Return a share in points, as in `84.00`; a dash for None."""
+    return number_words(None if value is None else 100 * value, digits)
 
 
-def _number(value: float | None, digits: int) -> str:
+def number_words(value: float | None, digits: int) -> str:
+    """Return a number with so many digits after the point; a dash for None."""
     return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from orchestrator.reporting.findings import HEAD, Findings, markdown_table
 from orchestrator.reporting.leaderboard import Row, ranked, short_config
 from orchestrator.tracking.pages import run_page, view_page
-from orchestrator.tracking.records import SweepRecord, TrialRun
+from orchestrator.tracking.records import SuiteRecord, SweepRecord, TrialRun
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
@@ -26,7 +26,8 @@ def publish(tracker: TrackingWriter, runs: SweepRuns) -> None:
         trials = tracker.trials_of(sweep)
         kept = tracker.verdict_of(sweep)
         findings = None if kept is None else Findings.of(kept)
-        runs.describe(describe(sweep, trials, findings), numbers(sweep, trials))
+        suite = None if sweep.suite is None else tracker.find_suite(sweep.suite)
+        runs.describe(describe(sweep, trials, findings, suite), numbers(sweep, trials))
         runs.settle(SETTLE_SECONDS)
     except StorageError as error:
         warnings.warn(f"the sweep's page in MLflow is not up to date: {error}", stacklevel=2)
@@ -61,10 +62,24 @@ def _winner(sweep: SweepRecord, trials: Sequence[TrialRun]) -> TrialRun | None:
     return None if best is None else by_run[best.run_id]
 
 
-def describe(sweep: SweepRecord, trials: Sequence[TrialRun], findings: Findings | None) -> str:
-    """Return a sweep's description in Markdown: verdict, best trials, links."""
+def describe(
+    sweep: SweepRecord,
+    trials: Sequence[TrialRun],
+    findings: Findings | None,
+    suite: SuiteRecord | None = None,
+) -> str:
+    """Return a sweep's description in Markdown: verdict, best trials, links.
+
+    Args:
+        sweep: the sweep.
+        trials: all its trials.
+        findings: what its finalizer found; None: it has not ended.
+        suite: the suite to whose page it links; None: it is run by itself.
+    """
     rows = ranked([trial for trial in trials if trial.kind == "trial"])
     links = [f"[all trials, by score]({view_page(sweep.experiment_id, sweep.name)})"]
+    if suite is not None:
+        links.append(f"[suite {suite.name}]({run_page(suite.experiment_id, suite.run_id)})")
     parts = []
     if findings is not None:
         links.append(

@@ -85,27 +85,50 @@ def write_report(store: TrackingReader, name: str, folder: Path) -> Path:
     trials = store.trials_of(sweep)
     if not trials:
         raise UsageError(f"sweep '{name}' has no trial yet: there is nothing to report")
+    page = folder / "report.html"
+    text = report_of(store, sweep, trials, folder / "figures")
+    write_output(page, text)
+    if isinstance(store, TrackingWriter):
+        keep_report(store, sweep, folder / "figures", text)
+    return page
+
+
+def report_of(
+    store: TrackingReader,
+    sweep: SweepRecord,
+    trials: Sequence[TrialRun],
+    images: Path,
+    up: str = "",
+) -> str:
+    """Write the figures of a sweep and return its page.
+
+    Args:
+        store: the MLflow store.
+        sweep: the sweep.
+        trials: its trials, of which there is at least one.
+        images: folder for the figures, made if needed.
+        up: link to the suite's page, as HTML; empty: there is none.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
     config = store.sweep_config(sweep)
     metric = trials[0].primary_metric or "score"
     curves = curves_of(store, trials)
     drawn = draw(curves, metric, log_keys(config, trials))
     try:
-        images = _save(drawn, folder / "figures")
+        paths = _save(drawn, images)
     except OSError as error:
         reason = error.strerror or error
         raise StorageError(
-            f"the report cannot be written to {folder}: {reason}; choose another folder with -o"
+            f"the report cannot be written to {images.parent}: {reason}; choose another folder "
+            "with -o"
         ) from None
-    page = folder / "report.html"
     note = TIED if figures.all_tie(curves) else ""
-    text = _page(sweep, trials, ranked(trials), config, images, store.verdict_of(sweep), note)
-    write_output(page, text)
-    if isinstance(store, TrackingWriter):
-        _keep(store, sweep, folder / "figures", text)
-    return page
+    return _page(sweep, trials, ranked(trials), config, paths, store.verdict_of(sweep), note, up)
 
 
-def _keep(tracker: TrackingWriter, sweep: SweepRecord, images: Path, text: str) -> None:
+def keep_report(tracker: TrackingWriter, sweep: SweepRecord, images: Path, text: str) -> None:
     """Store figures and page with the sweep's MLflow run."""
     tracker.log_folder(sweep.run_id, images, "figures")
     with tempfile.TemporaryDirectory() as scratch:  # the report's folder may hold other files too
@@ -182,25 +205,40 @@ def _page(
     images: Mapping[str, Path],
     verdict: Mapping[str, Any] | None,
     note: str,
+    up: str,
 ) -> str:
-    template = Template(Path(__file__).with_name("report.html").read_text("utf-8"))
     outcome = sweep.outcome.value if sweep.outcome else "running"
     protocol = f"protocol {protocol_words(sweep.protocol, sweep.carve)}"
     about = [sweep.task, sweep.plm, protocol, outcome]
     about.append(f"commit {sweep.tags.get('commit', 'unknown')[:12]}")
-    return template.substitute(
-        title=escape(f"Sweep {sweep.name}"),
-        subtitle=escape(" · ".join(about)),
-        verdict="" if verdict is None else Findings.of(verdict).to_html(),
-        facts="".join(
-            f"<div class='fact'><b>{v}</b><span>{k}</span></div>"
-            for k, v in facts_of(rows, trials, sweep.tags.get("winner"))
-        ),
-        figures="\n".join([*(_section(name, path) for name, path in images.items()), note]),
-        ranking=_ranking_note(sweep.protocol),
-        leaderboard=_table(rows[:ROWS]) + _more(len(rows)),
-        config=escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)),
+    facts = "".join(
+        f"<div class='fact'><b>{v}</b><span>{k}</span></div>"
+        for k, v in facts_of(rows, trials, sweep.tags.get("winner"))
     )
+    ranking, table = _ranking_note(sweep.protocol), _table(rows[:ROWS]) + _more(len(rows))
+    text = escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
+    body = [
+        "" if verdict is None else Findings.of(verdict).to_html(),
+        f'<div class="facts">{facts}</div>',
+        *(_section(name, path) for name, path in images.items()),
+        note,
+        f'<section><h2>Leaderboard</h2><p>{ranking}</p><div class="scroll">{table}</div></section>',
+        f"<section><h2>Sweep file, resolved</h2><pre>{text}</pre></section>",
+    ]
+    subtitle = " · ".join([*map(escape, about), *([up] if up else [])])
+    return page_of(f"Sweep {sweep.name}", subtitle, body)
+
+
+def page_of(title: str, subtitle: str, body: Sequence[str]) -> str:
+    """Return a whole page.
+
+    Args:
+        title: plain text.
+        subtitle: HTML below it.
+        body: HTML of its parts.
+    """
+    template = Template(Path(__file__).with_name("report.html").read_text("utf-8"))
+    return template.substitute(title=escape(title), subtitle=subtitle, body="\n".join(body))
 
 
 def facts_of(

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from orchestrator.reporting.view import brief, clock, in_brackets
-from orchestrator.search.asha import make_scheduler, replay
+from orchestrator.search.asha import Asha, make_scheduler, replay
 from orchestrator.spec.batch import SEARCH
-from orchestrator.spec.config import AshaConfig, Sweep
+from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.space import count, endless
 from orchestrator.state.definition import Definition
@@ -24,6 +25,7 @@ from orchestrator.state.events import ResultEvent
 from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of_run
 from orchestrator.state.sweep_trials import current_runs
 from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import FINAL_KINDS, SweepRecord, TrialRun, protocol_words
 from tinyattn.errors import StorageError, UsageError
 
@@ -43,8 +45,10 @@ class Status:
     """Names of the trials that ASHA has paused, as far as its folder is on this machine."""
     total: int | None = None
     """Trials of its search in all, begun or not; None: not known."""
-    finalizes_by: str = ""
-    """Command that goes on with its finalizer; empty: without overrides."""
+    goes_on_by: str = ""
+    """Command that the last holder of its lock noted to go on with; empty: not known."""
+    rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    """ASHA's rungs: {evaluation: {trial: score}}; empty where its folder is not here."""
 
     def __str__(self) -> str:
         sweep = self.sweep
@@ -53,8 +57,8 @@ class Status:
                 f"sweep    {sweep.name}: {sweep.task} on {sweep.plm}, protocol "
                 f"{protocol_words(sweep.protocol, sweep.carve)}",
                 f"state    {self._state()}",
-                f"trials   {self._of_total()}",
-                *([f"finalize {self._counts(self._finalizing)}"] if self._finalizing else []),
+                f"trials   {self.of_total()}",
+                *([f"finalize {self.of_finalizer()}"] if self.finalizing else []),
                 f"best     {self._best()}",
                 *(f"note     {line}" for line in self._ahead()),
                 *(f"winner   {line}" for line in self._winner()),
@@ -67,15 +71,17 @@ class Status:
         sweep = self.sweep
         return (
             f"{sweep.name:{width}}  {sweep.task} on {sweep.plm}: {self._state()}; "
-            f"{self._of_total()}; best {self._best()}"
+            f"{self.of_total()}; best {self._best()}"
         )
 
     @property
-    def _searched(self) -> list[TrialRun]:
+    def searched(self) -> list[TrialRun]:
+        """Trials of its search."""
         return [trial for trial in self.trials if trial.kind == "trial"]
 
     @property
-    def _finalizing(self) -> list[TrialRun]:
+    def finalizing(self) -> list[TrialRun]:
+        """Trials of its finalizer."""
         return [trial for trial in self.trials if trial.kind in FINAL_KINDS]
 
     @property
@@ -101,51 +107,70 @@ class Status:
         found = Counter(map(self._word, trials))
         return ", ".join(f"{count} {word}" for word, count in sorted(found.items())) or "none yet"
 
-    def _of_total(self) -> str:
+    def of_finalizer(self) -> str:
+        """The trials of the finalizer by outcome, as in `2 completed, 1 running`."""
+        return self._counts(self.finalizing)
+
+    def of_total(self) -> str:
         """The trials of the search, as in `2 of 3: 1 completed, 1 interrupted; 1 not begun`."""
-        counts, begun = self._counts(self._searched), len(self._searched)
+        counts, begun = self._counts(self.searched), len(self.searched)
         if self.total is None or begun >= self.total or self.sweep.outcome is Outcome.COMPLETED:
             return counts
         return f"{begun} of {self.total}: {counts}; {self.total - begun} not begun"
 
     def _state(self) -> str:
-        outcome, name = self.sweep.outcome, self.sweep.name
-        words = f"last sign of life {clock(self._silence())} ago"
+        outcome = self.sweep.outcome
+        words = f"last sign of life {clock(silence(self.sweep))} ago"
+        if self.driver_here and outcome is not None and self._others_run():
+            return f"{outcome.value}; suite {self.sweep.suite}, to which it belongs, runs on"
         if self.driver_here:
             return f"{'running' if outcome is None else 'finalizing'}, {words}"
-        left_open = any(run.trial.outcome is None for run in self._finalizing)
-        if outcome is not None and left_open and self.driver_here is False:
-            command = self.finalizes_by or f"finalize {name}"
+        if outcome is not None and self.is_left_open and self.driver_here is False:
+            command = self._noted("finalize")
             return f"{outcome.value}, its finalize is gone; `tinyattn {command}` goes on"
+        resume = self._noted("sweep resume")
         if outcome not in (None, Outcome.COMPLETED) and self.driver_here is False:
-            return f"{outcome.value}; next: `tinyattn sweep resume {name}`"
+            return f"{outcome.value}; next: `tinyattn {resume}`"
         if outcome is not None:
             return outcome.value
         if self.driver_here is False:
-            return f"its driver is gone ({words}); `tinyattn sweep resume {name}` goes on"
+            return f"its driver is gone ({words}); `tinyattn {resume}` goes on"
         return f"running, {words}"
 
-    def _silence(self) -> float:
-        """Seconds since the driver's last heartbeat."""
-        last = float(self.sweep.tags.get("heartbeat", self.sweep.start_time / 1000))
-        return max(0.0, time.time() - last)
+    @property
+    def is_left_open(self) -> bool:
+        """Whether a trial of its finalizer has no outcome."""
+        return any(run.trial.outcome is None for run in self.finalizing)
+
+    def _others_run(self) -> bool:
+        """Whether its lock is held for its suite's search, so that no finalizer runs."""
+        return (
+            self.sweep.suite is not None and self.goes_on_by == f"sweep resume {self.sweep.suite}"
+        )
+
+    def _noted(self, verb: str) -> str:
+        """The command of a verb that goes on: that of its suite, or with overrides, if so noted."""
+        is_noted = self.goes_on_by.startswith(f"{verb} ")
+        return self.goes_on_by if is_noted else f"{verb} {self.sweep.name}"
+
+    @property
+    def best(self) -> TrialRun | None:
+        """The best trial of its search; None: there is none yet that may be called so."""
+        return best_of(self.searched, standing_of_run)
 
     def _best(self) -> str:
-        best = best_of(self._searched, standing_of_run)
-        if best is None:
-            found = [run.trial.best_score for run in self._searched]
+        if self.best is None:
+            found = [run.trial.best_score for run in self.searched]
             scores = [score for score in found if score is not None]
             others = (
                 f"; the highest score of the others is {100 * max(scores):.2f}" if scores else ""
             )
             return f"no trial yet that may be called so{others}"
-        trial = best.trial
-        config = in_brackets(brief(trial.params))
-        return f"{100 * (trial.best_score or 0):.2f}{config}, {trial.name}"
+        return best_words(self.best)
 
     def _ahead(self) -> list[str]:
         """Lines for a leading trial that is no candidate."""
-        ahead = passed_over(self._searched, standing_of_run)
+        ahead = passed_over(self.searched, standing_of_run)
         if ahead is None:
             return []
         return [no_candidate(ahead.trial.name, ahead.trial.best_score)]
@@ -158,6 +183,18 @@ class Status:
             f"({', '.join(filter(None, (run.kind, brief(run.trial.params))))}), {run.trial.name}"
             for run in chosen
         ]
+
+
+def best_words(run: TrialRun) -> str:
+    """Return a trial that is the best, as in `80.00 (lr=0.001), search_00001`."""
+    trial = run.trial
+    return f"{100 * (trial.best_score or 0):.2f}{in_brackets(brief(trial.params))}, {trial.name}"
+
+
+def silence(sweep: SweepRecord) -> float:
+    """Return the seconds since the last heartbeat of a sweep's driver."""
+    last = float(sweep.tags.get("heartbeat", sweep.start_time / 1000))
+    return max(0.0, time.time() - last)
 
 
 def _line(run: TrialRun) -> str:
@@ -176,18 +213,24 @@ def status(workspace: Workspace, name: str) -> Status:
     Raises:
         UsageError: the store has no such sweep.
     """
-    folder = workspace.path_of(name)
-    here = workspace.is_held(name) if folder.is_dir() else None
+    workspace.path_of(name)  # a name that no sweep may have is refused first
     store = workspace.store()
-    sweep = store.find_sweep(name)
-    runs = current_runs(folder, store, sweep)
-    by = workspace.goes_on_by(name)
-    by = by if by.startswith("finalize ") else ""
+    return status_of(workspace, store, store.find_sweep(name))
+
+
+def status_of(workspace: Workspace, store: TrackingReader, sweep: SweepRecord) -> Status:
+    """Return the status of a sweep of the store."""
+    name, folder = sweep.name, workspace.path_of(sweep.name)
+    here = workspace.is_held(name) if folder.is_dir() else None
+    runs, by = current_runs(folder, store, sweep), workspace.goes_on_by(name)
     try:
         spec = Definition.read(folder, name).sweep()
     except (UsageError, StorageError):
-        return Status(sweep, runs, here, finalizes_by=by)
-    return Status(sweep, runs, here, _paused(folder, spec.asha), _total(spec), by)
+        return Status(sweep, runs, here, goes_on_by=by)
+    total, asha = _total(spec), _asha(folder, spec)
+    if asha is None:
+        return Status(sweep, runs, here, total=total, goes_on_by=by)
+    return Status(sweep, runs, here, frozenset(asha.paused), total, by, asha.rungs)
 
 
 def _total(sweep: Sweep) -> int:
@@ -196,20 +239,13 @@ def _total(sweep: Sweep) -> int:
     return min(sweep.search.trials, count(sweep.space)) if finite else sweep.search.trials
 
 
-def statuses(workspace: Workspace) -> list[str]:
-    """Return a line for each sweep of the store: name, task, PLM, state and best; newest first."""
-    found = [status(workspace, sweep.name) for sweep in reversed(workspace.store().sweeps())]
-    width = max((len(one.sweep.name) for one in found), default=0)
-    return [one.line(width) for one in found]
-
-
-def _paused(folder: Path, asha: AshaConfig | None) -> frozenset[str]:
-    """Return the names of the trials that ASHA has paused; none where the folder is not here."""
+def _asha(folder: Path, sweep: Sweep) -> Asha | None:
+    """Return a sweep's ASHA as its event log tells it; None where its folder is not here."""
     try:
         events = read_events(folder / f"{SEARCH}.jsonl")
     except StorageError:
-        return frozenset()
+        return None
     totals = [event.result.total or 1 for event in events if isinstance(event, ResultEvent)]
-    scheduler = make_scheduler(asha, max([1, *totals]))
+    scheduler = make_scheduler(sweep.asha, max([1, *totals]))
     replay(scheduler, events)
-    return frozenset(scheduler.paused)
+    return scheduler

@@ -192,8 +192,7 @@ class Progress:
 
     def rung_words(self) -> str:
         """Trials that reached each rung, as in `8 reached evaluation 2, 3 evaluation 6`."""
-        found = ", ".join(f"{len(came)} evaluation {rung}" for rung, came in self.rungs.items())
-        return found.replace(" evaluation", " reached evaluation", 1)
+        return rung_words(self.rungs)
 
 
 class View(Protocol):
@@ -400,6 +399,12 @@ def say(text: str) -> None:
     """Print a line while there is no view yet."""
     with contextlib.suppress(OSError):  # a log on a full disk, a pipe that nobody reads
         print(text, flush=True)
+
+
+def rung_words(rungs: Mapping[int, Mapping[str, float]]) -> str:
+    """Return how many trials reached each rung, as in `8 reached evaluation 2, 3 evaluation 6`."""
+    found = ", ".join(f"{len(came)} evaluation {rung}" for rung, came in rungs.items())
+    return found.replace(" evaluation", " reached evaluation", 1)
 
 
 def brief(params: Point) -> str:

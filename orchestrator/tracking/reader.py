@@ -24,7 +24,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator.tracking import database
 from orchestrator.tracking.mlflow_compat import prepare_mlflow
-from orchestrator.tracking.pages import VIEW_TAG, view_key, view_page
+from orchestrator.tracking.pages import VIEW_TAG, run_page, view_key, view_page
 from orchestrator.tracking.records import (
     PARENT_TAG,
     TAG,
@@ -160,15 +160,24 @@ class TrackingReader:
         """Return the sweep called `name`.
 
         Raises:
-            UsageError: there is none; the message lists the sweeps in the store.
+            UsageError: there is none; the message lists the sweeps and suites in the store.
         """
         sweeps = self.sweeps()
         for sweep in sweeps:
             if sweep.name == name:
                 return sweep
         names = [sweep.name for sweep in sweeps]
+        suites = [suite.name for suite in self.suites()]
+        if name in suites:
+            own = [sweep.name for sweep in sweeps if sweep.suite == name]
+            raise UsageError(
+                f"'{name}' is a suite, allowed here is a sweep; name one of its sweeps: "
+                f"{', '.join(own) or 'it has none yet'}"
+            )
         known = f"known are {', '.join(names)}" if names else "the store holds no sweep yet"
-        raise UsageError(f"no sweep is called '{name}'{did_you_mean(name, names)}; {known}")
+        known += f", and the suites {', '.join(suites)}" if suites else ""
+        hint = did_you_mean(name, [*names, *suites])
+        raise UsageError(f"no sweep is called '{name}'{hint}; {known}")
 
     def trials_of(self, sweep: SweepRecord) -> list[TrialRun]:
         """Return the trials of a sweep, finalists and experts included, oldest first."""
@@ -218,9 +227,15 @@ class TrackingReader:
 
         It is on the store's own server; for a database, where `tinyattn ui` serves it by default.
         """
+        return f"{self._site()}/{view_page(sweep.experiment_id, sweep.name)}"
+
+    def page_of_suite(self, suite: SuiteRecord) -> str:
+        """Return the URL of a suite's run in MLflow's pages, on the site that `pages_of` names."""
+        return f"{self._site()}/{run_page(suite.experiment_id, suite.run_id)}"
+
+    def _site(self) -> str:
         is_server = self.uri.startswith(("http:", "https:"))
-        site = without_secrets(self.uri, self.uri).rstrip("/") if is_server else UI_ADDRESS
-        return f"{site}/{view_page(sweep.experiment_id, sweep.name)}"
+        return without_secrets(self.uri, self.uri).rstrip("/") if is_server else UI_ADDRESS
 
     def verdict_of(self, sweep: SweepRecord) -> dict[str, Any] | None:
         """Return the content of VERDICT_FILE; None: the sweep was not finalized, or by an earlier

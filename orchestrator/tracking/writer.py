@@ -124,11 +124,10 @@ class TrackingWriter(TrackingReader):
         Raises:
             NameTakenError: a sweep has this name.
         """
-        known = self.find_suite(name)
+        known = self.run_of_suite(name)
         if known is not None:
-            run = SuiteRun(self.client, self._retry_queue, name=name, run_id=known.run_id)
-            run.reopen()
-            return run
+            known.reopen()
+            return known
         if not self.name_is_free(name):
             raise NameTakenError(
                 f"a sweep called '{name}' exists already; choose another name with name=..."
@@ -137,6 +136,13 @@ class TrackingWriter(TrackingReader):
         tags = {"suite": name, "kind": "suite", **code_tags()}
         run_id = self._create_run(name, experiment, tags, {})
         return SuiteRun(self.client, self._retry_queue, name=name, run_id=run_id)
+
+    def run_of_suite(self, name: str) -> SuiteRun | None:
+        """Return a suite's run as it is, to describe it; None: the store has none."""
+        known = self.find_suite(name)
+        if known is None:
+            return None
+        return SuiteRun(self.client, self._retry_queue, name=name, run_id=known.run_id)
 
     def reopen_sweep(self, name: str, *, search_goes_on: bool = True) -> SweepRuns:
         """Reopen a sweep's parent run, and close trials' runs that a dead process left open.

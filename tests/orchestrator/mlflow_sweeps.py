@@ -6,6 +6,7 @@ from pathlib import Path
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
+from orchestrator.tracking.suite_run import SuiteRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import CONFIG_FILE, AdapterCard, PlmCard
 from tinyattn.config import AdapterConfig, TrainConfig
@@ -18,12 +19,16 @@ class Sweeps:
         self.tracker = tracker
         self.folder = folder
 
-    def start(self, name: str = "first", task: str = "sst2", **changes: str) -> str:
+    def start(
+        self, name: str = "first", task: str = "sst2", suite: SuiteRun | None = None, **changes: str
+    ) -> str:
         """Start a sweep; returns its run id."""
         fields = {"plm": "roberta-large", "protocol": "heldout"} | changes
         config = {"name": name, "space": {"optimizer.lr": {"type": "log_uniform"}}}
         self.settings = {"task": task, "plm": fields["plm"], "protocol": fields["protocol"]}
-        self.runs = self.tracker.start_sweep(name=name, task=task, config=config, tags={}, **fields)
+        self.runs = self.tracker.start_sweep(
+            name=name, task=task, config=config, tags={}, suite=suite, **fields
+        )
         return self.runs.run_id
 
     def trial(

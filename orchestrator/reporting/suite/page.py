@@ -1,0 +1,110 @@
+"""The page of a suite's run in MLflow: a line for each of its sweeps, and the averages."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+
+from orchestrator.reporting.findings import markdown_table
+from orchestrator.reporting.leaderboard import (
+    Suite,
+    coverage,
+    number_words,
+    short_plm,
+)
+from orchestrator.reporting.suite.results import Member, SuiteResults, results_of
+from orchestrator.spec.outcome import Outcome
+from orchestrator.tracking.pages import run_page, view_page
+from orchestrator.tracking.provenance import slug
+from orchestrator.tracking.records import TAG_LENGTH
+from orchestrator.tracking.suite_run import SuiteRun
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.errors import StorageError
+
+SETTLE_SECONDS = 30.0
+_HEAD = ("sweep", "task", "PLM", "trials", "best score", "held-out", "paper", "leaderboard")
+
+
+def publish_suite(tracker: TrackingWriter, run: SuiteRun) -> None:
+    """Write a suite's results on its page; a store that is away does not fail a suite that ran."""
+    try:
+        results = results_of(tracker, run.name, tracker.sweeps_of_suite(run.name) or {})
+        run.describe(describe(results), numbers(results))
+        tracker.settle(SETTLE_SECONDS)
+    except StorageError as error:
+        warnings.warn(f"the suite's page in MLflow is not up to date: {error}", stacklevel=2)
+
+
+def numbers(results: SuiteResults) -> dict[str, float]:
+    """Return the metrics of a suite's run; averages are shares of 1, as all scores there.
+
+    With several PLMs or protocols each has an average of its own, as in `average/minilm-heldout`.
+    """
+    members = results.members
+    searched = [run.trial for one in members for run in one.trials if run.kind == "trial"]
+    counts = Counter(t.outcome.value if t.outcome else "running" for t in searched)
+    found = {"tasks": len(members), "trials": len(searched)}
+    found["tasks_completed"] = sum(
+        one.record is not None and one.record.outcome is Outcome.COMPLETED for one in members
+    )
+    found |= {f"trials_{outcome}": count for outcome, count in counts.items()}
+    averages = {
+        f"average/{slug(table.plm)}-{slug(table.protocol)}": table.average / 100
+        for table in results.tables
+        if table.average is not None
+    }
+    if len(results.tables) == 1:
+        averages = dict(zip(["average"], averages.values(), strict=False))
+    return {key: float(number) for key, number in {**found, **averages}.items()}
+
+
+def describe(results: SuiteResults) -> str:
+    """Return a suite's description in Markdown, within what a tag of MLflow holds.
+
+    Of a suite with very many sweeps the last ones are left out, and the text says so.
+    """
+    averages = [_average_line(table) for table in results.tables if table.average is not None]
+    body = [_cells(member) for member in results.members]
+    for shown in range(len(body), 0, -1):
+        rest = len(body) - shown
+        more = f"{rest} more: `tinyattn sweep status {results.name}` shows all."
+        parts = ["## Tasks", markdown_table(_HEAD, body[:shown]), *([more] if rest else [])]
+        text = "\n\n".join([*parts, *averages, *_next(results)])
+        if len(text) <= TAG_LENGTH:
+            return text
+    return "\n\n".join(averages)[:TAG_LENGTH] or "No sweep of this suite has begun."
+
+
+def _cells(member: Member) -> list[str]:
+    """Return what the table shows of a sweep, in the order of `_HEAD`."""
+    first = [member.task, short_plm(member.plm) or "–"]
+    if member.record is None:
+        return [member.name, *first, "not begun", "–", "–", "–", "–"]
+    experiment = member.record.experiment_id
+    return [
+        f"[{member.name}]({run_page(experiment, member.record.run_id)})",
+        *first,
+        member.outcomes(),
+        *member.scores(),
+        f"[trials]({view_page(experiment, member.sweep)})",
+    ]
+
+
+def _average_line(table: Suite) -> str:
+    paper = f" (paper: {number_words(table.paper_average, 1)})" if table.paper_average else ""
+    return (
+        f"Average on dev, {short_plm(table.plm)}, protocol {table.protocol}, {coverage(table)}: "
+        f"**{number_words(table.average, 1)}**{paper}"
+    )
+
+
+def _next(results: SuiteResults) -> Iterator[str]:
+    """Yield what to type next, if there is a score to go on with."""
+    scored = [one.record for one in results.members if one.record is not None and one.best]
+    if not scored:
+        return
+    verb, does = "finalize", "tries the best of each task on fresh seeds and with more heads"
+    if all("winner" in record.tags for record in scored):
+        verb, does = "promote", "registers the winner of each task for use"
+    yield f"`tinyattn {verb} {results.name}` {does}."

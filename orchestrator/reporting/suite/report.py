@@ -1,0 +1,135 @@
+"""The report of a suite: an index with its table, and the report of each of its sweeps.
+
+All pages are in one folder and also kept on the suite's MLflow run, as `report/*.html`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from orchestrator.reporting.leaderboard import (
+    coverage,
+    number_words,
+    short_plm,
+)
+from orchestrator.reporting.report import page_of, report_of
+from orchestrator.reporting.suite.results import Member, SuiteResults
+from orchestrator.spec.config import check_name
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.errors import UsageError
+from tinyattn.files.atomic import write_output, write_text
+
+INDEX = "index.html"
+_HEAD = ("sweep", "task", "PLM", "state", "trials", "best score", "held-out", "paper", "parameters")
+_NUMBERS = ("best score", "held-out", "paper", "parameters")
+_NOTE = (
+    "The best trial of each task by its selection score. Held-out scores are measured on the "
+    "official dev rows; the paper's numbers (table 8), which were chosen on these rows, stand only "
+    "beside trials that are the paper's in all but what it searched."
+)
+
+
+def write_suite_report(store: TrackingReader, results: SuiteResults, folder: Path) -> Path:
+    """Write `index.html` of a suite and a page for each of its sweeps; return the index's path.
+
+    Args:
+        store: the MLflow store; a writer also stores the pages with the suite's run.
+        results: the suite's; a sweep without a trial is named in the index and has no page.
+        folder: output folder, made if needed.
+
+    Raises:
+        UsageError: no sweep of it has a trial yet.
+        StorageError: the folder cannot be written.
+    """
+    if not any(member.trials for member in results.members):
+        raise UsageError(f"suite '{results.name}' has no trial yet: there is nothing to report")
+    _refuse_paths(results)
+    up = f"<a href='{INDEX}'>suite {escape(results.name)}</a>"
+    pages = {}
+    for member in results.members:
+        if member.record is not None and member.trials:
+            images = folder / "figures" / member.sweep
+            pages[_page(member)] = report_of(store, member.record, member.trials, images, up)
+    pages[INDEX] = _index(store, results)
+    for name, text in pages.items():
+        write_output(folder / name, text)
+    suite = store.find_suite(results.name)
+    if isinstance(store, TrackingWriter) and suite is not None:
+        with tempfile.TemporaryDirectory() as scratch:  # the folder may hold other files too
+            for name, text in pages.items():
+                write_text(Path(scratch) / name, text)
+            store.log_folder(suite.run_id, Path(scratch), "report")
+    return folder / INDEX
+
+
+def _refuse_paths(results: SuiteResults) -> None:
+    """Raise UsageError if a sweep's name, which a store has and others may have written, would
+    lead out of the folder."""
+    for member in results.members:
+        try:
+            check_name(member.sweep)
+        except ValueError as error:
+            raise UsageError(
+                f"'{member.sweep}' is the name of a sweep in the store, {error}"
+            ) from None
+
+
+def _page(member: Member) -> str:
+    return f"{member.sweep}.html"
+
+
+def _index(store: TrackingReader, results: SuiteResults) -> str:
+    suite = store.find_suite(results.name)
+    state = "" if suite is None else suite.outcome.value if suite.outcome else "running"
+    about = " · ".join(filter(None, [*map(short_plm, results.plms), state]))
+    rows = [_cells(member) for member in results.members]
+    table = f"<div class='scroll'>{_html_table(rows)}</div>"
+    body = [
+        f"<div class='facts'>{''.join(_facts(results))}</div>",
+        f"<section><h2>Tasks</h2><p>{_NOTE}</p>{table}</section>",
+    ]
+    return page_of(f"Suite {results.name}", escape(about), body)
+
+
+def _facts(results: SuiteResults) -> list[str]:
+    """Return the boxes at the top of the index: averages, the paper's, and counts."""
+    found = []
+    for table in results.tables:
+        on = f"{short_plm(table.plm)}, protocol {table.protocol}, {coverage(table)}"
+        found.append((number_words(table.average, 1), f"average on dev: {on}"))
+        if table.paper_average is not None:
+            found.append((number_words(table.paper_average, 1), "the paper's, of the same tasks"))
+    trials = sum(row.kind == "trial" for member in results.members for row in member.rows)
+    found += [(str(len(results.members)), "tasks"), (str(trials), "trials")]
+    return [f"<div class='fact'><b>{n}</b><span>{escape(what)}</span></div>" for n, what in found]
+
+
+def _cells(member: Member) -> list[str]:
+    """Return what the table shows of a sweep, in the order of `_HEAD`, as HTML."""
+    name, best = escape(member.name), member.best
+    linked = f"<a href='{_page(member)}'>{name}</a>" if member.trials else name
+    outcome = None if member.record is None else member.record.outcome
+    state = outcome.value if outcome else "running" if member.trials else "not begun"
+    return [
+        linked,
+        escape(member.task),
+        escape(short_plm(member.plm)) or "–",
+        state,
+        escape(member.outcomes()),
+        *member.scores(),
+        f"{best.parameters:,}" if best else "–",
+    ]
+
+
+def _html_table(rows: Sequence[Sequence[str]]) -> str:
+    def line(tag: str, cells: Sequence[str]) -> str:
+        marks = [" class='number'" if name in _NUMBERS else "" for name in _HEAD]
+        found = (f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
+        return f"<tr>{''.join(found)}</tr>"
+
+    body = "".join(line("td", row) for row in rows)
+    return f"<table><thead>{line('th', _HEAD)}</thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,145 @@
+"""SuiteResults: what the sweeps of a suite have come to, for its leaderboard, report and pages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from orchestrator.reporting.leaderboard import Row, Suite, best_row, rows_of, share_words, suites
+from orchestrator.state.definition import Definition
+from orchestrator.state.suite_definition import sweeps_of_suite
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import SweepRecord, TrialRun
+from tinyattn.errors import TinyAttnError, UsageError
+
+
+@dataclass(frozen=True)
+class Member:
+    """One sweep of a suite, with its trials."""
+
+    name: str
+    """Its name within the suite, such as `rte`."""
+    sweep: str
+    """Its name as a sweep, such as `glue-rte`."""
+    task: str
+    plm: str
+    """Empty: not known, since it has not begun."""
+    record: SweepRecord | None
+    """None: it has not begun."""
+    trials: Sequence[TrialRun]
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """Its leaderboard."""
+        return rows_of(self.trials)
+
+    @property
+    def best(self) -> Row | None:
+        """The row that stands for it in the suite's table; None: no trial may be called so."""
+        return best_row(self.rows)
+
+    def scores(self) -> list[str]:
+        """Return score, held-out score and the paper's of its best row, in points or as dashes."""
+        best = self.best
+        if best is None:
+            return 3 * ["–"]
+        return [share_words(best.score), share_words(best.heldout), share_words(best.paper, 1)]
+
+    def outcomes(self) -> str:
+        """Return the trials of its search by outcome, as in `2 completed, 1 stopped`."""
+        searched = [row.outcome.replace("_", " ") for row in self.rows if row.kind == "trial"]
+        counts = sorted(Counter(searched).items())
+        return ", ".join(f"{count} {outcome}" for outcome, count in counts) or "no trial yet"
+
+
+@dataclass(frozen=True)
+class SuiteResults:
+    """The sweeps of a suite, with their trials."""
+
+    name: str
+    members: Sequence[Member]
+    """In the suite's order."""
+
+    @cached_property
+    def tables(self) -> list[Suite]:
+        """Its best trial of each task, a table for each PLM and protocol."""
+        rows = [row for member in self.members for row in member.rows]
+        plms = {row.plm for row in rows}
+        return suites(rows, {plm: self._tasks_on(plm) for plm in plms})
+
+    @property
+    def plms(self) -> list[str]:
+        """Its PLMs, as far as they are known."""
+        return list(dict.fromkeys(member.plm for member in self.members if member.plm))
+
+    def _tasks_on(self, plm: str) -> list[str]:
+        """Return the tasks that have a score on this PLM, or may get one."""
+        tasks = (member.task for member in self.members if member.plm in ("", plm))
+        return list(dict.fromkeys(tasks))
+
+
+def results_of(
+    store: TrackingReader, name: str, sweeps: Mapping[str, str], workspace: Workspace | None = None
+) -> SuiteResults:
+    """Return the results of a suite as the store has them.
+
+    Args:
+        store: the MLflow store.
+        name: the suite's.
+        sweeps: its sweeps by their names within it.
+        workspace: where tasks of sweeps that have not begun are looked up; None: nowhere.
+    """
+    records = {sweep.name: sweep for sweep in store.sweeps()}
+    members = []
+    for member, sweep in sweeps.items():
+        record = records.get(sweep)
+        if record is None:
+            members.append(not_begun(member, sweep, workspace))
+        else:
+            members.append(begun(member, record, store.trials_of(record)))
+    return SuiteResults(name, members)
+
+
+def sweeps_named(workspace: Workspace, store: TrackingReader, names: Sequence[str]) -> list[str]:
+    """Return the sweeps that are meant by names, of which each is a sweep's or a suite's.
+
+    A suite's name means those of its sweeps that have begun.
+
+    Raises:
+        UsageError: no sweep of the suite has begun.
+    """
+    found: list[str] = []
+    for name in names:
+        sweeps = sweeps_of_suite(workspace, name)
+        known = {sweep.name for sweep in store.sweeps()} if sweeps is not None else set()
+        own = [name] if sweeps is None else [each for each in sweeps.values() if each in known]
+        if not own:
+            raise UsageError(f"no sweep of suite '{name}' has begun: there is no trial yet")
+        found += own
+    return found
+
+
+def begun(name: str, record: SweepRecord, trials: Sequence[TrialRun]) -> Member:
+    """Return a sweep of a suite that is in the store."""
+    return Member(name, record.name, record.task, record.plm, record, trials)
+
+
+def not_begun(name: str, sweep: str, workspace: Workspace | None) -> Member:
+    """Return a sweep of a suite that is not in the store yet; `workspace` as in `results_of`."""
+    task, plm = _planned(workspace, name, sweep)
+    return Member(name, sweep, task, plm, None, ())
+
+
+def _planned(workspace: Workspace | None, member: str, sweep: str) -> tuple[str, str]:
+    """Return task and PLM of a sweep that has not begun, by its folder; else its name and ''."""
+    if workspace is None:
+        return member, ""
+    try:
+        train = Definition.read(workspace.path_of(sweep), sweep).sweep().train
+    except TinyAttnError:
+        return member, ""
+    return Path(train.task).stem, train.plm

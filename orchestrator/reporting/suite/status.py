@@ -1,0 +1,234 @@
+"""Status of a suite (`sweep status SUITE`), and of all suites and sweeps of a store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.reporting.leaderboard import Suite, number_words, short_plm
+from orchestrator.reporting.status import Status, best_words, silence, status, status_of
+from orchestrator.reporting.suite.results import Member, SuiteResults, begun, not_begun
+from orchestrator.reporting.view import clock, rung_words
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.suite_definition import SuiteDefinition, sweeps_of_suite
+from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import SuiteRecord, protocol_words
+from tinyattn.errors import StorageError
+
+_HEAD = ("task", "plm", "state", "trials", "best", "rungs")
+_FAILED = (Outcome.FAILED, Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """The status of one sweep of a suite."""
+
+    member: Member
+    status: Status | None
+    """None: it has not begun."""
+
+    @property
+    def state(self) -> str:
+        """Its state in a word or two."""
+        if self.status is None:
+            return "not begun"
+        found = self.status
+        outcome, here = found.sweep.outcome, found.driver_here
+        if outcome is None:
+            return ("waiting" if here is False else "running") if found.trials else "not begun"
+        if found.is_left_open and here is not False:
+            return "finalizing"
+        is_done = outcome is Outcome.COMPLETED and "winner" in found.sweep.tags
+        return "finalized" if is_done else outcome.value
+
+    @property
+    def cause(self) -> str:
+        """Why it failed: its driver's error, else those of its trials; empty: it did not fail."""
+        if self.status is None or self.status.sweep.outcome is not Outcome.FAILED:
+            return ""
+        if error := self.status.sweep.tags.get("error"):
+            return error.splitlines()[-1]
+        failed = [run.trial for run in self.status.searched if run.trial.outcome in _FAILED]
+        return "; ".join(sorted({trial.cause for trial in failed if trial.cause}))
+
+    def cells(self) -> list[str]:
+        """What the table shows, in the order of `_HEAD`."""
+        name, task, plm = self.member.name, self.member.task, short_plm(self.member.plm)
+        first = [name if name == task else f"{name} ({task})", plm or "–", self.state]
+        found = self.status
+        if found is None:
+            return [*first, "–", "–", "–"]
+        trials = found.of_total()
+        if found.finalizing:
+            trials += f"; finalize: {found.of_finalizer()}"
+        best = "–" if found.best is None else best_words(found.best)
+        return [*first, trials, best, rung_words(found.rungs) or "–"]
+
+
+@dataclass(frozen=True)
+class SuiteStatus:
+    """The status of a suite."""
+
+    name: str
+    record: SuiteRecord | None
+    """None: the store does not have its run yet."""
+    members: Sequence[MemberStatus]
+    driver_here: bool | None
+    """Whether a driver holds it; None: its folder is not on this machine."""
+    goes_on_by: str
+    """Command that the last holder of its lock noted to go on with."""
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"suite    {self.name}: {self._about()}",
+                f"state    {self._state()}",
+                f"tasks    {self._tasks()}",
+                *(f"average  {line}" for line in self._averages()),
+                *(f"failed   {one.member.name}: {one.cause}" for one in self.members if one.cause),
+                "",
+                *_table(self.members),
+            ]
+        )
+
+    def line(self, width: int) -> str:
+        """The status in one line, with the name in a column of `width` characters."""
+        averages = "".join(f"; average {line}" for line in self._averages())
+        return f"{self.name:{width}}  suite: {self._state()}; {self._tasks()}{averages}"
+
+    @property
+    def _results(self) -> SuiteResults:
+        """Its results, by event logs where they are further than the store."""
+        return SuiteResults(self.name, [one.member for one in self.members])
+
+    @property
+    def _begun(self) -> list[Status]:
+        return [one.status for one in self.members if one.status is not None]
+
+    def _about(self) -> str:
+        plms = ", ".join(map(short_plm, self._results.plms))
+        sweeps = [found.sweep for found in self._begun]
+        known = dict.fromkeys(protocol_words(sweep.protocol, sweep.carve) for sweep in sweeps)
+        parts = [f"on {plms}" if plms else "", f"protocol {', '.join(known)}" if known else ""]
+        return ", ".join(filter(None, parts)) or "no sweep of it has begun"
+
+    def _tasks(self) -> str:
+        """Tasks by state, as in `4: 2 completed, 1 running, 1 not begun`."""
+        counts = Counter(one.state for one in self.members)
+        words = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return f"{len(self.members)}: {words}"
+
+    def _averages(self) -> list[str]:
+        """The mean of the best dev scores so far, for each PLM and protocol."""
+        tables = self._results.tables
+        return [_average(table, len(tables) > 1) for table in tables if table.average is not None]
+
+    def _state(self) -> str:
+        outcome = None if self.record is None else self.record.outcome
+        last = min((silence(found.sweep) for found in self._begun), default=None)
+        words = "" if last is None else f"last sign of life {clock(last)} ago"
+        is_finalizer = self.goes_on_by.startswith("finalize ")
+        if self.driver_here or (self.driver_here is None and outcome is None):
+            doing = "finalizing" if self.driver_here and is_finalizer else "running"
+            return ", ".join(filter(None, (doing, words)))
+        if outcome is None:
+            gone = f"its driver is gone{f' ({words})' if words else ''}"
+            return f"{gone}; `tinyattn sweep resume {self.name}` goes on"
+        if self.driver_here is None:
+            return outcome.value
+        if outcome is not Outcome.COMPLETED:
+            return f"{outcome.value}; next: `tinyattn sweep resume {self.name}`"
+        if any(found.is_left_open for found in self._begun):
+            command = self.goes_on_by if is_finalizer else f"finalize {self.name}"
+            return f"completed, its finalize is gone; `tinyattn {command}` goes on"
+        is_done = all("winner" in found.sweep.tags for found in self._begun)
+        return f"completed; next: `tinyattn {'promote' if is_done else 'finalize'} {self.name}`"
+
+
+def _average(table: Suite, is_one_of_several: bool) -> str:
+    """Return a mean in words, as in `80.0 on dev, of 2 of 4 tasks`."""
+    scored = len(table.tasks) - len(table.missing)
+    on = f" on {short_plm(table.plm)}, protocol {table.protocol}" if is_one_of_several else ""
+    return f"{number_words(table.average, 1)} on dev{on}, of {scored} of {len(table.tasks)} tasks"
+
+
+def _table(members: Sequence[MemberStatus]) -> list[str]:
+    """Return a line for each sweep under the columns' names; the PLM where there are several."""
+    rows = [list(_HEAD), *(member.cells() for member in members)]
+    is_one = len({one.member.plm for one in members if one.member.plm}) <= 1
+    if is_one:
+        rows = [
+            [cell for name, cell in zip(_HEAD, row, strict=True) if name != "plm"] for row in rows
+        ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def find_status(workspace: Workspace, name: str) -> Status | SuiteStatus:
+    """Return the status of a suite or a sweep.
+
+    Raises:
+        UsageError: the store has neither.
+    """
+    sweeps = sweeps_of_suite(workspace, name)
+    if sweeps is None:
+        return status(workspace, name)
+    return _suite_status(workspace, workspace.store(), name, sweeps)
+
+
+def _suite_status(
+    workspace: Workspace, store: TrackingReader, name: str, sweeps: dict[str, str]
+) -> SuiteStatus:
+    records = {sweep.name: sweep for sweep in store.sweeps()}
+    members = []
+    for member, sweep in sweeps.items():
+        if sweep in records:
+            found = status_of(workspace, store, records[sweep])
+            members.append(MemberStatus(begun(member, found.sweep, found.trials), found))
+        else:
+            members.append(MemberStatus(not_begun(member, sweep, workspace), None))
+    is_here = SuiteDefinition.is_in(workspace.path_of(name))
+    here = workspace.is_held(name) if is_here else None
+    return SuiteStatus(name, store.find_suite(name), members, here, workspace.goes_on_by(name))
+
+
+def statuses(workspace: Workspace) -> list[str]:
+    """Return a line for each sweep and suite of the store, newest first.
+
+    A suite's sweeps follow it, indented.
+    """
+    store = workspace.store()
+    suites = [
+        _suite_status(workspace, store, suite.name, _sweeps_of(workspace, store, suite.name))
+        for suite in store.suites()
+    ]
+    of_suites = {one.member.sweep for suite in suites for one in suite.members}
+    blocks: list[tuple[int, list[tuple[str, Status | SuiteStatus]]]] = [
+        (sweep.start_time, [("", status_of(workspace, store, sweep))])
+        for sweep in store.sweeps()
+        if sweep.name not in of_suites
+    ]
+    for suite in suites:
+        own = [("  ", one.status) for one in suite.members if one.status is not None]
+        start = 0 if suite.record is None else suite.record.start_time
+        blocks.append((start, [("", suite), *own]))
+    entries = [entry for _, block in sorted(blocks, key=lambda b: -b[0]) for entry in block]
+    width = max((len(indent) + len(_name(found)) for indent, found in entries), default=0)
+    return [indent + found.line(width - len(indent)) for indent, found in entries]
+
+
+def _sweeps_of(workspace: Workspace, store: TrackingReader, suite: str) -> dict[str, str]:
+    """Return the sweeps of a suite of the store, also where its definition is damaged."""
+    try:
+        return sweeps_of_suite(workspace, suite) or {}
+    except StorageError:
+        return store.sweeps_of_suite(suite) or {}
+
+
+def _name(found: Status | SuiteStatus) -> str:
+    return found.name if isinstance(found, SuiteStatus) else found.sweep.name
