@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from orchestrator.reporting.leaderboard import (
     Row,
+    best_row,
     leaderboard,
     render,
     render_suite,
@@ -293,6 +295,31 @@ def test_protocols_and_plms_are_suites_apart(sweeps: Sweeps) -> None:
     ]
     titles = [_text(render_suite(s)).splitlines()[0].strip() for s in suites(rows)]
     assert titles[1] == "GLUE, roberta-large, protocol heldout"
+
+
+def test_a_suite_of_ones_own_has_its_own_tasks_on_each_plm() -> None:
+    rows = [
+        _row("rte", 0.7, "heldout", heldout=0.6),
+        replace(_row("rte", 0.9, "heldout"), task="tickets", heldout=0.8, paper=None),
+        _row("cola", 0.9, "heldout", heldout=0.9),  # not of this suite
+        _row("rte", 0.6, "heldout", plm="minilm"),  # no completed trial
+    ]
+    small, large = suites(rows, {"roberta-large": ["tickets", "rte"], "minilm": ["rte"]})
+    assert [row.task for row in large.rows] == ["tickets", "rte"]
+    assert large.average == pytest.approx((80 + 60) / 2)
+    assert (large.paper_average, large.missing) == (None, [])
+    title, *_ = _text(render_suite(large, "mine")).strip().splitlines()
+    assert title.strip() == "mine, roberta-large, protocol heldout"
+    assert "average (all 2 tasks)" in _text(render_suite(large))
+    assert (small.average, small.missing) == (None, ["rte"])
+    assert "average (without rte)" in _text(render_suite(small))
+
+
+def test_a_trial_measured_on_dev_stands_for_its_task_before_a_better_one_that_was_not() -> None:
+    measured, ahead = _row("rte", 0.7, "heldout", heldout=0.6), _row("rte", 0.9, "heldout")
+    failed = replace(measured, rank=None, score=0.99)
+    assert best_row([ahead, measured, failed]) is measured
+    assert best_row([failed]) is None
 
 
 def test_an_empty_store_gives_an_empty_table(sweeps: Sweeps) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -28,7 +29,6 @@ from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import EventLog
 from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.suite_run import SuiteRun
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError, UsageError
@@ -133,6 +133,15 @@ def test_the_status_has_a_line_for_each_task(folders: Workspace) -> None:
         "qnli": ["running", "1 completed, 1 running", "95.00 (lr=0.001), search_00001", "–"],
         "mrpc": ["not begun", "–", "–", "–"],
     }
+
+
+def test_the_cause_is_what_the_driver_noted(
+    workspace: Workspace, suite: SuiteRun, sweeps: Sweeps
+) -> None:
+    run_id = sweeps.tracker.find_sweep("glue-sst2").run_id
+    sweeps.tracker.tag(run_id, {"error": "the disk is full"})
+    sweeps.tracker.settle(30)
+    assert head(str(find_status(workspace, "glue")))["failed"] == "sst2: the disk is full"
 
 
 def best(score: str) -> str:
@@ -276,7 +285,7 @@ def test_without_a_name_a_suite_is_followed_by_its_sweeps(
         "alone", "glue", "glue-rte", "glue-sst2", "glue-qnli",
     ]  # fmt: skip
     assert [line.startswith("  ") for line in lines] == [False, False, True, True, True]
-    tasks = "4: 1 completed, 1 failed, 1 waiting, 1 not begun"
+    tasks = "4 tasks: 1 completed, 1 failed, 1 waiting, 1 not begun"
     assert lines[1].endswith(f"goes on; {tasks}; average 80.0 on dev, of 2 of 4 tasks")
     (folders.path_of("glue") / "suite.json").write_text("damaged")
     assert len(run(folders, "sweep", "status").stdout.splitlines()) == 5
@@ -419,15 +428,19 @@ def test_the_report_of_a_suite_is_an_index_and_a_page_for_each_task(
     assert {path.name for path in kept.iterdir()} == {"index.html", *index.found}
 
 
-def test_a_report_from_a_store_that_may_only_be_read_goes_into_the_suites_folder(
-    folders: Workspace, suite: SuiteRun
+def test_a_store_that_may_only_be_read_stays_as_it_is(
+    folders: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folders.runs / "mlflow.db").chmod(0o444)
-    assert isinstance(folders.store(), TrackingReader)
+    database, access = folders.runs / "mlflow.db", os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != database and access(path, mode))
+    before = database.read_bytes()
+    assert "average  80.0 on dev" in run(folders, "sweep", "status", "glue").stdout
+    assert "average (without" in run(folders, "leaderboard", "--sweep", "glue").stdout
     index = folders.path_of("glue") / "report" / "index.html"
-    out = results_of(folders.store(), "glue", NAMES, folders)
-    assert write_suite_report(folders.store(), out, index.parent) == index
-    assert index.exists()
+    assert run(folders, "report", "glue").stdout == f"the report is {index}\n"
+    assert Links(index).found[0] == "glue-rte.html"
+    assert "cannot be opened" in run(folders, "promote", "glue", code=1).stderr
+    assert database.read_bytes() == before
 
 
 def test_a_suite_without_a_trial_and_a_name_that_leads_elsewhere(
@@ -458,6 +471,9 @@ def test_the_suites_run_has_the_table_and_the_numbers(suite: SuiteRun, sweeps: S
         "trials_completed": 2, "trials_stopped": 1, "trials_failed": 1, "trials_running": 1,
     }  # fmt: skip
     text = found.tags["mlflow.note.content"]
+    assert text.startswith(
+        "Average on dev, roberta-large, protocol heldout v1, without sst2: **80.0**\n"
+    )
     rte = sweeps.tracker.find_sweep("glue-rte")
     site = f"#/experiments/{rte.experiment_id}/runs"
     row = next(line for line in text.splitlines() if line.startswith("| [rte]"))
@@ -466,7 +482,6 @@ def test_the_suites_run_has_the_table_and_the_numbers(suite: SuiteRun, sweeps: S
         "1 completed, 1 stopped | 80.00 | 70.00 | 88.8 | "
         f"[trials]({site}?workflowType=machine_learning&viewStateShareKey=glue-rte.trials) |"
     )
-    assert "Average on dev, roberta-large, protocol heldout v1, without sst2: **80.0**" in text
     assert text.endswith(
         "`tinyattn finalize glue` tries the best of each task on fresh seeds and with more heads."
     )

@@ -69,8 +69,9 @@ def describe(results: SuiteResults) -> str:
     for shown in range(len(body), 0, -1):
         rest = len(body) - shown
         more = f"{rest} more: `tinyattn sweep status {results.name}` shows all."
-        parts = ["## Tasks", markdown_table(_HEAD, body[:shown]), *([more] if rest else [])]
-        text = "\n\n".join([*parts, *averages, *_next(results)])
+        # MLflow folds a long description: what matters most comes first.
+        parts = [*averages, markdown_table(_HEAD, body[:shown]), *([more] if rest else [])]
+        text = "\n\n".join([*parts, *_next(results)])
         if len(text) <= TAG_LENGTH:
             return text
     return "\n\n".join(averages)[:TAG_LENGTH] or "No sweep of this suite has begun."

@@ -85,7 +85,7 @@ class SuiteStatus:
             [
                 f"suite    {self.name}: {self._about()}",
                 f"state    {self._state()}",
-                f"tasks    {self._tasks()}",
+                f"tasks    {len(self.members)}: {self._by_state()}",
                 *(f"average  {line}" for line in self._averages()),
                 *(f"failed   {one.member.name}: {one.cause}" for one in self.members if one.cause),
                 "",
@@ -96,7 +96,8 @@ class SuiteStatus:
     def line(self, width: int) -> str:
         """The status in one line, with the name in a column of `width` characters."""
         averages = "".join(f"; average {line}" for line in self._averages())
-        return f"{self.name:{width}}  suite: {self._state()}; {self._tasks()}{averages}"
+        tasks = f"{len(self.members)} tasks: {self._by_state()}"
+        return f"{self.name:{width}}  suite: {self._state()}; {tasks}{averages}"
 
     @property
     def _results(self) -> SuiteResults:
@@ -114,11 +115,10 @@ class SuiteStatus:
         parts = [f"on {plms}" if plms else "", f"protocol {', '.join(known)}" if known else ""]
         return ", ".join(filter(None, parts)) or "no sweep of it has begun"
 
-    def _tasks(self) -> str:
-        """Tasks by state, as in `4: 2 completed, 1 running, 1 not begun`."""
+    def _by_state(self) -> str:
+        """Tasks by state, as in `2 completed, 1 running, 1 not begun`."""
         counts = Counter(one.state for one in self.members)
-        words = ", ".join(f"{count} {state}" for state, count in counts.items())
-        return f"{len(self.members)}: {words}"
+        return ", ".join(f"{count} {state}" for state, count in counts.items())
 
     def _averages(self) -> list[str]:
         """The mean of the best dev scores so far, for each PLM and protocol."""
