@@ -143,7 +143,8 @@ class SuiteStatus:
         if any(found.is_left_open for found in self._begun):
             command = self.goes_on_by if is_finalizer else f"finalize {self.name}"
             return f"completed, its finalize is gone; `tinyattn {command}` goes on"
-        is_done = all("winner" in found.sweep.tags for found in self._begun)
+        done = [f.sweep for f in self._begun if f.sweep.outcome is Outcome.COMPLETED]
+        is_done = bool(done) and all("winner" in sweep.tags for sweep in done)
         return f"completed; next: `tinyattn {'promote' if is_done else 'finalize'} {self.name}`"
 
 
