@@ -233,9 +233,11 @@ def test_where_all_have_winners_promotion_is_next(workspace: Workspace, sweeps: 
     run_id = sweeps.start("glue-rte", "rte", suite)
     sweeps.tracker.tag(run_id, {"winner": sweeps.trial("search_00001", [0.8], heldout=0.7)})
     sweeps.runs.end_sweep(Outcome.COMPLETED)
+    sweeps.start("glue-sst2", "sst2", suite)
+    sweeps.runs.end_sweep(Outcome.FAILED)  # it can have no winner
     suite.end(Outcome.COMPLETED)
     sweeps.tracker.settle(30)
-    define(workspace, {"rte": "glue-rte"})
+    define(workspace, {"rte": "glue-rte", "sst2": "glue-sst2"})
     text = str(find_status(workspace, "glue"))
     assert head(text)["state"] == "completed; next: `tinyattn promote glue`"
     assert table(text)["rte"][0] == "finalized"
