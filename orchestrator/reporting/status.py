@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -47,6 +47,8 @@ class Status:
     """Trials of its search in all, begun or not; None: not known."""
     goes_on_by: str = ""
     """Command that the last holder of its lock noted to go on with; empty: not known."""
+    suite_runs: bool = False
+    """Whether the search of the suite that it belongs to runs."""
     rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     """ASHA's rungs: {evaluation: {trial: score}}; empty where its folder is not here."""
 
@@ -121,7 +123,8 @@ class Status:
     def _state(self) -> str:
         outcome = self.sweep.outcome
         words = f"last sign of life {clock(silence(self.sweep))} ago"
-        if self.driver_here and outcome is not None and self._others_run():
+        is_own = self.driver_here and self.goes_on_by.startswith("finalize ")
+        if outcome is not None and self.suite_runs and not is_own:
             return f"{outcome.value}; suite {self.sweep.suite}, to which it belongs, runs on"
         if self.driver_here:
             return f"{'running' if outcome is None else 'finalizing'}, {words}"
@@ -141,12 +144,6 @@ class Status:
     def is_left_open(self) -> bool:
         """Whether a trial of its finalizer has no outcome."""
         return any(run.trial.outcome is None for run in self.finalizing)
-
-    def _others_run(self) -> bool:
-        """Whether its lock is held for its suite's search, so that no finalizer runs."""
-        return (
-            self.sweep.suite is not None and self.goes_on_by == f"sweep resume {self.sweep.suite}"
-        )
 
     def _noted(self, verb: str) -> str:
         """The command of a verb that goes on: that of its suite, or with overrides, if so noted."""
@@ -223,14 +220,23 @@ def status_of(workspace: Workspace, store: TrackingReader, sweep: SweepRecord) -
     name, folder = sweep.name, workspace.path_of(sweep.name)
     here = workspace.is_held(name) if folder.is_dir() else None
     runs, by = current_runs(folder, store, sweep), workspace.goes_on_by(name)
+    found = Status(sweep, runs, here, goes_on_by=by, suite_runs=_suite_runs(workspace, sweep))
     try:
         spec = Definition.read(folder, name).sweep()
     except (UsageError, StorageError):
-        return Status(sweep, runs, here, goes_on_by=by)
-    total, asha = _total(spec), _asha(folder, spec)
+        return found
+    found = replace(found, total=_total(spec))
+    asha = _asha(folder, spec)
     if asha is None:
-        return Status(sweep, runs, here, total=total, goes_on_by=by)
-    return Status(sweep, runs, here, frozenset(asha.paused), total, by, asha.rungs)
+        return found
+    return replace(found, paused=frozenset(asha.paused), rungs=asha.rungs)
+
+
+def _suite_runs(workspace: Workspace, sweep: SweepRecord) -> bool:
+    """Whether the search of a sweep's suite runs: a sweep that has ended is not held any more."""
+    if sweep.suite is None or not workspace.is_held(sweep.suite):
+        return False
+    return workspace.goes_on_by(sweep.suite) == f"sweep resume {sweep.suite}"
 
 
 def _total(sweep: Sweep) -> int:

@@ -201,6 +201,12 @@ def test_a_sweep_of_a_suite_names_the_suites_command(folders: Workspace) -> None
     with held(folders, "sweep resume glue"):
         state = head(str(find_status(folders, "glue-rte")))["state"]
         assert state == "completed; suite glue, to which it belongs, runs on"
+    with folders.lock("glue"):  # sweeps that have ended are held no more
+        state = head(str(find_status(folders, "glue-sst2")))["state"]
+        assert state == "failed; suite glue, to which it belongs, runs on"
+        with folders.lock("glue-rte", "finalize glue-rte"):
+            state = head(str(find_status(folders, "glue-rte")))["state"]
+            assert state.startswith("finalizing, last sign of life")
     state = head(str(find_status(folders, "glue-sst2")))["state"]
     assert state == "failed; next: `tinyattn sweep resume glue`"
     state = head(str(find_status(folders, "glue-qnli")))["state"]
