@@ -23,6 +23,7 @@ from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import BatchRun, Together, run_batches
 from orchestrator.planning.preflight import check_warmup, inspect, warmup_note
 from orchestrator.reporting.mlflow_page import publish
+from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
@@ -240,6 +241,7 @@ class _Running:
                 self._search(opened)
                 for runs in opened:
                     publish(tracker, runs)
+            publish_suite(tracker, run)
             outcome = self._result.outcome
         except InterruptedSweepError:
             outcome = Outcome.INTERRUPTED

@@ -227,8 +227,8 @@ def _say_suite_done(workspace: Workspace, name: str, result: SuiteResult) -> Non
     sweeps = SuiteDefinition.read(workspace.path_of(name)).sweeps
     scored = [sweep for member, sweep in sweeps.items() if member not in result.failed]
     if scored:
-        show_leaderboard(workspace, scored, suite=True)
-        show_pages(workspace, scored)
+        show_leaderboard(workspace, [name], suite=True)
+        show_pages(workspace, [name])
     again = next_command(f"tinyattn sweep resume {name}")
     for member in result.stopped:
         echo(f"{member} was stopped by itself; to go on with it: {again}")
