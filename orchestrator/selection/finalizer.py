@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager
 from orchestrator.driver.closing import all_closed_in_any_case
 from orchestrator.execution.tuner import BatchRun, Together, run_batches
 from orchestrator.reporting.mlflow_page import publish
+from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.selection.finalizing import Finalizing
 from orchestrator.selection.verdict import Verdict
 from orchestrator.spec.config import Sweep
@@ -129,6 +130,8 @@ def _finalized(
                     found[label] = one.verdict(tracker)
     for runs in opened:
         publish(tracker, runs)
+    if suite is not None and (run := tracker.run_of_suite(suite)) is not None:
+        publish_suite(tracker, run)
     return {label: found[label] for label in sweeps}
 
 
