@@ -1,11 +1,14 @@
 """SuiteDriver: the drivers of several batches that share the machines, as one driver.
 
-A sweep by itself is a suite of one. A free slot goes to the batch that would be the last to end if
-each had the machines to itself: the critical path first, as in list scheduling (Graham, "Bounds on
-Multiprocessing Timing Anomalies", 1969). No suite ends sooner than that batch does, so it never
-waits; batches of short trials fill what it leaves, and pack well at the end. If that batch has no
-trial to run now, the next one gets the slot: none stays idle while any batch, within its own
-limits, has a trial. Batches that are equally urgent take turns.
+A sweep by itself is a suite of one. Batches share the slots equally, by their weights: small tasks
+have their results early, and leave their shares to the others. But a batch that even with all slots
+would take nearly as long as all batches together is critical: the suite could not end sooner, so it
+comes first, as in list scheduling (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969). So
+long tasks begin early, and none of their trials is left over at the end.
+
+If the first batch has no trial to run now, the next one gets the slot: none stays idle while any
+batch, within its own limits, has a trial. Measurements are in docs/experiments/speed.md ("the
+schedule of a suite").
 
 A batch that fails, or is stopped by itself, leaves the others going.
 """
@@ -23,6 +26,8 @@ from orchestrator.spec.messages import Assignment, Decision, Evaluated, Report, 
 from orchestrator.spec.outcome import Outcome
 from tinyattn.errors import TinyAttnError
 
+CRITICAL = 0.8
+"""A batch is critical if by itself it would take at least this part of the time of all together."""
 _ROUNDING = 1e-9
 
 
@@ -35,7 +40,7 @@ class Share:
     fits: Callable[[], int]
     """Returns how many of its trials the machines hold at once, if they had no others."""
     weight: float = 1.0
-    """Factor of the time that it still takes."""
+    """How many times the slots of a batch of weight 1 it gets."""
     gpus: float = 0.0
     """GPUs of one of its trials."""
     on_end: Callable[[Outcome], None] = lambda outcome: None
@@ -53,7 +58,15 @@ class Share:
         for trial in self.driver.event_log.trials.values():
             self.work.catch_up(trial)
 
-    def urgency(self, rate: float) -> float:
+    def together(self, rate: float) -> float:
+        """Return the seconds that all machines would take for the work that is left.
+
+        Args:
+            rate: seconds for each unit of a guess.
+        """
+        return self.work.left(self.busy) * self.work.seconds_each(rate) / max(1, self.fits())
+
+    def alone(self, rate: float) -> float:
         """Return when it would end, in seconds from now, if it had the machines to itself.
 
         All slots share the work that is left, but for one whole trial, which comes last. With ASHA
@@ -62,7 +75,7 @@ class Share:
         last = self.work.evaluations
         slots = max(1, min(self.fits(), self.driver.most_at_once))
         left = max(0.0, self.work.left(self.busy) - last) / slots + last
-        return self.weight * left * self.work.seconds_each(rate)
+        return left * self.work.seconds_each(rate)
 
 
 class SuiteDriver:
@@ -94,7 +107,7 @@ class SuiteDriver:
             for share in self.shares.values():
                 share.driver.begin_no_more()
         used, rate = self._used(), self._rate()
-        for name, share in self._by_urgency(rate):
+        for name, share in self._in_order(rate):
             if used + 1 / max(1, share.fits()) > 1 + _ROUNDING:
                 continue
             with self._failing(name):
@@ -116,9 +129,18 @@ class SuiteDriver:
         """GPU-hours of all trials so far."""
         return sum(share.work.spent * share.gpus for share in self.shares.values()) / 3600
 
-    def _by_urgency(self, rate: float) -> list[tuple[str, Share]]:
+    def _in_order(self, rate: float) -> list[tuple[str, Share]]:
+        """Return the batches in the order in which they may take a free slot."""
         found = [(name, share) for name, share in self.shares.items() if share.ends_as is None]
-        return sorted(found, key=lambda pair: (-pair[1].urgency(rate), pair[1].busy))
+        limit = CRITICAL * sum(share.together(rate) for _, share in found)
+        alone = {name: share.alone(rate) for name, share in found}
+
+        def order(pair: tuple[str, Share]) -> tuple[float, float]:
+            name, share = pair
+            critical = -alone[name] if alone[name] >= limit else 0.0
+            return critical, (share.busy + 1) / share.weight
+
+        return sorted(found, key=order)
 
     def _used(self) -> float:
         """Return the part of the machines that is in use."""

@@ -51,7 +51,7 @@ class _Entry(StrictModel):
     name: str | None = None
     """Its name within the suite; None: the last part of `sweep`."""
     weight: float = Field(1.0, gt=0, le=1000)
-    """How much sooner than by the work that it has left it gets machines."""
+    """How many times the slots of a sweep of weight 1 it gets."""
     set: dict[str, Any] = {}
     """Overrides by dotted key."""
 
@@ -85,7 +85,7 @@ class Member:
     overrides: Mapping[str, Json]
     """All overrides that it was read with, by dotted key."""
     weight: float = 1.0
-    """How much sooner than by the work that it has left it gets machines."""
+    """How many times the slots of a sweep of weight 1 it gets."""
 
 
 @dataclass(frozen=True)

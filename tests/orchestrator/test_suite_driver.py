@@ -276,26 +276,35 @@ def test_what_evaluations_took_counts_for_more_than_the_guess(suite: Suite) -> N
 
 def test_a_guess_is_taken_in_the_unit_of_what_was_measured(suite: Suite) -> None:
     """`b` is guessed to take twice as long as `a`, and `a` takes 100 s: so `b` has 8 x 200 s left,
-    more than 7 x 100 s of `a`, one at a time, at a weight of 0.7."""
-    suite.add("a", trials=8, seconds=1.0, slots=1, weight=0.7)
-    suite.add("b", trials=8, seconds=2.0)
+    three at a time, which is nearly all that both have left. As 8 x 2 s it would be nothing."""
+    suite.add("a", trials=8, seconds=1.0)
+    suite.add("b", trials=8, seconds=2.0, slots=3)
     driver = suite.driver()
     running = fill(driver)
-    assert [key.sweep for key in running] == ["a", "b", "b", "b"]
-    report(driver, running[0], total=1, seconds=100)
-    assert [key.sweep for key in fill(driver)] == ["b"]
+    assert [key.sweep for key in running] == ["b", "b", "b", "a"]
+    report(driver, running[3], total=1, seconds=100)
+    driver.on_lost(running[0], WorkerLost("gone"))
+    driver.on_release(running[0])
+    assert [key.sweep for key in fill(driver, free=2)] == ["b", "a"]
 
 
 def test_a_batch_that_ended_leaves_its_slots(suite: Suite) -> None:
-    suite.add("a", trials=2, evaluations=1, weight=1000.0)
-    suite.add("b", trials=8, evaluations=4)
+    for name, trials in (("a", 2), ("b", 8), ("c", 8)):
+        suite.add(name, trials=trials)
     driver = suite.driver()
     running = fill(driver)
-    assert Counter(key.sweep for key in running) == {"a": 2, "b": 2}
-    for key in running[:2]:
+    assert Counter(key.sweep for key in running) == {"a": 2, "b": 1, "c": 1}
+    for key in [key for key in running if key.sweep == "a"]:
         report(driver, key, total=1)
-    assert [key.sweep for key in fill(driver)] == ["b", "b"]
+    assert [key.sweep for key in fill(driver)] == ["b", "c"]
     assert suite.ended == [("a", Outcome.COMPLETED)]
+
+
+def test_shares_are_equal_though_work_is_not_and_go_by_weights(suite: Suite) -> None:
+    """Four slots; `b` has twice the work of `a`, but none has most of all."""
+    for name, trials, weight in (("a", 6, 1.0), ("b", 12, 1.0), ("c", 12, 2.0)):
+        suite.add(name, trials=trials, weight=weight)
+    assert Counter(key.sweep for key in fill(suite.driver())) == {"a": 1, "b": 1, "c": 2}
 
 
 @pytest.mark.parametrize("heavy", ["a", "b"])
