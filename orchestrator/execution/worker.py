@@ -64,8 +64,6 @@ class Worker:
             ranks: this process's rank among those of its trials.
             model_cache: the cache of a process that several trials share; None: a new one.
         """
-        for context in contexts.values():
-            load_all(context.plugins)
         torch.set_num_threads(max(1, cores))
         if ranks.size > 1:
             use_interface_of(ray.util.get_node_ip_address())
@@ -87,6 +85,7 @@ class Worker:
         self.thread.replace_if_spoilt()
         self.key, self.overrides = assignment.key, dict(assignment.point)
         self.context = self._contexts[assignment.sweep]
+        load_all(self.context.plugins)  # of this sweep alone: a faulty one is no fault of others
         self.rows = sys.maxsize
         """Most rows of a pass; set when the trial's Trainer is made."""
         self.evaluations: Any = None
