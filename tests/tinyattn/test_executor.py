@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from glue_files import write_glue
 from tiny_plm import save_tiny_plm
 from torch import Tensor, nn
 
@@ -118,6 +119,20 @@ def test_neighbours_do_not_matter(base: TrainConfig, monkeypatch: pytest.MonkeyP
     # The three of one placement that start at the first layer; `top-1` starts above it.
     assert max(passes.sizes) == 3
     assert passes.sizes.count(3) > 100
+
+
+def test_rows_of_several_tasks_share_passes(
+    base: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two labels, three labels and a regression: each learns what it learns alone."""
+    write_glue(tmp_path, ["rte", "mnli", "stsb"], rows=160)
+    monkeypatch.setenv("TINYATTN_DATA", str(tmp_path))
+    configs = [base.with_overrides({"task": task, "epochs": 2}) for task in ("rte", "mnli", "stsb")]
+    wanted = [alone(config) for config in configs]
+    passes = Passes(monkeypatch)
+    for found, one in zip(together(configs), wanted, strict=True):
+        assert_same(found, one)
+    assert passes.sizes.count(3) > 20, "rows of all three in one pass through the PLM"
 
 
 def test_when_one_joins_and_who_leaves_does_not_matter(base: TrainConfig) -> None:
