@@ -12,6 +12,7 @@ experiment and parent run; it may be resumed, finalized or promoted by itself la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Member, Suite
 from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition, Origin
+from orchestrator.state.event_log import read_event_log
 from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import opener_of, refuse_empty, refuse_taken, resumable, search_of
@@ -49,6 +51,8 @@ class SuiteResult:
     """What sweeps failed by, by their names within the suite."""
     stopped: list[str] = field(default_factory=list)
     """Names within the suite of the sweeps that a user stopped by themselves."""
+    is_spent: bool = False
+    """Whether its GPU-hours are used up, so that trials may not have begun."""
 
     @property
     def outcome(self) -> Outcome:
@@ -264,6 +268,9 @@ class _Running:
             if isinstance(ended, TinyAttnError) and not isinstance(ended, InterruptedSweepError):
                 self._result.failed.setdefault(self._labels[sweep], ended)
 
+        hours = sum(map(_gpu_hours, batches))
+        self._result.is_spent = hours >= (self._definition.gpu_hours or math.inf)
+
     def _batch(self, member: str, sweep: Sweep, runs: SweepRuns) -> BatchRun:
         def end(outcome: Outcome, ended: list[Trial]) -> None:
             """Close the sweep's runs, while others go on."""
@@ -280,6 +287,14 @@ class _Running:
 
         search = search_of(sweep, self._workspace, runs, self._facts[member])
         return replace(search, weight=self._definition.weights.get(member, 1.0), on_end=end)
+
+
+def _gpu_hours(one: BatchRun) -> float:
+    """Return the GPU-hours of a batch's trials so far."""
+    resources = one.batch.resources
+    trials = read_event_log(one.checkpoints.folder / f"{one.batch.name}.jsonl").values()
+    gpus = resources.share[1] * resources.ranks
+    return sum(trial.seconds for trial in trials) * gpus / 3600
 
 
 def _of_all(made: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:

@@ -232,6 +232,9 @@ def _say_suite_done(workspace: Workspace, name: str, result: SuiteResult) -> Non
     again = next_command(f"tinyattn sweep resume {name}")
     for member in result.stopped:
         echo(f"{member} was stopped by itself; to go on with it: {again}")
+    if result.is_spent:
+        more = next_command(f"tinyattn sweep extend {name} gpu_hours=...")
+        echo(f"note: the suite's GPU-hours are used up; trials that had not begun did not: {more}")
     if result.failed:
         for member, error in result.failed.items():
             click.echo(placed(f"error: {member}: {error}"), err=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.reporting.view import brief, clock, in_brackets
+from orchestrator.reporting.view import Progress, brief, clock, in_brackets
 from orchestrator.search.asha import Asha, make_scheduler, replay
 from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.config import Sweep
@@ -139,6 +139,21 @@ class Status:
         if self.driver_here is False:
             return f"its driver is gone ({words}); `tinyattn {resume}` goes on"
         return f"running, {words}"
+
+    @property
+    def running(self) -> int:
+        """How many trials of its search have a worker, as far as is known."""
+        return sum(self._word(run) == "running" for run in self.searched)
+
+    @property
+    def work_left(self) -> float | None:
+        """Seconds that one slot would take for all that is to come of its search, estimated; None
+        before the first trial has ended."""
+        progress = Progress("", self.total or len(self.searched), 1, lambda: 1)
+        for run in self.searched:
+            progress.replay(run.trial)
+        left = progress.work_left()
+        return None if left is None else left[0]
 
     @property
     def is_left_open(self) -> bool:

@@ -127,12 +127,43 @@ def test_the_status_has_a_line_for_each_task(folders: Workspace) -> None:
     assert lines["average"] == "80.0 on dev, of 2 of 4 tasks"
     assert lines["failed"] == "sst2: OSError: no memory"
     assert table(text) == {
-        "task": ["state", "trials", "best", "rungs"],
-        "rte": ["completed", "1 completed, 1 stopped", best("80.00"), "–"],
-        "sst2": ["failed", "1 failed", "–", "–"],
-        "qnli": ["running", "1 completed, 1 running", "95.00 (lr=0.001), search_00001", "–"],
-        "mrpc": ["not begun", "–", "–", "–"],
+        "task": ["state", "trials", "best", "left", "rungs"],
+        "rte": ["completed", "1 completed, 1 stopped", best("80.00"), "–", "–"],
+        "sst2": ["failed", "1 failed", "–", "–", "–"],
+        "qnli": [
+            "running",
+            "1 completed, 1 running",
+            "95.00 (lr=0.001), search_00001",
+            "0:00:00",
+            "–",
+        ],
+        "mrpc": ["not begun", "–", "–", "–", "–"],
     }
+
+
+def test_the_time_left_is_of_what_is_to_come_by_the_slots_of_now(
+    folders: Workspace, sweeps: Sweeps
+) -> None:
+    """Four trials of 4 evaluations. One took 40 s, one is at its first: 3 + 8 evaluations to come,
+    10 s each, on one slot. Another sweep has not begun, so that nothing is said of the whole."""
+    spec = load_sweep("agreement", {"name": "glue-qnli", "asha": None, "trials": 4})
+    folder = folders.path_of("glue-qnli")
+    Definition(resolved=spec.model_dump(mode="json"), data_fingerprint="d",
+               plm_fingerprint="p").write(folder)  # fmt: skip
+    log = EventLog(folder / "search.jsonl")
+    for number, evaluations in enumerate((4, 1), start=1):
+        log.start(f"search_0000{number}", {"optimizer.lr": 1e-3})
+        for index in range(1, evaluations + 1):
+            outcome = Outcome.COMPLETED if index == 4 else None
+            log.result(
+                f"search_0000{number}",
+                Evaluation(evaluation=index, total=4, score=0.9, best_score=0.9,
+                           seconds=10.0 * index, outcome=outcome),
+            )  # fmt: skip
+    with held(folders, "sweep resume glue"):
+        text = str(find_status(folders, "glue"))
+    assert table(text)["qnli"][3] == "0:01:50"
+    assert "left" not in head(text)
 
 
 def test_the_cause_is_what_the_driver_noted(
@@ -170,6 +201,7 @@ def test_the_status_reads_rungs_and_totals_from_the_folders(
         "running",
         "2 of 8: 1 completed, 1 paused; 6 not begun",
         "97.00 (lr=0.001), search_00001",
+        "–",
         "2 reached evaluation 1, 1 evaluation 2",
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tiny_plm import save_tiny_plm
@@ -56,6 +57,29 @@ def test_weights_go_into_a_shared_file_once(config: TrainConfig, tmp_path: Path)
     assert not share_weights(plm)
     assert not list(tmp_path.rglob("weights-*.bin"))
     assert file.stem.removeprefix("weights-").startswith(digest)
+
+
+def test_plms_that_no_trial_uses_stay_while_there_is_room(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three PLMs of equal size: a quarter of the memory holds two idle ones, then none."""
+    names = [config.plm, *(str(save_tiny_plm(tmp_path / name)) for name in ("second", "third"))]
+    model_cache = ModelCache(device="cpu")
+    first = model_cache.plm(names[0])
+    size = sum(weight.nbytes for weight in first.model.parameters())
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=8 * size))
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    second, _ = model_cache.plm(names[1]), model_cache.plm(names[2])
+    assert model_cache.plm(names[0]) is first
+    assert model_cache.plm(names[1]) is second, "two sweeps in turn load theirs once"
+    assert model_cache.idle_plms(config) == 2
+    model = model_cache.attach(second, config)
+    assert model_cache.drop_idle_plms(config) == 1, "the second is in use, the first is wanted"
+    assert model_cache.plm(names[1]) is second
+    model_cache.release(model)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=3 * size))
+    model_cache.plm(names[2])
+    assert model_cache.plm(names[0]) is not first, "there is room for no idle one"
 
 
 def test_batches_are_made_once_and_the_last_used_are_kept(config: TrainConfig) -> None:

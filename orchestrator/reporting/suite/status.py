@@ -17,7 +17,7 @@ from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import SuiteRecord, protocol_words
 from tinyattn.errors import StorageError
 
-_HEAD = ("task", "plm", "state", "trials", "best", "rungs")
+_HEAD = ("task", "plm", "state", "trials", "best", "left", "rungs")
 _FAILED = (Outcome.FAILED, Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
 
 
@@ -59,12 +59,18 @@ class MemberStatus:
         first = [name if name == task else f"{name} ({task})", plm or "–", self.state]
         found = self.status
         if found is None:
-            return [*first, "–", "–", "–"]
+            return [*first, "–", "–", "–", "–"]
         trials = found.of_total()
         if found.finalizing:
             trials += f"; finalize: {found.of_finalizer()}"
         best = "–" if found.best is None else best_words(found.best)
-        return [*first, trials, best, rung_words(found.rungs) or "–"]
+        return [*first, trials, best, self._left(found), rung_words(found.rungs) or "–"]
+
+    def _left(self, found: Status) -> str:
+        """Return the time left with the slots that it has now, as text."""
+        if self.state != "running" or not found.running or found.work_left is None:
+            return "–"
+        return clock(found.work_left / found.running)
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ class SuiteStatus:
                 f"state    {self._state()}",
                 f"tasks    {len(self.members)}: {self._by_state()}",
                 *(f"average  {line}" for line in self._averages()),
+                *([f"left     about {clock(left)}"] if (left := self._seconds_left()) else []),
                 *(f"failed   {one.member.name}: {one.cause}" for one in self.members if one.cause),
                 "",
                 *_table(self.members),
@@ -124,6 +131,17 @@ class SuiteStatus:
         """The mean of the best dev scores so far, for each PLM and protocol."""
         tables = self._results.tables
         return [_average(table, len(tables) > 1) for table in tables if table.average is not None]
+
+    def _seconds_left(self) -> float | None:
+        """Seconds until all sweeps have ended, estimated by the slots that they have now; None:
+        not known yet, or it does not run."""
+        if self.driver_here is False:
+            return None
+        going = [one for one in self.members if one.state in ("running", "not begun")]
+        work = [one.status.work_left if one.status else None for one in going]
+        running = sum(one.status.running for one in going if one.status)
+        known = [seconds for seconds in work if seconds is not None]
+        return sum(known) / running if running and len(known) == len(work) else None
 
     def _state(self) -> str:
         outcome = None if self.record is None else self.record.outcome
