@@ -10,6 +10,7 @@ from orchestrator.planning.cores import Cores
 from orchestrator.planning.curves import Synthetic
 from orchestrator.planning.plan import Capacity, Plan, duration, plan_of
 from orchestrator.planning.simulation import SuiteReplay, Training, VirtualCluster, simulate_suite
+from orchestrator.reporting.view import brief
 from orchestrator.search.asha import asha_share
 from orchestrator.spec.messages import Assignment
 from orchestrator.spec.suite import Member, Suite
@@ -73,8 +74,7 @@ def _first_words(first: list[Assignment]) -> Iterator[str]:
     """Yield a line for each of the first trials, with its point."""
     head = "first       "
     for trial in first[:SHOWN]:
-        point = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in trial.point.items())
-        yield f"{head}{trial.sweep} {trial.trial}: {point or 'nothing searched'}"
+        yield f"{head}{trial.sweep} {trial.trial}: {brief(trial.point) or 'nothing searched'}"
         head = " " * len(head)
     if (more := len(first) - SHOWN) > 0:
         yield f"{head}and {more:,} more at once"
