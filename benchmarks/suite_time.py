@@ -4,13 +4,15 @@
 
 Each is called as `tinyattn sweep run glue` with MiniLM and few rows, on this machine's cores, in a
 runs folder of its own. Of the files in TINYATTN_DATA the first rows are taken; tasks that have none
-there get made-up ones of the same form (`tests/glue_files.py`). Beside the time it prints which part of the slots had a trial, from the
-first evaluation until the last trial began: after that fewer trials than slots remain.
+there get made-up ones of the same form (`tests/glue_files.py`). Beside the time it prints which
+part of the slots had a trial, from the first evaluation until the last trial began: after that
+fewer trials than slots remain.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import itertools
 import os
 import shutil
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
@@ -52,10 +55,16 @@ def with_all_tasks(folder: Path) -> Path:
             continue
         (folder / "glue" / task).mkdir()
         for split, rows in ROWS.items():
-            with (real / task / f"{split}.jsonl").open() as file:
+            with _opened(real / task / f"{split}.jsonl") as file:
                 head = "".join(itertools.islice(file, rows))
             (folder / "glue" / task / f"{split}.jsonl").write_text(head)
     return folder
+
+
+def _opened(path: Path) -> TextIO:
+    """Open a file of rows, or the compressed one in its place."""
+    packed = path.with_name(f"{path.name}.gz")
+    return gzip.open(packed, "rt") if packed.exists() else path.open()
 
 
 def timed(command: str, data: Path) -> tuple[float, float]:
