@@ -38,7 +38,7 @@ SETTINGS = (
     "search.sampler=random", "search.trials=4",
 )  # fmt: skip
 SLOTS = os.cpu_count() or 1
-_ENDS = (" paused", " completed", " stopped", " diverged", " failed")
+_ENDS = ("paused", "completed", "stopped", "diverged", "failed", "out_of_memory")
 
 
 ROWS = {"train": 1000, "validation": 200}
@@ -92,15 +92,17 @@ def busy(events: Sequence[tuple[float, str]]) -> float:
     """
     first = next(at for at, line in events if " evaluation 1/" in line)
     last = max(at for at, line in events if " starts" in line)
-    running, used, before = 0, 0.0, first
+    running: set[str] = set()
+    used, before = 0.0, first
     for at, line in events:
         if first < at <= last:
-            used, before = used + running * (at - before), at
-        words = line.partition(" search_")[2].partition("|")[0]
-        if " starts" in words:
-            running += 1
-        elif any(words.partition(":")[0].rstrip().endswith(end) for end in _ENDS):
-            running -= 1
+            used, before = used + len(running) * (at - before), at
+        label, _, words = line.partition("] ")[2].partition("search_")
+        trial, _, told = words.partition(" ")
+        if told.startswith("starts"):
+            running.add(label + trial)
+        elif told.startswith(_ENDS):
+            running.discard(label + trial)  # one that waited at a rung had no slot
     return used / ((last - first) * SLOTS)
 
 
