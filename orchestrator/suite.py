@@ -13,6 +13,7 @@ experiment and parent run; it may be resumed, finalized or promoted by itself la
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,11 +21,13 @@ from functools import partial
 from typing import TypeVar
 
 from orchestrator.driver.closing import InterruptedSweepError, all_closed_in_any_case
+from orchestrator.driver.signals import handled, signals_noted
 from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import BatchRun, Together, run_batches
 from orchestrator.planning.preflight import check_warmup, inspect, warmup_note
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.reporting.suite.page import publish_suite
+from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
@@ -36,8 +39,9 @@ from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import opener_of, refuse_empty, refuse_taken, resumable, search_of
 from orchestrator.tracking.sweep_runs import SweepRuns
+from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.data.labels import check_labels
-from tinyattn.errors import TinyAttnError, UsageError, did_you_mean
+from tinyattn.errors import StorageError, TinyAttnError, UsageError, did_you_mean
 from tinyattn.training.model_cache import ModelCache
 
 Found = TypeVar("Found")
@@ -106,8 +110,10 @@ def run_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) ->
     _refuse_too_large(sweeps)
     definition = SuiteDefinition.of(suite)
     with _locked(suite.name, sweeps.values(), workspace) as release:
-        if SuiteDefinition.is_in(workspace.path_of(suite.name)):  # another process was quicker
-            refuse_taken(suite.name, workspace)
+        for name in (suite.name, *(sweep.name for sweep in suite.sweeps)):
+            folder = workspace.path_of(name)
+            if SuiteDefinition.is_in(folder) or Definition.is_in(folder):  # another was quicker
+                refuse_taken(name, workspace)
         for member in suite.members:
             origin = Origin(file=member.file, overrides=dict(member.overrides))
             own = Definition.of(member.sweep, facts[member.name], origin)
@@ -156,7 +162,13 @@ def resumable_suite(
                 f"{', '.join(definition.sweeps)}"
             )
     if gpu_hours is not None:
-        if definition.gpu_hours is not None and gpu_hours < definition.gpu_hours:
+        if not 0 < gpu_hours < math.inf:
+            raise UsageError(f"gpu_hours: {gpu_hours:g} came, allowed is a number above 0")
+        if definition.gpu_hours is None:
+            raise UsageError(
+                f"gpu_hours: {gpu_hours:g} came, and suite '{name}' was begun without a limit"
+            )
+        if gpu_hours < definition.gpu_hours:
             raise UsageError(
                 f"suite '{name}' has {definition.gpu_hours:g} GPU-hours; extend it to more"
             )
@@ -233,27 +245,44 @@ class _Running:
         """Run all sweeps to their ends."""
         name = self._definition.name
         tracker = self._workspace.tracker(create=True)
-        run = tracker.open_suite(name)
-        openers = [
-            opener_of(sweep, self._facts[member], self._workspace, tracker, run)
-            for member, sweep in self._sweeps.items()
-        ]
+        checked = _of_all(  # before there is a run that would have to be closed
+            {
+                member: partial(opener_of, sweep, self._facts[member], self._workspace, tracker)
+                for member, sweep in self._sweeps.items()
+            }
+        )
+        with signals_noted() as stop:  # a run that the store has made is known before all ends
+            run = tracker.open_suite(name)
+        openers = [partial(opener, suite=run) for opener in checked.values()]
         outcome = Outcome.FAILED
         try:
             closed = all_closed_in_any_case(openers, f"sweep resume {name}", [None] * len(openers))
             with closed as opened:
+                if stop.asked:
+                    raise KeyboardInterrupt
                 self._search(opened)
                 for runs in opened:
                     publish(tracker, runs)
-            publish_suite(tracker, run)
-            outcome = self._result.outcome
+            outcome = self._outcome(tracker)
         except InterruptedSweepError:
             outcome = Outcome.INTERRUPTED
             raise
         finally:
-            run.end(outcome)
-            tracker.settle_a_while()
+            with handled(signal.SIG_IGN):  # a second Ctrl-C must not leave the run open
+                run.end(outcome)
+                tracker.settle_a_while()
+        publish_suite(tracker, run)
         return self._result
+
+    def _outcome(self, tracker: TrackingWriter) -> Outcome:
+        """Return the suite's outcome; sweeps that were left out count as they are."""
+        left_out = set(self._definition.sweeps.values()) - set(self._labels)
+        records = [sweep for sweep in tracker.sweeps() if sweep.name in left_out]
+        done = [sweep for sweep in records if sweep.outcome is Outcome.COMPLETED]
+        outcome = self._result.outcome
+        if outcome is Outcome.COMPLETED and len(done) < len(left_out):
+            return Outcome.INTERRUPTED
+        return outcome
 
     def _search(self, opened: Sequence[SweepRuns]) -> None:
         """Run the searches of all sweeps together."""
@@ -262,19 +291,39 @@ class _Running:
             for (member, sweep), runs in zip(self._sweeps.items(), opened, strict=True)
         ]
         folder = self._workspace.path_of(self._definition.name)
-        together = Together(self._definition.name, folder, self._labels, self._definition.gpu_hours)
+        together = Together(
+            self._definition.name,
+            folder,
+            self._labels,
+            self._definition.gpu_hours,
+            spent=sum(map(self._gpu_hours, self._definition.sweeps)),
+            on_spent=self._note_spent,
+        )
         found = run_batches(batches, data_dir=self._workspace.data_dir, together=together)
         for sweep, ended in found.items():
             if isinstance(ended, TinyAttnError) and not isinstance(ended, InterruptedSweepError):
                 self._result.failed.setdefault(self._labels[sweep], ended)
 
-        hours = sum(map(_gpu_hours, batches))
-        self._result.is_spent = hours >= (self._definition.gpu_hours or math.inf)
+    def _note_spent(self) -> None:
+        self._result.is_spent = True
+
+    def _gpu_hours(self, member: str) -> float:
+        """Return the GPU-hours of a sweep that is left out; 0 for those that run.
+
+        Where trials shared a GPU by a measured number, it is as if each had had all of it.
+        """
+        folder = self._workspace.path_of(self._definition.sweeps[member])
+        if member in self._sweeps or not Definition.is_in(folder):
+            return 0.0
+        resources = Definition.read(folder, folder.name).sweep().resources
+        gpus = resources.share[1] * resources.ranks
+        trials = read_event_log(folder / f"{SEARCH}.jsonl") if gpus else {}
+        return sum(trial.seconds for trial in trials.values()) * gpus / 3600
 
     def _batch(self, member: str, sweep: Sweep, runs: SweepRuns) -> BatchRun:
         def end(outcome: Outcome, ended: list[Trial]) -> None:
             """Close the sweep's runs, while others go on."""
-            if outcome is Outcome.COMPLETED:
+            if outcome is Outcome.COMPLETED and (ended or not self._definition.gpu_hours):
                 try:
                     refuse_empty(ended)
                 except TinyAttnError as error:
@@ -289,14 +338,6 @@ class _Running:
         return replace(search, weight=self._definition.weights.get(member, 1.0), on_end=end)
 
 
-def _gpu_hours(one: BatchRun) -> float:
-    """Return the GPU-hours of a batch's trials so far."""
-    resources = one.batch.resources
-    trials = read_event_log(one.checkpoints.folder / f"{one.batch.name}.jsonl").values()
-    gpus = resources.share[1] * resources.ranks
-    return sum(trial.seconds for trial in trials) * gpus / 3600
-
-
 def _of_all(made: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:
     """Return what each function returns; raise what they raise as one error, a line for each sweep.
 
@@ -304,22 +345,24 @@ def _of_all(made: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:
         made: functions by the names of their sweeps within the suite.
 
     Raises:
-        UsageError: with the names of the sweeps to leave out, if not all are at fault.
+        UsageError, StorageError: with the names of the sweeps to leave out, if not all are at
+            fault.
     """
     found: dict[str, Found] = {}
-    faults: dict[str, str] = {}
+    faults: dict[str, TinyAttnError] = {}
     for member, make in made.items():
         try:
             found[member] = make()
-        except UsageError as error:
-            faults[member] = str(error)
+        except (UsageError, StorageError) as error:
+            faults[member] = error
     if not faults:
         return found
     lines = [f"{member}: {fault}" for member, fault in faults.items()]
     if found:
         flags = " ".join(f"--without {member}" for member in faults)
         lines.append(f"mend that, or let the others run without by {flags}")
-    raise UsageError("\n".join(lines))
+    is_storage = any(isinstance(fault, StorageError) for fault in faults.values())
+    raise (StorageError if is_storage else UsageError)("\n".join(lines))
 
 
 def _refuse_too_large(sweeps: Mapping[str, Sweep]) -> None:

@@ -37,7 +37,6 @@ from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import refuse_damaged
 from orchestrator.state.sweep_trials import is_of_folder
 from orchestrator.state.workspace import Workspace
-from orchestrator.tracking.suite_run import SuiteRun
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig, build, dotted_keys
@@ -185,16 +184,14 @@ def opener_of(
     facts: Facts,
     workspace: Workspace,
     tracker: TrackingWriter,
-    suite: SuiteRun | None = None,
-) -> Callable[[], SweepRuns]:
-    """Return a function that opens a sweep's MLflow runs.
+) -> partial[SweepRuns]:
+    """Return a function that opens a sweep's MLflow runs, as a part of a suite's if that is given.
 
     Args:
         sweep: the sweep.
         facts: its facts.
         workspace: where it is kept.
         tracker: of the store.
-        suite: the suite that it belongs to; None: it is run by itself.
 
     Raises:
         StorageError: an event log of the sweep is damaged.
@@ -209,7 +206,6 @@ def opener_of(
         protocol=sweep.train.protocol_name,
         config=_noted(sweep),
         tags=run_tags(facts),
-        suite=suite,
     )
 
 

@@ -126,12 +126,18 @@ def _finalize_suite(
         from orchestrator.selection.finalizer import finalize_suite
         from orchestrator.sweep import sweep_as_it_ran
 
+    begun = {one.name for one in workspace.store().sweeps()}
     ran = {
         member: sweep_as_it_ran(workspace, sweep, chosen, imported())
         for member, sweep in sweeps.items()
+        if sweep in begun
     }
+    if not ran:
+        raise UsageError(f"no sweep of suite '{name}' has begun; there is nothing to finalize")
     with ray_of(places.on):
         found = finalize_suite(name, ran, workspace, echo, typed)
+    for member in sweeps.keys() - ran.keys():
+        echo(f"note: {member} has not begun")
     failed = 0
     for member, verdict in found.items():
         if isinstance(verdict, TinyAttnError):

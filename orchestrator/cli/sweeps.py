@@ -261,8 +261,15 @@ def resume(name: str, as_it_ran: bool, without: tuple[str, ...], places: Places)
 @click.argument("name")
 @click.argument("overrides", nargs=-1, required=True)
 @click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
+@without_option
 @place_options
-def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, places: Places) -> None:
+def extend(
+    name: str,
+    overrides: tuple[str, ...],
+    as_it_ran: bool,
+    without: tuple[str, ...],
+    places: Places,
+) -> None:
     """Add trials to a sweep: `tinyattn sweep extend NAME trials=40` makes them 40 in all.
 
     Of a suite all sweeps get as many; `gpu_hours=200` lets it use as much in all.
@@ -274,26 +281,39 @@ def extend(name: str, overrides: tuple[str, ...], as_it_ran: bool, places: Place
                 f"{word!r} came, allowed is the number of trials in all: type "
                 f"`tinyattn sweep extend {name} trials={number}`"
             )
-    chosen = parse_overrides(overrides)
-    gpu_hours = chosen.pop("gpu_hours", None) if _is_suite_here(name, places) else None
-    trials = chosen.pop("trials", chosen.pop("search.trials", None))
-    if isinstance(gpu_hours, int | float) and gpu_hours > 0 and not chosen and trials is None:
-        _go_on(name, {}, as_it_ran, places, gpu_hours=gpu_hours)
-        return
-    some = [key for key in chosen if key.endswith((".trials", ".search.trials"))]
-    if some and _is_suite_here(name, places):
+    is_suite = _is_suite_here(name, places)
+    changes, gpu_hours = _extension(name, overrides, is_suite)
+    _go_on(name, changes, as_it_ran, places, without, gpu_hours)
+
+
+def _extension(
+    name: str, overrides: tuple[str, ...], is_suite: bool
+) -> tuple[dict[str, int], float | None]:
+    """Return the changes that `extend` is to make, and a suite's GPU-hours.
+
+    Raises:
+        UsageError: something else came.
+    """
+    came, chosen = " ".join(overrides), parse_overrides(overrides)
+    some = [key for key in chosen if key.endswith(".trials") and key != "search.trials"]
+    if some and is_suite:
         raise UsageError(
-            f"{' '.join(overrides)} came, allowed is the number of trials of all sweeps of the "
-            f"suite, as in trials=40: with more for some they would not compare; or extend the "
-            f"sweep by itself: `tinyattn sweep extend {name}-{some[0].partition('.')[0]} trials=40`"
+            f"{came} came, allowed is the number of trials of all sweeps of the suite, as in "
+            "trials=40: with more for some they would not compare; one sweep by itself is extended "
+            f"by its own name, as in `tinyattn sweep extend {name}-rte trials=40`"
         )
-    if chosen or not isinstance(trials, int):
+    hours = chosen.pop("gpu_hours", None) if is_suite else None
+    trials = chosen.pop("trials", chosen.pop("search.trials", None))
+    if hours is not None and (isinstance(hours, bool) or not isinstance(hours, int | float)):
+        raise UsageError(f"gpu_hours: {hours!r} came, allowed is a number, as in gpu_hours=200")
+    is_number = isinstance(trials, int) and not isinstance(trials, bool)
+    if chosen or not (is_number or (trials is None and hours is not None)):
         raise UsageError(
-            f"{' '.join(overrides)} came, allowed is the number of trials in all, as in trials=40; "
+            f"{came} came, allowed is the number of trials in all, as in trials=40; "
             "whatever else is to change needs a sweep of its own"
         )
-    hours = float(gpu_hours) if isinstance(gpu_hours, int | float) else None
-    _go_on(name, {"search.trials": trials}, as_it_ran, places, gpu_hours=hours)
+    changes = {} if trials is None else {"search.trials": trials}
+    return changes, None if hours is None else float(hours)
 
 
 def _is_suite_here(name: str, places: Places) -> bool:

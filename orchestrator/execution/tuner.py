@@ -90,6 +90,10 @@ class Together:
     """{sweep: its name within the suite}, for the view."""
     gpu_hours: float | None = None
     """GPU-hours after which no trial begins; None: no limit."""
+    spent: float = 0.0
+    """GPU-hours of the suite's sweeps that do not run now."""
+    on_spent: Callable[[], None] = lambda: None
+    """Called at the end if the GPU-hours are used up."""
 
 
 def run_batch(
@@ -243,6 +247,8 @@ class _Running:
                 if self._stop.error is None:  # else the next driver completes the studies
                     with handled(signal.SIG_IGN):
                         self._finish_studies(driver)
+        if driver.is_spent and self._together is not None:
+            self._together.on_spent()
         found = {name: share.error for name, share in driver.shares.items() if share.error}
         for name, share in driver.shares.items():
             if share.ends_as is Outcome.INTERRUPTED:
@@ -251,7 +257,8 @@ class _Running:
 
     def _finish_studies(self, driver: SuiteDriver) -> None:
         for name, one in self._batches.items():
-            if driver.shares[name].error is None:
+            # One that has ended may be another process's by now.
+            if driver.shares[name].error is None and not driver.shares[name].has_ended:
                 one.source.finish(Outcome.INTERRUPTED)
 
     def _watched(self) -> list[Watched]:
@@ -262,12 +269,15 @@ class _Running:
 
     def _driver(self, views: Mapping[str, View]) -> SuiteDriver:
         shares = {name: self._share(one, views[name]) for name, one in self._batches.items()}
-        return SuiteDriver(shares, self._together.gpu_hours if self._together else None)
+        together = self._together
+        if together is None or together.gpu_hours is None:
+            return SuiteDriver(shares)
+        return SuiteDriver(shares, max(0.0, together.gpu_hours - together.spent))
 
     def _share(self, one: BatchRun, view: View) -> Share:
         batch, name, nodes = one.batch, one.name, self._nodes[one.name]
         listeners = (
-            MachineListener(nodes, view.note),
+            MachineListener(nodes, view.note, one.name if self._together else ""),
             MlflowListener(one.runs, batch, one.checkpoints),
             CheckpointListener(one.checkpoints),
             ViewListener(view),
@@ -284,13 +294,19 @@ class _Running:
             listeners,
         )
         share = asha_share(batch.asha, batch.evaluations)
+
+        def end(outcome: Outcome) -> None:
+            if outcome is not Outcome.FAILED:
+                one.source.finish(Outcome.INTERRUPTED)
+            one.on_end(outcome, _ended(log))
+
         return Share(
             driver,
             Work(batch.trials, batch.evaluations, share, batch.pflop / batch.evaluations or 1.0),
             nodes.slots,
             one.weight,
             batch.resources.share[1] * batch.resources.ranks,
-            lambda outcome: one.on_end(outcome, _ended(log)),
+            end,
         )
 
     def _progress_of(self, name: str) -> Progress:

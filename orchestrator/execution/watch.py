@@ -21,14 +21,15 @@ from orchestrator.tracking.sweep_runs import SweepRuns
 class MachineListener(Listener):
     """The driver's listener that tells Nodes on which machines workers fail."""
 
-    def __init__(self, nodes: Nodes, note: Callable[[str], None]) -> None:
+    def __init__(self, nodes: Nodes, note: Callable[[str], None], sweep: str = "") -> None:
         """Listen to a batch.
 
         Args:
             nodes: the machines.
             note: called with a message when a machine is set aside.
+            sweep: the batch's, where the machines know trials of several; empty: of one.
         """
-        self._nodes, self._note = nodes, note
+        self._nodes, self._note, self._start = nodes, note, f"{sweep}/" if sweep else ""
 
     def evaluated(self, name: str, result: Result) -> None:
         """Note that a machine works."""
@@ -37,18 +38,18 @@ class MachineListener(Listener):
 
     def paused(self, name: str) -> None:
         """Give machines that were too small for this trial back to other trials."""
-        self._nodes.ended(name)
+        self._nodes.ended(self._start + name)
 
     def lost(self, trial: Trial, lost: WorkerLost, goes_on: bool) -> None:
         """Note a failure of a machine; a trial that failed on several is to blame itself."""
-        if said := self._nodes.failed(trial.name, lost.error):
+        if said := self._nodes.failed(self._start + trial.name, lost.error):
             self._note(said)
         if not goes_on:
-            self._nodes.exonerate(trial.name)
+            self._nodes.exonerate(self._start + trial.name)
 
     def ended(self, trial: Trial) -> None:
         """Give machines that were too small for this trial back to other trials."""
-        self._nodes.ended(trial.name)
+        self._nodes.ended(self._start + trial.name)
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,7 @@ class Worker:
         config = self.context.base.with_overrides(self.overrides)
         if not self.model_cache.drop_idle_plms(config):
             note_too_many(config, self.rows, self.memory)
-            self.rows //= 2
+            self.rows = max(1, self.rows // 2)  # another trial may have given up the PLMs
         self.end()
         give_back_memory()
         self.thread.replace_if_spoilt()

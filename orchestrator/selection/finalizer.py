@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from orchestrator.driver.closing import all_closed_in_any_case
+from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import BatchRun, Together, run_batches
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.reporting.suite.page import publish_suite
-from orchestrator.selection.finalizing import Finalizing
+from orchestrator.selection.finalizing import Caches, Finalizing
 from orchestrator.selection.verdict import Verdict
 from orchestrator.spec.config import Sweep
 from orchestrator.state.workspace import Workspace
@@ -106,12 +107,16 @@ def _finalized(
 
     Within the locks, what is read is not about to be changed by another process.
     """
+    for sweep in sweeps.values():
+        concurrency(sweep.resources)
     workspace.require_space()
     found: dict[str, Verdict | TinyAttnError] = {}
     ready: dict[str, Finalizing] = {}
+    caches = Caches(workspace)
     for label, sweep in sweeps.items():
         with _kept(label, found):
-            ready[label] = Finalizing.of(sweep, workspace, tracker, _labelled(say, label))
+            said = _labelled(say, label)
+            ready[label] = Finalizing.of(sweep, workspace, tracker, said, caches)
     if not ready:
         return found
     openers = [

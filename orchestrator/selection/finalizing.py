@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.driver.trial_queue import Points, Source
-from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import BatchRun
 from orchestrator.planning.preflight import inspect, run_tags, warmup_note
 from orchestrator.search.searcher import OptunaSearcher
@@ -88,6 +87,21 @@ def batch_name(name: str, content: Json, folder: Path) -> str:
     return old if (folder / f"{old}.jsonl").exists() else new
 
 
+class Caches:
+    """The caches of PLM and data that all sweeps which are finalized together use, one after the
+    other: their PLMs must not all be in memory at once."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._data_dir = workspace.data_dir
+        self.checks = ModelCache(self._data_dir, device="cpu")
+        """For the checks before anything is trained."""
+
+    @functools.cached_property
+    def device(self) -> ModelCache:
+        """On this process's device, made when no trial needs it any more."""
+        return ModelCache(self._data_dir)
+
+
 class Finalizing:
     """One sweep while it is finalized, with what its steps share.
 
@@ -105,6 +119,7 @@ class Finalizing:
         best: Sequence[Trial],
         record: SweepRecord,
         say: Callable[[str], None],
+        caches: Caches,
     ) -> None:
         """Begin with nothing trained.
 
@@ -115,7 +130,9 @@ class Finalizing:
             best: the trials that the finalists repeat, the best first.
             record: its run in the store.
             say: takes progress messages.
+            caches: of PLM and data.
         """
+        self._caches = caches
         self.sweep, self.workspace, self.facts, self.best = sweep, workspace, facts, best
         self.record, self.say = record, say
         self.checkpoints = workspace.checkpoints(sweep.name)
@@ -123,14 +140,18 @@ class Finalizing:
 
     @classmethod
     def of(
-        cls, sweep: Sweep, workspace: Workspace, tracker: TrackingWriter, say: Callable[[str], None]
+        cls,
+        sweep: Sweep,
+        workspace: Workspace,
+        tracker: TrackingWriter,
+        say: Callable[[str], None],
+        caches: Caches,
     ) -> Finalizing:
         """Check a sweep, and choose the trials that the finalists repeat.
 
         Raises:
             As `finalize`.
         """
-        concurrency(sweep.resources)
         record = tracker.find_sweep(sweep.name)
         folder = workspace.path_of(sweep.name)
         refuse_damaged(folder, tracker.names_of_trials(sweep.name))
@@ -139,7 +160,7 @@ class Finalizing:
         best = best_one_head(sweep, ended, record.outcome)
         if (ahead := passed_over(ended, standing_of)) is not None:
             say(f"note: {no_candidate(ahead.name, ahead.best_score)}")
-        facts = inspect(sweep, ModelCache(workspace.data_dir, device="cpu"))
+        facts = inspect(sweep, caches.checks)
         refuse_other_data(f"sweep '{record.name}'", record.tags, facts.data_fingerprint)
         for note in warmup_note(sweep, facts):
             say(note)
@@ -149,17 +170,17 @@ class Finalizing:
                 f"note: the search has not come to its end ({said}); finalists are the best of "
                 "the trials that had"
             )
-        return cls(sweep, workspace, facts, best, record, say)
+        return cls(sweep, workspace, facts, best, record, say, caches)
 
     @property
     def outcome(self) -> Outcome:
         """The search's; one that nobody holds and that has none was left by a dead process."""
         return self.record.outcome or Outcome.INTERRUPTED
 
-    @functools.cached_property
+    @property
     def model_cache(self) -> ModelCache:
-        """The cache of PLM and data in this process, made when no trial needs the device."""
-        return ModelCache(self.workspace.data_dir)
+        """The cache of PLM and data on this process's device."""
+        return self._caches.device
 
     def take_in(self, ended: list[Trial]) -> None:
         """Hear of the trials of the last batch."""

@@ -39,8 +39,6 @@ from tinyattn.files.yaml_files import read_yaml
 
 OWN = ("name", "gpu_hours")
 """Overrides that address the suite itself."""
-_MOST_NAME = 80
-"""Longest name of a sweep, in characters."""
 
 
 class _Entry(StrictModel):
@@ -146,6 +144,8 @@ def load_suite(
     _refuse_unknown(without, entries, "--without")
     apart = {member: _split(typed, member) for member in entries}
     common = {key: v for key, v in typed.items() if key.partition(".")[0] not in entries}
+    for member, entry in entries.items():
+        _refuse_lost(member, typed, {**file.set, **entry.set, **apart[member]}, name_or_path)
     place = Path() if shipped else Path(name_or_path).parent
     members: list[Member] = []
     faults: dict[str, list[str]] = {}
@@ -223,6 +223,29 @@ def _refuse_unknown(names: Collection[str], known: Collection[str], what: str) -
                 f"{what}: '{name}' is no sweep of this suite{did_you_mean(name, known)}; allowed "
                 f"are {', '.join(known)}"
             )
+
+
+def _refuse_lost(
+    member: str, typed: Mapping[str, Json], own: Mapping[str, Json], source: str
+) -> None:
+    """Raise ConfigError for overrides that would have no effect.
+
+    Args:
+        member: a sweep of the suite.
+        typed: what was typed.
+        own: overrides of the sweep.
+        source: the suite's file.
+    """
+    if member in typed:
+        raise ConfigError(
+            f"override {member}: {typed[member]!r} came, allowed is a key of that sweep, as in "
+            f"{member}.trials=8"
+        )
+    if "name" in own:
+        raise ConfigError(
+            f"{source}: a sweep of a suite is called SUITE-{member}; name={own['name']} came for "
+            f"it, allowed is name=... of the suite, or {{sweep: ..., name: ...}} in its file"
+        )
 
 
 def _split(overrides: Mapping[str, Json], member: str) -> dict[str, Json]:

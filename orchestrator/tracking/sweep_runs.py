@@ -307,8 +307,10 @@ class SweepRuns:
 
     def _reopen(self, run_id: str, forget_outcome: bool = True) -> None:
         self._client.update_run(run_id, status="RUNNING")
-        if forget_outcome and TAG + "outcome" in self._client.get_run(run_id).data.tags:
-            self._client.delete_tag(run_id, TAG + "outcome")
+        tags = self._client.get_run(run_id).data.tags if forget_outcome else {}
+        for tag in (TAG + "outcome", TAG + "error"):  # a trial that failed may begin again
+            if tag in tags:
+                self._client.delete_tag(run_id, tag)
 
     def _send_copy(self, trial_id: str, folder: Path, path: str) -> None:
         """Send a small folder through the retry queue, from a copy: its owner may delete it."""

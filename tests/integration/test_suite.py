@@ -138,6 +138,13 @@ def test_a_sweep_that_fails_is_named_leaves_the_others_going_and_is_tried_again(
     assert done.exit_code == 0, done.output
     assert [untruths(tmp_path / "runs", f"s-{task}", 3) for task in ("rte", "sst2")] == [[], []]
     assert suite_untruths(tmp_path / "runs", "s") == []
+    with (tmp_path / "runs" / "sweeps" / "s-rte" / "search.jsonl").open("a") as log:
+        log.write("garbage\n")
+    damaged = call("sweep", "extend", "s", "trials=4", *place)
+    assert damaged.exit_code == 1
+    assert "error: rte: " in damaged.stderr
+    assert "let the others run without by --without rte" in damaged.stderr
+    assert suite_untruths(tmp_path / "runs", "s") == [], "nothing was begun"
 
 
 @pytest.mark.long

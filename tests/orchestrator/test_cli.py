@@ -35,6 +35,7 @@ from orchestrator.cli import main
 from orchestrator.registry.prediction import lines_of
 from orchestrator.spec import result as results
 from orchestrator.spec.outcome import Outcome
+from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import LEAST_FREE_MB, Workspace
 from tinyattn.config import TrainConfig
 from tinyattn.training.model_cache import ModelCache
@@ -768,3 +769,22 @@ def _signals() -> Iterator[None]:
     yield
     signal.signal(signal.SIGTERM, handler)
     warnings.formatwarning = words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trials=2", "gpu_hours=-5"], "gpu_hours: -5 came, allowed is a number above 0"),
+        (["trials=2", "gpu_hours=abc"], "gpu_hours: 'abc' came, allowed is a number"),
+        (["gpu_hours=true"], "gpu_hours: True came, allowed is a number"),
+        (["gpu_hours=5"], "was begun without a limit"),
+        (["rte.trials=5"], "allowed is the number of trials of all sweeps of the suite"),
+        (["trials=true"], "allowed is the number of trials in all"),
+        (["trials=9", "--without", "sst"], "'sst' is no sweep of suite 's'"),
+    ],
+)
+def test_what_a_suite_is_not_extended_by(here: Path, words: list[str], said: str) -> None:
+    folder = here / "runs" / "sweeps" / "s"
+    folder.mkdir(parents=True)
+    SuiteDefinition(name="s", sweeps={"rte": "s-rte"}, weights={"rte": 1.0}).write(folder)
+    assert said in refused(2, "sweep", "extend", "s", *words)

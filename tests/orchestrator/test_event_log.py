@@ -403,3 +403,29 @@ def test_trials_that_go_on_come_first_under_their_names(tmp_path: Path) -> None:
         again.on_release()
     assert again.next_trial() is None
     assert again.is_finished
+
+
+def test_failed_trials_begin_again_if_none_reached_a_score(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "search.jsonl")
+    for name in ("t1", "t2", "t3"):
+        log.start(name, {"seed": 1})
+    log.end("t1", Outcome.FAILED, "no licence")
+    log.end("t2", Outcome.DIVERGED, "the loss is nan")
+    log.begin_failed_again()
+    assert log.trials["t1"].outcome is Outcome.FAILED, "the third may yet reach one"
+    log.end("t3", Outcome.FAILED, "no licence")
+    log.begin_failed_again()
+    for trials in (log.trials, EventLog(log.path).trials):
+        assert [trial.outcome for trial in trials.values()] == [None, Outcome.DIVERGED, None]
+        assert trials["t1"].error is None
+
+
+def test_failed_trials_stay_failed_beside_one_with_a_score(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "search.jsonl")
+    for name in ("t1", "t2"):
+        log.start(name, {"seed": 1})
+    log.end("t1", Outcome.FAILED, "an accident")
+    log.result("t2", Result(evaluation=1, score=0.5, best_score=0.5, total=1,
+                            outcome=Outcome.COMPLETED))  # fmt: skip
+    log.begin_failed_again()
+    assert [trial.outcome for trial in log.trials.values()] == [Outcome.FAILED, Outcome.COMPLETED]

@@ -48,7 +48,7 @@ def begin(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, sweep: Sweep = 
         raise UsageError(f"{batches[0].batch.kind} would begin")
 
     facts, said = FACTS, list[str]()
-    monkeypatch.setattr(finalizing, "concurrency", lambda resources: 1)
+    monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     monkeypatch.setattr(finalizing, "inspect", lambda sweep, model_cache: facts)
     monkeypatch.setattr(finalizing, "refuse_other_data", lambda *_: None)
     monkeypatch.setattr(finalizer, "run_batches", stop)
@@ -198,7 +198,7 @@ def test_nothing_that_ended_leads_to_resuming(
     sweeps.trial("open", [0.6], Outcome.INTERRUPTED)
     sweeps.runs.close_all(Outcome.INTERRUPTED)
     sweeps.runs.settle()
-    monkeypatch.setattr(finalizing, "concurrency", lambda resources: 1)
+    monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="`tinyattn sweep resume first` goes on with it"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
 
@@ -210,7 +210,7 @@ def test_a_classifier_alone_is_no_adapter_to_finalize(
     sweeps.trial("alone", [0.6], overrides={"adapter.layers": "none"})
     sweeps.runs.close_all(Outcome.COMPLETED)
     sweeps.runs.settle()
-    monkeypatch.setattr(finalizing, "concurrency", lambda resources: 1)
+    monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
     with pytest.raises(UsageError, match="no one-head trial that ended with a score"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
 

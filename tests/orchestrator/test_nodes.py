@@ -256,3 +256,41 @@ def test_a_watch_sees_requests_and_keeps_alive_what_is_to_live(tmp_path: Path) -
     world.time = PATIENCE_SECONDS + 1
     with pytest.raises(NoMachineError):
         watch.look(is_running=False)
+
+
+def test_trials_of_one_name_in_two_sweeps_are_told_apart() -> None:
+    """A machine too small for a trial of one sweep is not used again when the other's ends."""
+    world, said = World(a=1, b=1), list[str]()
+    world.memory["b"] = 8_000
+    nodes = world.nodes()
+    rte, cola = (MachineListener(nodes, said.append, sweep) for sweep in ("rte", "cola"))
+    trial = Trial("search_00001", {})
+    rte.lost(trial, lost_worker(fault("b", "TooSmallError: no row fits")), goes_on=True)
+    assert said == [
+        "machine 10.0.0.2 is set aside: it has too little memory for a row of rte/search_00001"
+    ]
+    cola.paused(trial.name)
+    cola.ended(trial)
+    assert world.slots(nodes) == 1
+    rte.ended(trial)
+    assert world.slots(nodes) == 2
+
+
+def test_one_sweep_of_a_suite_is_asked_to_end_by_its_own_folder(tmp_path: Path) -> None:
+    halted: list[str] = []
+    shares = {name: SimpleNamespace(has_ended=False) for name in ("rte", "cola")}
+    driver = SimpleNamespace(
+        shares=shares, halt=halted.append, on_request=lambda sweep, trials: None
+    )
+    runs = SimpleNamespace(heartbeat=lambda: None)
+    stop, nodes = Stop(), World(a=1).nodes()
+    watched = [Watched(name, tmp_path / name, cast("Any", runs), nodes) for name in shares]
+    watch = Watch(cast("Any", driver), stop, watched, tmp_path / "suite", lambda: None)
+    (tmp_path / "cola" / REQUESTS).mkdir(parents=True)
+    (tmp_path / "cola" / REQUESTS / STOP_ALL).touch()
+    watch.look(is_running=True)
+    assert (halted, stop.asked) == (["cola"], False)
+    (tmp_path / "suite" / REQUESTS).mkdir(parents=True)
+    (tmp_path / "suite" / REQUESTS / STOP_ALL).touch()
+    watch.look(is_running=True)
+    assert stop.asked

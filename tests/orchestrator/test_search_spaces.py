@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import search_spaces
 from orchestrator.reporting.paper import PRESUPPOSED
 from orchestrator.spec.config import load_sweep
 from orchestrator.spec.space import count
+from orchestrator.spec.suite import is_suite, load_suite
 from tinyattn.errors import ConfigError
 
 # Zhao, Tan, Mei (EMNLP 2022), tables 4-6: lr, weight decay, warm-up, schedule.
@@ -114,6 +119,51 @@ def test_small_sweeps_need_no_gpu():
     assert (minilm.search.trials, minilm.train.max_train_rows) == (12, 4000)
     assert demo.search.trials >= 8
     assert load_sweep("minilm", {"task": "cola"}).train.task == "cola"
+
+
+def suite_yaml(folder: Path, text: str) -> str:
+    (folder / "few.yaml").write_text(text)
+    return str(folder / "few.yaml")
+
+
+FEW = "suite: [minilm, {sweep: minilm, name: rte, weight: 2, set: {task: rte, trials: 3}}]\n"
+
+
+def test_overrides_of_a_suite_and_of_its_sweeps(tmp_path: Path) -> None:
+    file = suite_yaml(tmp_path, f"{FEW}set: {{trials: 5, epochs: 2}}\n")
+    suite = load_suite(file, {"name": "s", "rte.batch_size": 4, "epochs": 3})
+    assert is_suite(file)
+    assert [sweep.name for sweep in suite.sweeps] == ["s-minilm", "s-rte"]
+    assert [sweep.search.trials for sweep in suite.sweeps] == [5, 3]
+    assert [sweep.train.batch_size for sweep in suite.sweeps] == [8, 4]
+    assert {sweep.train.epochs for sweep in suite.sweeps} == {3}
+    assert [member.weight for member in suite.members] == [1.0, 2.0]
+    (only,) = load_suite(file, {}, without=["rte"]).members
+    assert only.name == "minilm"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "without", "said"),
+    [
+        ("suite: [minilm, minilm]", {}, (), "two sweeps are called 'minilm'"),
+        ("suite: [{sweep: minilm, name: train}]", {}, (), "would mean something else"),
+        ("suite: []", {}, (), "suite"),
+        ("suite: [minilm]\nwat: 1", {}, (), "wat"),
+        (FEW, {"rte": 3}, (), "override rte: 3 came, allowed is a key of that sweep"),
+        (FEW, {"rte.name": "x"}, (), "is called SUITE-rte; name=x came"),
+        (FEW, {"rte.wat": 1}, (), "rte: override wat: unknown key"),
+        (FEW, {"wat": 1}, (), "override wat: unknown key"),
+        (FEW, {}, ("rt",), "did you mean 'rte'"),
+        (FEW, {}, ("rte", "minilm"), "--without leaves no sweep"),
+        (FEW, {"gpu_hours": 3}, (), "gpu_hours: 3 came, and minilm, rte use no GPU"),
+        (FEW, {"name": "x" * 78}, (), "allowed are 1 to 80 letters"),
+    ],
+)
+def test_what_is_no_suite_is_told_in_one_message(
+    tmp_path: Path, text: str, overrides: dict[str, Any], without: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_suite(suite_yaml(tmp_path, text), {"name": "s", **overrides}, without)
 
 
 def test_suites():

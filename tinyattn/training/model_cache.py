@@ -98,7 +98,8 @@ class ModelCache:
 
     def idle_plms(self, config: TrainConfig) -> int:
         """Return how many PLMs are in memory that neither this trial nor another one uses."""
-        return len(self._idle((config.plm, config.precision, self.shards(config))))
+        with self._loading:
+            return len(self._idle((config.plm, config.precision, self.shards(config))))
 
     def drop_idle_plms(self, config: TrainConfig) -> int:
         """Give up the PLMs that neither this trial nor another one uses; return how many."""
