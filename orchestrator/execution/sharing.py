@@ -76,6 +76,7 @@ def all_settled(
     stop: Stop,
     say: Callable[[str], None],
     connections: Connections,
+    folder: Path,
 ) -> tuple[dict[str, TrialBatch], list[str]]:
     """Return batches with a number in place of `packed=auto`; as `settled` does for one.
 
@@ -89,6 +90,7 @@ def all_settled(
         stop: ends the measurement once it is asked for.
         say: called with a message when a measurement begins.
         connections: to Ray's processes.
+        folder: where a request to stop all of them is left.
 
     Returns:
         The batches by sweep, and messages about the numbers.
@@ -104,9 +106,9 @@ def all_settled(
         begun = sum(len(logs[name].trials) for name in names)
         ended = sum(t.outcome is not None for name in names for t in logs[name].trials.values())
         whole = replace(batches[most], trials=trials)
-        settled_one, said = settled(
-            whole, contexts[most], begun, trials - ended, stop, say, connections=connections
-        )
+        by = functools.partial(measured_on_nodes, connections=connections, folder=folder)
+        left = trials - ended
+        settled_one, said = settled(whole, contexts[most], begun, left, stop, say, by, connections)
         for name in names:
             # With the PLM's own dropout trials cannot share passes.
             packed = 1 if batches[name].base.plm_dropout else settled_one.resources.packed
@@ -256,8 +258,12 @@ def measured_on_nodes(
     nodes: Sequence[str],
     stop: Stop,
     connections: Connections,
+    folder: Path | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Measure on nodes of Ray, at once, each in a process of its own; see Measure."""
+    """Measure on nodes of Ray, at once, each in a process of its own; see Measure.
+
+    A request to stop is looked for in `folder`; None: in the sweep's.
+    """
     tasks = {
         _measured.options(
             num_cpus=one.cpus,
@@ -266,7 +272,7 @@ def measured_on_nodes(
         ).remote(context, one, MOST): node
         for node in nodes
     }
-    return finished(tasks, context.checkpoints.folder, stop, connections)
+    return finished(tasks, folder or context.checkpoints.folder, stop, connections)
 
 
 def finished(

@@ -147,9 +147,9 @@ def run_batches(
     logs = {one.name: _opened_log(one) for one in batches}
     with signals_noted() as stop, watched_ray() as connections:
         contexts = {one.name: _context_of(one, data_dir) for one in batches}
-        settled, notes = all_settled(
-            {one.name: one.batch for one in batches}, contexts, logs, stop, say, connections
-        )
+        folder = batches[0].checkpoints.folder if together is None else together.folder
+        named = {one.name: one.batch for one in batches}
+        settled, notes = all_settled(named, contexts, logs, stop, say, connections, folder)
         whole = [replace(one, batch=settled[one.name]) for one in batches]
         for one in whole:
             contexts[one.name] = replace(contexts[one.name], resources=one.batch.resources)
@@ -159,9 +159,14 @@ def run_batches(
     batches[0].runs.settle()
     for one in batches:
         ended = _ended(logs[one.name])
-        for trial in ended:
-            one.runs.run_of(trial.name)  # a store that refused to make one fails the batch
         found[one.name] = errors.get(one.name) or ended
+        try:
+            for trial in ended:
+                one.runs.run_of(trial.name)  # a store that refused to make one fails the batch
+        except StorageError as error:
+            if together is None:
+                raise
+            found[one.name] = error
     return found
 
 
