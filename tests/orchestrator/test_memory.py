@@ -22,27 +22,26 @@ import torch
 from orchestrator.execution.trainable import SweepTrainable
 from orchestrator.driver.context import TrialContext
 from orchestrator.state.checkpoint_store import SharedFolder
-from orchestrator.execution.worker import Worker
 from tinyattn.config import TrainConfig
 from tinyattn.training.model_cache import ModelCache
 
 class Bare(SweepTrainable):  # without Ray around it
-    def __init__(self, worker): self.worker = worker
+    def __init__(self, contexts): self.contexts = contexts
 
 task, rows, length = sys.argv[3:]
 base = TrainConfig(task=task, plm="minilm", epochs=2, batch_size=int(rows), max_length=int(length),
                    max_train_rows=int(rows), adapter={"dropout": 0.0})
 folder = Path(sys.argv[1]) / "sweeps" / "s"
-warm = Bare(Worker({"": TrialContext(base, SharedFolder(folder))}, 1))
+warm = Bare({"": TrialContext(base, SharedFolder(folder))})
 few = {"batch_size": 8, "max_train_rows": 64, "max_length": 32}
-warm.reset_config({"trial": "warm", "point": few})
+warm.setup({"sweep": "", "trial": "warm", "point": few})
 warm.step()
 warm.worker.model_cache.data(base)
 if sys.argv[2] != "none":
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + int(sys.argv[2]) * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-warm.reset_config({"trial": "first", "point": {}})
+warm.reset_config({"sweep": "", "trial": "first", "point": {}})
 done = False
 while not done:
     report = warm.step()["report"]
