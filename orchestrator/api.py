@@ -82,7 +82,7 @@ def run_sweep(
         origin = Origin(file=str(file.absolute() if file.is_file() else sweep), overrides=chosen)
     on = _path(cluster)
     workspace = workspace_of(Places(_path(runs), tracking_uri, _path(data), on))
-    (facts,) = driver.prepare([found], workspace)
+    facts = driver.prepare(found, workspace)
     with ray_of(on):
         ended = driver.run_sweep(found, facts, workspace, origin)
     store = workspace.store()

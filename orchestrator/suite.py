@@ -1,8 +1,8 @@
 """How a suite runs: several sweeps on the same machines, each with a search of its own, as one.
 
 prepare   load PLM and data of each sweep once; all mistakes end here, in one message
-run       one run of Ray Tune for all; a free slot goes to the sweep that would end last
-          (driver/suite.py)
+run       one run of Ray Tune for all; sweeps share the slots equally, but one that would hold up
+          the end comes first (driver/suite.py)
 close     a sweep's runs are closed when it ends, whatever becomes of the others
 resume    all that had not ended, and the sweeps that failed again
 
@@ -24,23 +24,29 @@ from orchestrator.driver.closing import InterruptedSweepError, all_closed_in_any
 from orchestrator.driver.signals import handled, signals_noted
 from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import BatchRun, Together, run_batches
-from orchestrator.planning.preflight import check_warmup, inspect, warmup_note
+from orchestrator.planning.preflight import inspect, warmup_note
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
-from orchestrator.spec.suite import Member, Suite
+from orchestrator.spec.suite import Suite
 from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import read_event_log
 from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import Workspace
-from orchestrator.sweep import opener_of, refuse_empty, refuse_taken, resumable, search_of
+from orchestrator.sweep import (
+    checked_facts,
+    opener_of,
+    refuse_empty,
+    refuse_taken,
+    resumable,
+    search_of,
+)
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
-from tinyattn.data.labels import check_labels
 from tinyattn.errors import StorageError, TinyAttnError, UsageError, did_you_mean
 from tinyattn.training.model_cache import ModelCache
 
@@ -81,14 +87,7 @@ def prepare_suite(suite: Suite, workspace: Workspace) -> dict[str, Facts]:
     for name in (suite.name, *(sweep.name for sweep in suite.sweeps)):
         refuse_taken(name, workspace)
     model_cache = ModelCache(workspace.data_dir, device="cpu")  # GPUs are for trials
-
-    def checked(member: Member) -> Facts:
-        found = inspect(member.sweep, model_cache)
-        check_labels(found.task, found.label_rows)
-        check_warmup(member.sweep, found.fewest_rows)
-        return found
-
-    facts = _of_all({member.name: partial(checked, member) for member in suite.members})
+    facts = _of_all({m.name: partial(checked_facts, m.sweep, model_cache) for m in suite.members})
     workspace.tracker(create=True)
     return facts
 
@@ -162,17 +161,7 @@ def resumable_suite(
                 f"{', '.join(definition.sweeps)}"
             )
     if gpu_hours is not None:
-        if not 0 < gpu_hours < math.inf:
-            raise UsageError(f"gpu_hours: {gpu_hours:g} came, allowed is a number above 0")
-        if definition.gpu_hours is None:
-            raise UsageError(
-                f"gpu_hours: {gpu_hours:g} came, and suite '{name}' was begun without a limit"
-            )
-        if gpu_hours < definition.gpu_hours:
-            raise UsageError(
-                f"suite '{name}' has {definition.gpu_hours:g} GPU-hours; extend it to more"
-            )
-        definition = definition.with_gpu_hours(gpu_hours)
+        definition = _with_more_hours(definition, gpu_hours)
     goes_on = {m: sweep for m, sweep in definition.sweeps.items() if m not in without}
     if not goes_on:
         raise UsageError(f"--without leaves no sweep of suite '{name}'")
@@ -181,6 +170,20 @@ def resumable_suite(
         for member, sweep in goes_on.items()
     }
     return ResumableSuite(definition, _of_all(found))
+
+
+def _with_more_hours(definition: SuiteDefinition, gpu_hours: float) -> SuiteDefinition:
+    """Return a suite with more GPU-hours in all; UsageError if they are none or fewer."""
+    name, before = definition.name, definition.gpu_hours
+    if not 0 < gpu_hours < math.inf:
+        raise UsageError(f"gpu_hours: {gpu_hours:g} came, allowed is a number above 0")
+    if before is None:
+        raise UsageError(
+            f"gpu_hours: {gpu_hours:g} came, and suite '{name}' was begun without a limit"
+        )
+    if gpu_hours < before:
+        raise UsageError(f"suite '{name}' has {before:g} GPU-hours; extend it to more")
+    return definition.with_gpu_hours(gpu_hours)
 
 
 def resume_suite(

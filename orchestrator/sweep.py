@@ -55,8 +55,8 @@ CHANGEABLE = ("finalize", "resources")
 """Sections of a sweep that may be changed after its search."""
 
 
-def prepare(sweeps: Sequence[Sweep], workspace: Workspace) -> list[Facts]:
-    """Check sweeps before they start, open the MLflow store, and return the facts of each.
+def prepare(sweep: Sweep, workspace: Workspace) -> Facts:
+    """Check a sweep before it starts, open the MLflow store, and return the sweep's facts.
 
     Raises:
         UsageError: a name is in use, PLM, data or a value of a space do not fit, or the runs folder
@@ -65,14 +65,25 @@ def prepare(sweeps: Sequence[Sweep], workspace: Workspace) -> list[Facts]:
     """
     workspace.require_writable_runs()
     workspace.require_space()
-    for sweep in sweeps:
-        refuse_taken(sweep.name, workspace)
-    model_cache = ModelCache(workspace.data_dir, device="cpu")  # GPUs are for trials
-    facts = [inspect(sweep, model_cache) for sweep in sweeps]
-    for sweep, found in zip(sweeps, facts, strict=True):
-        check_labels(found.task, found.label_rows)
-        check_warmup(sweep, found.fewest_rows)
+    refuse_taken(sweep.name, workspace)
+    facts = checked_facts(sweep, ModelCache(workspace.data_dir, device="cpu"))
     workspace.tracker(create=True)
+    return facts
+
+
+def checked_facts(sweep: Sweep, model_cache: ModelCache) -> Facts:
+    """Return a sweep's facts, once PLM, data and space are found to fit.
+
+    Args:
+        sweep: the sweep.
+        model_cache: on the CPU: GPUs are for trials.
+
+    Raises:
+        UsageError: they do not.
+    """
+    facts = inspect(sweep, model_cache)
+    check_labels(facts.task, facts.label_rows)
+    check_warmup(sweep, facts.fewest_rows)
     return facts
 
 

@@ -182,7 +182,7 @@ def run(name: str, overrides: tuple[str, ...], without: tuple[str, ...], places:
         from orchestrator.sweep import prepare, run_sweep
 
     workspace = workspace_of(places)
-    (facts,) = prepare([sweep], workspace)
+    facts = prepare(sweep, workspace)
     _say_remarks({"": sweep}, {"": facts}, places)
     with ray_of(places.on):
         run_sweep(sweep, facts, workspace, origin)

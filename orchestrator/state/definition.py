@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ValidationError
 
@@ -19,6 +19,8 @@ from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
 
 if TYPE_CHECKING:  # it imports torch, which takes seconds, and a mistake in a file shows sooner
     from orchestrator.spec.facts import Facts
+
+Model = TypeVar("Model", bound=StrictModel)
 
 FILE = "sweep.json"
 _MOST_BYTES = 2**24
@@ -74,19 +76,13 @@ class Definition(StrictModel):
         """
         path = folder / FILE
         try:
-            found = cls.model_validate(parse_json(read_text(path, _MOST_BYTES)))
+            found = read_model(cls, path)
         except FileNotFoundError:
             there = sorted(found.parent.name for found in folder.parent.glob(f"*/{FILE}"))
             raise UsageError(
                 f"no sweep '{name}' was started in {folder.parent} (there are: "
                 f"{', '.join(there) or 'none'}); name the place where it was with --runs"
             ) from None
-        except ValidationError as error:
-            fault = error.errors()[0]
-            key = ".".join(str(part) for part in fault["loc"])[:200]
-            raise StorageError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
-        except (OSError, UnfitError) as error:
-            raise StorageError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
         train = found.resolved.get("train")
         if found.resolved.get("name") != name or not isinstance(train, dict):
             raise StorageError(f"{path}: is not the definition of sweep '{name}'; restore a copy")
@@ -158,6 +154,25 @@ class Definition(StrictModel):
                     f"{what} had fingerprint {before} when sweep '{self.resolved['name']}' was "
                     f"started, now it is {now}: trials would not compare; use the same again"
                 )
+
+
+def read_model(model: type[Model], path: Path) -> Model:
+    """Read a JSON file as a model.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        StorageError: it cannot be read, or does not fit the model.
+    """
+    try:
+        return model.model_validate(parse_json(read_text(path, _MOST_BYTES)))
+    except FileNotFoundError:
+        raise
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(str(part) for part in fault["loc"])[:200]
+        raise StorageError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
+    except (OSError, UnfitError) as error:
+        raise StorageError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
 
 
 def _differences(before: Json, after: Json, key: str = "") -> list[tuple[str, Json, Json]]:

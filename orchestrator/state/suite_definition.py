@@ -10,17 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
-
 from orchestrator.spec.suite import Suite
+from orchestrator.state.definition import read_model
 from orchestrator.state.workspace import Workspace
 from tinyattn.config import StrictModel
 from tinyattn.errors import StorageError
 from tinyattn.files.atomic import write_text
-from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
 
 FILE = "suite.json"
-_MOST_BYTES = 2**24
 
 
 class SuiteDefinition(StrictModel):
@@ -58,13 +55,9 @@ class SuiteDefinition(StrictModel):
         """
         path = folder / FILE
         try:
-            found = cls.model_validate(parse_json(read_text(path, _MOST_BYTES)))
-        except ValidationError as error:
-            fault = error.errors()[0]
-            key = ".".join(str(part) for part in fault["loc"])[:200]
-            raise StorageError(f"{path}: {key}: {fault['msg']}; restore a copy") from None
-        except (OSError, UnfitError) as error:
-            raise StorageError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
+            found = read_model(cls, path)
+        except FileNotFoundError:
+            raise StorageError(f"{path}: is not there; restore a copy") from None
         if found.name != folder.name or not found.sweeps:
             raise StorageError(f"{path}: is not the definition of suite '{folder.name}'")
         return found

@@ -405,7 +405,7 @@ def test_warmup_as_long_as_a_training_is_refused_before_it_starts(
 ) -> None:
     made = steps_100(tiny, space, **train)
     with pytest.raises(ConfigError, match=message):
-        prepare([made], Workspace(tmp_path / "runs"))
+        prepare(made, Workspace(tmp_path / "runs"))
     with pytest.raises(ConfigError, match=message):
         plan_of(made, Workspace(tmp_path / "runs"))
     (note,) = warmup_note(made, inspect(made, ModelCache()))  # of a sweep that was begun earlier
@@ -419,7 +419,7 @@ def test_warmup_as_long_as_an_experts_training_is_refused_before_the_search(
     final = {"space": {"epochs": {"type": "choice", "values": [1]}}}
     made = sweep(tiny, train=train, finalize=final)
     with pytest.raises(ConfigError, match="60 steps of warm-up came, training has 50"):
-        prepare([made], Workspace(tmp_path / "runs"))
+        prepare(made, Workspace(tmp_path / "runs"))
 
 
 def test_a_warmup_that_is_shorter_than_each_training_is_not_refused(tiny: str) -> None:
