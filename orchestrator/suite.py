@@ -35,7 +35,7 @@ from orchestrator.spec.suite import Suite
 from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition, Origin
 from orchestrator.state.event_log import read_event_log
-from orchestrator.state.suite_definition import SuiteDefinition
+from orchestrator.state.suite_definition import SuiteDefinition, clear_unbegun
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import (
     checked_facts,
@@ -84,6 +84,7 @@ def prepare_suite(suite: Suite, workspace: Workspace) -> dict[str, Facts]:
     """
     workspace.require_writable_runs()
     workspace.require_space()
+    clear_unbegun(workspace, suite.name)
     for name in (suite.name, *(sweep.name for sweep in suite.sweeps)):
         refuse_taken(name, workspace)
     model_cache = ModelCache(workspace.data_dir, device="cpu")  # GPUs are for trials
@@ -113,11 +114,11 @@ def run_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) ->
             folder = workspace.path_of(name)
             if SuiteDefinition.is_in(folder) or Definition.is_in(folder):  # another was quicker
                 refuse_taken(name, workspace)
+        definition.write(workspace.path_of(suite.name))  # first: see clear_unbegun
         for member in suite.members:
             origin = Origin(file=member.file, overrides=dict(member.overrides))
             own = Definition.of(member.sweep, facts[member.name], origin)
             own.write(workspace.path_of(member.sweep.name))
-        definition.write(workspace.path_of(suite.name))
         return _Running(definition, sweeps, facts, workspace, release).run()
 
 
@@ -153,6 +154,10 @@ def resumable_suite(
         UsageError: a change does not fit, or files have changed, of all sweeps together.
     """
     definition = SuiteDefinition.read(workspace.path_of(name))
+    if not definition.is_begun(workspace):
+        raise UsageError(
+            f"suite '{name}' was killed before any trial; start it with `tinyattn sweep run` again"
+        )
     for word in without:
         if word not in definition.sweeps:
             raise UsageError(

@@ -94,7 +94,7 @@ def refuse_taken(name: str, workspace: Workspace) -> None:
             f"a sweep called '{name}' exists already; choose another with name=..., go on with it "
             f"by `tinyattn sweep resume {name}`, or see it by `tinyattn leaderboard --sweep {name}`"
         )
-    if workspace.path_of(name).exists():  # its study would be gone on with
+    if workspace.holds(name):  # its study would be gone on with
         raise NameTakenError(
             f"{workspace.path_of(name)} is there from a sweep of another store; choose another "
             "name with name=..., or move the folder away"

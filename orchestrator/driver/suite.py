@@ -30,6 +30,9 @@ CRITICAL = 0.8
 """A batch is critical if by itself it would take at least this part of the time of all together."""
 _ROUNDING = 1e-9
 
+HasRoom = Callable[[Mapping[str, int]], bool]
+"""Whether the machines hold so many trials of each batch at once."""
+
 
 @dataclass
 class Share:
@@ -86,15 +89,23 @@ class SuiteDriver:
         is_finished: whether `next_trial` found that all have ended or wait in vain.
     """
 
-    def __init__(self, shares: Mapping[str, Share], gpu_hours: float | None = None) -> None:
+    def __init__(
+        self,
+        shares: Mapping[str, Share],
+        gpu_hours: float | None = None,
+        has_room: HasRoom | None = None,
+    ) -> None:
         """Drive batches.
 
         Args:
             shares: the batches by name.
             gpu_hours: once their trials have used as much, none begins any more; None: no limit.
+            has_room: whether the machines hold so many trials of each batch at once; None: each
+                trial takes a part of them, which is exact where all trials have one size.
         """
         self.shares, self.is_finished = dict(shares), False
         self._gpu_hours = gpu_hours
+        self._has_room = has_room or self._is_within_parts
 
     @classmethod
     def alone(cls, driver: Driver, name: str = "") -> SuiteDriver:
@@ -106,9 +117,9 @@ class SuiteDriver:
         if self.is_spent:
             for share in self.shares.values():
                 share.driver.begin_no_more()
-        used, rate = self._used(), self._rate()
-        for name, share in self._in_order(rate):
-            if used + 1 / max(1, share.fits()) > 1 + _ROUNDING:
+        busy = {name: share.busy for name, share in self.shares.items() if share.busy}
+        for name, share in self._in_order(self._rate()):
+            if not self._has_room({**busy, name: share.busy + 1}):
                 continue
             with self._failing(name):
                 if (found := share.driver.next_trial()) is not None:
@@ -135,16 +146,17 @@ class SuiteDriver:
         limit = CRITICAL * sum(share.together(rate) for _, share in found)
         alone = {name: share.alone(rate) for name, share in found}
 
-        def order(pair: tuple[str, Share]) -> tuple[float, float]:
+        def order(pair: tuple[str, Share]) -> tuple[float, float, int]:
             name, share = pair
             critical = -alone[name] if alone[name] >= limit else 0.0
-            return critical, (share.busy + 1) / share.weight
+            # Large trials before small ones: room for them does not come back while others refill.
+            return critical, (share.busy + 1) / share.weight, share.fits()
 
         return sorted(found, key=order)
 
-    def _used(self) -> float:
-        """Return the part of the machines that is in use."""
-        return sum(s.busy / max(1, s.fits()) for s in self.shares.values() if s.busy)
+    def _is_within_parts(self, trials: Mapping[str, int]) -> bool:
+        used = sum(count / max(1, self.shares[name].fits()) for name, count in trials.items())
+        return used <= 1 + _ROUNDING
 
     def _rate(self) -> float:
         """Return the seconds for each unit of a guess, from all evaluations so far."""

@@ -222,6 +222,7 @@ class Nodes:
             own = ray.get_runtime_context().get_node_id()
         self._own = own
         self._slots, self._until = concurrency(resources, listed), now() + _FRESH_SECONDS
+        self._sizes = {node["NodeID"]: size_of(node) for node in self._usable()}
 
     def slots(self) -> int:
         """Return how many trials run at once, at most `_FRESH_SECONDS` old.
@@ -229,9 +230,17 @@ class Nodes:
         While no machine has room for a trial, it is the last number.
         """
         if self._now() >= self._until:
-            self._slots = self._fitting(self._usable()) or self._slots
+            usable = self._usable()
+            if slots := self._fitting(usable):
+                self._slots = slots
+                self._sizes = {node["NodeID"]: size_of(node) for node in usable}
             self._until = self._now() + _FRESH_SECONDS
         return self._slots
+
+    def sizes(self) -> dict[str, tuple[float, float]]:
+        """Return the cores and GPUs of the machines behind `slots`, by their ids."""
+        self.slots()
+        return self._sizes
 
     def last_slots(self) -> int:
         """Return the last answer of `slots` without asking Ray: for other threads."""

@@ -49,6 +49,7 @@ from orchestrator.reporting.view import Progress, View, say
 from orchestrator.search.asha import asha_share, make_scheduler
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.room import Wanted, have_room
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore
 from orchestrator.state.event_log import EventLog
@@ -274,10 +275,22 @@ class _Running:
 
     def _driver(self, views: Mapping[str, View]) -> SuiteDriver:
         shares = {name: self._share(one, views[name]) for name, one in self._batches.items()}
-        together = self._together
-        if together is None or together.gpu_hours is None:
-            return SuiteDriver(shares)
-        return SuiteDriver(shares, max(0.0, together.gpu_hours - together.spent))
+        together, gpu_hours = self._together, None
+        if together is not None and together.gpu_hours is not None:
+            gpu_hours = max(0.0, together.gpu_hours - together.spent)
+        sizes = {one.batch.resources.shape for one in self._batches.values()}
+        return SuiteDriver(shares, gpu_hours, self._has_room if len(sizes) > 1 else None)
+
+    def _has_room(self, trials: Mapping[str, int]) -> bool:
+        """Whether the machines hold so many trials of each sweep at once."""
+        there = {name: self._nodes[name].sizes() for name in trials}
+        return have_room(
+            {node: size for sizes in there.values() for node, size in sizes.items()},
+            [
+                Wanted(self._batches[name].batch.resources, count, there[name])
+                for name, count in trials.items()
+            ],
+        )
 
     def _share(self, one: BatchRun, view: View) -> Share:
         batch, name, nodes = one.batch, one.name, self._nodes[one.name]

@@ -13,7 +13,7 @@ import math
 import random
 import tempfile
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ from orchestrator.spec.messages import (
     WorkerLost,
 )
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.room import Wanted, have_room
 from orchestrator.spec.suite import Member, Suite
 from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog
@@ -155,7 +156,10 @@ def simulate(sweep: Sweep, curves: Curves, cluster: VirtualCluster, evaluations:
 
 
 def simulate_suite(
-    suite: Suite, trainings: Mapping[str, Training], cluster: VirtualCluster
+    suite: Suite,
+    trainings: Mapping[str, Training],
+    cluster: VirtualCluster,
+    machines: Sequence[tuple[float, float]] | None = None,
 ) -> SuiteReplay:
     """Simulate the searches of a suite, which share a virtual cluster.
 
@@ -163,13 +167,22 @@ def simulate_suite(
         suite: its sweeps, with weights and GPU-hours.
         trainings: how the trials of each sweep go, by its name within the suite.
         cluster: the simulated machines; `seconds` is not used.
+        machines: cores and GPUs of each machine, which decide what trials of several sizes run at
+            once; None: each takes a part of all slots.
     """
+    sizes = {str(number): size for number, size in enumerate(machines or ())}
+    resources = {member.name: member.sweep.resources for member in suite.members}
+
+    def has_room(trials: Mapping[str, int]) -> bool:
+        wanted = [Wanted(resources[name], count, sizes) for name, count in trials.items()]
+        return have_room(sizes, wanted)
+
     with _scratch() as folder:
         shares = {
             member.name: _share(member, trainings[member.name], cluster, folder / member.name)
             for member in suite.members
         }
-        driver = SuiteDriver(shares, suite.gpu_hours)
+        driver = SuiteDriver(shares, suite.gpu_hours, has_room if machines else None)
         time = VirtualTime(driver, trainings, cluster, suite.members[0].sweep.search.seed)
         time.run()
     return time.of_all()

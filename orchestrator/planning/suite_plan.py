@@ -108,8 +108,10 @@ def suite_plan_of(
     trainings = {name: found for name, plan in plans.items() if (found := _training(plan))}
     replay = None
     if len(trainings) == len(plans):
-        slots = max(training.fits or 1 for training in trainings.values())
-        replay = simulate_suite(_at_random(suite), trainings, VirtualCluster(slots=slots))
+        slots = sum(training.fits or 1 for training in trainings.values())  # never all at once
+        machines = next(iter(plans.values())).capacity.machines
+        cluster = VirtualCluster(slots=slots)
+        replay = simulate_suite(_at_random(suite), trainings, cluster, machines)
     return SuitePlan(suite, plans, replay, taken)
 
 

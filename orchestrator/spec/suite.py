@@ -154,6 +154,11 @@ def load_suite(
             continue
         chosen = {**file.set, **entry.set, **common, **apart[member], "name": f"{name}-{member}"}
         source = _file_of(entry.sweep, place)
+        if is_suite(source):
+            faults.setdefault(f"{entry.sweep} is a suite; name its sweeps one by one", []).append(
+                member
+            )
+            continue
         try:
             sweep = load_sweep(source, chosen)
             members.append(Member(member, sweep, source, chosen, entry.weight))

@@ -7,11 +7,12 @@ its own beside it.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Self
 
 from orchestrator.spec.suite import Suite
-from orchestrator.state.definition import read_model
+from orchestrator.state.definition import Definition, read_model
 from orchestrator.state.workspace import Workspace
 from tinyattn.config import StrictModel
 from tinyattn.errors import StorageError
@@ -62,6 +63,10 @@ class SuiteDefinition(StrictModel):
             raise StorageError(f"{path}: is not the definition of suite '{folder.name}'")
         return found
 
+    def is_begun(self, workspace: Workspace) -> bool:
+        """Whether all its sweeps were defined; the first trial comes after that."""
+        return all(Definition.is_in(workspace.path_of(sweep)) for sweep in self.sweeps.values())
+
     def write(self, folder: Path) -> None:
         """Write the file as a whole or not at all."""
         write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
@@ -69,6 +74,26 @@ class SuiteDefinition(StrictModel):
     def with_gpu_hours(self, gpu_hours: float) -> Self:
         """Return a copy with another limit of GPU-hours."""
         return self.model_copy(update={"gpu_hours": gpu_hours})
+
+
+def clear_unbegun(workspace: Workspace, name: str) -> None:
+    """Remove what is on disk of a suite whose driver was killed before all sweeps were defined.
+
+    Nothing of it has run.
+
+    Raises:
+        UsageError: another process is just starting it.
+    """
+    folder = workspace.path_of(name)
+    if not SuiteDefinition.is_in(folder):
+        return
+    definition = SuiteDefinition.read(folder)
+    if definition.is_begun(workspace):
+        return
+    with workspace.lock(name):
+        for sweep in definition.sweeps.values():
+            shutil.rmtree(workspace.path_of(sweep), ignore_errors=True)
+        shutil.rmtree(folder)
 
 
 def sweeps_of_suite(workspace: Workspace, name: str) -> dict[str, str] | None:

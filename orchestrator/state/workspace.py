@@ -266,6 +266,16 @@ class Workspace:
         finally:
             lock.release()
 
+    def holds(self, name: str) -> bool:
+        """Whether a sweep's folder holds more than the lock that its driver takes first."""
+        folder = self.path_of(name)
+        try:
+            return any(path.name != _LOCK for path in folder.iterdir())
+        except FileNotFoundError:
+            return False
+        except OSError:  # a file, or a folder that may not be read
+            return True
+
     def goes_on_by(self, name: str) -> str:
         """Return the command that goes on with what the holder of a sweep's lock does."""
         try:

@@ -24,10 +24,11 @@ from orchestrator.driver.work import Work
 from orchestrator.planning.curves import Synthetic
 from orchestrator.planning.simulation import Training, VirtualCluster, VirtualTime, driver_of
 from orchestrator.search.asha import Asha, PromotingAsha
-from orchestrator.spec.config import Sweep
+from orchestrator.spec.config import Resources, Sweep
 from orchestrator.spec.messages import Decision, Evaluated, StorageFailed, TrialKey, WorkerLost
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
+from orchestrator.spec.room import Wanted, have_room
 from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog
 from tinyattn.config import build
@@ -207,6 +208,25 @@ def test_no_slot_is_idle_while_a_batch_has_a_trial(
             failed = sum(n > 3 for key, n in lost.items() if key.sweep == name)
             expected = {Outcome.FAILED: failed, Outcome.COMPLETED: batch["trials"] - failed}
             assert Counter(suite.outcomes(name)) == +Counter(expected)
+
+
+def test_a_large_trial_runs_beside_small_ones(suite: Suite) -> None:
+    """Four GPUs, trials of one GPU and of three: one of each at a time, while there is more work
+    in the large ones than the small ones would take without them."""
+    needs = {"small": Resources(gpus=1), "large": Resources(gpus=1, ranks=3)}
+    suite.add("small", trials=9, fits=4)
+    suite.add("large", trials=5, fits=1)
+
+    def has_room(trials: Mapping[str, int]) -> bool:
+        there = {"a": (16.0, 4.0)}
+        return have_room(there, [Wanted(needs[name], n, there) for name, n in trials.items()])
+
+    driver = SuiteDriver(suite.shares, has_room=has_room)
+    for _ in range(4):
+        keys = {key.sweep: key for key in fill(driver)}
+        assert sorted(keys) == ["large", "small"]
+        for key in keys.values():
+            assert report(driver, key, total=1) is Decision.STOP
 
 
 def test_it_is_not_finished_while_the_last_trial_runs(suite: Suite) -> None:
