@@ -21,8 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.attention import TinyAttention
-from tinyattn.adapters.model import AdaptedModel, Adapter
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import epoch_order
 from tinyattn.batching.packed_sequence import joined
 from tinyattn.config import TrainConfig

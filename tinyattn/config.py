@@ -13,7 +13,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from tinyattn.errors import ConfigError, did_you_mean
 from tinyattn.files.yaml_files import parse_yaml
@@ -33,8 +42,7 @@ class StrictModel(BaseModel):
             ConfigError: a key is unknown or a value is not allowed.
         """
         data = self.model_dump(mode="json")
-        for key, value in overrides.items():
-            set_dotted(data, key, value)
+        set_all(data, overrides)
         return build(type(self), data, source)
 
 
@@ -56,6 +64,8 @@ Layers = Annotated[str | tuple[int, ...], BeforeValidator(_parse_layers)]
 class AdapterConfig(StrictModel):
     """Shape and place of the tiny-attention adapters of one trial."""
 
+    method: Literal["tiny"] = "tiny"
+    """What is trained beside the frozen PLM: tiny attention."""
     num_heads: int = Field(1, ge=1, le=256)
     """M, attention heads per adapter."""
     head_dim: int = Field(1, ge=1, le=1024)
@@ -73,6 +83,158 @@ class AdapterConfig(StrictModel):
     """PLM layers that get an adapter: all, none (classifier alone), top-N, or a list of indices."""
     share_layers: bool = False
     """One adapter used at every layer (the authors' choice for ALBERT)."""
+
+
+class BottleneckConfig(StrictModel):
+    """Bottleneck adapters (Houlsby et al., ICML 2019), where tiny attention has its place.
+
+    A linear one is the control without context: at r = 2 and without biases it has the 4H
+    parameters a layer of one head, and sees each position alone.
+    """
+
+    method: Literal["bottleneck"]
+    """What is trained: bottlenecks."""
+    r: int = Field(2, ge=1, le=65_536)
+    """Width of the bottleneck."""
+    activation: Literal["none", "relu", "gelu"] = "none"
+    """Function between the two projections."""
+    norm: Literal["none", "plain", "affine"] = "none"
+    """LayerNorm before the projections: none, without affine parameters, or with them."""
+    bias: bool = False
+    """Bias of each projection."""
+    layers: Layers = "all"
+    """As for tiny attention."""
+    placement: Literal["sequential", "parallel", "parallel_heads"] = "sequential"
+    """As for tiny attention."""
+
+
+class UnfrozenConfig(StrictModel):
+    """Weights of the PLM itself that are trained, as a copy of the trial's own."""
+
+    method: Literal["bitfit", "full"]
+    """bitfit: all biases (Ben Zaken et al., ACL 2022); full: all weights, full fine-tuning."""
+    layers: Layers = "all"
+    """PLM layers in which they are trained; embeddings belong to `all`."""
+
+    @property
+    def placement(self) -> str:
+        """Any: it acts where the PLM's own modules are."""
+        return "sequential"
+
+
+TUNERS: dict[str, frozenset[str]] = {
+    "LORA": frozenset({"r", "lora_alpha", "target_modules", "use_rslora", "use_dora"}),
+    "IA3": frozenset({"target_modules", "feedforward_modules"}),
+    "LN_TUNING": frozenset({"target_modules"}),
+    "HRA": frozenset({"r", "apply_GS", "target_modules"}),
+    "MISS": frozenset({"r", "target_modules"}),
+    "VERA": frozenset({"r", "target_modules", "projection_prng_key", "d_initial"}),
+    "ROAD": frozenset({"variant", "group_size", "target_modules"}),
+    "LOHA": frozenset({"r", "alpha", "target_modules"}),
+    "LOKR": frozenset({"r", "alpha", "target_modules"}),
+    "OFT": frozenset({"r", "oft_block_size", "target_modules"}),
+    "BOFT": frozenset(
+        {"boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "target_modules"}
+    ),
+    "FOURIERFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
+    "WAVEFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
+    "SHIRA": frozenset({"r", "random_seed", "target_modules"}),
+    "C3A": frozenset({"block_size", "target_modules"}),
+    "RANDLORA": frozenset({"r", "projection_prng_key", "target_modules"}),
+    "VBLORA": frozenset({"r", "num_vectors", "vector_length", "topk", "target_modules"}),
+    "GRALORA": frozenset({"r", "gralora_k", "alpha", "target_modules"}),
+    "DELORA": frozenset({"r", "delora_lambda", "target_modules"}),
+}
+"""{tuner of peft: its options that may be set}. A tuner is here once the table of
+tests/tinyattn/test_peft.py has it."""
+
+
+class PeftAdapter(StrictModel):
+    """A tuner of the peft library, with its own options, as in `tuner: LORA, r: 1`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    method: Literal["peft"]
+    """What is trained: a tuner of peft."""
+    tuner: str
+    """Name of the tuner, as peft's PeftType has it."""
+    layers: Layers = "all"
+    """PLM layers in which it changes modules."""
+
+    @property
+    def placement(self) -> str:
+        """Any: it acts where the PLM's own modules are."""
+        return "sequential"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the tuner's config class that are set."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.tuner not in TUNERS:
+            raise ValueError(
+                f"tuner {self.tuner} came{did_you_mean(self.tuner, TUNERS)}; allowed are "
+                f"{', '.join(TUNERS)}"
+            )
+        for option in self.options:
+            if option not in TUNERS[self.tuner]:
+                raise ValueError(
+                    f"option {option} came{did_you_mean(option, TUNERS[self.tuner])}; {self.tuner} "
+                    f"takes {', '.join(sorted(TUNERS[self.tuner]))}"
+                )
+        return self
+
+
+def method_name(adapter: BaseModel) -> str:
+    """Return a method's name for tables: that of peft's tuner, or `bottleneck` and so on."""
+    return str(getattr(adapter, "tuner", None) or getattr(adapter, "method", "tiny"))
+
+
+METHODS: dict[str, type[StrictModel]] = {
+    "tiny": AdapterConfig,
+    "bottleneck": BottleneckConfig,
+    "bitfit": UnfrozenConfig,
+    "full": UnfrozenConfig,
+    "peft": PeftAdapter,
+}
+"""{method: the model of its settings}."""
+
+
+def _with_known_method(value: Any) -> Any:
+    method = _method_of(value)
+    if method not in METHODS:
+        raise ValueError(
+            f"method {shown(method)} came{did_you_mean(str(method), METHODS)}; allowed are "
+            f"{', '.join(METHODS)}"
+        )
+    return value
+
+
+def _method_of(value: Any) -> Any:
+    """The method of settings, `tiny` where they name none."""
+    if isinstance(value, Mapping):
+        return value.get("method", "tiny")
+    return getattr(value, "method", "tiny")
+
+
+def _tag_of(value: Any) -> str:
+    return METHODS[_method_of(value)].__name__
+
+
+TAGS = {model.__name__: model for model in METHODS.values()}
+"""Names that pydantic puts into the keys of its messages to say which method it means."""
+
+AnyAdapter = Annotated[
+    Annotated[AdapterConfig, Tag("AdapterConfig")]
+    | Annotated[BottleneckConfig, Tag("BottleneckConfig")]
+    | Annotated[UnfrozenConfig, Tag("UnfrozenConfig")]
+    | Annotated[PeftAdapter, Tag("PeftAdapter")],
+    Discriminator(_tag_of),
+    BeforeValidator(_with_known_method),
+]
+"""Settings of any method; `method` decides which keys there are."""
 
 
 class OptimizerConfig(StrictModel):
@@ -127,8 +289,8 @@ class TrainConfig(StrictModel):
     token_version: Literal[1, 2] = 2
     """Version of tokenising: 2 has segments and separators for all PLMs, and leaves special tokens
     that stand in a text as text; 1, of sweeps begun before there were versions, does not."""
-    adapter: AdapterConfig = AdapterConfig()
-    """Shape and place of the adapters."""
+    adapter: AnyAdapter = AdapterConfig()
+    """What is trained beside the frozen PLM: shape and place of the adapters."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How adapter and classifier are trained."""
     epochs: int = Field(20, ge=1, le=10_000)
@@ -168,6 +330,20 @@ class TrainConfig(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _method_fits(self) -> Self:
+        if self.start is not None and not isinstance(self.adapter, AdapterConfig):
+            raise ValueError(
+                f"start came with adapter.method {self.adapter.method}, allowed is tiny, whose "
+                "heads can be perturbed"
+            )
+        if self.zero_stage == 3 and isinstance(self.adapter, UnfrozenConfig | PeftAdapter):
+            raise ValueError(
+                f"zero_stage 3 came with adapter.method {self.adapter.method}, which needs the "
+                "PLM's weights whole; allowed are 0, 1 and 2"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _carved(self) -> Self:
         if self.max_select_rows is not None and self.protocol == "paper":
             raise ValueError(
@@ -184,7 +360,9 @@ class TrainConfig(StrictModel):
 
     def identity(self, data_fingerprint: str, commit: str) -> str:
         """Return a hash of 16 hex digits of config, data and code, equal for equal trials."""
-        content = json.dumps(self.model_dump(mode="json", exclude=unnamed(self)), sort_keys=True)
+        data = self.model_dump(mode="json", exclude=unnamed(self))
+        hide_first_method(data)
+        content = json.dumps(data, sort_keys=True)
         return hashlib.sha256(f"{content}\n{data_fingerprint}\n{commit}".encode()).hexdigest()[:16]
 
 
@@ -203,6 +381,12 @@ def unnamed(model: BaseModel) -> set[str]:
     """Return the later keys that have their first value, so that older files keep their hashes."""
     known = model.__class__.model_fields
     return {k for k, first in _LATER_KEYS.items() if k in known and getattr(model, k) == first}
+
+
+def hide_first_method(data: dict[str, Any]) -> None:
+    """Remove `adapter.method` where it is the first there was, so that hashes stay the same."""
+    if data["adapter"].get("method") == "tiny":
+        del data["adapter"]["method"]
 
 
 def stored_config(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -272,7 +456,7 @@ def _key_of(location: Iterable[str | int], data: Any) -> str:
     """
     parts: list[str] = []
     for part in location:
-        if isinstance(data, Mapping) and part not in data and data.get("type") == part:
+        if isinstance(data, Mapping) and part not in data and part in (data.get("type"), *TAGS):
             continue
         parts.append(str(part))
         try:
@@ -286,11 +470,22 @@ def dotted_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     """Return every dotted key of a model, as in `optimizer.lr`, in its order of definition."""
     keys: list[str] = []
     for name, field in model.model_fields.items():
-        kind = field.annotation
-        options = (kind,) if get_origin(kind) is tuple else (kind, *get_args(kind))
-        group = next((o for o in options if isinstance(o, type) and issubclass(o, BaseModel)), None)
-        keys += dotted_keys(group, f"{prefix}{name}.") if group else [prefix + name]
+        groups = _groups_of(field.annotation)
+        for group in groups:
+            keys += [key for key in dotted_keys(group, f"{prefix}{name}.") if key not in keys]
+        keys += [] if groups else [prefix + name]
+    if model is PeftAdapter:
+        keys += sorted({f"{prefix}{option}" for options in TUNERS.values() for option in options})
     return keys
+
+
+def _groups_of(kind: Any) -> list[type[BaseModel]]:
+    """Return the models that a field may hold."""
+    if get_origin(kind) is tuple:
+        return []
+    options = [kind, *get_args(kind)]
+    bare = [get_args(o)[0] if get_origin(o) is Annotated else o for o in options]
+    return [o for o in bare if isinstance(o, type) and issubclass(o, BaseModel)]
 
 
 def shown(value: Any) -> str:
@@ -303,11 +498,13 @@ def _siblings(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
     """Return the field names allowed at the place of the unknown key `loc`, if they are known."""
     current: Any = model
     for part in list(loc)[:-1]:
+        if part in TAGS:
+            current = TAGS[str(part)]
+            continue
         field = getattr(current, "model_fields", {}).get(part)
         if field is None:
             return []
-        options = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        current = next((o for o in options if hasattr(o, "model_fields")), None)
+        current = next(iter(_groups_of(field.annotation)), None)
     return list(getattr(current, "model_fields", {}))
 
 
@@ -341,3 +538,26 @@ def set_dotted(data: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(data, dict):
             raise ConfigError(f"override {key}: '{parent}' has no keys of its own")
     data[last] = value
+
+
+def set_all(data: dict[str, Any], values: Mapping[str, Any], prefix: str = "") -> None:
+    """Set dotted keys as `set_dotted`; another `adapter.method` gives up the settings of the first.
+
+    Args:
+        data: changed in place.
+        values: dotted keys and values.
+        prefix: put before every key, as in `train.`.
+    """
+    if (method := values.get("adapter.method")) is not None:
+        _switch_method(data, prefix, method)
+    for key, value in values.items():
+        set_dotted(data, prefix + key, value)
+
+
+def _switch_method(data: dict[str, Any], prefix: str, method: Any) -> None:
+    """Keep of another method's settings its place alone, which means the same to both."""
+    group = data.get("train", {}) if prefix else data
+    adapter = group.get("adapter") if isinstance(group, dict) else None
+    if isinstance(adapter, dict) and _method_of(adapter) != method and method in METHODS:
+        known = {"layers", "placement"} & set(METHODS[method].model_fields)
+        group["adapter"] = {key: adapter[key] for key in known if key in adapter}

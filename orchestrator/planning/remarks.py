@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.planning.preflight import fewest_steps, values_of
 from orchestrator.spec.config import Sweep
+from tinyattn.config import AdapterConfig
 from tinyattn.training.engine import warmup_steps
 
 HEADS = "adapter.num_heads"
@@ -41,6 +42,8 @@ def _absent(labels: Sequence[str]) -> Iterator[str]:
 
 def _heads(sweep: Sweep) -> Iterator[str]:
     """Remark on trials of several heads, which the finalizer does not take."""
+    if not isinstance(sweep.train.adapter, AdapterConfig):
+        return
     heads = values_of(sweep, HEADS)
     domain = sweep.space.get(HEADS)
     if heads == [1]:

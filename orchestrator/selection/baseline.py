@@ -24,7 +24,7 @@ from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
-from tinyattn.config import TrainConfig
+from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.errors import DivergedError
 from tinyattn.training.model_cache import ModelCache
 
@@ -112,7 +112,8 @@ def train_alone(
     """
     if not (missing := missing_rates(tracker, trial)):
         return
-    single = config.with_overrides({"adapter.num_heads": 1, "start": None})
+    one_head = {"adapter.num_heads": 1} if isinstance(config.adapter, AdapterConfig) else {}
+    single = config.with_overrides({**one_head, "start": None})
     tags = {key: trial.tags[key] for key in _INHERITED if key in trial.tags}
     tags["primary_metric"] = model_cache.task(config).metrics[0]
     trained: dict[str, Path | None] = {}

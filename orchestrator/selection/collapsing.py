@@ -9,9 +9,10 @@ from typing import get_args
 import numpy as np
 
 from orchestrator.spec.values import Json
+from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.adapters.experts import CollapseMethod, collapse
-from tinyattn.adapters.model import AdaptedModel, Adapter, Counts
+from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.data.tokens import Rows

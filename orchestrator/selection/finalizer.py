@@ -141,7 +141,7 @@ def _finalized(
 
 
 def _run_together(
-    step: Callable[[Finalizing], BatchRun],
+    step: Callable[[Finalizing], BatchRun | None],
     ready: Mapping[str, Finalizing],
     found: dict[str, Verdict | TinyAttnError],
     workspace: Workspace,
@@ -150,7 +150,7 @@ def _run_together(
     """Run one batch of each sweep that has not failed, and let it take in the trials.
 
     Args:
-        step: makes the batch.
+        step: makes the batch; None: there is nothing to run.
         ready: the sweeps by their names within the suite.
         found: gets what sweeps fail by.
         workspace: where they are kept.
@@ -160,7 +160,8 @@ def _run_together(
     for label, one in ready.items():
         if label not in found:
             with _kept(label, found):
-                batches[label] = step(one)
+                if (batch := step(one)) is not None:
+                    batches[label] = batch
     if not batches:
         return
     together = None

@@ -36,7 +36,7 @@ from orchestrator.tracking.records import SweepRecord
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.batching.batches import groups_of, labels_of
-from tinyattn.config import TrainConfig
+from tinyattn.config import AdapterConfig, TrainConfig, method_name
 from tinyattn.errors import TinyAttnError, UsageError
 from tinyattn.training.evaluation import final_metrics
 from tinyattn.training.model_cache import ModelCache
@@ -46,7 +46,9 @@ FRESH_SEED = 1000
 
 
 def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None) -> list[Trial]:
-    """Return the one-head trials of a search that the finalists repeat, the best first.
+    """Return the trials of a search that the finalists repeat, the best first.
+
+    Of tiny attention these are the ones of one head.
 
     Args:
         sweep: the sweep, which says how many.
@@ -56,14 +58,13 @@ def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None)
     Raises:
         UsageError: no one-head trial has a score.
     """
-    adapter = sweep.train.adapter
-    common = {"adapter.num_heads": adapter.num_heads, "adapter.layers": adapter.layers}
 
-    def is_one_head(trial: Trial) -> bool:
-        settings = {**common, **trial.params}
-        return settings["adapter.num_heads"] == 1 and not is_alone(settings)
+    def may_repeat(trial: Trial) -> bool:
+        adapter = sweep.trial_config(trial.params).adapter
+        is_wide = isinstance(adapter, AdapterConfig) and adapter.num_heads > 1
+        return not is_wide and adapter.layers != "none"
 
-    found = [trial for trial in candidates(ended, standing_of) if is_one_head(trial)]
+    found = [trial for trial in candidates(ended, standing_of) if may_repeat(trial)]
     if not found:
         whole = outcome is Outcome.COMPLETED
         raise UsageError(
@@ -137,6 +138,7 @@ class Finalizing:
         self.record, self.say = record, say
         self.checkpoints = workspace.checkpoints(sweep.name)
         self._take_in: Callable[[list[Trial]], None] = lambda ended: None
+        self._experts: list[Trial] = []
 
     @classmethod
     def of(
@@ -209,15 +211,27 @@ class Finalizing:
         looks = sum(trial.evaluations for trial in groups[0])
         self._alone = self._mean_candidate("classifier alone", alone[0]) if alone else None
         self._groups = [
-            self._mean_candidate(f"1 head, rank {i}", g) for i, g in enumerate(groups, 1)
+            self._mean_candidate(f"{self._named(g[0])}, rank {i}", g)
+            for i, g in enumerate(groups, 1)
         ]
-        self._one_head = replace(self._candidate("1 head, best seed", winner), evaluations=looks)
+        best = self._candidate(f"{self._named(winner)}, best seed", winner)
+        self._one_head = replace(best, evaluations=looks)
         self._config = self.sweep.trial_config(winner.params)
+
+    def _named(self, trial: Trial) -> str:
+        """Return what a finalist is called in the verdict: `1 head`, or its method."""
+        adapter = self.sweep.trial_config(trial.params).adapter
+        return "1 head" if isinstance(adapter, AdapterConfig) else method_name(adapter)
 
     # ---- experts ----
 
-    def experts(self) -> BatchRun:
-        """Return M perturbed copies of the head, in a small search over their hyper-parameters."""
+    def experts(self) -> BatchRun | None:
+        """Return M perturbed copies of the head, in a small search over their hyper-parameters.
+
+        None: the winner's method has no heads.
+        """
+        if not isinstance(self._config.adapter, AdapterConfig):
+            return None
         final = self.sweep.finalize
         assert self._one_head.adapter is not None
         base = self._config.with_overrides(

@@ -40,7 +40,15 @@ from orchestrator.spec.space import (
     same,
 )
 from orchestrator.spec.values import Json, Point, Value
-from tinyattn.config import StrictModel, TrainConfig, build, dotted_keys, set_dotted
+from tinyattn.config import (
+    AdapterConfig,
+    StrictModel,
+    TrainConfig,
+    build,
+    dotted_keys,
+    set_all,
+    set_dotted,
+)
 from tinyattn.errors import ConfigError, UsageError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
 from tinyattn.plugins import Plugin, found
@@ -360,8 +368,7 @@ def apply_overrides(data: dict[str, Json], overrides: Mapping[str, Json]) -> dic
             _override_domain(data, key, value)
         else:
             set_dotted(data, key, value)
-    for key, value in fixed.items():
-        set_dotted(data, f"train.{key}", value)
+    set_all(data, fixed, "train.")
     return fixed
 
 
@@ -479,16 +486,15 @@ def check_extremes(sweep: Sweep, source: str = "sweep") -> None:
     Raises:
         ConfigError: one line a fault.
     """
-    grown = sweep.train.with_overrides(
-        {
-            "adapter.num_heads": sweep.finalize.heads,
-            "start": {"adapter": "winner", "noise": sweep.finalize.noise},
-        }
-    )
-    faults = [
-        *_extreme_faults(sweep.train, sweep.space, f"{source}: space"),
-        *_extreme_faults(grown, sweep.finalize.space, f"{source}: finalize.space"),
-    ]
+    faults = _extreme_faults(sweep.train, sweep.space, f"{source}: space")
+    if isinstance(sweep.train.adapter, AdapterConfig):
+        grown = sweep.train.with_overrides(
+            {
+                "adapter.num_heads": sweep.finalize.heads,
+                "start": {"adapter": "winner", "noise": sweep.finalize.noise},
+            }
+        )
+        faults += _extreme_faults(grown, sweep.finalize.space, f"{source}: finalize.space")
     if faults:
         raise ConfigError("\n".join(faults))
 

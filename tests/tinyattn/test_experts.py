@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.attention import TinyAttention
 from tinyattn.adapters.experts import CollapseMethod, collapse, perturb
-from tinyattn.adapters.model import AdaptedModel, Adapter
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
 

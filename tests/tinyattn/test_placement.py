@@ -16,7 +16,8 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from tinyattn.adapters.model import AdaptedModel, Adapter
+from tinyattn.adapters.adapter import Adapter
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import PlmError
 from tinyattn.plms.families import FAMILIES, Family, register_family, select_layers

@@ -22,7 +22,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from tinyattn.config import AdapterConfig, StrictModel, unnamed
+from tinyattn.config import TAGS, AdapterConfig, AnyAdapter, StrictModel, unnamed
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
@@ -91,7 +91,7 @@ class AdapterCard(StrictModel):
 
     format: Literal["tinyattn-1"] = "tinyattn-1"
     peft_type: Literal["TINY_ATTENTION"] = "TINY_ATTENTION"
-    adapter: AdapterConfig
+    adapter: AnyAdapter
     plm: PlmCard
     num_outputs: int | None = Field(ge=1, le=MOST_OUTPUTS)
     """Outputs of the classifier; None: no classifier (a decoder that generates)."""
@@ -115,6 +115,8 @@ class AdapterCard(StrictModel):
         """Return a copy with the right `card_sha256`."""
         # Cards written before there were versions were sealed without them.
         hidden = {"task": set() if self.task is None else unnamed(self.task)}
+        if isinstance(self.adapter, AdapterConfig):  # nor methods
+            hidden["adapter"] = {"method"}
         if "token_version" in hidden["task"]:
             hidden["task"].add("separator")
         blank = self.model_copy(update={"card_sha256": ""}).model_dump_json(exclude=hidden)
@@ -159,7 +161,7 @@ def read_card(folder: Path) -> AdapterCard:
         raise AdapterError(f"{path}: damaged, {error}; restore a copy") from None
     except ValidationError as error:
         fault = error.errors()[0]
-        key = ".".join(str(part) for part in fault["loc"])[:200]
+        key = ".".join(str(part) for part in fault["loc"] if part not in TAGS)[:200]
         raise AdapterError(f"{path}: {key}: {fault['msg'][:500]}; restore a copy") from None
     if card.card_sha256 != card.sealed().card_sha256:
         raise AdapterError(f"{path}: changed since it was saved; restore a copy")

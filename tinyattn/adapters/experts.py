@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.attention import TinyAttention
-from tinyattn.adapters.model import Adapter
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
 
@@ -42,15 +42,16 @@ def perturb(
         seed: seed of the noise.
 
     Raises:
-        UsageError: `adapter` has a number of heads other than 1 or `num_heads`.
+        UsageError: `adapter` is of another method, or has neither 1 nor `num_heads` heads.
     """
-    heads = adapter.config.num_heads
+    one = _tiny(adapter)
+    heads = one.num_heads
     if heads not in (1, num_heads):
         raise UsageError(
             f"an adapter of {heads} heads came, only 1 or {num_heads} heads can become "
             f"{num_heads}; collapse it first"
         )
-    config = adapter.config.model_copy(update={"num_heads": num_heads})
+    config = one.model_copy(update={"num_heads": num_heads})
     wide = _fresh(plm, config, adapter)
     generator = torch.Generator().manual_seed(seed)
     state = {
@@ -93,10 +94,17 @@ def collapse(adapter: Adapter, plm: PreTrainedModel, method: CollapseMethod = "a
 
     All three are exact while heads share Q, K and V.
     """
-    config = adapter.config.model_copy(update={"num_heads": 1})
+    config = _tiny(adapter).model_copy(update={"num_heads": 1})
     single = _fresh(plm, config, adapter)
     single.load_state_dict(adapter.state_dict() | _collapsed(adapter, method))
     return single
+
+
+def _tiny(adapter: Adapter) -> AdapterConfig:
+    """Return the settings of a tiny-attention adapter; UsageError if it is of another method."""
+    if not isinstance(adapter.config, AdapterConfig):
+        raise UsageError(f"an adapter of method {adapter.config.method} came, allowed is tiny")
+    return adapter.config
 
 
 def _fresh(plm: PreTrainedModel, config: AdapterConfig, model: Adapter) -> Adapter:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinyattn.adapters.attention import TinyAttention
+from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.checkpoint import (
     AdapterCard,
     PlmCard,
@@ -27,7 +27,7 @@ from tinyattn.adapters.placement import AdapterHooks, Part
 from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
 from tinyattn.compat.deepspeed_compat import whole_size
 from tinyattn.compat.torch_compat import is_out_of_memory
-from tinyattn.config import AdapterConfig
+from tinyattn.config import AnyAdapter
 from tinyattn.errors import (
     AdapterError,
     NameTakenError,
@@ -35,7 +35,6 @@ from tinyattn.errors import (
     UsageError,
     did_you_mean,
 )
-from tinyattn.plms.families import layer_calls, select_layers
 from tinyattn.plms.loading import Plm, PlmMemo
 from tinyattn.plms.miniature import LIMIT, VOCABULARY, shrunk
 from tinyattn.plms.packed_attention import streaming
@@ -43,8 +42,6 @@ from tinyattn.plms.products import apart
 
 LEAST_WEIGHTS = 1_000_000
 """An adapter file may hold this many weights, or as many as its PLM has if those are more."""
-CLASSIFIER_INIT = 0.02
-"""Standard deviation of a new classifier's weights, as in transformers."""
 
 
 @dataclass(frozen=True)
@@ -59,62 +56,6 @@ class Counts:
     def trainable(self) -> int:
         """Adapter and classifier together."""
         return self.adapter + self.classifier
-
-
-class Adapter(nn.Module):
-    """An adapter: a TinyAttention for each adapted layer call, and a classifier.
-
-    It is trained, saved and switched as a whole; its state dict is the content of an adapter file.
-    With `share_layers` all calls use one module, which is stored once, under the first call's
-    index.
-    """
-
-    def __init__(
-        self, plm: PreTrainedModel, config: AdapterConfig, num_outputs: int | None, seed: int = 0
-    ) -> None:
-        super().__init__()
-        self.config, self.num_outputs = config, num_outputs
-        self.calls = select_layers(config.layers, len(layer_calls(plm)))
-        hidden = plm.config.hidden_size
-        generator = torch.Generator().manual_seed(seed)
-        stored = self.calls[:1] if config.share_layers else self.calls
-        self.layers = nn.ModuleDict()
-        for index in stored:
-            module = TinyAttention(
-                hidden,
-                config.num_heads,
-                config.head_dim,
-                norm=config.norm,
-                bias=config.bias,
-                dropout=config.dropout,
-            )
-            module.reset_parameters(generator)
-            self.layers[str(index)] = module
-        self.classifier = None if num_outputs is None else nn.Linear(hidden, num_outputs)
-        if self.classifier is not None:
-            nn.init.normal_(self.classifier.weight, std=CLASSIFIER_INIT, generator=generator)
-            nn.init.zeros_(self.classifier.bias)
-
-    def by_call(self) -> dict[int, TinyAttention]:
-        """Return {index of a layer call: its TinyAttention}, of the calls that have one."""
-        shared = self.config.share_layers and self.calls
-        return {
-            index: self.layers[str(self.calls[0] if shared else index)]  # type: ignore[misc]
-            for index in self.calls
-        }
-
-    def drop_by(self, keys: Tensor | None) -> None:
-        """Set the dropout keys of the next pass: [modules, B], one for each module and row.
-
-        None: they are drawn from torch's global generator.
-        """
-        for number, module in enumerate(self.layers.values()):
-            module.row_keys = None if keys is None else keys[number]  # type: ignore[assignment]
-
-    def num_parameters(self) -> tuple[int, int]:
-        """Return the numbers of parameters of the adapter and of its classifier."""
-        classifier = 0 if self.classifier is None else _count(self.classifier)
-        return _count(self) - classifier, classifier
 
 
 class AdaptedModel(nn.Module):
@@ -150,7 +91,7 @@ class AdaptedModel(nn.Module):
     # ---- adapters by name ----
 
     def add_adapter(
-        self, name: str, config: AdapterConfig, num_outputs: int | None = None, seed: int = 0
+        self, name: str, config: AnyAdapter, num_outputs: int | None = None, seed: int = 0
     ) -> Adapter:
         """Attach a fresh adapter under `name`; the first one becomes active.
 
@@ -163,7 +104,7 @@ class AdaptedModel(nn.Module):
         self._attach(name, adapter)
         return adapter
 
-    def _check_new(self, name: str, config: AdapterConfig) -> None:
+    def _check_new(self, name: str, config: AnyAdapter) -> None:
         if name in self.adapters:
             raise NameTakenError(f"an adapter '{name}' is attached already; choose another name")
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
@@ -214,6 +155,7 @@ class AdaptedModel(nn.Module):
         """Give the hooks the active adapter's modules, or none if it is disabled."""
         alone = self.active is None or self._disabled
         self.sites.adapters = {} if alone else self.adapter().by_call()
+        self.sites.replaced = {} if alone else self.adapter().replaced
 
     def adapter(self, name: str | None = None) -> Adapter:
         """Return the adapter of that name, the active one by default.
@@ -266,10 +208,11 @@ class AdaptedModel(nn.Module):
         if parts is not None:
             return self.run_streams(parts)
         classifier = None if self.active is None else self.adapter().classifier
-        if classifier is None:
-            return self.plm(**batch)
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
-        hidden = self.plm.base_model(**batch, **options).last_hidden_state
+        with self.sites.replacing():
+            if classifier is None:
+                return self.plm(**batch)
+            hidden = self.plm.base_model(**batch, **options).last_hidden_state
         return classifier(self.pool(hidden, batch.get("attention_mask")).to(torch.float32))
 
     def run_streams(self, parts: Sequence[tuple[str, PackedSequence]]) -> list[Tensor]:
@@ -290,7 +233,9 @@ class AdaptedModel(nn.Module):
             if adapter.classifier is None:
                 raise UsageError(f"adapter '{name}' has no classifier, so it has no logits")
         used = [
-            Part({} if self._disabled else adapter.by_call(), stream)
+            Part({}, stream)
+            if self._disabled
+            else Part(adapter.by_call(), stream, adapter.replaced)
             for adapter, (_, stream) in zip(adapters, parts, strict=True)
         ]
         hidden = self._run_stream(used)
@@ -305,7 +250,7 @@ class AdaptedModel(nn.Module):
 
     def _run_stream(self, parts: Sequence[Part]) -> list[Tensor]:
         """Return the pooled embeddings of each part's rows, [B, H] in fp32."""
-        streams = [own.filled(filler_of(own.tokens, self.plm)) for _, own in parts]
+        streams = [own.filled(filler_of(own.tokens, self.plm)) for _, own, _ in parts]
         parts = [part._replace(stream=own) for part, own in zip(parts, streams, strict=True)]
         whole = joined(streams)
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
@@ -314,6 +259,7 @@ class AdaptedModel(nn.Module):
             self.sites.starting_at(whole.start, whole.hidden),
             streaming(self.plm),
             apart(self.plm, [own.tokens for own in streams]),
+            self.sites.replacing(),  # within `apart`, whose products it divides by trial already
         ):
             hidden = self.plm.base_model(
                 **whole.inputs,
@@ -384,7 +330,8 @@ class AdaptedModel(nn.Module):
         """
         if not self.plm.can_generate():
             raise PlmError(f"{type(self.plm).__name__} cannot generate: load a causal LM")
-        return self.plm.generate(*args, **kwargs)  # type: ignore[operator]
+        with self.sites.replacing():
+            return self.plm.generate(*args, **kwargs)  # type: ignore[operator]
 
     def train(self, mode: bool = True) -> AdaptedModel:
         """Switch the adapters to training mode; the PLM too if built with `plm_dropout`."""

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from tinyattn.adapters.attention import TinyAttention
 from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.errors import PlmError, UsageError
 from tinyattn.plms.families import family_of, layer_calls, submodule
@@ -27,10 +26,12 @@ from tinyattn.plms.transformers_compat import further_layer
 class Part(NamedTuple):
     """Consecutive rows of a packed sequence that use the same adapter."""
 
-    adapters: Mapping[int, TinyAttention]
-    """TinyAttention by index of the layer call; empty: the PLM alone."""
+    adapters: Mapping[int, nn.Module]
+    """Module by index of the layer call, as TinyAttention; empty: none is added."""
     stream: PackedSequence
     """These rows, as a packed sequence of their own."""
+    replaced: Mapping[str, nn.Module] = {}
+    """Modules that run in the PLM's place, by path in the base model; empty: the PLM's run."""
 
 
 @dataclass
@@ -66,7 +67,8 @@ class AdapterHooks:
     """
 
     def __init__(self, plm: PreTrainedModel, placement: str) -> None:
-        self.adapters: dict[int, TinyAttention] = {}
+        self.adapters: dict[int, nn.Module] = {}
+        self.replaced: Mapping[str, nn.Module] = {}
         self._parts: Sequence[Part] = ()
         self.placement = placement
         self.family = family_of(plm)
@@ -105,6 +107,25 @@ class AdapterHooks:
             yield
         finally:
             self._parts = ()
+
+    @contextlib.contextmanager
+    def replacing(self) -> Iterator[None]:
+        """Within the block modules of trials run in the place of the PLM's, each on its tokens."""
+        parts = [(part.replaced, part.stream.tokens) for part in self._parts]
+        runs = parts or [(self.replaced, 0)]
+        paths = {path for modules, _ in runs for path in modules}
+        found = [(path, self.base.get_submodule(path)) for path in paths]
+        before = {path: module.__dict__.get("forward") for path, module in found}
+        for path, module in found:
+            own = [modules.get(path, module.forward) for modules, _ in runs]
+            module.forward = functools.partial(_run_own, own, [tokens for _, tokens in runs])
+        try:
+            yield
+        finally:
+            for path, module in found:
+                del module.forward
+                if before[path] is not None:
+                    module.forward = before[path]
 
     @contextlib.contextmanager
     def starting_at(self, call: int, hidden_1NH: Tensor | None) -> Iterator[None]:
@@ -273,6 +294,18 @@ class AdapterHooks:
                 f"{heads.shape[-1]} came, the hidden size is {change.shape[-1]}"
             )
         return (heads + change, *args[1:])
+
+
+def _run_own(own: Sequence[Any], tokens: Sequence[int], x: Tensor, *args: Any, **kw: Any) -> Tensor:
+    """Run each trial's module on its tokens, [1, N, ...] or [1, N] of ids."""
+    if len(own) == 1:
+        found: Tensor = own[0](x, *args, **kw)
+        return found
+    sizes = [*tokens[:-1], x.shape[1] - sum(tokens[:-1])]
+    return torch.cat(
+        [run(part, *args, **kw) for run, part in zip(own, x.split(sizes, dim=1), strict=True)],
+        dim=1,
+    )
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

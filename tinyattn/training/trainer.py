@@ -36,7 +36,7 @@ from tinyattn.adapters.model import (
 )
 from tinyattn.batching.batches import Batches, epoch_order
 from tinyattn.compat.torch_compat import is_out_of_memory
-from tinyattn.config import TrainConfig, unnamed
+from tinyattn.config import AdapterConfig, TrainConfig, unnamed
 from tinyattn.data.tokens import Rows, TaskData
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.files.object_store import fetched
@@ -115,6 +115,7 @@ class Trainer:
         )
         if config.start is None:
             return adapter
+        assert isinstance(config.adapter, AdapterConfig)  # TrainConfig allows no other with `start`
         place = config.start.adapter
         with fetched(place) as there:
             card = read_card(there)
@@ -304,7 +305,7 @@ class Trainer:
         """Return the cached inputs of this trial's first adapted layer, if they can be cached."""
         if self.config.plm_dropout or self.model_cache.shards(self.config):
             return None
-        first = self.adapter.calls[0] if self.adapter.calls else len(self.model.sites.calls)
+        first = self.adapter.first_call
         return self.model_cache.prefix_cache.prefix_of(self.model, self.plm, rows, first)
 
     def _rows_between(self, before: int, until: int) -> int:

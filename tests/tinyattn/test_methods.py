@@ -1,0 +1,270 @@
+"""Methods other than tiny attention: against plain modules, in all ways to run, and on disk."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_packed_sequence import ROWS, gradients, stream_of
+from test_peft import own, randomised
+from test_placement import batch_of
+from torch import Tensor, nn
+
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.config import AdapterConfig, AnyAdapter, TrainConfig
+from tinyattn.errors import ConfigError, PlmError
+from tinyattn.plms.loading import Plm
+
+METHODS: dict[str, dict[str, Any]] = {
+    "bottleneck": {"method": "bottleneck", "r": 3, "activation": "gelu", "bias": True},
+    "bitfit": {"method": "bitfit"},
+    "full": {"method": "full"},
+    "lora": {"method": "peft", "tuner": "LORA", "r": 1},
+    "ia3": {"method": "peft", "tuner": "IA3"},
+    "ln": {"method": "peft", "tuner": "LN_TUNING"},
+}
+
+
+def config_of(name: str, **changes: Any) -> AnyAdapter:
+    made = TrainConfig.model_validate(
+        {"task": "rte", "plm": "minilm", "adapter": {**METHODS[name], **changes}}
+    )
+    return made.adapter
+
+
+def trained(plm: Any, names: set[str]) -> Any:
+    """Return a copy of the PLM whose own parameters of these names get gradients."""
+    copied = copy.deepcopy(plm).requires_grad_(False)
+    for name, parameter in copied.named_parameters():
+        if name in names:
+            parameter.requires_grad_(True)
+    return copied
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "albert", "llama", "distilbert", "deberta-v2"])
+@pytest.mark.parametrize("method", ["bitfit", "full"])
+def test_weights_of_the_plm_train_as_in_the_plm(build_plm: Any, kind: str, method: str) -> None:
+    plm = build_plm(kind, dtype=torch.float32)
+    model = AdaptedModel(plm)
+    if kind == "llama" and method == "bitfit":
+        assert model.add_adapter("one", config_of(method), 2).replaced == {}  # it has no biases
+        return
+    adapter = model.add_adapter("one", config_of(method), 2)
+    assert adapter.classifier is not None
+    randomised(own(model, "one"))
+    owned = own(model, "one").items()
+    named = {key.removeprefix("tuned.").replace("/", "."): parameter for key, parameter in owned}
+    wanted = trained(plm, {*named})
+    # DeBERTa's relative positions are read by their parent, so no module can stand in for theirs.
+    unused = {n for n, _ in wanted.named_parameters() if "pooler" in n or "rel_embeddings" in n}
+    expected = {n for n, _ in wanted.named_parameters() if method == "full" or n.endswith("bias")}
+    assert {*named} == expected - unused
+    with torch.no_grad():
+        for name, parameter in wanted.named_parameters():
+            if name in named:
+                parameter.copy_(named[name])
+    batch = batch_of(ROWS["one"], "right")
+    hidden = wanted(**batch).last_hidden_state
+    logits = adapter.classifier(model.pool(hidden, batch["attention_mask"]))
+    logits.square().sum().backward()
+    adapter.classifier.zero_grad()
+    runs = [lambda: model(**batch)]
+    if model.can_stream():
+        runs.append(lambda: model.run_streams([("one", stream_of(ROWS["one"]))])[0])
+    assert len(runs) == (1 if kind == "deberta-v2" else 2)
+    for run in runs:
+        found = run()
+        torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-5)
+        found.square().sum().backward()
+        got = gradients(model, "one")
+        for name, parameter in wanted.named_parameters():
+            if name not in named or parameter.grad is None:
+                continue
+            key = f"tuned.{name.replace('.', '/')}"
+            scale = float(parameter.grad.abs().max())
+            torch.testing.assert_close(
+                got[key], parameter.grad, rtol=1e-3, atol=1e-4 * scale + 1e-6
+            )
+    model.detach()
+
+
+def test_a_bottleneck_is_its_equation(build_plm: Any) -> None:
+    """Added after attention, and carried by the feed-forward net's residual."""
+    plm = build_plm("bert", dtype=torch.float32)
+    model = AdaptedModel(plm)
+    adapter = model.add_adapter("one", config_of("bottleneck"), 2)
+    draws = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapter.layers.parameters():
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=draws))
+
+    def wanted(ids: Tensor) -> Tensor:
+        hidden = plm.embeddings(ids)
+        for number, layer in enumerate(plm.encoder.layer):
+            z = layer.attention(hidden)[0]
+            part: Any = adapter.layers[str(number)]
+            change = F.gelu(z @ part.down.weight.T + part.down.bias) @ part.up.weight.T
+            hidden = layer.feed_forward_chunk(z + change + part.up.bias)
+        return hidden[:, 0]
+
+    row = torch.tensor([ROWS["one"][0]])
+    model.switch(None)
+    expected = wanted(row)
+    model.switch("one")
+    assert adapter.classifier is not None
+    torch.testing.assert_close(model(input_ids=row), adapter.classifier(expected))
+
+
+def test_a_linear_bottleneck_of_rank_2_has_the_parameters_of_one_head(minilm: Plm) -> None:
+    """9,216 on MiniLM, as LoRA of rank 1 and IA3 on q, k, v and o; LN tuning has 9,984."""
+    model = AdaptedModel(minilm.model)
+    counted: dict[str, AnyAdapter] = {
+        "tiny": AdapterConfig(bias=False),
+        "bottleneck": config_of("bottleneck", r=2, bias=False),
+        "lora": config_of("lora"),
+        "ia3": config_of(
+            "ia3",
+            target_modules=["query", "key", "value", "attention.output.dense"],
+            feedforward_modules=[],
+        ),
+        "ln": config_of("ln"),
+    }
+    found = {}
+    for name, config in counted.items():
+        model.add_adapter(name, config, 2)
+        found[name] = model.counts(name).adapter
+    assert found == {"tiny": 9216, "bottleneck": 9216, "lora": 9216, "ia3": 9216, "ln": 9984}
+    model.detach()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_of_several_methods_run_in_one_pass(build_plm: Any, method: str) -> None:
+    """Logits and gradients are to the bit those without neighbours of other methods."""
+    model = AdaptedModel(build_plm("bert", dtype=torch.float32))
+    for number, name in enumerate(METHODS):
+        model.add_adapter(name, config_of(name), 2, seed=number)
+        if name != "bottleneck":
+            randomised(own(model, name))
+    stream = stream_of(ROWS["one"])
+    model.switch(None)
+    alone = model.run_streams([(method, stream)])[0]
+    alone.square().sum().backward()
+    wanted = gradients(model, method)
+    together = model.run_streams([(name, stream) for name in METHODS])
+    sum(logits.square().sum() for logits in together).backward()
+    found = gradients(model, method)
+    torch.testing.assert_close(together[[*METHODS].index(method)], alone, rtol=1e-5, atol=1e-6)
+    for key, gradient in wanted.items():
+        torch.testing.assert_close(found[key], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_saved_adapter_gives_the_same_logits(minilm: Plm, method: str, tmp_path: Path) -> None:
+    model = AdaptedModel(minilm.model)
+    model.add_adapter("one", config_of(method), 2)
+    for key, parameter in model.adapter("one").named_parameters():
+        if not key.startswith("classifier"):
+            randomised({key: parameter})
+    batch = {"input_ids": torch.tensor([[101, 2023, 2003, 102]])}
+    wanted = model(**batch)
+    model.save(tmp_path / "a", minilm)
+    model.remove_adapter("one")
+    card = model.load(tmp_path / "a", minilm, "back")
+    assert card.adapter == config_of(method)
+    assert torch.equal(model(**batch), wanted)
+    model.detach()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_in_bf16_what_is_trained_is_fp32(build_plm: Any, method: str) -> None:
+    plm = build_plm("bert", dtype=torch.bfloat16)
+    model = AdaptedModel(plm)
+    adapter = model.add_adapter("one", config_of(method), 2)
+    assert {p.dtype for p in adapter.parameters()} == {torch.float32}
+    batch = batch_of(ROWS["one"], "right")
+    for logits in (model(**batch), model.run_streams([("one", stream_of(ROWS["one"]))])[0]):
+        logits.square().sum().backward()
+        got = gradients(model, "one")
+        assert got.keys() == {n for n, p in adapter.named_parameters() if p.grad is None} | {*got}
+        assert all(gradient.isfinite().all() for gradient in got.values())
+    assert {p.dtype for p in plm.parameters()} == {torch.bfloat16}
+
+
+def test_layers_limit_what_is_changed(build_plm: Any) -> None:
+    plm = build_plm("bert", dtype=torch.float32)
+    model = AdaptedModel(plm)
+    adapter = model.add_adapter("one", config_of("lora", layers="top-1"), 2)
+    assert {path.split(".")[2] for path in adapter.replaced} == {"2"}
+    assert adapter.first_call == 2
+    assert model.add_adapter("none", config_of("full", layers="none"), 2).replaced == {}
+    assert model.adapter("none").first_call == 3
+    assert model.add_adapter("all", config_of("full"), 2).first_call == 0
+    with pytest.raises(PlmError, match="calls a layer several times"):
+        AdaptedModel(build_plm("albert", dtype=torch.float32)).add_adapter(
+            "one", config_of("lora", layers="top-1"), 2
+        )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"adapter.method": "lora"}, "method 'lora' came; allowed are tiny, bottleneck"),
+        ({"adapter.method": "bitfitt"}, "did you mean 'bitfit'"),
+        ({"adapter.method": "peft"}, "adapter.tuner: this key is required"),
+        ({"adapter.method": "peft", "adapter.tuner": "LRA"}, "did you mean 'LORA'"),
+        (
+            {"adapter.method": "peft", "adapter.tuner": "LORA", "adapter.rank": 1},
+            "option rank came; LORA takes lora_alpha, r, target_modules",
+        ),
+        ({"adapter.method": "bottleneck", "adapter.nom": 1}, "did you mean 'norm'"),
+        ({"adapter.method": "full", "zero_stage": 3}, "zero_stage 3 came with adapter.method full"),
+        (
+            {"adapter.method": "full", "start": {"adapter": "a"}},
+            "start came with adapter.method full, allowed is tiny",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit(overrides: dict[str, Any], message: str) -> None:
+    base = TrainConfig(task="rte", plm="minilm", adapter=AdapterConfig(layers="top-2"))
+    with pytest.raises(ConfigError, match=message):
+        base.with_overrides(overrides)
+
+
+def test_another_method_keeps_the_place_and_gives_up_the_rest() -> None:
+    base = TrainConfig(task="rte", plm="minilm", adapter=AdapterConfig(layers="top-2", bias=True))
+    for changes in (
+        {"adapter.r": 4, "adapter.method": "bottleneck"},
+        {"adapter.method": "bottleneck", "adapter.r": 4},
+    ):
+        found = base.with_overrides(changes).adapter
+        assert found.model_dump() == {
+            "method": "bottleneck",
+            "r": 4,
+            "activation": "none",
+            "norm": "none",
+            "bias": False,
+            "layers": "top-2",
+            "placement": "sequential",
+        }
+
+
+def test_methods_that_were_first_have_the_hashes_they_had() -> None:
+    """From before there were methods (commit 79f5dcd)."""
+    assert TrainConfig(task="rte", plm="minilm").identity("a", "b") == "d69a4e212da67adc"
+
+
+def test_a_module_that_ran_in_its_place_leaves_the_plm_as_it_was(build_plm: Any) -> None:
+    plm = build_plm("bert", dtype=torch.float32)
+    model = AdaptedModel(plm)
+    model.add_adapter("one", config_of("full"), 2)
+    model(**batch_of(ROWS["one"], "right"))
+    assert not [m for m in plm.modules() if "forward" in vars(m)]
+    broken: Any = model.adapter("one").replaced["encoder.layer.1.output.dense"]
+    broken.forward = nn.Module().forward  # raises
+    with pytest.raises(NotImplementedError):
+        model(**batch_of(ROWS["one"], "right"))
+    assert not [m for m in plm.modules() if "forward" in vars(m)]

@@ -1,0 +1,181 @@
+"""peft's tuners on a shared PLM, against peft's own injection into a copy of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import peft
+import pytest
+import torch
+from test_packed_sequence import ROWS, gradients, stream_of
+from test_placement import batch_of
+from torch import Tensor
+
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.config import TUNERS, AdapterConfig, PeftAdapter
+from tinyattn.errors import ConfigError
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "LORA": {"r": 2},
+    "IA3": {},
+    "LN_TUNING": {},
+    "HRA": {"r": 2},
+    "MISS": {"r": 2},
+    "VERA": {"r": 4},
+    "ROAD": {"group_size": 4},
+    "LOHA": {"r": 2},
+    "LOKR": {"r": 2},
+    "OFT": {"oft_block_size": 4},
+    "BOFT": {"boft_block_size": 4},
+    "FOURIERFT": {"n_frequency": 50},
+    "WAVEFT": {"n_frequency": 50},
+    "SHIRA": {"r": 2},
+    "C3A": {"block_size": 8},
+    "RANDLORA": {"r": 4},
+    "VBLORA": {"r": 2, "num_vectors": 8, "vector_length": 4, "topk": 2},
+    "GRALORA": {"r": 2, "gralora_k": 2},
+    "DELORA": {"r": 2},
+}
+TARGETS = {
+    "bert": ["query", "value"],
+    "gpt2": ["c_attn"],
+    "albert": ["query", "value"],
+    "llama": ["q_proj", "v_proj"],
+}
+"""peft's names of attention's projections in a family, for tuners that have no defaults."""
+
+
+def settings(tuner: str, kind: str) -> dict[str, Any]:
+    if tuner == "LN_TUNING":
+        return {}
+    if tuner == "IA3":
+        targets = TARGETS[kind]
+        return {"target_modules": targets, "feedforward_modules": []}
+    return {**OPTIONS[tuner], "target_modules": TARGETS[kind]}
+
+
+def randomised(parameters: dict[str, Tensor]) -> None:
+    """Give parameters values by the order of their names: fresh ones leave the PLM as it is."""
+    draws = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name in sorted(parameters):
+            noise = torch.randn(parameters[name].shape, generator=draws)
+            parameters[name].add_(0.2 * noise)
+
+
+def own(model: AdaptedModel, name: str) -> dict[str, Tensor]:
+    named = model.adapter(name).named_parameters()
+    return {key: value for key, value in named if key.startswith("tuned.")}
+
+
+def by_peft(plm: Any, tuner: str, options: dict[str, Any], seed: int = 0) -> Any:
+    """Return a copy of the PLM with peft's tuner in it, as a user of peft makes it."""
+    copied = copy.deepcopy(plm)
+    if tuner == "LN_TUNING":
+        names = [path for path, m in copied.named_modules() if "Norm" in type(m).__name__]
+        options = {"target_modules": names}
+    torch.manual_seed(seed)
+    config = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(tuner)](**options)
+    return peft.get_peft_model(copied, config).eval()
+
+
+@pytest.mark.parametrize("kind", [*TARGETS])
+@pytest.mark.parametrize("tuner", [*TUNERS])
+def test_a_tuner_gives_what_peft_gives(build_plm: Any, kind: str, tuner: str) -> None:
+    """Logits, gradients and counts; padded, as a stream, and beside others in one."""
+    plm = build_plm(kind, dtype=torch.float32)
+    bare = {key: value.clone() for key, value in plm.state_dict().items()}
+    options = settings(tuner, kind)
+    model = AdaptedModel(plm)
+    config = PeftAdapter(method="peft", tuner=tuner, **options)
+    try:
+        wanted = by_peft(plm, tuner, options)
+    except (TypeError, ValueError):  # GPT-2's products are no Linear
+        assert kind == "gpt2"
+        with pytest.raises(ConfigError, match="cannot be put on this PLM"):
+            model.add_adapter("one", config, 2)
+        return
+    adapter = model.add_adapter("one", config, 2)
+    model.add_adapter("two", AdapterConfig(dropout=0.0), 3)
+    model.add_adapter("three", config, 2, seed=5)
+    randomised(own(model, "one"))
+    theirs = {n: p for n, p in wanted.named_parameters() if p.requires_grad}
+    prefix = "base_model.model."
+    renamed = {f"tuned.{n.removeprefix(prefix).replace('.', '/')}": p for n, p in theirs.items()}
+    assert {k: v.shape for k, v in renamed.items()} == {
+        k: v.shape for k, v in own(model, "one").items()
+    }
+    randomised(renamed)
+
+    rows = ROWS["one"]
+    batch = batch_of(rows, "right")
+    hidden = wanted(**batch).last_hidden_state
+    assert adapter.classifier is not None
+    logits = adapter.classifier(model.pool(hidden, batch["attention_mask"]))
+    logits.square().sum().backward()
+    adapter.classifier.zero_grad()
+
+    stream = stream_of(rows)
+    others = [("two", stream_of(ROWS["two"])), ("three", stream_of(ROWS["three"]))]
+    assert model.can_stream()
+    model.switch("one")
+    runs = {
+        "padded": lambda: model(**batch),
+        "stream": lambda: model.run_streams([("one", stream)])[0],
+        "beside others": lambda: model.run_streams([others[0], ("one", stream), others[1]])[1],
+    }
+    with model.disable_adapter():
+        assert not torch.allclose(model(**batch), logits, atol=1e-3), "it changes nothing"
+    for run in runs.values():
+        found = run()
+        torch.testing.assert_close(found, logits, rtol=1e-4, atol=1e-5)
+        found.square().sum().backward()
+        got = gradients(model, "one")
+        for name, parameter in renamed.items():
+            assert parameter.grad is not None
+            scale = float(parameter.grad.abs().max())
+            torch.testing.assert_close(
+                got[name], parameter.grad, rtol=1e-3, atol=1e-4 * scale + 1e-6
+            )
+    for key, value in plm.state_dict().items():
+        assert torch.equal(value, bare[key]), key
+    assert not any(p.requires_grad for p in plm.parameters())
+    model.detach()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_modules": ["nothing"]}, "LORA with .* cannot be put on this PLM"),
+        ({"r": -1}, "cannot be put on this PLM"),
+        ({"layers": [0], "target_modules": ["encoder.layer.1.attention.self.query"]}, "changes no"),
+    ],
+)
+def test_what_peft_refuses_is_said(build_plm: Any, options: dict[str, Any], message: str) -> None:
+    model = AdaptedModel(build_plm("bert", dtype=torch.float32))
+    with pytest.raises(ConfigError, match=message):
+        model.add_adapter("a", PeftAdapter(method="peft", tuner="LORA", **options), 2)
+    assert "a" not in model.adapters
+
+
+def test_counts_of_method_md() -> None:
+    """Of roberta-large, on query and value, without the classifier."""
+    from transformers import RobertaConfig, RobertaModel
+
+    shape = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+    with torch.device("meta"):
+        plm = RobertaModel(RobertaConfig(intermediate_size=4096, **shape))
+    model = AdaptedModel(plm)
+    for number, (tuner, options, count) in enumerate(
+        [
+            ("LORA", {"r": 1}, 98_304),
+            ("LORA", {"r": 8}, 786_432),
+            ("HRA", {"r": 2, "target_modules": ["query", "value"]}, 98_304),
+            ("MISS", {"r": 2, "target_modules": ["query", "value"]}, 98_304),
+            ("LN_TUNING", {}, 100_352),
+        ]
+    ):
+        config = PeftAdapter(method="peft", tuner=tuner, **options)
+        model.add_adapter(str(number), config)
+        assert model.counts(str(number)).adapter == count, tuner

@@ -1,0 +1,120 @@
+"""Adapter: what one trial trains beside a frozen PLM, by any method, with its classifier."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tinyattn.adapters.attention import TinyAttention
+from tinyattn.adapters.bottleneck import Bottleneck
+from tinyattn.adapters.replaced import (
+    Modules,
+    first_call,
+    own_parameters,
+    replaced_modules,
+)
+from tinyattn.compat.deepspeed_compat import whole_size
+from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig
+from tinyattn.plms.families import layer_calls, select_layers
+
+CLASSIFIER_INIT = 0.02
+"""Standard deviation of a new classifier's weights, as in transformers."""
+
+
+class Adapter(nn.Module):
+    """An adapter and its classifier; a method acts on the PLM in one of two ways.
+
+    Tiny attention and bottlenecks add a module's output at a layer call: `by_call`. The others
+    change modules of the PLM: `replaced` has those that run in their place.
+
+    It is trained, saved and switched as a whole; its state dict is the content of an adapter file.
+    With `share_layers` all calls use one module, which is stored once, under the first call's
+    index.
+
+    Attributes:
+        calls: indices of the layer calls that have a module of `by_call`.
+        first_call: index of the first layer call that it changes; the number of calls if none.
+        replaced: modules that run in the PLM's place, by path in the base model.
+    """
+
+    def __init__(
+        self, plm: PreTrainedModel, config: AnyAdapter, num_outputs: int | None, seed: int = 0
+    ) -> None:
+        super().__init__()
+        self.config, self.num_outputs = config, num_outputs
+        hidden, total = plm.config.hidden_size, len(layer_calls(plm))
+        generator = torch.Generator().manual_seed(seed)
+        self.layers, self.calls = nn.ModuleDict(), list[int]()
+        # Not modules of this one: most of their weights are the PLM's.
+        self._held: tuple[Modules] = ({},)
+        if isinstance(config, AdapterConfig | BottleneckConfig):
+            self.calls = select_layers(config.layers, total)
+            for index in self.calls[:1] if self._is_shared else self.calls:
+                module = _module_of(config, hidden)
+                module.reset_parameters(generator)
+                self.layers[str(index)] = module
+            self.first_call = self.calls[0] if self.calls else total
+        else:
+            self._held = (replaced_modules(plm, config, seed),)
+            self.tuned = nn.ParameterDict(own_parameters(self.replaced))
+            self.first_call = first_call(plm, list(self.replaced))
+        self.classifier = None if num_outputs is None else nn.Linear(hidden, num_outputs)
+        if self.classifier is not None:
+            nn.init.normal_(self.classifier.weight, std=CLASSIFIER_INIT, generator=generator)
+            nn.init.zeros_(self.classifier.bias)
+
+    @property
+    def _is_shared(self) -> bool:
+        return isinstance(self.config, AdapterConfig) and self.config.share_layers
+
+    @property
+    def replaced(self) -> Modules:
+        """Modules that run in the PLM's place, by path in the base model."""
+        return self._held[0]
+
+    def by_call(self) -> dict[int, nn.Module]:
+        """Return {index of a layer call: its module}, of the calls that have one."""
+        shared = self._is_shared and self.calls
+        return {index: self.layers[str(self.calls[0] if shared else index)] for index in self.calls}
+
+    def drop_by(self, keys: Tensor | None) -> None:
+        """Set the dropout keys of the next pass: [modules, B], one for each module and row.
+
+        None: they are drawn from torch's global generator.
+        """
+        for number, module in enumerate(self.layers.values()):
+            module.row_keys = None if keys is None else keys[number]  # type: ignore[assignment]
+
+    def num_parameters(self) -> tuple[int, int]:
+        """Return the numbers of parameters of the adapter and of its classifier."""
+        classifier = 0 if self.classifier is None else _count(self.classifier)
+        return _count(self) - classifier, classifier
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move also what replaced modules have beside parameters, as VeRA's fixed projections."""
+        super().to(*args, **kwargs)
+        for module in self.replaced.values():
+            for part in module.modules():
+                for name, buffer in list(part.named_buffers(recurse=False)):
+                    setattr(part, name, buffer.to(*args, **kwargs))
+        return self
+
+
+def _module_of(config: AdapterConfig | BottleneckConfig, hidden: int) -> TinyAttention | Bottleneck:
+    if isinstance(config, BottleneckConfig):
+        return Bottleneck(hidden, config.r, config.activation, norm=config.norm, bias=config.bias)
+    return TinyAttention(
+        hidden,
+        config.num_heads,
+        config.head_dim,
+        norm=config.norm,
+        bias=config.bias,
+        dropout=config.dropout,
+    )
+
+
+def _count(module: nn.Module) -> int:
+    return sum(map(whole_size, module.parameters()))

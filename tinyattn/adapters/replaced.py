@@ -1,0 +1,202 @@
+"""Replaced modules: modules of a trial's own that run in the place of modules of the shared PLM.
+
+LoRA, IA3 and most other methods change what a leaf module of the PLM computes. The PLM itself
+stays untouched, so that other trials share it: a trial has a skeleton of it, which shares its
+weights, and the modules of the skeleton that a method changed run in the PLM's place, on this
+trial's tokens.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tinyattn.compat.torch_compat import skeleton_of
+from tinyattn.config import PeftAdapter, UnfrozenConfig
+from tinyattn.errors import ConfigError, PlmError
+from tinyattn.plms.families import layer_calls, select_layers
+
+Modules = dict[str, nn.Module]
+"""{path of a leaf module in the base model: the module that runs in its place}."""
+
+
+def replaced_modules(
+    plm: PreTrainedModel, config: PeftAdapter | UnfrozenConfig, seed: int
+) -> Modules:
+    """Return the modules of a fresh trial that run in the PLM's place.
+
+    Only their own parameters need gradients; those of the PLM in them are shared, not copied.
+
+    Args:
+        plm: the PLM.
+        config: the method.
+        seed: seed of initial weights.
+
+    Raises:
+        ConfigError: the method cannot be put on this PLM.
+        PlmError: the PLM lacks a layer that `config.layers` names.
+    """
+    base: Any = plm.base_model
+    chosen = _chosen(plm, config.layers)
+    leaves = [path for path in _leaves(base) if chosen is None or _is_in(path, chosen)]
+    if not leaves:
+        return {}
+    if isinstance(config, PeftAdapter):
+        found = _tuned(base, config, leaves, seed)
+    else:
+        found = _unfrozen(base, config, leaves)
+    for module in found.values():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.float32)
+    if base.dtype == torch.float32:
+        return found
+    return {
+        path: InFp32(module, base.dtype) if _is_in_fp32(module) else module
+        for path, module in found.items()
+    }
+
+
+def first_call(plm: PreTrainedModel, paths: Sequence[str]) -> int:
+    """Return the index of the first layer call that runs one of these modules; 0 if one is in none.
+
+    The output of all calls before it is the same for every trial.
+    """
+    named = {id(module): path for path, module in plm.base_model.named_modules()}
+    calls = [named[id(layer)] for layer in layer_calls(plm)]
+    found = [
+        next((n for n, layer in enumerate(calls) if path.startswith(f"{layer}.")), 0)
+        for path in paths
+    ]
+    return min(found, default=len(calls))
+
+
+class InFp32(nn.Module):
+    """A module whose weights are fp32 in a PLM of another number format."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.module, self.dtype = module, dtype
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Run the module on x, or on ids, and return its result in the PLM's format."""
+        x = x.to(torch.float32) if x.is_floating_point() else x
+        return self.module(x, *args, **kwargs).to(self.dtype)
+
+
+def _is_in_fp32(module: nn.Module) -> bool:
+    """Whether the matrices of a module are fp32, so that its input must be so too."""
+    return all(p.dtype == torch.float32 for p in module.parameters() if p.ndim > 1)
+
+
+def _chosen(plm: PreTrainedModel, layers: Any) -> list[str] | None:
+    """Return the paths of the layers in which modules may be replaced; None: everywhere."""
+    calls = layer_calls(plm)
+    indices = select_layers(layers, len(calls))
+    if layers == "all":
+        return None
+    if indices and len(set(calls)) < len(calls):
+        raise PlmError(
+            f"adapter.layers is {layers}, and this PLM calls a layer several times: allowed are "
+            "all and none with a method that changes its modules"
+        )
+    named = {id(module): path for path, module in plm.base_model.named_modules()}
+    return [named[id(calls[index])] for index in indices]
+
+
+def _is_in(path: str, layers: Sequence[str]) -> bool:
+    return any(path.startswith(f"{layer}.") for layer in layers)
+
+
+@torch.no_grad()
+def _leaves(base: Any) -> list[str]:
+    """Return the paths of modules without modules of their own that run in a pass.
+
+    A pooler's output is not used. A module whose weights its parent reads by itself, as that of
+    DeBERTa's relative positions, never runs, so another could not run in its place.
+    """
+    skeleton, ran = skeleton_of(base), set[str]()
+    named = {
+        path: module
+        for path, module in skeleton.named_modules()
+        if path and not list(module.children()) and "pooler" not in path.split(".")
+    }
+    for path, module in named.items():
+        module.register_forward_hook(lambda *_, path=path: ran.add(path))
+    ids = torch.arange(4, device=base.device)[None] % base.config.vocab_size
+    try:
+        skeleton.eval()(input_ids=ids)
+    except (RuntimeError, NotImplementedError, ValueError):  # weights that are on no device
+        return [*named]
+    return [path for path in named if path in ran]
+
+
+def _tuned(base: PreTrainedModel, config: PeftAdapter, leaves: Sequence[str], seed: int) -> Modules:
+    """Return the modules that a tuner of peft changed, on a skeleton of the PLM."""
+    from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType, get_peft_model
+
+    skeleton = skeleton_of(base)
+    options = dict(config.options)
+    if config.tuner == "LN_TUNING":  # peft knows its modules by name in no PLM
+        norms = [path for path in leaves if _is_norm(base.get_submodule(path))]
+        options.setdefault("target_modules", norms)
+    kind = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(config.tuner)]
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on weights it cannot name in a model card of its own
+        torch.manual_seed(seed)
+        try:
+            get_peft_model(skeleton, kind(**options)).eval()
+        except (TypeError, ValueError, KeyError, RuntimeError) as error:
+            raise ConfigError(
+                f"adapter: {config.tuner} with {options or 'its defaults'} cannot be put on this "
+                f"PLM ({base.config.model_type}): {error}"
+            ) from None
+    found = {path: skeleton.get_submodule(path) for path in leaves}
+    changed = {
+        path: module
+        for path, module in found.items()
+        if any(parameter.requires_grad for parameter in module.parameters())
+    }
+    if not changed:
+        raise ConfigError(
+            f"adapter: {config.tuner} with {options or 'its defaults'} changes no module of layers "
+            f"{config.layers} of this PLM ({base.config.model_type}); set target_modules"
+        )
+    return changed
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _unfrozen(base: nn.Module, config: UnfrozenConfig, leaves: Sequence[str]) -> Modules:
+    """Return copies of leaf modules whose biases, or all of whose weights, are the trial's own."""
+    found: Modules = {}
+    for path in leaves:
+        module = skeleton_of(base.get_submodule(path))
+        weights = dict(module.named_parameters(recurse=False))
+        own = [name for name in weights if config.method == "full" or name == "bias"]
+        for name, weight in weights.items():
+            if name in own:
+                setattr(module, name, nn.Parameter(weight.detach().clone()))
+            elif base.dtype != torch.float32:  # a product has one number format
+                copied = weight.detach().to(torch.float32)
+                setattr(module, name, nn.Parameter(copied, requires_grad=False))
+        if own:
+            found[path] = module
+    return found
+
+
+def own_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    """Return the parameters that are the trial's own, by path; names have `/` for `.`."""
+    return {
+        f"{path}.{name.removeprefix('module.')}".replace(".", "/"): parameter
+        for path, module in modules.items()
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
