@@ -116,7 +116,9 @@ def run_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) ->
                 refuse_taken(name, workspace)
         definition.write(workspace.path_of(suite.name))  # first: see clear_unbegun
         for member in suite.members:
-            origin = Origin(file=member.file, overrides=dict(member.overrides))
+            origin = None
+            if member.file:
+                origin = Origin(file=member.file, overrides=dict(member.overrides))
             own = Definition.of(member.sweep, facts[member.name], origin)
             own.write(workspace.path_of(member.sweep.name))
         return _Running(definition, sweeps, facts, workspace, release).run()
@@ -365,7 +367,10 @@ def _of_all(made: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:
             faults[member] = error
     if not faults:
         return found
-    lines = [f"{member}: {fault}" for member, fault in faults.items()]
+    of_each: dict[str, list[str]] = {}
+    for member, fault in faults.items():  # a PLM that is missing is said once
+        of_each.setdefault(str(fault), []).append(member)
+    lines = [f"{', '.join(members)}: {fault}" for fault, members in of_each.items()]
     if found:
         flags = " ".join(f"--without {member}" for member in faults)
         lines.append(f"mend that, or let the others run without by {flags}")

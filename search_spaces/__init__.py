@@ -48,6 +48,11 @@ def find(short: str) -> Path:
     return _root() / f"{short}.yaml"
 
 
+def base(name: str) -> Path:
+    """Return a file that others extend, by the name it has without its folder."""
+    return _root() / "_base" / f"{name}.yaml"
+
+
 def suite(name: str) -> list[str]:
     """Return the short names of the sweeps of a suite, as in `glue`.
 

@@ -48,6 +48,7 @@ ROOMS = {
         "registry",
         "sweep",
         "suite",
+        "comparison",
         "single_trial",
         "cli",
         "api",

@@ -132,13 +132,12 @@ TUNERS: dict[str, frozenset[str]] = {
     "ROAD": frozenset({"variant", "group_size", "target_modules"}),
     "LOHA": frozenset({"r", "alpha", "target_modules"}),
     "LOKR": frozenset({"r", "alpha", "target_modules"}),
-    "OFT": frozenset({"r", "oft_block_size", "target_modules"}),
+    "OFT": frozenset({"oft_block_size", "target_modules"}),
     "BOFT": frozenset(
         {"boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "target_modules"}
     ),
     "FOURIERFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
     "WAVEFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
-    "SHIRA": frozenset({"r", "random_seed", "target_modules"}),
     "C3A": frozenset({"block_size", "target_modules"}),
     "RANDLORA": frozenset({"r", "projection_prng_key", "target_modules"}),
     "VBLORA": frozenset({"r", "num_vectors", "vector_length", "topk", "target_modules"}),

@@ -21,6 +21,7 @@ import click
 from cluster.settings import set_before_ray
 from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
+from orchestrator.cli.compare import compare
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.sweeps import sweep
 from orchestrator.driver.signals import end_by_exception
@@ -117,5 +118,6 @@ def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: P
 
 main.add_command(sweep)
 main.add_command(cluster)
+main.add_command(compare)
 for _verb in VERBS:
     main.add_command(_verb)

@@ -69,6 +69,9 @@ def finalize_suite(
     workspace: Workspace,
     say: Callable[[str], None] = lambda line: None,
     typed: Sequence[str] = (),
+    *,
+    grows_heads: bool = True,
+    go_on: str | None = None,
 ) -> dict[str, Verdict | TinyAttnError]:
     """Finalize the sweeps of a suite together: their finalists share the machines, then their
     experts do; Ray must be running.
@@ -79,6 +82,8 @@ def finalize_suite(
         workspace: where they are kept.
         say: takes progress messages while no trial runs.
         typed: as in `finalize`.
+        grows_heads: whether experts are made of the best heads, after the fresh seeds.
+        go_on: the command that goes on where it is interrupted; None: `finalize NAME`.
 
     Returns:
         A verdict for each sweep, or what it failed by, which leaves the others going.
@@ -88,11 +93,11 @@ def finalize_suite(
         TinyAttnError: what concerns all sweeps failed.
     """
     tracker = workspace.tracker()
-    go_on = shlex.join(["finalize", name, *typed])
+    go_on = go_on or shlex.join(["finalize", name, *typed])
     with ExitStack() as locks:
         for one in (name, *(sweep.name for sweep in sweeps.values())):
             locks.enter_context(workspace.lock(one, go_on))
-        return _finalized(sweeps, workspace, tracker, go_on, say, name)
+        return _finalized(sweeps, workspace, tracker, go_on, say, name, grows_heads)
 
 
 def _finalized(
@@ -102,6 +107,7 @@ def _finalized(
     go_on: str,
     say: Callable[[str], None],
     suite: str | None,
+    grows_heads: bool = True,
 ) -> dict[str, Verdict | TinyAttnError]:
     """Finalize sweeps, given by their names within a suite, while their locks are held.
 
@@ -127,7 +133,8 @@ def _finalized(
     with all_closed_in_any_case(openers, go_on, outcomes) as opened:
         for one, runs in zip(ready.values(), opened, strict=True):
             one.runs = runs
-        for step in (Finalizing.finalists, Finalizing.experts):
+        steps = [Finalizing.finalists, Finalizing.experts]
+        for step in steps if grows_heads else steps[:1]:
             _run_together(step, ready, found, workspace, suite)
         for label, one in ready.items():
             if label not in found:

@@ -62,7 +62,8 @@ def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None)
     def may_repeat(trial: Trial) -> bool:
         adapter = sweep.trial_config(trial.params).adapter
         is_wide = isinstance(adapter, AdapterConfig) and adapter.num_heads > 1
-        return not is_wide and adapter.layers != "none"
+        is_baseline = adapter.layers == "none" and sweep.train.adapter.layers != "none"
+        return not is_wide and not is_baseline
 
     found = [trial for trial in candidates(ended, standing_of) if may_repeat(trial)]
     if not found:
@@ -203,8 +204,8 @@ class Finalizing:
 
     def _take_finalists(self, ended: list[Trial]) -> None:
         done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-        alone = _by_mean([trial for trial in done if is_alone(trial.params)])
-        groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
+        alone = by_mean([trial for trial in done if is_alone(trial.params)])
+        groups = by_mean([trial for trial in done if not is_alone(trial.params)])
         if not groups:
             raise TinyAttnError("no finalist completed; the runs in MLflow say why")
         winner = max(groups[0], key=lambda trial: trial.last.best_score)
@@ -438,7 +439,7 @@ class Finalizing:
         )
 
 
-def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
+def by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
     """Group trials that differ only in their seed; the group with the best mean is first."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:

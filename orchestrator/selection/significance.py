@@ -234,7 +234,7 @@ def paired_test(
     # A permutation whose metric is undefined counts against the newcomer.
     as_large = (
         ~(metric.leads(new, old, labels, swaps) < lead - _SAME)
-        for swaps in _swaps([new], old, groups, permutations, every=every)
+        for swaps in swaps_of([new], old, groups, permutations, every=every)
     )
     p_value = _counted(as_large, every, permutations, None if every else level, say)
     return PairedTest(new_score, old_score, p_value)
@@ -316,7 +316,7 @@ def max_t_test(
     lead = np.array([metric(new, labels) - metric(old, labels) for new in candidates])
     permuted = [
         np.stack([metric.leads(new, old, labels, swaps) for new in candidates], axis=1)
-        for swaps in _swaps(candidates, old, groups, permutations)
+        for swaps in swaps_of(candidates, old, groups, permutations)
     ]
     leads = np.concatenate([lead[None], *permuted])  # the observed one is a permutation too
     spread = np.sqrt((leads**2).mean(axis=0))
@@ -325,7 +325,7 @@ def max_t_test(
     return np.array([(most >= seen - _SAME).mean() for seen in leads[0]])
 
 
-def _swaps(
+def swaps_of(
     candidates: Sequence[np.ndarray],
     old: np.ndarray,
     groups: np.ndarray | None,

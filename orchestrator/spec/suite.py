@@ -79,7 +79,7 @@ class Member:
     sweep: Sweep
     """The sweep, whose name is `SUITE-rte`."""
     file: str
-    """Where it was read from: a short name or an absolute path."""
+    """Where it was read from: a short name or an absolute path; empty: it was made in code."""
     overrides: Mapping[str, Json]
     """All overrides that it was read with, by dotted key."""
     weight: float = 1.0

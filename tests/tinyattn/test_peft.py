@@ -30,7 +30,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "BOFT": {"boft_block_size": 4},
     "FOURIERFT": {"n_frequency": 50},
     "WAVEFT": {"n_frequency": 50},
-    "SHIRA": {"r": 2},
     "C3A": {"block_size": 8},
     "RANDLORA": {"r": 4},
     "VBLORA": {"r": 2, "num_vectors": 8, "vector_length": 4, "topk": 2},

@@ -1,0 +1,87 @@
+"""The verb `compare`: which small method is best for a task, at equal parameters and equal care."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import click
+from rich.console import Console
+
+from orchestrator.cli.common import (
+    Places,
+    echo,
+    import_option,
+    imported,
+    next_command,
+    place_options,
+    ray_of,
+    workspace_of,
+)
+from tinyattn.collector import imports_uncollected
+from tinyattn.config import parse_overrides
+
+
+@click.command()
+@click.argument("task")
+@click.argument("overrides", nargs=-1)
+@click.option("--plm", default="minilm", show_default=True, help="Name or folder of the PLM.")
+@click.option(
+    "--methods",
+    default="tiny,lora,bottleneck,ia3,ln,classifier",
+    show_default=True,
+    help="What is compared, by commas.",
+)
+@click.option(
+    "--params", type=click.IntRange(1), help="Parameters of each, without the classifier; 4 H L."
+)
+@click.option("--trials", type=click.IntRange(1), default=8, show_default=True, help="Of each.")
+@click.option("--name", help="Name of the comparison; `compare-TASK` without.")
+@import_option
+@place_options
+def compare(
+    task: str,
+    overrides: tuple[str, ...],
+    plm: str,
+    methods: str,
+    params: int | None,
+    trials: int,
+    name: str | None,
+    places: Places,
+) -> None:
+    """Compare small methods on a task: equal parameters, equal search, winners on fresh seeds.
+
+    The same command goes on where it was interrupted, and with more --trials it searches further.
+    Overrides are for all methods alike: epochs=2 max_train_rows=2000 finalize.seeds=5
+    """
+    chosen = parse_overrides(overrides)
+
+    with imports_uncollected():
+        from orchestrator.comparison.judging import judge
+        from orchestrator.comparison.methods import one_head_size, sized_methods
+        from orchestrator.comparison.run import prepare_comparison, search_and_finalize
+        from orchestrator.comparison.suite import comparison_suite
+        from orchestrator.comparison.table import keep, render
+
+    size = params or one_head_size(plm)
+    sized = sized_methods(plm, [word.strip() for word in methods.split(",")], size)
+    name = name or f"compare-{task.rpartition('/')[2].removesuffix('.yaml')}"
+    suite = comparison_suite(name, task, plm, sized, {**chosen, "search.trials": trials})
+    suite = suite.with_imports(imported())
+    for method in sized:
+        share = "a reference" if method.is_reference else f"{method.parameters / size - 1:+.1%}"
+        echo(f"{method.name:12} {method.parameters:>12,} parameters, {share}")
+    workspace = workspace_of(places)
+    words = [task, *overrides, "--methods", methods, "--plm", plm, "--name", name]
+    words += ["--trials", str(trials), *(["--params", str(params)] if params else [])]
+    prepared = prepare_comparison(suite, workspace)
+    with ray_of(places.on):
+        search_and_finalize(prepared, workspace, echo, shlex.join(["compare", *words]))
+    sweeps = {member.name: member.sweep for member in suite.members}
+    found = judge(sweeps, workspace, echo)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for part in render(found, size):
+        console.print(part)
+    for path in keep(found, size, workspace.path_of(name)):
+        echo(f"kept: {path}")
+    echo(f"next: {next_command(f'tinyattn report {name}')}")

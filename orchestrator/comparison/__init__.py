@@ -1,0 +1,1 @@
+"""Comparison of adaptation methods at equal parameters, equal search and fresh seeds."""

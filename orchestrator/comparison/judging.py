@@ -1,0 +1,232 @@
+"""Judging: what the winners of a comparison score on held-out rows, and which of them differ.
+
+Each method's best configuration has run on fresh seeds. Two methods are compared by the mean of
+their scores over the seeds. If they were equally good, their outputs on a row could be swapped, for
+all seeds at once; so the test swaps groups of rows at random and counts how often the difference is
+as large as the observed one. Several pairs are tested, so p is corrected by Holm's method ("A
+Simple Sequentially Rejective Multiple Test Procedure", 1979).
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from orchestrator.comparison.methods import REFERENCES
+from orchestrator.selection.collapsing import Loaded
+from orchestrator.selection.finalizing import by_mean
+from orchestrator.selection.significance import PERMUTATIONS, Metric, primary_metric, swaps_of
+from orchestrator.spec.config import Sweep
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.trial import Trial, is_alone
+from orchestrator.state.checkpoint_store import best_adapter
+from orchestrator.state.event_log import read_event_log
+from orchestrator.state.workspace import Workspace
+from tinyattn.batching.batches import groups_of, labels_of
+from tinyattn.errors import TinyAttnError
+from tinyattn.training.model_cache import ModelCache
+
+LEVEL = 0.05
+"""Level of the tests, of all pairs together."""
+_SAME = 1e-9
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A method's best configuration on fresh seeds."""
+
+    name: str
+    parameters: int
+    """Parameters without the classifier."""
+    select: list[float]
+    """Score of each seed on the selection rows."""
+    heldout: list[float]
+    """Score of each seed on the rows that chose nothing; on the selection rows where there are
+    none, as by protocol `paper`."""
+    outputs: list[np.ndarray]
+    """Outputs of each seed on these rows, [N, C]."""
+    seconds: float
+    """Mean seconds of a seed's training."""
+    row_seconds: float
+    """Seconds of a prediction, in passes of many rows."""
+    trials: int
+    """Trials of its search that ended."""
+    evaluations: int
+    """Evaluations of its search."""
+
+    @property
+    def mean(self) -> float:
+        """Mean score over the seeds."""
+        return statistics.mean(self.heldout)
+
+    @property
+    def std(self) -> float:
+        """Standard deviation of the score over the seeds."""
+        return statistics.stdev(self.heldout) if len(self.heldout) > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two methods of the match, the better one first."""
+
+    better: str
+    worse: str
+    lead: float
+    """Difference of their mean scores."""
+    p_value: float
+    """Two-sided, of this pair by itself."""
+    corrected: float
+    """The same, corrected for the number of pairs."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a comparison."""
+
+    metric: str
+    rows: int
+    """Rows that judge."""
+    judges: str
+    """Which rows these are: `held-out` or `selection`."""
+    methods: list[Judged]
+    pairs: list[Pair]
+    shows: float
+    """Least difference that so many rows and seeds show in four of five cases, at the level."""
+
+
+def judge(
+    sweeps: Mapping[str, Sweep], workspace: Workspace, say: Callable[[str], None]
+) -> Comparison:
+    """Judge the winners of a comparison, whose searches and fresh seeds have ended.
+
+    Args:
+        sweeps: by the names of their methods.
+        workspace: where they are kept.
+        say: takes progress messages.
+
+    Raises:
+        TinyAttnError: a method has no finalist that completed.
+    """
+    model_cache = ModelCache(workspace.data_dir)
+    first = next(iter(sweeps.values()))
+    data = model_cache.data(first.train)
+    rows = data.heldout or data.select
+    metric, labels, groups = primary_metric(data.task), labels_of(rows), groups_of(rows)
+    found: list[Judged] = []
+    for number, (name, sweep) in enumerate(sweeps.items(), 1):
+        say(f"judging {name}, method {number} of {len(sweeps)}")
+        found.append(_judged(name, sweep, workspace, model_cache, metric))
+    match = [one for one in found if one.name not in REFERENCES]
+    tests = [
+        (one, other, *_tested(one, other, metric, labels, groups))
+        for one, other in itertools.combinations(match, 2)
+    ]
+    corrected = holm([p for _, _, p, _ in tests])
+    pairs = [
+        Pair(*_in_order(one, other), abs(one.mean - other.mean), p, fixed)
+        for (one, other, p, _), fixed in zip(tests, corrected, strict=True)
+    ]
+    # Power of 80 % at the level: (1.96 + 0.84) standard errors.
+    spread = [error for _, _, _, error in tests]
+    return Comparison(
+        data.task.metrics[0],
+        len(labels),
+        "held-out" if data.heldout is not None else "selection",
+        found,
+        pairs,
+        2.8 * statistics.mean(spread) if spread else 0.0,
+    )
+
+
+def finalists_of(folder: Path) -> list[Trial]:
+    """Return the newest finalists of a sweep's winner, one for each fresh seed."""
+    logs = sorted(folder.glob("finalists-*.jsonl"), key=lambda path: path.stat().st_mtime)
+    ended = read_event_log(logs[-1]).values() if logs else []
+    done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
+    groups = by_mean([trial for trial in done if not is_alone(trial.params)])
+    return groups[0] if groups else []
+
+
+def _judged(
+    name: str, sweep: Sweep, workspace: Workspace, model_cache: ModelCache, metric: Metric
+) -> Judged:
+    folder = workspace.path_of(sweep.name)
+    group = finalists_of(folder)
+    if not group:
+        raise TinyAttnError(f"{name}: no finalist completed; the runs in MLflow say why")
+    group = sorted(group, key=lambda trial: str(trial.params.get("seed")))
+    store = workspace.checkpoints(sweep.name)
+    outputs, scores, seconds = [], [], 0.0
+    for trial in group:
+        adapter = best_adapter(store, trial)
+        if adapter is None:
+            raise TinyAttnError(f"{name}: the adapter of {trial.name} is not there")
+        config = sweep.trial_config(trial.params)
+        data = model_cache.data(config)
+        rows = data.heldout or data.select
+        with Loaded(adapter, config, model_cache) as loaded:
+            parameters = loaded.counts().adapter
+            begin = time.perf_counter()
+            outputs.append(loaded.outputs(rows))
+            seconds += time.perf_counter() - begin
+        scores.append(metric(outputs[-1], labels_of(rows)))
+    searched = [t for t in read_event_log(folder / "search.jsonl").values() if t.outcome]
+    return Judged(
+        name,
+        parameters,
+        [trial.last.best_score for trial in group],
+        scores,
+        outputs,
+        statistics.mean(trial.seconds for trial in group),
+        seconds / sum(map(len, outputs)),
+        len(searched),
+        sum(trial.evaluations for trial in searched),
+    )
+
+
+def _in_order(one: Judged, other: Judged) -> tuple[str, str]:
+    return (one.name, other.name) if one.mean >= other.mean else (other.name, one.name)
+
+
+def _tested(
+    one: Judged, other: Judged, metric: Metric, labels: np.ndarray, groups: np.ndarray | None
+) -> tuple[float, float]:
+    """Return the two-sided p of a pair, and the standard error of its difference.
+
+    Seeds are paired in their order; a permutation swaps a group of rows for all of them.
+    """
+    seeds = list(zip(one.outputs, other.outputs, strict=False))
+    lead = statistics.mean(metric(a, labels) - metric(b, labels) for a, b in seeds)
+    leads = np.concatenate(list(_leads(seeds, metric, labels, groups)))
+    as_large = np.abs(leads) >= abs(lead) - _SAME
+    as_large |= ~np.isfinite(leads)  # counts against a difference
+    p_value = (1 + int(as_large.sum())) / (1 + len(leads))
+    return p_value, float(np.nanstd(leads))
+
+
+def _leads(
+    seeds: Sequence[tuple[np.ndarray, np.ndarray]],
+    metric: Metric,
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+) -> Iterator[np.ndarray]:
+    """Yield the mean lead over seeds after permutations, a few at a time."""
+    stacked = [np.stack([pair[side] for pair in seeds], axis=1) for side in (0, 1)]
+    for swaps in swaps_of([stacked[0]], stacked[1], groups, PERMUTATIONS):
+        yield np.mean([metric.leads(a, b, labels, swaps) for a, b in seeds], axis=0)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected by Holm's method, in their order."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    found, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        found[index] = highest
+    return found

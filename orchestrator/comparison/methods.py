@@ -1,0 +1,164 @@
+"""Methods of a comparison: the settings of each at a wanted number of parameters.
+
+The number counts what is trained beside the PLM, without the classifier, which all have alike. Some
+methods have a size of their own (`REFERENCES`): they stand beside the match, not in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from orchestrator.spec.values import Json
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.config import TUNERS, TrainConfig
+from tinyattn.errors import ConfigError, TinyAttnError, UsageError, did_you_mean
+from tinyattn.plms.families import family_of, layer_calls, submodule
+from tinyattn.plms.loading import empty_plm
+from tinyattn.plms.transformers_compat import product_weight
+
+REFERENCES = ("classifier", "bitfit", "full")
+"""Methods whose size is their own."""
+OTHER = 0.1
+"""Largest difference from the wanted number of parameters, as a share of it."""
+_RATES = (1e-4, 3e-2)
+"""Bounds of the learning rate; those of `full` are as far apart."""
+_FULL_RATES = (1e-6, 3e-4)
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A method with the settings that come nearest to the wanted size."""
+
+    name: str
+    """As the user typed it, such as `lora`."""
+    adapter: Mapping[str, Json]
+    """Its settings: the `adapter` section of a sweep."""
+    parameters: int
+    """Parameters without the classifier."""
+    rates: tuple[float, float]
+    """Bounds of the learning rate that is searched."""
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether its size is its own."""
+        return self.name in REFERENCES
+
+
+def names() -> list[str]:
+    """Return the names of all methods, in the order of the table."""
+    tuners = ["ln" if tuner == "LN_TUNING" else tuner.lower() for tuner in TUNERS]
+    return ["tiny", "bottleneck", *tuners, *REFERENCES]
+
+
+def one_head_size(plm: str) -> int:
+    """Return the parameters of tiny attention with one head and no biases: 4 H a layer."""
+    return _count(empty_plm(plm), {"method": "tiny", "num_heads": 1, "bias": False})
+
+
+def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
+    """Return methods with the settings that come nearest to a number of parameters.
+
+    Args:
+        plm: name or folder of the PLM.
+        wanted: names of methods.
+        params: parameters without the classifier.
+
+    Raises:
+        UsageError: a name is unknown or comes twice, or a method cannot come near: a line each.
+        PlmError: the PLM is missing, or its family is unknown.
+    """
+    known = names()
+    faults = [
+        f"--methods: {name} came{did_you_mean(name, known)}; allowed are {', '.join(known)}"
+        for name in wanted
+        if name not in known
+    ]
+    faults += [f"--methods: {n} came twice" for n in dict.fromkeys(wanted) if wanted.count(n) > 1]
+    if faults:
+        raise UsageError("\n".join(faults))
+    model = empty_plm(plm)
+    found: list[Sized] = []
+    for name in wanted:
+        try:
+            found.append(_sized(model, name, params))
+        except TinyAttnError as error:
+            faults.append(f"--methods: {name}: {error}")
+    if faults:
+        raise UsageError("\n".join(faults))
+    return found
+
+
+def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
+    rates = _FULL_RATES if name == "full" else _RATES
+    if name in REFERENCES:
+        adapter = _reference(name)
+        return Sized(name, adapter, _count(plm, adapter), rates)
+    if name == "ia3":
+        sizes = [_ia3(targets) for targets in _ia3_targets(plm)]
+    elif (settings := _settings(name)).get("knob") is None:
+        sizes = [settings]
+    else:
+        knob = str(settings.pop("knob"))
+        one, two = (_count(plm, {**settings, knob: size}) for size in (1, 2))
+        near = 1 + (params - one) // max(1, two - one)
+        sizes = [{**settings, knob: size} for size in (near, near + 1) if size >= 1]
+        sizes = sizes or [{**settings, knob: 1}]
+    found = [Sized(name, adapter, _count(plm, adapter), rates) for adapter in sizes]
+    best = min(found, key=lambda one: abs(one.parameters - params))
+    if abs(best.parameters - params) > OTHER * params:
+        near_by = ", ".join(f"{one.parameters:,}" for one in found)
+        raise ConfigError(
+            f"{params:,} parameters came, the nearest that it can have on this PLM are {near_by}; "
+            f"allowed is {OTHER:.0%} more or less"
+        )
+    return best
+
+
+def _reference(name: str) -> dict[str, Json]:
+    return {"method": "tiny", "layers": "none"} if name == "classifier" else {"method": name}
+
+
+def _settings(name: str) -> dict[str, Json]:
+    """Return a method's settings without its size, whose key is in `knob` if it has several."""
+    if name == "tiny":
+        return {"method": "tiny", "num_heads": 1, "bias": False, "knob": "head_dim"}
+    if name == "bottleneck":
+        return {"method": "bottleneck", "knob": "r"}
+    tuner = "LN_TUNING" if name == "ln" else name.upper()
+    found: dict[str, Json] = {"method": "peft", "tuner": tuner}
+    return {**found, "knob": "r"} if "r" in TUNERS[tuner] else found
+
+
+def _ia3(targets: list[str]) -> dict[str, Json]:
+    return {
+        "method": "peft",
+        "tuner": "IA3",
+        "target_modules": [*targets],
+        "feedforward_modules": [],
+    }
+
+
+def _ia3_targets(plm: PreTrainedModel) -> Iterator[list[str]]:
+    """Yield lists of attention's products, as peft names them: one of a layer, two, and so on."""
+    layer, family = layer_calls(plm)[0], family_of(plm)
+    attention = submodule(layer, family.attention, plm.base_model)
+    found = [
+        f"{family.attention}.{path}"
+        for path, module in attention.named_modules()
+        if product_weight(module) is not None
+    ]
+    for number in range(1, len(found) + 1):
+        yield found[:number]
+
+
+def _count(plm: PreTrainedModel, adapter: Mapping[str, Json]) -> int:
+    config = TrainConfig.model_validate({"task": "rte", "plm": "minilm", "adapter": adapter})
+    model = AdaptedModel(plm)
+    try:
+        model.add_adapter("count", config.adapter)
+        return model.counts().adapter
+    finally:
+        model.detach()

@@ -1,0 +1,65 @@
+"""The suite of a comparison: one sweep a method, alike in all but what is trained."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import search_spaces
+from orchestrator.comparison.methods import Sized
+from orchestrator.spec.config import resolved
+from orchestrator.spec.suite import Member, Suite
+from orchestrator.spec.values import Json
+from tinyattn.config import set_dotted
+from tinyattn.errors import ConfigError, UsageError
+from tinyattn.files.yaml_files import read_yaml
+
+OWN = ("adapter", "plm", "task", "name")
+"""Sections that `compare` sets by itself."""
+
+
+def comparison_suite(
+    name: str,
+    task: str,
+    plm: str,
+    methods: Sequence[Sized],
+    overrides: Mapping[str, Json],
+) -> Suite:
+    """Return the suite of a comparison, named `name`; its sweeps are `name-METHOD`.
+
+    Each method has the space, trials, evaluations, early stopping, finalists and seeds of
+    search_spaces/_base/compare.yaml; the bounds of the learning rate are equally far apart.
+
+    Args:
+        name: of the suite.
+        task: name or path of the task.
+        plm: name or folder of the PLM.
+        methods: what is compared.
+        overrides: dotted keys and values, for all.
+
+    Raises:
+        ConfigError: a line for each fault.
+        UsageError: an override would make the methods unequal.
+    """
+    for key in overrides:
+        if key.split(".")[0] in OWN or key.startswith("train.adapter"):
+            raise UsageError(f"override {key}: a comparison sets it for each method; leave it out")
+    base = read_yaml(search_spaces.base("compare"))
+    members: list[Member] = []
+    faults: dict[str, None] = {}
+    for method in methods:
+        data = copy.deepcopy(base)
+        data["name"] = f"{name}-{method.name}"
+        set_dotted(data, "train.task", task)
+        set_dotted(data, "train.plm", plm)
+        set_dotted(data, "train.adapter", dict(method.adapter))
+        low, high = method.rates
+        data["space"]["optimizer.lr"] = {"type": "log_uniform", "low": low, "high": high}
+        try:
+            sweep = resolved(data, overrides, "tinyattn compare")
+            members.append(Member(method.name, sweep, "", dict(overrides)))
+        except ConfigError as error:
+            faults |= dict.fromkeys(str(error).splitlines())
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return Suite(name, tuple(members))
