@@ -1,0 +1,66 @@
+"""`tinyattn compare` through the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from glue_files import write_glue
+from live import call, start, wait_for
+from sweep_truth import suite_untruths, untruths
+from tiny_plm import save_tiny_plm
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+METHODS = ("tiny", "lora", "bottleneck", "classifier")
+FEW = (
+    "max_length=32", "max_train_rows=96", "max_select_rows=48", "epochs=2", "finalize.seeds=2",
+)  # fmt: skip
+
+
+def logs(runs: Path) -> dict[str, str]:
+    return {str(path): path.read_text() for path in runs.glob("sweeps/*/*.jsonl")}
+
+
+def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
+    plm = str(save_tiny_plm(tmp_path / "tiny"))
+    write_glue(tmp_path / "data", ["rte"])
+    runs, log = tmp_path / "runs", tmp_path / "log"
+    place = ("--runs", runs, "--data", tmp_path / "data")
+    words = ("rte", *FEW, "--plm", plm, "--methods", ",".join(METHODS), *place)
+    driver = start("compare", *words, "--trials", "2", log=log)
+    wait_for(lambda: log.read_bytes().count(b" evaluation 2/") > 2)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    done = call("compare", *words, "--trials", "2")
+    assert done.exit_code == 0, done.output
+    for method in METHODS:
+        assert untruths(runs, f"compare-rte-{method}", 2) == []
+    assert suite_untruths(runs, "compare-rte") == []
+    kept = json.loads((runs / "sweeps" / "compare-rte" / "comparison.json").read_text())
+    assert [one["name"] for one in kept["methods"]] == [*METHODS]
+    assert [one["trials"] for one in kept["methods"]] == [2] * 4
+    assert len({one["parameters"] for one in kept["methods"][:3]}) == 1
+    assert all(len(one["scores"]) == 2 for one in kept["methods"])
+    assert {(pair["better"], pair["worse"]) for pair in kept["pairs"]} <= {
+        (a, b) for a in METHODS[:3] for b in METHODS[:3]
+    }
+    assert "classifier" in done.stdout.split("277")[0] or "reference" in done.stdout
+    before = logs(runs)
+    again = call("compare", *words, "--trials", "2")
+    assert again.exit_code == 0, again.output
+    assert logs(runs) == before, "nothing is trained twice"
+    other = call("compare", *words, "--trials", "2", "batch_size=8")
+    assert other.exit_code == 2
+    assert "another comparison is called 'compare-rte', with another train of tiny" in other.stderr
+    fewer = call("compare", *words[:-4], "--methods", "tiny,lora", *place)
+    assert fewer.exit_code == 2
+    assert "of tiny, lora, bottleneck, classifier; choose a name with --name" in fewer.stderr
+    more = call("compare", *words, "--trials", "3")
+    assert more.exit_code == 0, more.output
+    for method in METHODS:
+        assert untruths(runs, f"compare-rte-{method}", 3) == []
+    assert os.path.getsize(runs / "sweeps" / "compare-rte" / "comparison.svg") > 1000

@@ -1,0 +1,156 @@
+"""Comparisons: sizes, corrected tests, and what is said; expected numbers are worked out apart."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from orchestrator.comparison import judging
+from orchestrator.comparison.judging import Comparison, Judged, Pair, holm
+from orchestrator.comparison.methods import one_head_size, sized_methods
+from orchestrator.comparison.suite import comparison_suite
+from orchestrator.comparison.table import render, sentences
+from orchestrator.selection.significance import primary_metric
+from tinyattn.errors import ConfigError, UsageError
+from tinyattn.tasks import find_task
+
+
+def test_holm_gives_what_r_gives() -> None:
+    """R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") is 0.03 0.06 0.06 0.02."""
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def judged(name: str, outputs: list[np.ndarray], labels: np.ndarray, count: int = 100) -> Judged:
+    scores = [float((each.argmax(1) == labels).mean()) for each in outputs]
+    return Judged(name, count, scores, scores, outputs, 1.0, 0.001, 3, 9)
+
+
+def drawn(rights: list[list[int]], labels: np.ndarray) -> list[np.ndarray]:
+    """Outputs of each seed that are right where `rights` has a 1."""
+    found = []
+    for right in rights:
+        given = np.where(np.array(right) == 1, labels, 1 - labels)
+        found.append(np.eye(2)[given])
+    return found
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_the_test_swaps_rows_for_all_seeds_at_once(grouped: bool) -> None:
+    """Against all sign flips of each group's mean difference, worked out one by one."""
+    luck = np.random.default_rng(3)
+    labels = luck.integers(0, 2, 12)
+    a, b = (luck.integers(0, 2, (3, 12)).tolist() for _ in range(2))
+    a[0], a[1] = [1] * 12, [1] * 11 + [0]
+    groups = np.arange(12) // 2 if grouped else None
+    one, other = judged("a", drawn(a, labels), labels), judged("b", drawn(b, labels), labels)
+    p_value, error = judging._tested(one, other, primary_metric(find_task("rte")), labels, groups)
+    differences = (np.array(a) - np.array(b)).mean(0)
+    if grouped:
+        differences = differences.reshape(6, 2).sum(1)
+    lead = abs(differences.sum())
+    flips = [
+        abs(np.dot(signs, differences))
+        for signs in itertools.product((-1, 1), repeat=len(differences))
+    ]
+    exact = np.mean([flip >= lead - 1e-9 for flip in flips])
+    assert p_value == pytest.approx(exact, abs=0.02)
+    assert error == pytest.approx(np.sqrt((differences**2).sum()) / 12, rel=0.05)
+
+
+def test_equal_methods_do_not_differ() -> None:
+    labels = np.array([0, 1, 0, 1])
+    same = drawn([[1, 0, 1, 1]], labels)
+    one, other = judged("a", same, labels), judged("b", same, labels)
+    found = judging._tested(one, other, primary_metric(find_task("rte")), labels, None)
+    assert found[0] == 1.0
+
+
+def test_methods_at_one_size() -> None:
+    """On MiniLM (H = 384, 6 layers) one head without biases has 4 H a layer."""
+    assert one_head_size("minilm") == 4 * 384 * 6 == 9216
+    found = sized_methods("minilm", ["tiny", "lora", "bottleneck", "ia3", "ln", "full"], 9216)
+    assert {one.name: one.parameters for one in found[:5]} == {
+        "tiny": 9216,
+        "lora": 9216,
+        "bottleneck": 9216,
+        "ia3": 9216,
+        "ln": 9984,
+    }
+    assert [one.is_reference for one in found] == [False] * 5 + [True]
+    twice = sized_methods("minilm", ["tiny", "lora", "bottleneck", "hra"], 18_000)
+    assert [one.parameters for one in twice] == [18_432] * 4
+    assert [one.adapter.get("r", one.adapter.get("head_dim")) for one in twice] == [2, 2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("names", "params", "message"),
+    [
+        (["tiny", "lorra"], 9216, "lorra came — did you mean 'lora'"),
+        (["tiny", "tiny"], 9216, "tiny came twice"),
+        (["road"], 9216, "9,216 parameters came, the nearest .* are 4,608; allowed is 10%"),
+        (["lora"], 100, "100 parameters came, the nearest .* 9,216"),
+        (["ia3", "lora"], 10**9, "ia3: 1,000,000,000 parameters came"),
+    ],
+)
+def test_methods_that_cannot_be_compared(names: list[str], params: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sized_methods("minilm", names, params)
+
+
+def test_methods_are_alike_in_all_but_what_is_trained() -> None:
+    sized = sized_methods("minilm", ["tiny", "lora", "classifier", "full"], 9216)
+    suite = comparison_suite("c", "rte", "minilm", sized, {"epochs": 2, "search.trials": 5})
+    assert [sweep.name for sweep in suite.sweeps] == ["c-tiny", "c-lora", "c-classifier", "c-full"]
+    widths, rest = set[float](), list[Any]()
+    for sweep in suite.sweeps:
+        data = sweep.model_dump(mode="json")
+        rate = data["space"].pop("optimizer.lr")
+        widths.add(round(rate["high"] / rate["low"], 6))
+        del data["name"], data["train"]["adapter"]
+        rest.append(data)
+    assert widths == {300.0}
+    assert all(each == rest[0] for each in rest)
+    assert rest[0]["search"]["trials"] == 5
+    for key in ("adapter.norm", "plm", "name", "train.adapter.r"):
+        with pytest.raises(UsageError, match="a comparison sets it for each method"):
+            comparison_suite("c", "rte", "minilm", sized, {key: "x"})
+    with pytest.raises(ConfigError) as error:
+        comparison_suite("c", "rte", "minilm", sized, {"epochs": 0})
+    assert len(str(error.value).splitlines()) == 1
+
+
+def comparison(p: float) -> Comparison:
+    labels = np.array([0, 1, 0, 1])
+    methods = [
+        judged("tiny", drawn([[1, 1, 1, 0]], labels), labels),
+        judged("lora", drawn([[1, 1, 0, 0]], labels), labels, 110),
+        judged("classifier", drawn([[1, 0, 0, 0]], labels), labels, 0),
+    ]
+    pairs = [Pair("tiny", "lora", 0.25, p, p)]
+    return Comparison("accuracy", 4, "held-out", methods, pairs, 0.053)
+
+
+def test_the_table_and_what_it_shows() -> None:
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    for part in render(comparison(0.01), 100):
+        console.print(part)
+    text = console.export_text()
+    rows = [line for line in text.splitlines() if "│" in line]
+    assert [row.split("│")[1].strip() for row in rows] == ["tiny", "lora", "classifier"]
+    assert "+10.0%" in rows[1]
+    assert "reference" in rows[2]
+    assert "tiny is better than lora by 25.00 points (p = 0.01, corrected for 1 pairs)." in text
+    assert "show a difference of about 5.3 points" in text
+
+
+def test_what_is_not_shown_is_said() -> None:
+    said = " ".join(sentences(comparison(0.3)))
+    assert "No difference between methods of this size is shown" in said
+    assert "that tiny leads may be luck" in said
+    assert "is better than" not in said
