@@ -204,11 +204,13 @@ def predict_cost(
     activations = micro * config.max_length * layers * per_token * size / 2
     trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
     parts = sweep.resources.ranks if config.zero_stage == 3 else 1
+    each = 6 if config.adapter.method == "full" else 4
     return Cost(
         counts=counts,
         memory_gb=(counts.plm * size / parts + activations + 16 * counts.trainable) / 1e9,
-        # Operations a weight: 2 forward, 2 backward for the activations, none for frozen weights.
-        trial_pflop=body * (4 * trained + 2 * scored) / 1e15,
+        # Operations a weight: 2 forward, 2 backward for the activations, none for frozen weights
+        # but 2 for those that are trained.
+        trial_pflop=body * (each * trained + 2 * scored) / 1e15,
     )
 
 

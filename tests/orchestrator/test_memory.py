@@ -169,7 +169,11 @@ def test_what_did_not_fit_is_halved_until_it_may(tmp_path: Path) -> None:
     assert rows_that_fit(CONFIG, path) == 12
     assert rows_that_fit(CONFIG.with_overrides({"micro_batch_size": 8}), path) == 8
     assert rows_that_fit(CONFIG.with_overrides({"batch_size": 16}), path) == 16
-    for other in ({"max_length": 256}, {"plm": "roberta-base"}, {"precision": "bf16"}):
+    lora = {"adapter.method": "peft", "adapter.tuner": "LORA"}
+    for other in (
+        {"max_length": 256}, {"plm": "roberta-base"}, {"precision": "bf16"}, lora,
+        {"adapter.method": "full"},
+    ):  # fmt: skip
         assert rows_that_fit(CONFIG.with_overrides(other), path) == 48
     assert rows_that_fit(CONFIG.with_overrides({"seed": 3, "adapter.num_heads": 4}), path) == 12
     path.write_text(path.read_text().replace(device_name(), "NVIDIA RTX A4000 16 GiB"))
