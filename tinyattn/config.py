@@ -19,8 +19,10 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    SerializerFunctionWrapHandler,
     Tag,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
@@ -83,6 +85,14 @@ class AdapterConfig(StrictModel):
     """PLM layers that get an adapter: all, none (classifier alone), top-N, or a list of indices."""
     share_layers: bool = False
     """One adapter used at every layer (the authors' choice for ALBERT)."""
+
+    @model_serializer(mode="wrap")
+    def _as_first(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the method out, as when there was one: what is stored, hashed, sealed or compared
+        stays what it was."""
+        found: dict[str, Any] = written(self)
+        found.pop("method", None)
+        return found
 
 
 class BottleneckConfig(StrictModel):
@@ -148,6 +158,10 @@ TUNERS: dict[str, frozenset[str]] = {
 tests/tinyattn/test_peft.py has it."""
 
 
+MOST_RANK = 65_536
+"""Largest rank or number of vectors of a tuner."""
+
+
 class PeftAdapter(StrictModel):
     """A tuner of the peft library, with its own options, as in `tuner: LORA, r: 1`."""
 
@@ -177,7 +191,10 @@ class PeftAdapter(StrictModel):
                 f"tuner {self.tuner} came{did_you_mean(self.tuner, TUNERS)}; allowed are "
                 f"{', '.join(TUNERS)}"
             )
-        for option in self.options:
+        for option, value in self.options.items():
+            is_size = isinstance(value, int) and not option.endswith(("seed", "key"))
+            if is_size and value > MOST_RANK:
+                raise ValueError(f"option {option}: {value} came, allowed are {MOST_RANK:,}")
             if option not in TUNERS[self.tuner]:
                 raise ValueError(
                     f"option {option} came{did_you_mean(option, TUNERS[self.tuner])}; {self.tuner} "
@@ -203,7 +220,7 @@ METHODS: dict[str, type[StrictModel]] = {
 
 def _with_known_method(value: Any) -> Any:
     method = _method_of(value)
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         raise ValueError(
             f"method {shown(method)} came{did_you_mean(str(method), METHODS)}; allowed are "
             f"{', '.join(METHODS)}"
@@ -359,9 +376,7 @@ class TrainConfig(StrictModel):
 
     def identity(self, data_fingerprint: str, commit: str) -> str:
         """Return a hash of 16 hex digits of config, data and code, equal for equal trials."""
-        data = self.model_dump(mode="json", exclude=unnamed(self))
-        hide_first_method(data)
-        content = json.dumps(data, sort_keys=True)
+        content = json.dumps(self.model_dump(mode="json", exclude=unnamed(self)), sort_keys=True)
         return hashlib.sha256(f"{content}\n{data_fingerprint}\n{commit}".encode()).hexdigest()[:16]
 
 
@@ -380,12 +395,6 @@ def unnamed(model: BaseModel) -> set[str]:
     """Return the later keys that have their first value, so that older files keep their hashes."""
     known = model.__class__.model_fields
     return {k for k, first in _LATER_KEYS.items() if k in known and getattr(model, k) == first}
-
-
-def hide_first_method(data: dict[str, Any]) -> None:
-    """Remove `adapter.method` where it is the first there was, so that hashes stay the same."""
-    if data["adapter"].get("method") == "tiny":
-        del data["adapter"]["method"]
 
 
 def stored_config(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -557,6 +566,7 @@ def _switch_method(data: dict[str, Any], prefix: str, method: Any) -> None:
     """Keep of another method's settings its place alone, which means the same to both."""
     group = data.get("train", {}) if prefix else data
     adapter = group.get("adapter") if isinstance(group, dict) else None
-    if isinstance(adapter, dict) and _method_of(adapter) != method and method in METHODS:
+    known_one = isinstance(method, str) and method in METHODS
+    if known_one and isinstance(adapter, dict) and _method_of(adapter) != method:
         known = {"layers", "placement"} & set(METHODS[method].model_fields)
         group["adapter"] = {key: adapter[key] for key in known if key in adapter}

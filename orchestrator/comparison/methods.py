@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from orchestrator.spec.values import Json
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import TUNERS, TrainConfig
+from tinyattn.config import TrainConfig, build
 from tinyattn.errors import ConfigError, TinyAttnError, UsageError, did_you_mean
 from tinyattn.plms.families import family_of, layer_calls, submodule
 from tinyattn.plms.loading import empty_plm
@@ -21,6 +21,21 @@ from tinyattn.plms.transformers_compat import product_weight
 
 REFERENCES = ("classifier", "bitfit", "full")
 """Methods whose size is their own."""
+TUNERS_HERE: dict[str, tuple[str, str | None]] = {
+    "lora": ("LORA", "r"),
+    "ia3": ("IA3", None),
+    "ln": ("LN_TUNING", None),
+    "hra": ("HRA", "r"),
+    "miss": ("MISS", "r"),
+    "vera": ("VERA", "r"),
+    "loha": ("LOHA", "r"),
+    "delora": ("DELORA", "r"),
+    "fourierft": ("FOURIERFT", "n_frequency"),
+    "waveft": ("WAVEFT", "n_frequency"),
+    "road": ("ROAD", None),
+}
+"""{name: (tuner of peft, option in which its size is linear; None: it has one size)}. Tuners whose
+sizes follow no such rule can be swept, but not brought to a wanted size."""
 OTHER = 0.1
 """Largest difference from the wanted number of parameters, as a share of it."""
 _RATES = (1e-4, 3e-2)
@@ -49,8 +64,7 @@ class Sized:
 
 def names() -> list[str]:
     """Return the names of all methods, in the order of the table."""
-    tuners = ["ln" if tuner == "LN_TUNING" else tuner.lower() for tuner in TUNERS]
-    return ["tiny", "bottleneck", *tuners, *REFERENCES]
+    return ["tiny", "bottleneck", *TUNERS_HERE, *REFERENCES]
 
 
 def one_head_size(plm: str) -> int:
@@ -127,9 +141,9 @@ def _settings(name: str) -> dict[str, Json]:
         return {"method": "tiny", "num_heads": 1, "bias": False, "knob": "head_dim"}
     if name == "bottleneck":
         return {"method": "bottleneck", "knob": "r"}
-    tuner = "LN_TUNING" if name == "ln" else name.upper()
+    tuner, knob = TUNERS_HERE[name]
     found: dict[str, Json] = {"method": "peft", "tuner": tuner}
-    return {**found, "knob": "r"} if "r" in TUNERS[tuner] else found
+    return {**found, "knob": knob} if knob else found
 
 
 def _ia3(targets: list[str]) -> dict[str, Json]:
@@ -155,7 +169,7 @@ def _ia3_targets(plm: PreTrainedModel) -> Iterator[list[str]]:
 
 
 def _count(plm: PreTrainedModel, adapter: Mapping[str, Json]) -> int:
-    config = TrainConfig.model_validate({"task": "rte", "plm": "minilm", "adapter": adapter})
+    config = build(TrainConfig, {"task": "rte", "plm": "minilm", "adapter": adapter}, "size")
     model = AdaptedModel(plm)
     try:
         model.add_adapter("count", config.adapter)

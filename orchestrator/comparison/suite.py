@@ -14,8 +14,8 @@ from tinyattn.config import set_dotted
 from tinyattn.errors import ConfigError, UsageError
 from tinyattn.files.yaml_files import read_yaml
 
-OWN = ("adapter", "plm", "task", "name")
-"""Sections that `compare` sets by itself."""
+OWN = ("adapter", "plm", "task", "name", "space", "optimizer.lr")
+"""What `compare` sets by itself, for each method."""
 
 
 def comparison_suite(
@@ -42,7 +42,8 @@ def comparison_suite(
         UsageError: an override would make the methods unequal.
     """
     for key in overrides:
-        if key.split(".")[0] in OWN or key.startswith("train.adapter"):
+        bare = key.removeprefix("train.")
+        if key in ("train", "lr") or bare in OWN or bare.split(".")[0] in OWN:
             raise UsageError(f"override {key}: a comparison sets it for each method; leave it out")
     base = read_yaml(search_spaces.base("compare"))
     members: list[Member] = []

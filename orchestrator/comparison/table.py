@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def _cells(one: Judged, params: int | None) -> list[str]:
         f"{one.parameters:,}",
         share,
         f"{100 * one.mean:.2f}",
-        f"{100 * one.std:.2f}",
+        "–" if math.isnan(one.std) else f"{100 * one.std:.2f}",
         f"{100 * select:.2f}",
         f"{one.seconds:,.0f} s",
         f"{1000 * one.row_seconds:.2f} ms",
@@ -57,25 +58,36 @@ def sentences(found: Comparison) -> Iterator[str]:
     match = [one for one in found.methods if one.name not in REFERENCES]
     if len(match) < 2:
         return
-    seeds = min(len(one.heldout) for one in match)
+    seeds = len(match[0].seeds)
+    if found.left_out:
+        named = ", ".join(map(str, found.left_out))
+        yield f"note: seeds {named} did not complete for all methods and are left out of all."
+    if found.judges == "selection":
+        yield (
+            "note: the rows that judge also chose each method's settings and evaluation: what "
+            "leads on them is no evidence for other rows; protocol=heldout has rows for that."
+        )
+    if seeds < 2:
+        yield "note: one seed says nothing of others; p is for these trained adapters alone."
     yield (
         f"{found.rows:,} rows and {seeds} seeds show a difference of about "
         f"{100 * found.shows:.1f} points or more; smaller ones are mostly missed."
     )
-    shown = [pair for pair in found.pairs if pair.corrected < LEVEL]
+    judging = found.judges != "selection"
+    shown = [pair for pair in found.pairs if judging and pair.corrected < LEVEL]
     for pair in sorted(shown, key=lambda pair: pair.corrected):
         yield (
             f"{pair.better} is better than {pair.worse} by {100 * pair.lead:.2f} points "
             f"(p = {pair.corrected:.3g}, corrected for {len(found.pairs)} pairs)."
         )
-    if not shown:
+    if not shown and judging:
         best = max(match, key=lambda one: one.mean)
         least = min((pair.corrected for pair in found.pairs), default=1.0)
         yield (
             f"No difference between methods of this size is shown (least corrected p = "
             f"{least:.2g}): that {best.name} leads may be luck."
         )
-    elif len(shown) < len(found.pairs):
+    elif shown and len(shown) < len(found.pairs):
         yield f"The other {len(found.pairs) - len(shown)} pairs do not differ visibly."
 
 
@@ -87,11 +99,13 @@ def keep(found: Comparison, params: int, folder: Path) -> list[Path]:
         "judges": found.judges,
         "wanted_parameters": params,
         "shows": found.shows,
+        "seeds_left_out": found.left_out,
         "methods": [
             {
                 "name": one.name,
                 "parameters": one.parameters,
                 "is_reference": one.name in REFERENCES,
+                "seeds": one.seeds,
                 "scores": one.heldout,
                 "select": one.select,
                 "seconds": one.seconds,
@@ -120,7 +134,8 @@ def _plot(found: Comparison) -> str:
     axes = figure.add_subplot()
     for one in found.methods:
         size = max(1, one.parameters)
-        axes.errorbar(size, 100 * one.mean, 100 * one.std, fmt="o", capsize=3)
+        spread = 0.0 if math.isnan(one.std) else 100 * one.std
+        axes.errorbar(size, 100 * one.mean, spread, fmt="o", capsize=3)
         axes.annotate(one.name, (size, 100 * one.mean), (6, 4), textcoords="offset points")
     axes.set_xscale("log")
     axes.set_xlabel("parameters without classifier")

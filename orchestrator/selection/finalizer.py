@@ -82,7 +82,8 @@ def finalize_suite(
         workspace: where they are kept.
         say: takes progress messages while no trial runs.
         typed: as in `finalize`.
-        grows_heads: whether experts are made of the best heads, after the fresh seeds.
+        grows_heads: whether experts are made of the best heads after the fresh seeds, and a
+            verdict on all; without, nothing is returned for sweeps that did not fail.
         go_on: the command that goes on where it is interrupted; None: `finalize NAME`.
 
     Returns:
@@ -137,14 +138,14 @@ def _finalized(
         for step in steps if grows_heads else steps[:1]:
             _run_together(step, ready, found, workspace, suite)
         for label, one in ready.items():
-            if label not in found:
+            if label not in found and grows_heads:
                 with _kept(label, found):
                     found[label] = one.verdict(tracker)
     for runs in opened:
         publish(tracker, runs)
     if suite is not None and (run := tracker.run_of_suite(suite)) is not None:
         publish_suite(tracker, run)
-    return {label: found[label] for label in sweeps}
+    return {label: found[label] for label in sweeps if label in found}
 
 
 def _run_together(

@@ -109,7 +109,9 @@ def gain(verdict: Verdict) -> str:
     spread = 100 * math.hypot(_spread_of(best), _spread_of(alone))
     of = f" (best of {verdict.rates} learning rates)" if verdict.rates > 1 else ""
     rows = "dev" if best.heldout is None else "held-out"
-    words = f"One head against the classifier alone{of}, mean of seeds on the {rows} rows: "
+    name = best.name.partition(",")[0]
+    what = "One head" if name == "1 head" else name
+    words = f"{what} against the classifier alone{of}, mean of seeds on the {rows} rows: "
     words += f"{points:+.2f} points"
     if points > spread:
         return f"{words}."
@@ -120,6 +122,9 @@ def gain(verdict: Verdict) -> str:
 
 def sentence(verdict: Verdict) -> str:
     """Return the verdict in one sentence: what was decided and why."""
+    name = verdict.one_head.name.partition(",")[0]
+    if name != "1 head":
+        return f"{name} has no heads to grow: its best seed is the winner."
     if verdict.best is None or verdict.judgement is None:
         return "No expert of several heads completed: the one-head adapter is kept."
     change = 100 * (verdict.best.single.select - verdict.best.expert.select)

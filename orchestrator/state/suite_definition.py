@@ -8,12 +8,14 @@ its own beside it.
 from __future__ import annotations
 
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 from orchestrator.spec.suite import Suite
+from orchestrator.state.definition import FILE as DEFINITION
 from orchestrator.state.definition import Definition, read_model
-from orchestrator.state.workspace import Workspace
+from orchestrator.state.workspace import LOCK, Workspace
 from tinyattn.config import StrictModel
 from tinyattn.errors import StorageError
 from tinyattn.files.atomic import write_text
@@ -79,7 +81,8 @@ class SuiteDefinition(StrictModel):
 def clear_unbegun(workspace: Workspace, name: str) -> None:
     """Remove what is on disk of a suite whose driver was killed before all sweeps were defined.
 
-    Nothing of it has run.
+    Nothing of it has run: no folder holds more than a lock and a definition. Where one does, as
+    after a user moved another away, all stay as they are.
 
     Raises:
         UsageError: another process is just starting it.
@@ -90,10 +93,19 @@ def clear_unbegun(workspace: Workspace, name: str) -> None:
     definition = SuiteDefinition.read(folder)
     if definition.is_begun(workspace):
         return
-    with workspace.lock(name):
-        for sweep in definition.sweeps.values():
-            shutil.rmtree(workspace.path_of(sweep), ignore_errors=True)
-        shutil.rmtree(folder)
+    with ExitStack() as locks:
+        for one in (name, *definition.sweeps.values()):
+            locks.enter_context(workspace.lock(one))
+        sweeps = [workspace.path_of(sweep) for sweep in definition.sweeps.values()]
+        if any(_has_run(each) for each in (folder, *sweeps)):
+            return
+        for each in (*sweeps, folder):
+            shutil.rmtree(each)
+
+
+def _has_run(folder: Path) -> bool:
+    known = {FILE, DEFINITION, LOCK}
+    return any(path.name not in known for path in folder.iterdir())
 
 
 def sweeps_of_suite(workspace: Workspace, name: str) -> dict[str, str] | None:

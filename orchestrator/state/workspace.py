@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # they import mlflow and torch, which takes seconds; a check 
 LEAST_FREE_MB = 100
 """Least free disk space for a sweep: store, adapters and states of some dozens of trials."""
 
-_LOCK = "driver.lock"
+LOCK = "driver.lock"
 _STORAGE = "storage"
 """File in a sweep's folder with the URL of its checkpoint store, or the word `folder` if that is
 the sweep's folder itself."""
@@ -250,7 +250,7 @@ class Workspace:
         """
         self.require_writable(name)
         # The thread that ends a sweep need not be the one that began it.
-        lock = FileLock(self.sweep_folder(name) / _LOCK, thread_local=False)
+        lock = FileLock(self.sweep_folder(name) / LOCK, thread_local=False)
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -270,7 +270,7 @@ class Workspace:
         """Whether a sweep's folder holds more than the lock that its driver takes first."""
         folder = self.path_of(name)
         try:
-            return any(path.name != _LOCK for path in folder.iterdir())
+            return any(path.name != LOCK for path in folder.iterdir())
         except FileNotFoundError:
             return False
         except OSError:  # a file, or a folder that may not be read
@@ -279,7 +279,7 @@ class Workspace:
     def goes_on_by(self, name: str) -> str:
         """Return the command that goes on with what the holder of a sweep's lock does."""
         try:
-            noted = read_text(self.path_of(name) / _LOCK, _MOST_NOTE).strip()
+            noted = read_text(self.path_of(name) / LOCK, _MOST_NOTE).strip()
         except (OSError, UnfitError):
             noted = ""
         return noted or f"sweep resume {name}"
@@ -287,7 +287,7 @@ class Workspace:
     def is_held(self, name: str) -> bool:
         """Whether a process holds a sweep's lock; also works where the folder is read-only."""
         try:
-            with (self.path_of(name) / _LOCK).open("rb") as file:
+            with (self.path_of(name) / LOCK).open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False

@@ -16,7 +16,7 @@ import json, resource, threading
 from pathlib import Path
 import torch
 from torch.nn.functional import gelu
-from tinyattn.compat.torch_compat import is_out_of_memory, is_thread_spoilt
+from tinyattn.compat.torch_compat import is_out_of_memory, is_thread_spoilt, skeleton_of
 
 def failed(name, work):
     try:
@@ -109,3 +109,36 @@ def test_a_module_runs_the_forward_that_is_set_on_it_alone_until_it_is_deleted()
     del module.forward
     assert torch.equal(module(x), before)
     assert heard == [module] * 3  # hooks ran with either
+
+
+def test_a_skeleton_shares_tensors_and_has_no_hooks() -> None:
+    """And what is changed on it leaves the module tree that it is of alone."""
+    inner = torch.nn.Linear(3, 3)
+    inner.register_buffer("kept", torch.ones(2))
+    tree = torch.nn.Sequential(inner, torch.nn.ReLU(), inner)
+    ran: list[str] = []
+    inner.register_forward_hook(lambda *_: ran.append("hook"))
+    tree.register_forward_pre_hook(lambda *_: ran.append("pre-hook"))
+    inner.register_full_backward_hook(lambda *_: ran.append("backward"))
+    inner.forward = lambda x: x  # type: ignore[method-assign]
+    skeleton = skeleton_of(tree)
+    del inner.forward  # type: ignore[method-assign]
+    x = torch.ones(1, 3, requires_grad=True)
+    found = skeleton(x)
+    found.sum().backward()
+    assert ran == []
+    assert torch.equal(found, tree(x))
+    assert ran != []
+    assert skeleton[0] is skeleton[2]
+    assert skeleton[0].weight is inner.weight
+    assert skeleton[0].kept is inner.kept
+    skeleton[0].weight = torch.nn.Parameter(torch.zeros(3, 3))
+    skeleton[1] = torch.nn.Identity()
+    skeleton.train(False)
+    skeleton[0].register_forward_hook(lambda *_: ran.append("own"))
+    ran.clear()
+    tree(x)
+    assert "own" not in ran
+    assert inner.weight.abs().sum() > 0
+    assert isinstance(tree[1], torch.nn.ReLU)
+    assert tree.training

@@ -54,6 +54,18 @@ def test_a_suite_that_began_is_kept(tmp_path: Path) -> None:
             refuse_taken(name, workspace)
 
 
+def test_results_of_a_suite_that_lacks_a_sweep_are_kept(tmp_path: Path) -> None:
+    """A user moved one of its sweeps away: what the other has found stays."""
+    workspace = Workspace(tmp_path / "runs")
+    names = begun(workspace, defined=2)
+    (workspace.path_of(names[1]) / "search.jsonl").write_text("")
+    (workspace.path_of(names[2]) / "sweep.json").unlink()
+    clear_unbegun(workspace, "s")
+    assert Definition.is_in(workspace.path_of(names[1]))
+    with pytest.raises(NameTakenError):
+        refuse_taken(names[1], workspace)
+
+
 def test_a_suite_that_another_process_starts_is_left_alone(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "runs")
     begun(workspace, defined=1)

@@ -15,7 +15,7 @@ def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False)
         held = (None, None) if dev else (score, std)
         # Under heldout the selection score tells the opposite, and must not be looked at.
         select = score if dev else 1 - score
-        return Candidate("x", "run", select, held[0], None, std, held[1])
+        return Candidate("1 head, rank 1", "run", select, held[0], None, std, held[1])
 
     base = None if alone is None else candidate(alone)
     best = candidate(heads)

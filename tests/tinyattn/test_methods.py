@@ -14,7 +14,8 @@ from test_peft import own, randomised
 from test_placement import batch_of
 from torch import Tensor, nn
 
-from tinyattn.adapters.model import AdaptedModel
+from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, read_card, write_adapter
+from tinyattn.adapters.model import AdaptedModel, read_adapter_for
 from tinyattn.config import AdapterConfig, AnyAdapter, TrainConfig
 from tinyattn.errors import ConfigError, PlmError
 from tinyattn.plms.loading import Plm
@@ -179,6 +180,23 @@ def test_a_saved_adapter_gives_the_same_logits(minilm: Plm, method: str, tmp_pat
     model.detach()
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "distilbert", "deberta-v2", "albert"])
+def test_all_weights_of_any_plm_are_read_again(
+    build_plm: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as many as the PLM's, and the classifier's beside them."""
+    monkeypatch.setattr("tinyattn.adapters.model.LEAST_WEIGHTS", 0)
+    plm = build_plm(kind, dtype=torch.float32)
+    adapter = AdaptedModel(plm).add_adapter("one", config_of("full"), 2)
+    size = plm.config.hidden_size
+    named = PlmCard(name="a", revision="b", family=kind, hidden_size=size, fingerprint="c")
+    card = AdapterCard(adapter=adapter.config, plm=named, num_outputs=2)
+    write_adapter(tmp_path / "a", card, adapter.state_dict())
+    back = read_adapter_for(plm, tmp_path / "a", read_card(tmp_path / "a"))
+    for key, value in adapter.state_dict().items():
+        assert torch.equal(back.state_dict()[key], value), key
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_in_bf16_what_is_trained_is_fp32(build_plm: Any, method: str) -> None:
     plm = build_plm("bert", dtype=torch.bfloat16)
@@ -214,6 +232,11 @@ def test_layers_limit_what_is_changed(build_plm: Any) -> None:
     [
         ({"adapter.method": "lora"}, "method 'lora' came; allowed are tiny, bottleneck"),
         ({"adapter.method": "bitfitt"}, "did you mean 'bitfit'"),
+        ({"adapter.method": ["tiny", "full"]}, r"method \['tiny', 'full'\] came; allowed are"),
+        (
+            {"adapter.method": "peft", "adapter.tuner": "VERA", "adapter.r": 10**9},
+            "option r: 1000000000 came, allowed are 65,536",
+        ),
         ({"adapter.method": "peft"}, "adapter.tuner: this key is required"),
         ({"adapter.method": "peft", "adapter.tuner": "LRA"}, "did you mean 'LORA'"),
         (
@@ -252,9 +275,16 @@ def test_another_method_keeps_the_place_and_gives_up_the_rest() -> None:
         }
 
 
-def test_methods_that_were_first_have_the_hashes_they_had() -> None:
-    """From before there were methods (commit 79f5dcd)."""
-    assert TrainConfig(task="rte", plm="minilm").identity("a", "b") == "d69a4e212da67adc"
+def test_what_was_stored_before_there_were_methods_is_stored_alike() -> None:
+    """As commit 79f5dcd wrote it: else states, definitions and batches would not be found again."""
+    config = TrainConfig(task="rte", plm="minilm")
+    assert config.identity("a", "b") == "d69a4e212da67adc"
+    assert [*config.model_dump()["adapter"]] == [
+        "num_heads", "head_dim", "norm", "bias", "dropout", "placement", "layers", "share_layers",
+    ]  # fmt: skip
+    assert TrainConfig.model_validate(config.model_dump()) == config
+    full = config.with_overrides({"adapter.method": "full"})
+    assert TrainConfig.model_validate(full.model_dump()) == full
 
 
 def test_a_module_that_ran_in_its_place_leaves_the_plm_as_it_was(build_plm: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import peft
@@ -15,6 +16,7 @@ from torch import Tensor
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TUNERS, AdapterConfig, PeftAdapter
 from tinyattn.errors import ConfigError
+from tinyattn.plms.loading import Plm
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "LORA": {"r": 2},
@@ -148,6 +150,7 @@ def test_a_tuner_gives_what_peft_gives(build_plm: Any, kind: str, tuner: str) ->
     [
         ({"target_modules": ["nothing"]}, "LORA with .* cannot be put on this PLM"),
         ({"r": -1}, "cannot be put on this PLM"),
+        ({"target_modules": "("}, "cannot be put on this PLM"),
         ({"layers": [0], "target_modules": ["encoder.layer.1.attention.self.query"]}, "changes no"),
     ],
 )
@@ -156,6 +159,21 @@ def test_what_peft_refuses_is_said(build_plm: Any, options: dict[str, Any], mess
     with pytest.raises(ConfigError, match=message):
         model.add_adapter("a", PeftAdapter(method="peft", tuner="LORA", **options), 2)
     assert "a" not in model.adapters
+
+
+@pytest.mark.parametrize("tuner", [*TUNERS])
+def test_a_saved_tuner_gives_the_same_logits(minilm: Plm, tuner: str, tmp_path: Path) -> None:
+    model = AdaptedModel(minilm.model)
+    config = PeftAdapter(method="peft", tuner=tuner, **settings(tuner, "bert"))
+    model.add_adapter("one", config, 2)
+    randomised(own(model, "one"))
+    batch = {"input_ids": torch.tensor([[101, 2023, 2003, 102]])}
+    wanted = model(**batch)
+    model.save(tmp_path / "a", minilm)
+    model.remove_adapter("one")
+    assert model.load(tmp_path / "a", minilm, "back").adapter == config
+    assert torch.equal(model(**batch), wanted)
+    model.detach()
 
 
 def test_counts_of_method_md() -> None:

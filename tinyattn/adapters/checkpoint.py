@@ -22,7 +22,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from tinyattn.config import TAGS, AdapterConfig, AnyAdapter, StrictModel, unnamed
+from tinyattn.config import TAGS, AnyAdapter, StrictModel, unnamed
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
@@ -115,8 +115,6 @@ class AdapterCard(StrictModel):
         """Return a copy with the right `card_sha256`."""
         # Cards written before there were versions were sealed without them.
         hidden = {"task": set() if self.task is None else unnamed(self.task)}
-        if isinstance(self.adapter, AdapterConfig):  # nor methods
-            hidden["adapter"] = {"method"}
         if "token_version" in hidden["task"]:
             hidden["task"].add("separator")
         blank = self.model_copy(update={"card_sha256": ""}).model_dump_json(exclude=hidden)

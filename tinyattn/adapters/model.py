@@ -30,6 +30,7 @@ from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import AnyAdapter
 from tinyattn.errors import (
     AdapterError,
+    ConfigError,
     NameTakenError,
     PlmError,
     UsageError,
@@ -412,19 +413,29 @@ def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> A
     Raises:
         AdapterError: the files are damaged, or the adapter does not fit the PLM.
     """
+    classifier = (card.num_outputs or 0) * (plm.config.hidden_size + 1)
+    most = max(_count(plm) + classifier, LEAST_WEIGHTS)
+    numbers, planned = most, None
     try:
         with torch.device("meta"):  # takes no memory
             planned = Adapter(plm, card.adapter, card.num_outputs)
+        numbers = _count(planned)
     except PlmError as error:  # layers that the PLM it was made for does not have
         raise AdapterError(f"{folder}: {error}; restore a copy") from None
-    numbers, most = _count(planned), max(_count(plm), LEAST_WEIGHTS)
+    except ConfigError:  # some tuners of peft compute with their fresh weights
+        pass
     if numbers > most:
         raise AdapterError(
             f"{folder}: an adapter of {numbers:,} weights came, allowed with this PLM are {most:,}"
         )
     weights = read_weights(folder, card, numbers)
-    refuse_other_weights(planned, weights, folder)
-    adapter = Adapter(plm, card.adapter, card.num_outputs)
+    if planned is not None:
+        refuse_other_weights(planned, weights, folder)
+    try:
+        adapter = Adapter(plm, card.adapter, card.num_outputs)
+    except ConfigError as error:
+        raise AdapterError(f"{folder}: {error}; restore a copy") from None
+    refuse_other_weights(adapter, weights, folder)
     adapter.load_state_dict(weights)
     return adapter
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinyattn.compat.torch_compat import skeleton_of
+from tinyattn.compat.torch_compat import is_out_of_memory, skeleton_of
 from tinyattn.config import PeftAdapter, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
 from tinyattn.plms.families import layer_calls, select_layers
@@ -130,8 +130,11 @@ def _leaves(base: Any) -> list[str]:
         module.register_forward_hook(lambda *_, path=path: ran.add(path))
     ids = torch.arange(4, device=base.device)[None] % base.config.vocab_size
     try:
-        skeleton.eval()(input_ids=ids)
-    except (RuntimeError, NotImplementedError, ValueError):  # weights that are on no device
+        with base.device:  # not where a caller has new tensors made
+            skeleton.eval()(input_ids=ids)
+    except Exception as error:  # of any class: weights that are on no device
+        if is_out_of_memory(error) or base.device.type != "meta":
+            raise
         return [*named]
     return [path for path in named if path in ran]
 
@@ -151,7 +154,9 @@ def _tuned(base: PreTrainedModel, config: PeftAdapter, leaves: Sequence[str], se
         torch.manual_seed(seed)
         try:
             get_peft_model(skeleton, kind(**options)).eval()
-        except (TypeError, ValueError, KeyError, RuntimeError) as error:
+        except Exception as error:  # of any class, as re.error
+            if is_out_of_memory(error):
+                raise
             raise ConfigError(
                 f"adapter: {config.tuner} with {options or 'its defaults'} cannot be put on this "
                 f"PLM ({base.config.model_type}): {error}"
@@ -193,10 +198,15 @@ def _unfrozen(base: nn.Module, config: UnfrozenConfig, leaves: Sequence[str]) ->
 
 
 def own_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
-    """Return the parameters that are the trial's own, by path; names have `/` for `.`."""
-    return {
-        f"{path}.{name.removeprefix('module.')}".replace(".", "/"): parameter
-        for path, module in modules.items()
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad
-    }
+    """Return the parameters that are the trial's own, by path; names have `/` for `.`.
+
+    One that several modules share, as VB-LoRA's bank of vectors, is there once, by its first path.
+    """
+    found: dict[str, nn.Parameter] = {}
+    seen = set[int]()
+    for path, module in modules.items():
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found[f"{path}.{name.removeprefix('module.')}".replace(".", "/")] = parameter
+    return found
