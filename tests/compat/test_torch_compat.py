@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tinyattn.compat.torch_compat import skeleton_of
+
 FAILING = """
 import json, resource, threading
 from pathlib import Path
