@@ -156,10 +156,6 @@ def resumable_suite(
         UsageError: a change does not fit, or files have changed, of all sweeps together.
     """
     definition = SuiteDefinition.read(workspace.path_of(name))
-    if not definition.is_begun(workspace):
-        raise UsageError(
-            f"suite '{name}' was killed before any trial; start it with `tinyattn sweep run` again"
-        )
     for word in without:
         if word not in definition.sweeps:
             raise UsageError(
@@ -169,6 +165,10 @@ def resumable_suite(
             )
     if gpu_hours is not None:
         definition = _with_more_hours(definition, gpu_hours)
+    if not definition.is_begun(workspace):
+        raise UsageError(
+            f"suite '{name}' was killed before any trial; start it with `tinyattn sweep run` again"
+        )
     goes_on = {m: sweep for m, sweep in definition.sweeps.items() if m not in without}
     if not goes_on:
         raise UsageError(f"--without leaves no sweep of suite '{name}'")

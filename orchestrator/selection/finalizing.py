@@ -58,11 +58,14 @@ def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None)
     Raises:
         UsageError: no one-head trial has a score.
     """
+    searches_layers = "adapter.layers" in sweep.space
 
     def may_repeat(trial: Trial) -> bool:
         adapter = sweep.trial_config(trial.params).adapter
         is_wide = isinstance(adapter, AdapterConfig) and adapter.num_heads > 1
-        is_baseline = adapter.layers == "none" and sweep.train.adapter.layers != "none"
+        # A sweep of the classifier alone has nothing else to repeat; elsewhere it is a baseline.
+        is_alone_by_itself = sweep.train.adapter.layers == "none" and not searches_layers
+        is_baseline = adapter.layers == "none" and not is_alone_by_itself
         return not is_wide and not is_baseline
 
     found = [trial for trial in candidates(ended, standing_of) if may_repeat(trial)]

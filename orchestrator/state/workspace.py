@@ -270,7 +270,7 @@ class Workspace:
         """Whether a sweep's folder holds more than the lock that its driver takes first."""
         folder = self.path_of(name)
         try:
-            return any(path.name != LOCK for path in folder.iterdir())
+            return [path.name for path in folder.iterdir()] != [LOCK]
         except FileNotFoundError:
             return False
         except OSError:  # a file, or a folder that may not be read
