@@ -15,7 +15,7 @@ from tiny_plm import save_tiny_plm
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-METHODS = ("tiny", "lora", "bottleneck", "classifier")
+METHODS = ("tiny", "lora", "classifier")
 FEW = (
     "max_length=32", "max_train_rows=96", "max_select_rows=48", "epochs=2", "finalize.seeds=2",
 )  # fmt: skip
@@ -42,13 +42,13 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     assert suite_untruths(runs, "compare-rte") == []
     kept = json.loads((runs / "sweeps" / "compare-rte" / "comparison.json").read_text())
     assert [one["name"] for one in kept["methods"]] == [*METHODS]
-    assert [one["trials"] for one in kept["methods"]] == [2] * 4
-    assert len({one["parameters"] for one in kept["methods"][:3]}) == 1
+    assert [one["trials"] for one in kept["methods"]] == [2] * 3
+    assert len({one["parameters"] for one in kept["methods"][:2]}) == 1
     assert all(len(one["scores"]) == 2 for one in kept["methods"])
     assert {(pair["better"], pair["worse"]) for pair in kept["pairs"]} <= {
-        (a, b) for a in METHODS[:3] for b in METHODS[:3]
+        (a, b) for a in METHODS[:2] for b in METHODS[:2]
     }
-    assert "classifier" in done.stdout.split("277")[0] or "reference" in done.stdout
+    assert "reference" in done.stdout
     before = logs(runs)
     again = call("compare", *words, "--trials", "2")
     assert again.exit_code == 0, again.output
@@ -56,9 +56,9 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     other = call("compare", *words, "--trials", "2", "batch_size=8")
     assert other.exit_code == 2
     assert "another comparison is called 'compare-rte', with another train of tiny" in other.stderr
-    fewer = call("compare", *words[:-4], "--methods", "tiny,lora", *place)
+    fewer = call("compare", *words[:-4], "--methods", "tiny", *place)
     assert fewer.exit_code == 2
-    assert "of tiny, lora, bottleneck, classifier; choose a name with --name" in fewer.stderr
+    assert "of tiny, lora, classifier; choose a name with --name" in fewer.stderr
     more = call("compare", *words, "--trials", "3")
     assert more.exit_code == 0, more.output
     for method in METHODS:
