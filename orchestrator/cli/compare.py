@@ -59,7 +59,7 @@ def compare(
     with imports_uncollected():
         from orchestrator.comparison.judging import judge
         from orchestrator.comparison.methods import one_head_size, sized_methods
-        from orchestrator.comparison.run import prepare_comparison, search_and_finalize
+        from orchestrator.comparison.run import prepare_comparison, search_and_repeat
         from orchestrator.comparison.suite import comparison_suite
         from orchestrator.comparison.table import keep, render
 
@@ -76,9 +76,9 @@ def compare(
     words += ["--trials", str(trials), *(["--params", str(params)] if params else [])]
     prepared = prepare_comparison(suite, workspace)
     with ray_of(places.on):
-        search_and_finalize(prepared, workspace, echo, shlex.join(["compare", *words]))
+        best = search_and_repeat(prepared, workspace, echo, shlex.join(["compare", *words]))
     sweeps = {member.name: member.sweep for member in suite.members}
-    found = judge(sweeps, workspace, echo)
+    found = judge(sweeps, best, workspace, echo)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(found, size):
         console.print(part)

@@ -24,7 +24,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from scipy.stats import norm
@@ -32,11 +31,9 @@ from scipy.stats import t as student
 
 from orchestrator.comparison.methods import REFERENCES
 from orchestrator.selection.collapsing import Loaded
-from orchestrator.selection.finalizing import by_mean
 from orchestrator.selection.significance import PERMUTATIONS, Metric, primary_metric, swaps_of
 from orchestrator.spec.config import Sweep
-from orchestrator.spec.outcome import Outcome
-from orchestrator.spec.trial import Trial, is_alone
+from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import best_adapter
 from orchestrator.state.event_log import read_event_log
 from orchestrator.state.workspace import Workspace
@@ -128,17 +125,21 @@ class Comparison:
 
 
 def judge(
-    sweeps: Mapping[str, Sweep], workspace: Workspace, say: Callable[[str], None]
+    sweeps: Mapping[str, Sweep],
+    best: Mapping[str, list[Trial]],
+    workspace: Workspace,
+    say: Callable[[str], None],
 ) -> Comparison:
     """Judge the winners of a comparison, whose searches and fresh seeds have ended.
 
     Args:
         sweeps: by the names of their methods.
+        best: the trials of each method's best configuration, one for each fresh seed.
         workspace: where they are kept.
         say: takes progress messages.
 
     Raises:
-        TinyAttnError: a method has no finalist that completed.
+        TinyAttnError: no seed completed for all methods, or an adapter is gone.
     """
     model_cache = ModelCache(workspace.data_dir)
     first = next(iter(sweeps.values()))
@@ -148,7 +149,7 @@ def judge(
     found: list[Judged] = []
     for number, (name, sweep) in enumerate(sweeps.items(), 1):
         say(f"judging {name}, method {number} of {len(sweeps)}")
-        found.append(_judged(name, sweep, workspace, model_cache, metric))
+        found.append(_judged(name, sweep, best[name], workspace, model_cache, metric))
     every = sorted({seed for one in found for seed in one.seeds})
     shared = [seed for seed in every if all(seed in one.seeds for one in found)]
     if not shared:
@@ -178,23 +179,16 @@ def judge(
     )
 
 
-def finalists_of(folder: Path) -> list[Trial]:
-    """Return the newest finalists of a sweep's winner, one for each fresh seed."""
-    logs = sorted(folder.glob("finalists-*.jsonl"), key=lambda path: path.stat().st_mtime)
-    ended = read_event_log(logs[-1]).values() if logs else []
-    done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-    groups = by_mean([trial for trial in done if not is_alone(trial.params)])
-    return groups[0] if groups else []
-
-
 def _judged(
-    name: str, sweep: Sweep, workspace: Workspace, model_cache: ModelCache, metric: Metric
+    name: str,
+    sweep: Sweep,
+    trials: list[Trial],
+    workspace: Workspace,
+    model_cache: ModelCache,
+    metric: Metric,
 ) -> Judged:
     folder = workspace.path_of(sweep.name)
-    group = finalists_of(folder)
-    if not group:
-        raise TinyAttnError(f"{name}: no finalist completed; the runs in MLflow say why")
-    group = sorted(group, key=lambda trial: int(str(trial.params["seed"])))
+    group = sorted(trials, key=lambda trial: int(str(trial.params["seed"])))
     store = workspace.checkpoints(sweep.name)
     outputs, scores, seconds = [], [], 0.0
     for trial in group:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from orchestrator.selection.finalizer import finalize_suite
+from orchestrator.selection.finalizer import repeat_suite
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Suite
+from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition
 from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import Workspace
@@ -24,8 +25,6 @@ from orchestrator.suite import (
     run_suite,
 )
 from tinyattn.errors import TinyAttnError, UsageError
-
-_MAY_CHANGE = ("search.trials",)
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,9 @@ def _refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace) ->
             )
 
 
-def search_and_finalize(
+def search_and_repeat(
     prepared: Prepared, workspace: Workspace, say: Callable[[str], None], go_on: str
-) -> SuiteResult:
+) -> dict[str, list[Trial]]:
     """Run what is left of a comparison; Ray must be running.
 
     Args:
@@ -96,6 +95,9 @@ def search_and_finalize(
         workspace: where its sweeps are kept.
         say: takes progress messages.
         go_on: the command that goes on where it is interrupted.
+
+    Returns:
+        For each method the trials of its best configuration on fresh seeds.
 
     Raises:
         InterruptedSweepError: Ctrl-C.
@@ -108,14 +110,13 @@ def search_and_finalize(
         result = resume_suite(prepared.resumed, workspace, say)
     _refuse_failed(result.failed, go_on)
     if result.stopped:
-        raise UsageError(
+        raise TinyAttnError(
             f"{', '.join(result.stopped)} was stopped by itself; `tinyattn {go_on}` goes on with it"
         )
     sweeps = {member.name: member.sweep for member in suite.members}
-    found = finalize_suite(suite.name, sweeps, workspace, say, grows_heads=False, go_on=go_on)
-    errors = {name: one for name, one in found.items() if isinstance(one, TinyAttnError)}
-    _refuse_failed(errors, go_on)
-    return result
+    found = repeat_suite(suite.name, sweeps, workspace, go_on, say)
+    _refuse_failed({k: e for k, e in found.items() if isinstance(e, TinyAttnError)}, go_on)
+    return {k: trials for k, trials in found.items() if not isinstance(trials, TinyAttnError)}
 
 
 def _refuse_failed(failed: Mapping[str, TinyAttnError], go_on: str) -> None:

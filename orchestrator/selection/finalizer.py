@@ -18,6 +18,7 @@ import functools
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from orchestrator.driver.closing import all_closed_in_any_case
 from orchestrator.execution.nodes import concurrency
@@ -27,9 +28,12 @@ from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.selection.finalizing import Caches, Finalizing
 from orchestrator.selection.verdict import Verdict
 from orchestrator.spec.config import Sweep
+from orchestrator.spec.trial import Trial
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import TinyAttnError
+
+Found = TypeVar("Found")
 
 
 def finalize(
@@ -69,9 +73,6 @@ def finalize_suite(
     workspace: Workspace,
     say: Callable[[str], None] = lambda line: None,
     typed: Sequence[str] = (),
-    *,
-    grows_heads: bool = True,
-    go_on: str | None = None,
 ) -> dict[str, Verdict | TinyAttnError]:
     """Finalize the sweeps of a suite together: their finalists share the machines, then their
     experts do; Ray must be running.
@@ -82,9 +83,6 @@ def finalize_suite(
         workspace: where they are kept.
         say: takes progress messages while no trial runs.
         typed: as in `finalize`.
-        grows_heads: whether experts are made of the best heads after the fresh seeds, and a
-            verdict on all; without, nothing is returned for sweeps that did not fail.
-        go_on: the command that goes on where it is interrupted; None: `finalize NAME`.
 
     Returns:
         A verdict for each sweep, or what it failed by, which leaves the others going.
@@ -93,12 +91,52 @@ def finalize_suite(
         InterruptedSweepError: Ctrl-C.
         TinyAttnError: what concerns all sweeps failed.
     """
-    tracker = workspace.tracker()
-    go_on = go_on or shlex.join(["finalize", name, *typed])
+    go_on = shlex.join(["finalize", name, *typed])
+    with _locked(name, sweeps, workspace, go_on):
+        return _finalized(sweeps, workspace, workspace.tracker(), go_on, say, name)
+
+
+def repeat_suite(
+    name: str,
+    sweeps: Mapping[str, Sweep],
+    workspace: Workspace,
+    go_on: str,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, list[Trial] | TinyAttnError]:
+    """Run the best of each sweep of a suite on fresh seeds, as `finalize_suite` begins.
+
+    No heads are grown, and no verdict is kept. A sweep of the classifier alone is repeated too.
+
+    Args:
+        name: the suite's.
+        sweeps: its sweeps as they ran, by their names within the suite.
+        workspace: where they are kept.
+        go_on: the command that goes on where it is interrupted.
+        say: takes progress messages while no trial runs.
+
+    Returns:
+        For each sweep the trials of its best configuration that completed, one a seed; or what it
+        failed by.
+
+    Raises:
+        As `finalize_suite`.
+    """
+    steps, taken = [Finalizing.finalists], Finalizing.repeated
+    with _locked(name, sweeps, workspace, go_on):
+        return _through(
+            steps, taken, sweeps, workspace, workspace.tracker(), go_on, say, name, alone_too=True
+        )
+
+
+@contextmanager
+def _locked(
+    name: str, sweeps: Mapping[str, Sweep], workspace: Workspace, go_on: str
+) -> Iterator[None]:
+    """Hold the locks of a suite and of its sweeps within the block."""
     with ExitStack() as locks:
         for one in (name, *(sweep.name for sweep in sweeps.values())):
             locks.enter_context(workspace.lock(one, go_on))
-        return _finalized(sweeps, workspace, tracker, go_on, say, name, grows_heads)
+        yield
 
 
 def _finalized(
@@ -108,22 +146,39 @@ def _finalized(
     go_on: str,
     say: Callable[[str], None],
     suite: str | None,
-    grows_heads: bool = True,
 ) -> dict[str, Verdict | TinyAttnError]:
-    """Finalize sweeps, given by their names within a suite, while their locks are held.
+    def verdict(one: Finalizing) -> Verdict:
+        return one.verdict(tracker)
+
+    steps = [Finalizing.finalists, Finalizing.experts]
+    return _through(steps, verdict, sweeps, workspace, tracker, go_on, say, suite)
+
+
+def _through(
+    steps: Sequence[Callable[[Finalizing], BatchRun | None]],
+    conclude: Callable[[Finalizing], Found],
+    sweeps: Mapping[str, Sweep],
+    workspace: Workspace,
+    tracker: TrackingWriter,
+    go_on: str,
+    say: Callable[[str], None],
+    suite: str | None,
+    alone_too: bool = False,
+) -> dict[str, Found | TinyAttnError]:
+    """Take sweeps, given by their names within a suite, through steps, while their locks are held.
 
     Within the locks, what is read is not about to be changed by another process.
     """
     for sweep in sweeps.values():
         concurrency(sweep.resources)
     workspace.require_space()
-    found: dict[str, Verdict | TinyAttnError] = {}
+    found: dict[str, Found | TinyAttnError] = {}
     ready: dict[str, Finalizing] = {}
     caches = Caches(workspace)
     for label, sweep in sweeps.items():
         with _kept(label, found):
             said = _labelled(say, label)
-            ready[label] = Finalizing.of(sweep, workspace, tracker, said, caches)
+            ready[label] = Finalizing.of(sweep, workspace, tracker, said, caches, alone_too)
     if not ready:
         return found
     openers = [
@@ -134,24 +189,23 @@ def _finalized(
     with all_closed_in_any_case(openers, go_on, outcomes) as opened:
         for one, runs in zip(ready.values(), opened, strict=True):
             one.runs = runs
-        steps = [Finalizing.finalists, Finalizing.experts]
-        for step in steps if grows_heads else steps[:1]:
+        for step in steps:
             _run_together(step, ready, found, workspace, suite)
         for label, one in ready.items():
-            if label not in found and grows_heads:
+            if label not in found:
                 with _kept(label, found):
-                    found[label] = one.verdict(tracker)
+                    found[label] = conclude(one)
     for runs in opened:
         publish(tracker, runs)
     if suite is not None and (run := tracker.run_of_suite(suite)) is not None:
         publish_suite(tracker, run)
-    return {label: found[label] for label in sweeps if label in found}
+    return {label: found[label] for label in sweeps}
 
 
 def _run_together(
     step: Callable[[Finalizing], BatchRun | None],
     ready: Mapping[str, Finalizing],
-    found: dict[str, Verdict | TinyAttnError],
+    found: dict[str, Found | TinyAttnError],
     workspace: Workspace,
     suite: str | None,
 ) -> None:
@@ -187,7 +241,7 @@ def _run_together(
 
 
 @contextmanager
-def _kept(label: str, found: dict[str, Verdict | TinyAttnError]) -> Iterator[None]:
+def _kept(label: str, found: dict[str, Found | TinyAttnError]) -> Iterator[None]:
     """Note what a sweep of a suite fails by, and let the others go on."""
     try:
         yield

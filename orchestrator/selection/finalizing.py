@@ -45,7 +45,9 @@ FRESH_SEED = 1000
 """First seed of the finalists, far from the seeds that searches use."""
 
 
-def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None) -> list[Trial]:
+def best_one_head(
+    sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None, alone_too: bool = False
+) -> list[Trial]:
     """Return the trials of a search that the finalists repeat, the best first.
 
     Of tiny attention these are the ones of one head.
@@ -54,19 +56,16 @@ def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None)
         sweep: the sweep, which says how many.
         ended: the trials of its search that have ended.
         outcome: of its search.
+        alone_too: whether trials of the classifier alone count.
 
     Raises:
         UsageError: no one-head trial has a score.
     """
-    searches_layers = "adapter.layers" in sweep.space
 
     def may_repeat(trial: Trial) -> bool:
         adapter = sweep.trial_config(trial.params).adapter
         is_wide = isinstance(adapter, AdapterConfig) and adapter.num_heads > 1
-        # A sweep of the classifier alone has nothing else to repeat; elsewhere it is a baseline.
-        is_alone_by_itself = sweep.train.adapter.layers == "none" and not searches_layers
-        is_baseline = adapter.layers == "none" and not is_alone_by_itself
-        return not is_wide and not is_baseline
+        return not is_wide and (alone_too or adapter.layers != "none")
 
     found = [trial for trial in candidates(ended, standing_of) if may_repeat(trial)]
     if not found:
@@ -152,6 +151,7 @@ class Finalizing:
         tracker: TrackingWriter,
         say: Callable[[str], None],
         caches: Caches,
+        alone_too: bool = False,
     ) -> Finalizing:
         """Check a sweep, and choose the trials that the finalists repeat.
 
@@ -163,7 +163,7 @@ class Finalizing:
         refuse_damaged(folder, tracker.names_of_trials(sweep.name))
         searched = searched_trials(folder, tracker, record)
         ended = [trial for trial in searched if trial.outcome is not None]
-        best = best_one_head(sweep, ended, record.outcome)
+        best = best_one_head(sweep, ended, record.outcome, alone_too)
         if (ahead := passed_over(ended, standing_of)) is not None:
             say(f"note: {no_candidate(ahead.name, ahead.best_score)}")
         facts = inspect(sweep, caches.checks)
@@ -207,10 +207,11 @@ class Finalizing:
 
     def _take_finalists(self, ended: list[Trial]) -> None:
         done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-        alone = by_mean([trial for trial in done if is_alone(trial.params)])
-        groups = by_mean([trial for trial in done if not is_alone(trial.params)])
+        alone = _by_mean([trial for trial in done if is_alone(trial.params)])
+        groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
         if not groups:
             raise TinyAttnError("no finalist completed; the runs in MLflow say why")
+        self._repeated = groups[0]
         winner = max(groups[0], key=lambda trial: trial.last.best_score)
         looks = sum(trial.evaluations for trial in groups[0])
         self._alone = self._mean_candidate("classifier alone", alone[0]) if alone else None
@@ -226,6 +227,10 @@ class Finalizing:
         """Return what a finalist is called in the verdict: `1 head`, or its method."""
         adapter = self.sweep.trial_config(trial.params).adapter
         return "1 head" if isinstance(adapter, AdapterConfig) else method_name(adapter)
+
+    def repeated(self) -> list[Trial]:
+        """Return the trials of the best configuration that completed, one for each fresh seed."""
+        return self._repeated
 
     # ---- experts ----
 
@@ -442,7 +447,7 @@ class Finalizing:
         )
 
 
-def by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
+def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
     """Group trials that differ only in their seed; the group with the best mean is first."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:

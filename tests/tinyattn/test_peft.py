@@ -56,13 +56,13 @@ def settings(tuner: str, kind: str) -> dict[str, Any]:
     return {**OPTIONS[tuner], "target_modules": TARGETS[kind]}
 
 
-def randomised(parameters: dict[str, Tensor]) -> None:
+def randomised(parameters: dict[str, Tensor], scale: float = 0.2) -> None:
     """Give parameters values by the order of their names: fresh ones leave the PLM as it is."""
     draws = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name in sorted(parameters):
             noise = torch.randn(parameters[name].shape, generator=draws)
-            parameters[name].add_(0.2 * noise)
+            parameters[name].add_(scale * noise)
 
 
 def own(model: AdaptedModel, name: str) -> dict[str, Tensor]:

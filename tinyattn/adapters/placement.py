@@ -299,13 +299,12 @@ class AdapterHooks:
 def _run_own(own: Sequence[Any], tokens: Sequence[int], x: Tensor, *args: Any, **kw: Any) -> Tensor:
     """Run each trial's module on its tokens, [1, N, ...] or [1, N] of ids."""
     if len(own) == 1:
-        found: Tensor = own[0](x, *args, **kw)
+        # As a part of several does: gradients of x are added up in the same order then.
+        found: Tensor = own[0](x.view_as(x), *args, **kw)
         return found
-    sizes = [*tokens[:-1], x.shape[1] - sum(tokens[:-1])]
-    return torch.cat(
-        [run(part, *args, **kw) for run, part in zip(own, x.split(sizes, dim=1), strict=True)],
-        dim=1,
-    )
+    # Of a slice of [1, N, I] the bits of a product are others (plms/products.py).
+    parts = x[0].split(list(tokens))
+    return torch.cat([run(p[None], *args, **kw) for run, p in zip(own, parts, strict=True)], dim=1)
 
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
