@@ -240,6 +240,25 @@ def postgres_restarted(sweep: OnRack, luck: random.Random) -> int:
     return times
 
 
+def node_replaced(sweep: SuiteOnRack, luck: random.Random) -> int:
+    """A machine loses power for good, and a new one joins and gets trials in mid-sweep."""
+    sweep.trials = 12  # so many that some have not begun when the new one is up
+    sweep.start()
+    sweep.wait_for_progress(luck.randrange(3, 9))
+    bench = sweep.rack.bench
+    luck.choice([one for one in bench.machines[1:] if one.is_on]).power_off()
+    new = bench.add(len(bench.machines))
+    nodes = [{"host": m.address, "cpus": 1, "gpus": 0} for m in bench.machines[1:] if m.is_on]
+    sweep.rack.file = bench.cluster_file(nodes=nodes)
+    sweep.rack.up()
+    begin = time.monotonic()
+    while sweep.alive() and time.monotonic() - begin < PATIENCE:
+        if any(new.address in log.read_text() for log in sweep.runs.glob("sweeps/*/search.jsonl")):
+            return 1
+        time.sleep(1)
+    return 0
+
+
 HERE: dict[str, tuple[Callable[[Sweep, random.Random], int], int]] = {
     "driver kill -9, at work": (driver_killed, 7),
     "driver kill -9, in its first seconds": (driver_killed_early, 2),
@@ -261,6 +280,10 @@ RACK: dict[str, tuple[Callable[[OnRack, random.Random], int], int]] = {
     "PostgreSQL kill -9": (postgres_restarted, 2),
 }
 """{fault of a rack: (function, number of sweeps)}."""
+SUITE_ON_RACK: dict[str, tuple[Callable[[SuiteOnRack, random.Random], int], int]] = {
+    "node lost for good, a new one joined": (node_replaced, 2),
+}
+"""{fault of a suite on a rack: (function, number of suites)}; the last, as it changes the rack."""
 
 
 def suffer(fault: Callable[[Any, random.Random], int], sweep: Sweep, seed: int) -> Toll:
@@ -309,7 +332,8 @@ def main() -> None:
         for name, (fault, sweeps) in faults.items():
             if chosen.only in name:
                 show(name, (_here(fault, here, plm, seed) for seed in range(sweeps)))
-        wanted = {name: chosen_ for name, chosen_ in RACK.items() if chosen.only in name}
+        faults = {**RACK, **SUITE_ON_RACK} if chosen.suite else {**RACK}
+        wanted = {name: fault for name, fault in faults.items() if chosen.only in name}
         if not wanted or chosen.packed:
             return
         on_rack = StockRackSweep if chosen.stock else SuiteOnRack if chosen.suite else RackSweep
