@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
+import safetensors.torch
 import torch
 from test_packed_sequence import ROWS, gradients, stream_of
 from test_placement import batch_of
@@ -16,7 +18,7 @@ from torch import Tensor
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TUNERS, AdapterConfig, PeftAdapter
 from tinyattn.errors import ConfigError
-from tinyattn.plms.loading import Plm
+from tinyattn.plms.loading import Plm, fingerprint
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "LORA": {"r": 2},
@@ -173,6 +175,51 @@ def test_a_saved_tuner_gives_the_same_logits(minilm: Plm, tuner: str, tmp_path: 
     model.remove_adapter("one")
     assert model.load(tmp_path / "a", minilm, "back").adapter == config
     assert torch.equal(model(**batch), wanted)
+    model.detach()
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("bert", "all"), ("bert", "top-1"), ("gpt2", "all"), ("llama", "all")]
+)
+@pytest.mark.parametrize("tuner", [*TUNERS])
+def test_peft_itself_loads_a_saved_tuner(
+    build_plm: Any, kind: str, tuner: str, layers: Any, tmp_path: Path
+) -> None:
+    """By peft's own call, to the hidden states and, with the classifier beside it, the logits."""
+    model_of_plm = build_plm(kind, dtype=torch.float32)
+    plm = Plm(kind, model_of_plm, None, fingerprint(model_of_plm), "local")
+    model = AdaptedModel(plm.model)
+    config = PeftAdapter(method="peft", tuner=tuner, layers=layers, **settings(tuner, kind))
+    try:
+        adapter = model.add_adapter("one", config, 2)
+    except ConfigError:
+        assert kind == "gpt2"  # its products are no Linear: asserted above
+        return
+    randomised(own(model, "one"))
+    rows = batch_of(ROWS["one"], "right")
+    wanted = model(**rows)
+    model.save(tmp_path / "a", plm, name="one")
+    model.detach()
+
+    theirs = copy.deepcopy(plm.model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Found missing adapter keys")
+        loaded = peft.PeftModel.from_pretrained(theirs, tmp_path / "a" / "peft").eval()
+    weights = safetensors.torch.load_file(tmp_path / "a" / "adapter_model.safetensors")
+    hidden = loaded(**rows).last_hidden_state
+    pooled = model.pool(hidden, rows["attention_mask"])
+    found = pooled @ weights["classifier.weight"].T + weights["classifier.bias"]
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert adapter.num_parameters()[0] == sum(
+        w.numel() for key, w in weights.items() if not key.startswith("classifier.")
+    )
+
+
+def test_an_adapter_of_ours_has_no_folder_of_peft(minilm: Plm, tmp_path: Path) -> None:
+    model = AdaptedModel(minilm.model)
+    model.add_adapter("one", AdapterConfig(), 2)
+    model.save(tmp_path / "a", minilm)
+    assert not (tmp_path / "a" / "peft").exists()
     model.detach()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -10,8 +11,10 @@ from transformers import PreTrainedModel
 
 from tinyattn.adapters.attention import TinyAttention
 from tinyattn.adapters.bottleneck import Bottleneck
+from tinyattn.adapters.peft_folder import PEFT_FOLDER, write_peft_folder
 from tinyattn.adapters.replaced import (
     Modules,
+    Replaced,
     first_call,
     own_parameters,
     replaced_modules,
@@ -49,7 +52,7 @@ class Adapter(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.layers, self.calls = nn.ModuleDict(), list[int]()
         # Not modules of this one: most of their weights are the PLM's.
-        self._held: tuple[Modules] = ({},)
+        self._held = Replaced({})
         if isinstance(config, AdapterConfig | BottleneckConfig):
             self.calls = select_layers(config.layers, total)
             for index in self.calls[:1] if self._is_shared else self.calls:
@@ -58,7 +61,7 @@ class Adapter(nn.Module):
                 self.layers[str(index)] = module
             self.first_call = self.calls[0] if self.calls else total
         else:
-            self._held = (replaced_modules(plm, config, seed),)
+            self._held = replaced_modules(plm, config, seed)
             self.tuned = nn.ParameterDict(own_parameters(self.replaced))
             self.first_call = first_call(plm, list(self.replaced))
         self.classifier = None if num_outputs is None else nn.Linear(hidden, num_outputs)
@@ -73,7 +76,12 @@ class Adapter(nn.Module):
     @property
     def replaced(self) -> Modules:
         """Modules that run in the PLM's place, by path in the base model."""
-        return self._held[0]
+        return self._held.modules
+
+    def save_for_peft(self, folder: Path) -> None:
+        """Write what a tuner of peft trained as `folder`/peft, which peft loads; else nothing."""
+        if self._held.by_peft is not None:
+            write_peft_folder(self._held.by_peft, list(self.replaced), folder / PEFT_FOLDER)
 
     def by_call(self) -> dict[int, nn.Module]:
         """Return {index of a layer call: its module}, of the calls that have one."""

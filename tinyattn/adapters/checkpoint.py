@@ -4,6 +4,7 @@ An adapter folder holds an adapter and its classifier, without the PLM:
 
 adapter_config.json         AdapterCard: shapes, PLM, task, lineage, SHA-256 of the weights
 adapter_model.safetensors   `layers.<call>.<parameter>` and `classifier.{weight,bias}`, fp32
+peft/                       of a tuner of peft only: the same without the classifier, for peft
 
 A trial's state is one file, `trial_state.pt`, written by torch.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -122,8 +123,19 @@ class AdapterCard(StrictModel):
         return self.model_copy(update={"card_sha256": digest})
 
 
-def write_adapter(folder: Path, card: AdapterCard, weights: Mapping[str, Tensor]) -> None:
+def write_adapter(
+    folder: Path,
+    card: AdapterCard,
+    weights: Mapping[str, Tensor],
+    beside: Callable[[Path], None] | None = None,
+) -> None:
     """Write an adapter folder as a whole or not at all.
+
+    Args:
+        folder: the folder; one that exists is replaced.
+        card: of the adapter.
+        weights: its state dict.
+        beside: writes further files into the folder that it takes.
 
     Raises:
         StorageError: no space or no permission; what was there before is unchanged.
@@ -133,6 +145,8 @@ def write_adapter(folder: Path, card: AdapterCard, weights: Mapping[str, Tensor]
     card = card.model_copy(update={"weights_sha256": hashlib.sha256(content).hexdigest()})
     card = card.sealed()
     with replace_folder(folder) as fresh:
+        if beside is not None:
+            beside(fresh)
         (fresh / WEIGHTS_FILE).write_bytes(content)
         (fresh / CONFIG_FILE).write_text(card.model_dump_json(indent=2) + "\n", encoding="utf-8")
 

@@ -387,7 +387,7 @@ class AdaptedModel(nn.Module):
             scores=dict(scores or {}),
             lineage=dict(lineage or {}),
         )
-        write_adapter(folder, card, adapter.state_dict())
+        write_adapter(folder, card, adapter.state_dict(), adapter.save_for_peft)
 
     def load(self, folder: Path, plm: Plm, name: str = "loaded") -> AdapterCard:
         """Load an adapter folder under `name` and make it active, after verifying files and PLM.

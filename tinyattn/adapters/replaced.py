@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,9 +26,18 @@ Modules = dict[str, nn.Module]
 """{path of a leaf module in the base model: the module that runs in its place}."""
 
 
+@dataclass(frozen=True)
+class Replaced:
+    """What runs in the PLM's place, and where it comes from."""
+
+    modules: Modules
+    by_peft: Any = None
+    """peft's model of the trial's skeleton, which holds the same modules; None: not by peft."""
+
+
 def replaced_modules(
     plm: PreTrainedModel, config: PeftAdapter | UnfrozenConfig, seed: int
-) -> Modules:
+) -> Replaced:
     """Return the modules of a fresh trial that run in the PLM's place.
 
     Only their own parameters need gradients; those of the PLM in them are shared, not copied.
@@ -45,21 +55,22 @@ def replaced_modules(
     chosen = _chosen(plm, config.layers)
     leaves = [path for path in _leaves(base) if chosen is None or _is_in(path, chosen)]
     if not leaves:
-        return {}
+        return Replaced({})
+    by_peft = None
     if isinstance(config, PeftAdapter):
-        found = _tuned(base, config, leaves, seed)
+        found, by_peft = _tuned(base, config, leaves, seed)
     else:
         found = _unfrozen(base, config, leaves)
     for module in found.values():
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(torch.float32)
-    if base.dtype == torch.float32:
-        return found
-    return {
-        path: InFp32(module, base.dtype) if _is_in_fp32(module) else module
-        for path, module in found.items()
-    }
+    if base.dtype != torch.float32:
+        found = {
+            path: InFp32(module, base.dtype) if _is_in_fp32(module) else module
+            for path, module in found.items()
+        }
+    return Replaced(found, by_peft)
 
 
 def first_call(plm: PreTrainedModel, paths: Sequence[str]) -> int:
@@ -139,8 +150,10 @@ def _leaves(base: Any) -> list[str]:
     return [path for path in named if path in ran]
 
 
-def _tuned(base: PreTrainedModel, config: PeftAdapter, leaves: Sequence[str], seed: int) -> Modules:
-    """Return the modules that a tuner of peft changed, on a skeleton of the PLM."""
+def _tuned(
+    base: PreTrainedModel, config: PeftAdapter, leaves: Sequence[str], seed: int
+) -> tuple[Modules, Any]:
+    """Return the modules that a tuner changed on a skeleton of the PLM, and peft's model of it."""
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType, get_peft_model
 
     skeleton = skeleton_of(base)
@@ -153,7 +166,7 @@ def _tuned(base: PreTrainedModel, config: PeftAdapter, leaves: Sequence[str], se
         warnings.simplefilter("ignore")  # on weights it cannot name in a model card of its own
         torch.manual_seed(seed)
         try:
-            get_peft_model(skeleton, kind(**options)).eval()
+            model = get_peft_model(skeleton, kind(**options)).eval()
         except Exception as error:  # of any class, as re.error
             if is_out_of_memory(error):
                 raise
@@ -172,7 +185,7 @@ def _tuned(base: PreTrainedModel, config: PeftAdapter, leaves: Sequence[str], se
             f"adapter: {config.tuner} with {options or 'its defaults'} changes no module of layers "
             f"{config.layers} of this PLM ({base.config.model_type}); set target_modules"
         )
-    return changed
+    return changed, model
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -1,0 +1,54 @@
+"""A folder that peft loads, with what one of its tuners trained here.
+
+`PeftModel.from_pretrained(plm, folder)` gives the hidden states of the adapter; the classifier is
+in the adapter folder around it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+
+PEFT_FOLDER = "peft"
+"""Name of this folder in an adapter folder."""
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+def write_peft_folder(by_peft: Any, paths: Sequence[str], folder: Path) -> None:
+    """Write peft's files for the changed modules of a peft model.
+
+    Their paths are listed one by one, so that peft changes these modules and no others, as a
+    pooler's, or those of layers that the trial left alone.
+
+    Args:
+        by_peft: a `peft.PeftModel`.
+        paths: modules of the base model that the trial trained.
+        folder: a folder that does not exist yet.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    from peft import get_peft_model_state_dict
+
+    config = copy.copy(by_peft.active_peft_config)
+    config.target_modules, config.inference_mode = sorted(paths), True
+    if hasattr(config, "feedforward_modules"):  # IA3 rescales their input, not their output
+        base = by_peft.get_base_model()
+        config.feedforward_modules = sorted(
+            path for path in paths if base.get_submodule(path).is_feedforward
+        )
+    weights = get_peft_model_state_dict(by_peft, save_embedding_layers=False)
+    wanted = tuple(f"{_PREFIX}{path}." for path in paths)
+    kept = {
+        name: weight.detach().cpu().contiguous().clone()
+        for name, weight in weights.items()
+        if name.startswith(wanted) or not name.startswith(_PREFIX)  # what modules share, as VeRA's
+    }
+    folder.mkdir()
+    config.save_pretrained(folder)
+    safetensors.torch.save_file(kept, folder / _WEIGHTS, metadata={"format": "pt"})
