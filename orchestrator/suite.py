@@ -165,18 +165,64 @@ def resumable_suite(
             )
     if gpu_hours is not None:
         definition = _with_more_hours(definition, gpu_hours)
-    if not definition.is_begun(workspace):
-        raise UsageError(
-            f"suite '{name}' was killed before any trial; start it with `tinyattn sweep run` again"
-        )
     goes_on = {m: sweep for m, sweep in definition.sweeps.items() if m not in without}
     if not goes_on:
         raise UsageError(f"--without leaves no sweep of suite '{name}'")
+    if not all(Definition.is_in(workspace.path_of(sweep)) for sweep in goes_on.values()):
+        raise UsageError(
+            f"suite '{name}' was killed before a trial of all its sweeps; start it again as it was "
+            "started"
+        )
     found = {
         member: partial(resumable, sweep, workspace, changes, as_it_ran=as_it_ran)
         for member, sweep in goes_on.items()
     }
     return ResumableSuite(definition, _of_all(found))
+
+
+def prepare_growth(suite: Suite, workspace: Workspace) -> dict[str, Facts]:
+    """Check sweeps that a suite on disk is to get beside those that it has.
+
+    Args:
+        suite: the suite with all its sweeps, as it shall be.
+        workspace: where it is kept.
+
+    Returns:
+        Facts of the new sweeps by their names within the suite; empty: it has all of them.
+
+    Raises:
+        UsageError, StorageError: as `prepare_suite`.
+    """
+    there = SuiteDefinition.read(workspace.path_of(suite.name))
+    new = [m for m in suite.members if not Definition.is_in(workspace.path_of(m.sweep.name))]
+    taken = [m for m in suite.members if m not in new and m.name not in there.sweeps]
+    for member in (*new, *taken):
+        refuse_taken(member.sweep.name, workspace)
+    model_cache = ModelCache(workspace.data_dir, device="cpu")
+    return _of_all({m.name: partial(checked_facts, m.sweep, model_cache) for m in new})
+
+
+def grow_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) -> None:
+    """Add sweeps to a suite on disk, which `resume_suite` then runs.
+
+    The suite's file comes first: after a kill between the two, `prepare_growth` finds what lacks.
+
+    Args:
+        suite: the suite with all its sweeps.
+        facts: of the new ones, from `prepare_growth`.
+        workspace: where it is kept.
+
+    Raises:
+        UsageError: another process works on the suite.
+    """
+    folder = workspace.path_of(suite.name)
+    with workspace.lock(suite.name):
+        there = SuiteDefinition.read(folder)
+        there.with_sweeps(SuiteDefinition.of(suite)).write(folder)
+        for member in suite.members:
+            if member.name in facts:
+                own = Definition.of(member.sweep, facts[member.name], None)
+                own.write(workspace.path_of(member.sweep.name))
 
 
 def _with_more_hours(definition: SuiteDefinition, gpu_hours: float) -> SuiteDefinition:

@@ -14,11 +14,12 @@ from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Suite
 from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition
-from orchestrator.state.suite_definition import SuiteDefinition
+from orchestrator.state.suite_definition import SuiteDefinition, clear_unbegun
 from orchestrator.state.workspace import Workspace
 from orchestrator.suite import (
-    ResumableSuite,
     SuiteResult,
+    grow_suite,
+    prepare_growth,
     prepare_suite,
     resumable_suite,
     resume_suite,
@@ -32,45 +33,65 @@ class Prepared:
     """A comparison that is checked; nothing of it has started by this."""
 
     suite: Suite
-    facts: Mapping[str, Facts] | None
-    """Of a new one; None: it was begun before."""
-    resumed: ResumableSuite | None
-    """Of one whose searches have not ended; None: it is new, or they have."""
+    is_new: bool
+    new: Mapping[str, Facts]
+    """Facts of the methods that have not begun, by their names."""
+    is_searched: bool
+    """Whether all searches have ended."""
 
 
 def prepare_comparison(suite: Suite, workspace: Workspace) -> Prepared:
-    """Check a comparison before it starts or goes on.
+    """Check a comparison before it starts or goes on, perhaps with more trials or methods.
 
     Raises:
         UsageError: what does not fit; or one of this name was begun with other settings.
         StorageError: as `prepare_suite`.
     """
     folder = workspace.path_of(suite.name)
-    if not SuiteDefinition.is_in(folder) or not SuiteDefinition.read(folder).is_begun(workspace):
-        return Prepared(suite, prepare_suite(suite, workspace), None)
-    _refuse_other(suite, SuiteDefinition.read(folder), workspace)
-    trials = suite.sweeps[0].search.trials
-    resumed = resumable_suite(suite.name, workspace, {"search.trials": trials}, as_it_ran=True)
-    store = workspace.store()
-    ended = {one.name for one in store.sweeps() if one.outcome is Outcome.COMPLETED}
-    before = [
-        Definition.read(workspace.path_of(s.name), s.name).sweep().search.trials
-        for s in suite.sweeps
-    ]
-    if {sweep.name for sweep in suite.sweeps} <= ended and set(before) == {trials}:
-        return Prepared(suite, None, None)
-    return Prepared(suite, None, resumed)
+    if SuiteDefinition.is_in(folder):
+        clear_unbegun(workspace, suite.name)
+    if not SuiteDefinition.is_in(folder):
+        return Prepared(suite, True, prepare_suite(suite, workspace), False)
+    there = SuiteDefinition.read(folder)
+    _refuse_other(suite, there, workspace)
+    new = prepare_growth(suite, workspace)
+    begun = [member.sweep for member in suite.members if member.name not in new]
+    resumable_suite(
+        suite.name, workspace, _trials(suite), as_it_ran=True, without=_lack(new, there)
+    )
+    ended = {
+        sweep.name for sweep in workspace.store().sweeps() if sweep.outcome is Outcome.COMPLETED
+    }
+    before = {
+        Definition.read(workspace.path_of(sweep.name), sweep.name).sweep().search.trials
+        for sweep in begun
+    }
+    all_ended = {sweep.name for sweep in suite.sweeps} <= ended
+    return Prepared(suite, False, new, all_ended and before == {suite.sweeps[0].search.trials})
+
+
+def _lack(new: Mapping[str, Facts], there: SuiteDefinition) -> list[str]:
+    """Return the methods that a driver wrote into the suite's file and was killed before more."""
+    return [name for name in new if name in there.sweeps]
+
+
+def _trials(suite: Suite) -> dict[str, int]:
+    return {"search.trials": suite.sweeps[0].search.trials}
 
 
 def _refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace) -> None:
     """Raise UsageError if a comparison of this name was begun with other settings."""
     wanted = {member.name: member.sweep for member in suite.members}
     other = "another comparison is called"
-    if there.sweeps != {name: sweep.name for name, sweep in wanted.items()}:
+    names = {name: sweep.name for name, sweep in wanted.items()}
+    if not there.sweeps.items() <= names.items():
         raise UsageError(
-            f"{other} '{suite.name}', of {', '.join(there.sweeps)}; choose a name with --name"
+            f"{other} '{suite.name}', of {','.join(there.sweeps)}; name these too, and others if "
+            "you like, or choose a name with --name"
         )
     for name, sweep in wanted.items():
+        if not Definition.is_in(workspace.path_of(sweep.name)):
+            continue
         begun = Definition.read(workspace.path_of(sweep.name), sweep.name).sweep()
         # Versions of carving and tokens are those that it was begun with.
         now, before = (
@@ -104,10 +125,13 @@ def search_and_repeat(
         TinyAttnError: a method failed, so that there is nothing to compare it with.
     """
     suite, result = prepared.suite, SuiteResult()
-    if prepared.facts is not None:
-        result = run_suite(suite, prepared.facts, workspace)
-    elif prepared.resumed is not None:
-        result = resume_suite(prepared.resumed, workspace, say)
+    if prepared.is_new:
+        result = run_suite(suite, prepared.new, workspace)
+    elif not prepared.is_searched:
+        if prepared.new:
+            grow_suite(suite, prepared.new, workspace)
+        resumed = resumable_suite(suite.name, workspace, _trials(suite), as_it_ran=True)
+        result = resume_suite(resumed, workspace, say)
     _refuse_failed(result.failed, go_on)
     if result.stopped:
         raise TinyAttnError(

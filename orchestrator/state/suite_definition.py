@@ -77,6 +77,11 @@ class SuiteDefinition(StrictModel):
         """Return a copy with another limit of GPU-hours."""
         return self.model_copy(update={"gpu_hours": gpu_hours})
 
+    def with_sweeps(self, other: Self) -> Self:
+        """Return a copy with the sweeps of another definition beside its own."""
+        sweeps, weights = {**self.sweeps, **other.sweeps}, {**self.weights, **other.weights}
+        return self.model_copy(update={"sweeps": sweeps, "weights": weights})
+
 
 def clear_unbegun(workspace: Workspace, name: str) -> None:
     """Remove what is on disk of a suite whose driver was killed before all sweeps were defined.

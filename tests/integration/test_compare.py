@@ -58,9 +58,21 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     assert "another comparison is called 'compare-rte', with another train of tiny" in other.stderr
     fewer = call("compare", *words[:-4], "--methods", "tiny", *place)
     assert fewer.exit_code == 2
-    assert "of tiny, lora, classifier; choose a name with --name" in fewer.stderr
-    more = call("compare", *words, "--trials", "3")
+    assert "of tiny,lora,classifier; name these too, and others if you like" in fewer.stderr
+    also = (*METHODS, "bottleneck")
+    wider = ("rte", *FEW, "--plm", plm, "--methods", ",".join(also), *place, "--trials", "3")
+    # A driver that is killed while it adds a method leaves its name in the suite's file.
+    suite = runs / "sweeps" / "compare-rte" / "suite.json"
+    there = json.loads(suite.read_text())
+    there["sweeps"]["bottleneck"] = "compare-rte-bottleneck"
+    suite.write_text(json.dumps(there))
+    more = call("compare", *wider)
     assert more.exit_code == 0, more.output
-    for method in METHODS:
+    for method in also:
         assert untruths(runs, f"compare-rte-{method}", 3) == []
+    assert suite_untruths(runs, "compare-rte") == []
+    kept = json.loads((runs / "sweeps" / "compare-rte" / "comparison.json").read_text())
+    assert [one["trials"] for one in kept["methods"]] == [3] * 4
+    assert len({tuple(one["seeds"]) for one in kept["methods"]}) == 1
+    assert len(kept["pairs"]) == 3
     assert os.path.getsize(runs / "sweeps" / "compare-rte" / "comparison.svg") > 1000
