@@ -30,7 +30,7 @@ from tinyattn.config import parse_overrides
     "--methods",
     default="tiny,lora,bottleneck,ia3,ln,classifier",
     show_default=True,
-    help="What is compared, by commas.",
+    help="What is compared, by commas: names, and YAML files of methods.",
 )
 @click.option(
     "--params", type=click.IntRange(1), help="Parameters of each, without the classifier; 4 H L."
@@ -51,7 +51,8 @@ def compare(
 ) -> None:
     """Compare small methods on a task: equal parameters, equal search, winners on fresh seeds.
 
-    The same command goes on where it was interrupted, and with more --trials it searches further.
+    The same command goes on where it was interrupted; with more --trials it searches further, with
+    more --methods these join.
     Overrides are for all methods alike: epochs=2 max_train_rows=2000 finalize.seeds=5
     """
     chosen = parse_overrides(overrides)
@@ -59,9 +60,10 @@ def compare(
     with imports_uncollected():
         from orchestrator.comparison.judging import judge
         from orchestrator.comparison.methods import one_head_size, sized_methods
+        from orchestrator.comparison.page import keep, publish
         from orchestrator.comparison.run import prepare_comparison, search_and_repeat
         from orchestrator.comparison.suite import comparison_suite
-        from orchestrator.comparison.table import keep, render
+        from orchestrator.comparison.table import render
 
     size = params or one_head_size(plm)
     sized = sized_methods(plm, [word.strip() for word in methods.split(",")], size)
@@ -70,7 +72,8 @@ def compare(
     suite = suite.with_imports(imported())
     for method in sized:
         share = "a reference" if method.is_reference else f"{method.parameters / size - 1:+.1%}"
-        echo(f"{method.name:12} {method.parameters:>12,} parameters, {share}")
+        own = f"; a space of its own: {', '.join(method.space)}" if method.space else ""
+        echo(f"{method.name:12} {method.parameters:>12,} parameters, {share}{own}")
     workspace = workspace_of(places)
     words = [task, *overrides, "--methods", methods, "--plm", plm, "--name", name]
     words += ["--trials", str(trials), *(["--params", str(params)] if params else [])]
@@ -78,10 +81,12 @@ def compare(
     with ray_of(places.on):
         best = search_and_repeat(prepared, workspace, echo, shlex.join(["compare", *words]))
     sweeps = {member.name: member.sweep for member in suite.members}
-    found = judge(sweeps, best, workspace, echo)
+    references = {method.name for method in sized if method.is_reference}
+    found = judge(sweeps, best, references, workspace, echo)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(found, size):
         console.print(part)
-    for path in keep(found, size, workspace.path_of(name)):
-        echo(f"kept: {path}")
+    files = keep(found, name, size, workspace.path_of(name))
+    echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
+    publish(found, name, size, files, workspace.tracker())
     echo(f"next: {next_command(f'tinyattn report {name}')}")

@@ -22,18 +22,19 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import norm
 from scipy.stats import t as student
 
-from orchestrator.comparison.methods import REFERENCES
+from orchestrator.comparison.cost import step_bytes
 from orchestrator.selection.collapsing import Loaded
 from orchestrator.selection.significance import PERMUTATIONS, Metric, primary_metric, swaps_of
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.trial import Trial
+from orchestrator.spec.values import Point
 from orchestrator.state.checkpoint_store import best_adapter
 from orchestrator.state.event_log import read_event_log
 from orchestrator.state.workspace import Workspace
@@ -64,12 +65,20 @@ class Judged:
     """Outputs of each seed on these rows, [N, C]."""
     seconds: float
     """Mean seconds of a seed's training."""
+    step_bytes: int
+    """Memory of a training step beside the PLM."""
     row_seconds: float
     """Seconds of a prediction, in passes of many rows."""
     trials: int
     """Trials of its search that ended."""
     evaluations: int
     """Evaluations of its search."""
+    sweep: str
+    """Its sweep."""
+    is_reference: bool
+    """Whether its size is its own, so that it stands beside the match."""
+    settings: Point
+    """What its search found, by dotted key."""
 
     @property
     def mean(self) -> float:
@@ -127,6 +136,7 @@ class Comparison:
 def judge(
     sweeps: Mapping[str, Sweep],
     best: Mapping[str, list[Trial]],
+    references: Collection[str],
     workspace: Workspace,
     say: Callable[[str], None],
 ) -> Comparison:
@@ -135,6 +145,7 @@ def judge(
     Args:
         sweeps: by the names of their methods.
         best: the trials of each method's best configuration, one for each fresh seed.
+        references: names of methods that stand beside the match.
         workspace: where they are kept.
         say: takes progress messages.
 
@@ -149,13 +160,14 @@ def judge(
     found: list[Judged] = []
     for number, (name, sweep) in enumerate(sweeps.items(), 1):
         say(f"judging {name}, method {number} of {len(sweeps)}")
-        found.append(_judged(name, sweep, best[name], workspace, model_cache, metric))
+        one = _judged(name, sweep, best[name], workspace, model_cache, metric)
+        found.append(replace(one, is_reference=name in references))
     every = sorted({seed for one in found for seed in one.seeds})
     shared = [seed for seed in every if all(seed in one.seeds for one in found)]
     if not shared:
         raise TinyAttnError("no fresh seed completed for all methods; the runs in MLflow say why")
     found = [one.of_seeds(shared) for one in found]
-    match = [one for one in found if one.name not in REFERENCES]
+    match = [one for one in found if not one.is_reference]
     tests = [
         (one, other, *tested(one, other, metric, labels, groups))
         for one, other in itertools.combinations(match, 2)
@@ -213,9 +225,13 @@ def _judged(
         scores,
         outputs,
         statistics.mean(trial.seconds for trial in group),
+        step_bytes(sweep.trial_config(group[0].params), model_cache),
         seconds / sum(map(len, outputs)),
         len(searched),
         sum(trial.evaluations for trial in searched),
+        sweep.name,
+        False,
+        {key: value for key, value in group[0].params.items() if key != "seed"},
     )
 
 

@@ -7,10 +7,13 @@ methods have a size of their own (`REFERENCES`): they stand beside the match, no
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from orchestrator.comparison.method_file import ENDINGS, OwnMethod, read_methods
+from orchestrator.spec.space import Domain
 from orchestrator.spec.values import Json
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TrainConfig, build
@@ -55,11 +58,10 @@ class Sized:
     """Parameters without the classifier."""
     rates: tuple[float, float]
     """Bounds of the learning rate that is searched."""
-
-    @property
-    def is_reference(self) -> bool:
-        """Whether its size is its own."""
-        return self.name in REFERENCES
+    is_reference: bool = False
+    """Whether its size is its own, so that it stands beside the match."""
+    space: Mapping[str, Domain] = field(default_factory=dict)
+    """What its search tries beside what all have alike."""
 
 
 def names() -> list[str]:
@@ -77,27 +79,40 @@ def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
 
     Args:
         plm: name or folder of the PLM.
-        wanted: names of methods.
+        wanted: names of methods, and YAML files of methods.
         params: parameters without the classifier.
 
     Raises:
         UsageError: a name is unknown or comes twice, or a method cannot come near: a line each.
+        ConfigError: a file does not fit.
         PlmError: the PLM is missing, or its family is unknown.
     """
     known = names()
-    faults = [
-        f"--methods: {name} came{did_you_mean(name, known)}; allowed are {', '.join(known)}"
-        for name in wanted
-        if name not in known
-    ]
-    faults += [f"--methods: {n} came twice" for n in dict.fromkeys(wanted) if wanted.count(n) > 1]
+    own: dict[str, OwnMethod | None] = {}
+    faults: list[str] = []
+    for word in wanted:
+        if word.endswith(ENDINGS):
+            given: Mapping[str, OwnMethod | None] = read_methods(Path(word))
+        else:
+            given = {word: None}
+            if word not in known:
+                faults.append(
+                    f"--methods: {word} came{did_you_mean(word, known)}; allowed are "
+                    f"{', '.join(known)}, and YAML files"
+                )
+        taken = [name for name in given if name in own or (word not in known and name in known)]
+        faults += [f"--methods: {name} came twice, or is another's name" for name in taken]
+        own |= given
     if faults:
-        raise UsageError("\n".join(faults))
+        raise UsageError("\n".join(dict.fromkeys(faults)))
     model = empty_plm(plm)
     found: list[Sized] = []
-    for name in wanted:
+    for name, method in own.items():
         try:
-            found.append(_sized(model, name, params))
+            if method is None:
+                found.append(_sized(model, name, params))
+            else:
+                found.append(_of_file(model, name, method, params))
         except TinyAttnError as error:
             faults.append(f"--methods: {name}: {error}")
     if faults:
@@ -109,7 +124,7 @@ def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
     rates = _FULL_RATES if name == "full" else _RATES
     if name in REFERENCES:
         adapter = _reference(name)
-        return Sized(name, adapter, _count(plm, adapter), rates)
+        return Sized(name, adapter, _count(plm, adapter), rates, is_reference=True)
     if name == "ia3":
         sizes = [_ia3(targets) for targets in _ia3_targets(plm)]
     elif (settings := _settings(name)).get("knob") is None:
@@ -122,13 +137,29 @@ def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
         sizes = sizes or [{**settings, knob: 1}]
     found = [Sized(name, adapter, _count(plm, adapter), rates) for adapter in sizes]
     best = min(found, key=lambda one: abs(one.parameters - params))
-    if abs(best.parameters - params) > OTHER * params:
+    if not _is_near(best.parameters, params):
         near_by = ", ".join(f"{one.parameters:,}" for one in found)
         raise ConfigError(
             f"{params:,} parameters came, the nearest that it can have on this PLM are {near_by}; "
             f"allowed is {OTHER:.0%} more or less"
         )
     return best
+
+
+def _of_file(plm: PreTrainedModel, name: str, method: OwnMethod, params: int) -> Sized:
+    """Return a method of a file; ConfigError if its search may bring it too far from the size."""
+    counts = [_count(plm, adapter) for adapter in method.sizes()]
+    far = [count for count in counts if not _is_near(count, params)]
+    if far and not method.reference:
+        raise ConfigError(
+            f"{params:,} parameters are wanted, {far[0]:,} came; allowed is {OTHER:.0%} more or "
+            "less; mend it, or let it stand beside the match with reference: true"
+        )
+    return Sized(name, method.adapter, counts[0], _RATES, method.reference, method.space)
+
+
+def _is_near(count: int, params: int) -> bool:
+    return abs(count - params) <= OTHER * params
 
 
 def _reference(name: str) -> dict[str, Json]:

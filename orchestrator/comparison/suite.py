@@ -56,6 +56,7 @@ def comparison_suite(
         set_dotted(data, "train.adapter", dict(method.adapter))
         low, high = method.rates
         data["space"]["optimizer.lr"] = {"type": "log_uniform", "low": low, "high": high}
+        data["space"] |= {key: domain.model_dump() for key, domain in method.space.items()}
         try:
             sweep = resolved(data, overrides, "tinyattn compare")
             members.append(Member(method.name, sweep, "", dict(overrides)))

@@ -1,19 +1,22 @@
-"""What a comparison prints and keeps: a table, a sentence on what it shows, JSON, and a plot."""
+"""The table of a comparison, and sentences on what it shows."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from rich.table import Table
 
 from orchestrator.comparison.judging import LEVEL, Comparison, Judged
-from orchestrator.comparison.methods import REFERENCES
-from tinyattn.files.atomic import write_text
+from orchestrator.spec.values import Json
 
-HEAD = ("method", "parameters", "of wanted", "score", "± seeds", "selection", "time", "a row")
+HEAD = (
+    "method", "parameters", "of wanted", "score", "± seeds", "selection", "time", "memory", "a row",
+)  # fmt: skip
+ABOUT = (
+    "score: mean over fresh seeds. time: of a seed's training, beside other trials. memory: of a "
+    "training step, beside the PLM. a row: a prediction."
+)
 
 
 def render(found: Comparison, params: int) -> list[Table | str]:
@@ -23,19 +26,29 @@ def render(found: Comparison, params: int) -> list[Table | str]:
         found: the comparison.
         params: the wanted number of parameters.
     """
-    title = f"{found.metric} on {found.rows:,} {found.judges} rows"
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
+    table = Table(title=title(found), title_justify="left", header_style="bold", pad_edge=False)
     for name in HEAD:
         table.add_column(name, justify="left" if name == "method" else "right")
-    match = [one for one in found.methods if one.name not in REFERENCES]
-    for one in sorted(match, key=lambda one: -one.mean):
-        table.add_row(*_cells(one, params))
-    references = [one for one in found.methods if one.name in REFERENCES]
+    match, references = lines(found, params)
+    for line in match:
+        table.add_row(*line)
     if references:
         table.add_section()
-    for one in sorted(references, key=lambda one: -one.mean):
-        table.add_row(*_cells(one, None))
-    return [table, *sentences(found)]
+    for line in references:
+        table.add_row(*line)
+    return [table, ABOUT, *sentences(found)]
+
+
+def title(found: Comparison) -> str:
+    """Return the title of the table: metric and rows."""
+    return f"{found.metric} on {found.rows:,} {found.judges} rows"
+
+
+def lines(found: Comparison, params: int) -> tuple[list[list[str]], list[list[str]]]:
+    """Return the cells of the methods of the match and of the references, the best first."""
+    ranked = sorted(found.methods, key=lambda one: -one.mean)
+    match = [_cells(one, params) for one in ranked if not one.is_reference]
+    return match, [_cells(one, None) for one in ranked if one.is_reference]
 
 
 def _cells(one: Judged, params: int | None) -> list[str]:
@@ -49,13 +62,14 @@ def _cells(one: Judged, params: int | None) -> list[str]:
         "–" if math.isnan(one.std) else f"{100 * one.std:.2f}",
         f"{100 * select:.2f}",
         f"{one.seconds:,.0f} s",
+        f"{one.step_bytes / 1e6:,.1f} MB",
         f"{1000 * one.row_seconds:.2f} ms",
     ]
 
 
 def sentences(found: Comparison) -> Iterator[str]:
     """Yield what the tests show, in plain words."""
-    match = [one for one in found.methods if one.name not in REFERENCES]
+    match = [one for one in found.methods if not one.is_reference]
     if len(match) < 2:
         return
     seeds = len(match[0].seeds)
@@ -91,55 +105,32 @@ def sentences(found: Comparison) -> Iterator[str]:
         yield f"The other {len(found.pairs) - len(shown)} pairs do not differ visibly."
 
 
-def keep(found: Comparison, params: int, folder: Path) -> list[Path]:
-    """Write comparison.json and comparison.svg into a folder; return their paths."""
-    content = {
+def content(found: Comparison, params: int) -> dict[str, Json]:
+    """Return what comparison.json holds."""
+    return {
         "metric": found.metric,
         "rows": found.rows,
         "judges": found.judges,
         "wanted_parameters": params,
         "shows": found.shows,
-        "seeds_left_out": found.left_out,
+        "seeds_left_out": [*found.left_out],
         "methods": [
             {
                 "name": one.name,
+                "sweep": one.sweep,
                 "parameters": one.parameters,
-                "is_reference": one.name in REFERENCES,
-                "seeds": one.seeds,
-                "scores": one.heldout,
-                "select": one.select,
+                "is_reference": one.is_reference,
+                "settings": {**one.settings},
+                "seeds": [*one.seeds],
+                "scores": [*one.heldout],
+                "select": [*one.select],
                 "seconds": one.seconds,
+                "step_bytes": one.step_bytes,
                 "row_seconds": one.row_seconds,
                 "trials": one.trials,
                 "evaluations": one.evaluations,
             }
             for one in found.methods
         ],
-        "pairs": [vars(pair) for pair in found.pairs],
+        "pairs": [{**vars(pair)} for pair in found.pairs],
     }
-    data, plot = folder / "comparison.json", folder / "comparison.svg"
-    write_text(data, json.dumps(content, indent=1) + "\n")
-    write_text(plot, _plot(found))
-    return [data, plot]
-
-
-def _plot(found: Comparison) -> str:
-    """Return the score of each method against its parameters, as the paper's figure 1."""
-    import io
-
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for one in found.methods:
-        size = max(1, one.parameters)
-        spread = 0.0 if math.isnan(one.std) else 100 * one.std
-        axes.errorbar(size, 100 * one.mean, spread, fmt="o", capsize=3)
-        axes.annotate(one.name, (size, 100 * one.mean), (6, 4), textcoords="offset points")
-    axes.set_xscale("log")
-    axes.set_xlabel("parameters without classifier")
-    axes.set_ylabel(f"{found.metric}, {found.judges} rows")
-    file = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(file)
-    return file.getvalue()

@@ -17,6 +17,9 @@ from orchestrator.tracking.pages import NOTE_TAG
 from orchestrator.tracking.records import PARENT_TAG, TAG, TAG_LENGTH, run_tags
 from orchestrator.tracking.retry_queue import RetryQueue
 
+COMPARISON = "comparison"
+"""Tag of a suite's run, without the project's prefix: what a comparison of its sweeps shows."""
+
 
 class SuiteRun:
     """Writes the run of one suite, through the retry queue of its store."""
@@ -46,6 +49,17 @@ class SuiteRun:
         numbers = [Metric(key, value, now, 0) for key, value in metrics.items()]
         note = [RunTag(NOTE_TAG, text[:TAG_LENGTH])]
         self._send(metrics=numbers, tags=note)
+
+    def note_comparison(self, text: str, metrics: Mapping[str, float]) -> None:
+        """Queue what a comparison of its sweeps shows, in Markdown, which stands first on its page.
+
+        Args:
+            text: the note.
+            metrics: scores by name.
+        """
+        now = int(time.time() * 1000)
+        numbers = [Metric(key, value, now, 0) for key, value in metrics.items()]
+        self._send(metrics=numbers, tags=run_tags({COMPARISON: text}))
 
     def reopen(self) -> None:
         """Queue that the suite runs again."""

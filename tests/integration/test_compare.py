@@ -13,6 +13,8 @@ from live import call, start, wait_for
 from sweep_truth import suite_untruths, untruths
 from tiny_plm import save_tiny_plm
 
+from orchestrator.state.workspace import Workspace
+
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 METHODS = ("tiny", "lora", "classifier")
@@ -75,4 +77,20 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     assert [one["trials"] for one in kept["methods"]] == [3] * 4
     assert len({tuple(one["seeds"]) for one in kept["methods"]}) == 1
     assert len(kept["pairs"]) == 3
+    store = Workspace(runs).store()
+    record = store.find_suite("compare-rte")
+    assert record is not None
+    run = store.client.get_run(record.run_id)
+    note = run.data.tags["mlflow.note.content"]
+    assert note.startswith("**accuracy on ")
+    assert "| bottleneck |" in note
+    scores = {one["name"]: sum(one["scores"]) / 2 for one in kept["methods"]}
+    for method, score in scores.items():
+        assert run.data.metrics[f"heldout/{method}"] == pytest.approx(score)
+    files = {one.path for one in store.client.list_artifacts(record.run_id, "comparison")}
+    assert files == {f"comparison/comparison.{kind}" for kind in ("html", "svg", "json")}
+    shown = call("report", "compare-rte", *place[:2])
+    assert shown.exit_code == 0, shown.output
+    later = store.client.get_run(record.run_id).data.tags["mlflow.note.content"]
+    assert later.startswith("**accuracy on "), "a report leaves the comparison where it is"
     assert os.path.getsize(runs / "sweeps" / "compare-rte" / "comparison.svg") > 1000

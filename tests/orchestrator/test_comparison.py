@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
+from tiny_plm import save_tiny_plm
+from transformers import AutoConfig
 
 from orchestrator.comparison import judging
+from orchestrator.comparison.cost import step_bytes
 from orchestrator.comparison.judging import Comparison, Judged, Pair, holm
-from orchestrator.comparison.methods import one_head_size, sized_methods
+from orchestrator.comparison.methods import REFERENCES, one_head_size, sized_methods
+from orchestrator.comparison.page import keep
 from orchestrator.comparison.suite import comparison_suite
 from orchestrator.comparison.table import render, sentences
 from orchestrator.selection.significance import primary_metric
+from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, UsageError
 from tinyattn.tasks import find_task
+from tinyattn.training.model_cache import ModelCache
 
 
 def test_holm_gives_what_r_gives() -> None:
@@ -29,7 +37,10 @@ def test_holm_gives_what_r_gives() -> None:
 def judged(name: str, outputs: list[np.ndarray], labels: np.ndarray, count: int = 100) -> Judged:
     scores = [float((each.argmax(1) == labels).mean()) for each in outputs]
     seeds = [1000 + number for number in range(len(outputs))]
-    return Judged(name, count, seeds, scores, scores, outputs, 1.0, 0.001, 3, 9)
+    return Judged(
+        name, count, seeds, scores, scores, outputs, 1.0, 2_500_000, 0.001, 3, 9,
+        f"sweep-{name}", name in REFERENCES, {"optimizer.lr": 0.002},
+    )  # fmt: skip
 
 
 def drawn(rights: list[list[int]], labels: np.ndarray) -> list[np.ndarray]:
@@ -181,6 +192,57 @@ def test_the_table_and_what_it_shows() -> None:
     assert "show a difference of about 5.3 points" in text
 
 
+def test_a_name_from_a_store_is_text_on_the_page(tmp_path: Path) -> None:
+    files = keep(comparison(0.01), "<b>mine", 100, tmp_path)
+    page = files[0].read_text()
+    assert "&lt;b&gt;mine" in page
+    assert "<b>mine" not in page
+    assert page.count("<svg") == 1
+    for text in ("tiny is better than lora by 25.00 points", "lr=0.002", "2.5 MB"):
+        assert text in page
+    kept = json.loads((tmp_path / "comparison.json").read_text())
+    assert [one["sweep"] for one in kept["methods"]] == [
+        "sweep-tiny", "sweep-lora", "sweep-classifier",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(8, 8), (16, 8)])
+def test_memory_of_a_step_is_what_autograd_keeps(rows: int, batch: int, tmp_path: Path) -> None:
+    """Of a classifier alone, whose backward pass is known by hand.
+
+    For each row it keeps the pooled vector (H numbers), the logarithm of the softmax (2) and the
+    label (8 bytes); beside it, once, few numbers of the mean. Each trained number takes 16 bytes.
+    """
+    plm = save_tiny_plm(tmp_path / "tiny")
+    width = AutoConfig.from_pretrained(plm).hidden_size
+    config = TrainConfig(
+        task="agreement",
+        plm=str(plm),
+        adapter={"layers": "none"},
+        max_length=32,
+        batch_size=rows,
+        micro_batch_size=batch,
+    )
+    found = step_bytes(config, ModelCache(None))
+    kept = batch * (4 * width + 2 * 4 + 8)
+    assert kept <= found - 16 * 2 * (width + 1) <= kept + 8 * batch + 64
+
+
+def test_a_longer_graph_takes_more_memory(tmp_path: Path) -> None:
+    plm = str(save_tiny_plm(tmp_path / "tiny"))
+    found = {}
+    for name, adapter in (
+        ("classifier", {"layers": "none"}),
+        ("upper", {"layers": "top-1", "num_heads": 1}),
+        ("tiny", {"num_heads": 1}),
+        ("full", {"method": "full"}),
+    ):
+        found[name] = step_bytes(
+            TrainConfig(task="agreement", plm=plm, adapter=adapter, max_length=32), ModelCache(None)
+        )
+    assert found["classifier"] < found["upper"] < found["tiny"] < found["full"]
+
+
 def test_what_is_not_shown_is_said() -> None:
     on_dev = " ".join(sentences(comparison(0.001, "selection")))
     assert "is no evidence for other rows" in on_dev
@@ -189,3 +251,60 @@ def test_what_is_not_shown_is_said() -> None:
     assert "No difference between methods of this size is shown" in said
     assert "that tiny leads may be luck" in said
     assert "is better than" not in said
+
+
+OWN = """
+lora-qkv:
+  adapter: {method: peft, tuner: LORA, r: 1, target_modules: [query, key]}
+  space:
+    optimizer.lr: {type: log_uniform, low: 1.0e-5, high: 1.0e-2}
+    optimizer.warmup: {type: choice, values: [0, 0.06]}
+bottleneck-top:
+  adapter: {method: bottleneck, r: 1, layers: top-3}
+  reference: true
+"""
+
+
+def test_methods_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(OWN)
+    sized = sized_methods("minilm", ["tiny", str(file)], 9216)
+    # LoRA of rank 1 has 2 H a product, a linear bottleneck of width r 2 H r a layer (method.md).
+    assert [(one.name, one.parameters, one.is_reference) for one in sized] == [
+        ("tiny", 4 * 384 * 6, False),
+        ("lora-qkv", 2 * 2 * 384 * 6, False),
+        ("bottleneck-top", 2 * 384 * 3, True),
+    ]
+    suite = comparison_suite("c", "rte", "minilm", sized, {})
+    tiny, lora, _ = (sweep.model_dump(mode="json")["space"] for sweep in suite.sweeps)
+    assert lora["optimizer.lr"]["low"] == 1e-5
+    assert lora["optimizer.warmup"]["values"] == [0, 0.06]
+    assert lora["optimizer.schedule"] == tiny["optimizer.schedule"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lora: {adapter: {method: bottleneck, r: 1}}", "lora came twice, or is another's name"),
+        ("A b: {adapter: {}}", "'A b' came as a name"),
+        ("a: {adaptor: {}}", "a: adaptor: .*did you mean 'adapter'"),
+        ("a: {adapter: {method: bottleneck, rr: 1}}", "adapter.rr.*did you mean 'r'"),
+        ("a: {adapter: {method: bottleneck, r: 3}}", "a: 9,216 parameters are wanted, 13,824 came"),
+        (
+            "a: {adapter: {method: bottleneck, r: 2}, "
+            "space: {adapter.r: {type: choice, values: [2, 4]}}}",
+            "a: 9,216 parameters are wanted, 18,432 came",
+        ),
+        ("a: {adapter: {method: bottleneck, r: 1}, space: {lr: {type: choice, values: [1, 2]}}}",
+         "space.lr: unknown key"),
+        ("[1]", "a mapping of names to methods is needed"),
+        ("a: 3", "a mapping of keys is needed"),
+    ],
+)  # fmt: skip
+def test_a_file_of_methods_that_does_not_fit(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    with pytest.raises((UsageError, ConfigError), match=message):
+        sized_methods("minilm", ["tiny", str(file)], 9216)
+    with pytest.raises(ConfigError, match=r"there\.yaml: cannot be read"):
+        sized_methods("minilm", [str(tmp_path / "there.yaml")], 9216)

@@ -18,7 +18,7 @@ from orchestrator.spec.outcome import Outcome
 from orchestrator.tracking.pages import run_page, view_page
 from orchestrator.tracking.provenance import slug
 from orchestrator.tracking.records import TAG_LENGTH
-from orchestrator.tracking.suite_run import SuiteRun
+from orchestrator.tracking.suite_run import COMPARISON, SuiteRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
 
@@ -30,7 +30,9 @@ def publish_suite(tracker: TrackingWriter, run: SuiteRun) -> None:
     """Write a suite's results on its page; a store that is away does not fail a suite that ran."""
     try:
         results = results_of(tracker, run.name, tracker.sweeps_of_suite(run.name) or {})
-        run.describe(describe(results), numbers(results))
+        record = tracker.find_suite(run.name)
+        note = record.tags.get(COMPARISON, "") if record else ""
+        run.describe(describe(results, note), numbers(results))
         tracker.settle(SETTLE_SECONDS)
     except StorageError as error:
         warnings.warn(f"the suite's page in MLflow is not up to date: {error}", stacklevel=2)
@@ -59,10 +61,14 @@ def numbers(results: SuiteResults) -> dict[str, float]:
     return {key: float(number) for key, number in {**found, **averages}.items()}
 
 
-def describe(results: SuiteResults) -> str:
+def describe(results: SuiteResults, note: str = "") -> str:
     """Return a suite's description in Markdown, within what a tag of MLflow holds.
 
     Of a suite with very many sweeps the last ones are left out, and the text says so.
+
+    Args:
+        results: the suite's.
+        note: what comes first.
     """
     averages = [_average_line(table) for table in results.tables if table.average is not None]
     body = [_cells(member) for member in results.members]
@@ -70,11 +76,19 @@ def describe(results: SuiteResults) -> str:
         rest = len(body) - shown
         more = f"{rest} more: `tinyattn sweep status {results.name}` shows all."
         # MLflow folds a long description: what matters most comes first.
-        parts = [*averages, markdown_table(_HEAD, body[:shown]), *([more] if rest else [])]
+        parts = [
+            *filter(None, [note]),
+            *averages,
+            markdown_table(_HEAD, body[:shown]),
+            *([more] if rest else []),
+        ]
         text = "\n\n".join([*parts, *_next(results)])
         if len(text) <= TAG_LENGTH:
             return text
-    return "\n\n".join(averages)[:TAG_LENGTH] or "No sweep of this suite has begun."
+    return (
+        "\n\n".join(filter(None, [note, *averages]))[:TAG_LENGTH]
+        or "No sweep of this suite has begun."
+    )
 
 
 def _cells(member: Member) -> list[str]:

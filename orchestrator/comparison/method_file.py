@@ -1,0 +1,71 @@
+"""A file of methods: adapters of a user's own for a comparison, by name.
+
+```yaml
+lora-qkv:
+  adapter: {method: peft, tuner: LORA, r: 1, target_modules: [query, key, value]}
+  space:                          # more that its search tries, or other bounds
+    adapter.lora_alpha: {type: choice, values: [1, 4, 16]}
+bottleneck-top:
+  adapter: {method: bottleneck, r: 2, layers: top-3}
+  reference: true                 # outside the match: its size is its own
+```
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.spec.space import Space
+from orchestrator.spec.values import Json
+from tinyattn.config import StrictModel, build, set_dotted
+from tinyattn.errors import ConfigError
+from tinyattn.files.yaml_files import read_yaml
+
+ENDINGS = (".yaml", ".yml")
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+
+
+class OwnMethod(StrictModel):
+    """One method of a file."""
+
+    adapter: dict[str, Any]
+    space: Space = {}
+    reference: bool = False
+
+    def sizes(self) -> Iterator[dict[str, Json]]:
+        """Yield the adapter with each extreme value that the search may give it, one at a time."""
+        yield self.adapter
+        for key, domain in self.space.items():
+            for value in domain.extremes():
+                data: dict[str, Any] = {"adapter": {**self.adapter}}
+                set_dotted(data, key, value)
+                yield data["adapter"]
+
+
+def read_methods(path: Path) -> Mapping[str, OwnMethod]:
+    """Read a file of methods.
+
+    Raises:
+        ConfigError: it cannot be read, or a line for each fault.
+    """
+    data = read_yaml(path)
+    if not isinstance(data, dict) or not data:
+        raise ConfigError(f"{path}: a mapping of names to methods is needed")
+    faults: list[str] = []
+    found: dict[str, OwnMethod] = {}
+    for name, value in data.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            faults.append(
+                f"{path}: {name!r} came as a name, allowed are up to 32 small letters, digits and -"
+            )
+            continue
+        try:
+            found[name] = build(OwnMethod, value, f"{path}: {name}")
+        except ConfigError as error:
+            faults.append(str(error))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return found
