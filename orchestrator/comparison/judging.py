@@ -128,7 +128,8 @@ class Comparison:
     methods: list[Judged]
     pairs: list[Pair]
     shows: float
-    """Least difference that so many rows and seeds show in four of five cases, at the level."""
+    """Least difference of a usual pair (by the median of their standard errors) that so many rows and
+    seeds show in four of five cases, at the level."""
     left_out: list[int]
     """Seeds that some method did not complete, so that none is judged by them."""
 
@@ -186,7 +187,7 @@ def judge(
         "held-out" if data.heldout is not None else "selection",
         found,
         pairs,
-        float(needed) * statistics.mean(errors) if errors else 0.0,
+        float(needed) * statistics.median(errors) if errors else 0.0,
         [seed for seed in every if seed not in shared],
     )
 

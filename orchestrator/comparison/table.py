@@ -84,8 +84,9 @@ def sentences(found: Comparison) -> Iterator[str]:
     if seeds < 2:
         yield "note: one seed says nothing of others; p is for these trained adapters alone."
     yield (
-        f"{found.rows:,} rows and {seeds} seeds show a difference of about "
-        f"{100 * found.shows:.1f} points or more; smaller ones are mostly missed."
+        f"With {found.rows:,} rows and {seeds} seeds a difference of about "
+        f"{100 * found.shows:.1f} points between two methods usually shows; smaller ones are "
+        "mostly missed."
     )
     judging = found.judges != "selection"
     shown = [pair for pair in found.pairs if judging and pair.corrected < LEVEL]

@@ -189,7 +189,7 @@ def test_the_table_and_what_it_shows() -> None:
     assert "+10.0%" in rows[1]
     assert "reference" in rows[2]
     assert "tiny is better than lora by 25.00 points (p = 0.01, corrected for 1 pairs)." in text
-    assert "show a difference of about 5.3 points" in text
+    assert "a difference of about 5.3 points between two methods usually shows" in text
 
 
 def test_a_name_from_a_store_is_text_on_the_page(tmp_path: Path) -> None:
