@@ -153,9 +153,38 @@ TUNERS: dict[str, frozenset[str]] = {
     "VBLORA": frozenset({"r", "num_vectors", "vector_length", "topk", "target_modules"}),
     "GRALORA": frozenset({"r", "gralora_k", "alpha", "target_modules"}),
     "DELORA": frozenset({"r", "delora_lambda", "target_modules"}),
+    "HIRA": frozenset({"r", "target_modules"}),
+    "PEANUT": frozenset({"r", "depth", "act_fn", "scaling", "target_modules"}),
+    "BEFT": frozenset({"target_modules"}),
+    "PSOFT": frozenset(
+        {"r", "psoft_alpha", "psoft_orth", "psoft_mag_a", "psoft_mag_b", "target_modules"}
+    ),
+    "TINYLORA": frozenset({"r", "u", "weight_tying", "projection_seed", "target_modules"}),
+    "UNILORA": frozenset({"r", "theta_d_length", "proj_seed", "target_modules"}),
+    "GLORA": frozenset({"r", "target_modules"}),
+    "DEFT": frozenset({"r", "decomposition_method", "alpha", "para", "target_modules"}),
+    "OSF": frozenset({"effective_rank", "target_modules"}),
+    "SUPERTUNING": frozenset({"r", "sparsity", "lora_alpha", "target_modules"}),
 }
 """{tuner of peft: its options that may be set}. A tuner is here once the table of
 tests/tinyattn/test_peft.py has it."""
+
+
+_NEEDS_MORE = "it needs another PLM, or several tasks, in memory"
+_CHANGES_ROWS = "it changes the rows that the PLM reads, not its modules"
+_UNCOUNTABLE = "its parameters cannot be counted without the PLM's weights"
+LEFT_OUT: dict[str, str] = {
+    **dict.fromkeys(("XLORA", "POLY", "CPT", "SHADOW", "CARTRIDGE"), _NEEDS_MORE),
+    "MULTITASK_PROMPT_TUNING": _NEEDS_MORE,
+    "LILY": "its mixture is the mean over all tokens of a batch: rows would change each other",
+    "PVERA": "it draws at random in training",
+    "ADALORA": "it hands out ranks in training",
+    **dict.fromkeys(("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"), _CHANGES_ROWS),
+    "ADAPTION_PROMPT": _CHANGES_ROWS,
+    "TRAINABLE_TOKENS": "it trains words that are named one by one",
+    **dict.fromkeys(("SHIRA", "FROD", "ADAMSS"), _UNCOUNTABLE),
+}
+"""{tuner of peft that is not offered: why}."""
 
 
 MOST_RANK = 65_536
@@ -186,6 +215,11 @@ class PeftAdapter(StrictModel):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
+        if self.tuner in LEFT_OUT:
+            raise ValueError(
+                f"tuner {self.tuner} is not offered: {LEFT_OUT[self.tuner]}; allowed are "
+                f"{', '.join(TUNERS)}"
+            )
         if self.tuner not in TUNERS:
             raise ValueError(
                 f"tuner {self.tuner} came{did_you_mean(self.tuner, TUNERS)}; allowed are "

@@ -128,7 +128,7 @@ class Comparison:
     methods: list[Judged]
     pairs: list[Pair]
     shows: float
-    """Least difference of a usual pair (by the median of their standard errors) that so many rows and
+    """Least difference of a usual pair (by the median of standard errors) that so many rows and
     seeds show in four of five cases, at the level."""
     left_out: list[int]
     """Seeds that some method did not complete, so that none is judged by them."""

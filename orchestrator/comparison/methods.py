@@ -35,10 +35,27 @@ TUNERS_HERE: dict[str, tuple[str, str | None]] = {
     "delora": ("DELORA", "r"),
     "fourierft": ("FOURIERFT", "n_frequency"),
     "waveft": ("WAVEFT", "n_frequency"),
+    "hira": ("HIRA", "r"),
+    "peanut": ("PEANUT", "r"),
+    "deft": ("DEFT", "r"),
+    "glora": ("GLORA", "r"),
+    "gralora": ("GRALORA", "r"),
+    "tinylora": ("TINYLORA", "u"),
+    "unilora": ("UNILORA", "theta_d_length"),
+    "lokr": ("LOKR", "r"),
+    "oft": ("OFT", "oft_block_size"),
+    "boft": ("BOFT", "boft_block_size"),
+    "c3a": ("C3A", "block_size"),
+    "randlora": ("RANDLORA", "r"),
     "road": ("ROAD", None),
+    "beft": ("BEFT", None),
 }
-"""{name: (tuner of peft, option in which its size is linear; None: it has one size)}. Tuners whose
-sizes follow no such rule can be swept, but not brought to a wanted size."""
+"""{name: (tuner of peft, option that sets its size; None: it has one size)}. Other tuners can be
+swept, but nothing brings them to a wanted size."""
+_BY_STEPS = {"gralora", "lokr", "oft", "boft", "c3a", "randlora"}
+"""Tuners whose size is not linear in their option, or that take only some values of it."""
+_STEPS = sorted(factor * 2**power for factor in (1, 3) for power in range(11))
+"""Values of the option that are tried with these."""
 OTHER = 0.1
 """Largest difference from the wanted number of parameters, as a share of it."""
 _RATES = (1e-4, 3e-2)
@@ -125,17 +142,7 @@ def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
     if name in REFERENCES:
         adapter = _reference(name)
         return Sized(name, adapter, _count(plm, adapter), rates, is_reference=True)
-    if name == "ia3":
-        sizes = [_ia3(targets) for targets in _ia3_targets(plm)]
-    elif (settings := _settings(name)).get("knob") is None:
-        sizes = [settings]
-    else:
-        knob = str(settings.pop("knob"))
-        one, two = (_count(plm, {**settings, knob: size}) for size in (1, 2))
-        near = 1 + (params - one) // max(1, two - one)
-        sizes = [{**settings, knob: size} for size in (near, near + 1) if size >= 1]
-        sizes = sizes or [{**settings, knob: 1}]
-    found = [Sized(name, adapter, _count(plm, adapter), rates) for adapter in sizes]
+    found = [Sized(name, adapter, size, rates) for adapter, size in _sizes(plm, name, params)]
     best = min(found, key=lambda one: abs(one.parameters - params))
     if not _is_near(best.parameters, params):
         near_by = ", ".join(f"{one.parameters:,}" for one in found)
@@ -144,6 +151,38 @@ def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
             f"allowed is {OTHER:.0%} more or less"
         )
     return best
+
+
+def _sizes(plm: PreTrainedModel, name: str, params: int) -> list[tuple[dict[str, Json], int]]:
+    """Return settings of a method near the wanted size, each with its number of parameters."""
+    if name == "ia3":
+        return _counted(plm, [_ia3(targets) for targets in _ia3_targets(plm)])
+    settings = _settings(name)
+    knob = settings.pop("knob", None)
+    if knob is None:
+        return _counted(plm, [settings])
+    if name in _BY_STEPS:
+        tried = _counted(plm, [{**settings, str(knob): step} for step in _STEPS])
+        return sorted(tried, key=lambda one: abs(one[1] - params))[:2]
+    one, two = (_count(plm, {**settings, str(knob): size}) for size in (1, 2))
+    near = max(1, 1 + (params - one) // max(1, two - one))
+    return _counted(plm, [{**settings, str(knob): size} for size in (near, near + 1)])
+
+
+def _counted(
+    plm: PreTrainedModel, settings: Sequence[dict[str, Json]]
+) -> list[tuple[dict[str, Json], int]]:
+    """Return the settings that a PLM takes, with their sizes; ConfigError if it takes none."""
+    found: list[tuple[dict[str, Json], int]] = []
+    refused: ConfigError | None = None
+    for adapter in settings:
+        try:
+            found.append((adapter, _count(plm, adapter)))
+        except ConfigError as error:  # a block that does not divide the width
+            refused = error
+    if refused is not None and not found:
+        raise refused
+    return found
 
 
 def _of_file(plm: PreTrainedModel, name: str, method: OwnMethod, params: int) -> Sized:

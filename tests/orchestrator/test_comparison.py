@@ -129,11 +129,32 @@ def test_methods_at_one_size() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "settings", "count"),
+    [
+        ("hira", {"r": 1}, 2 * 384 * 12),  # as LoRA, on query and value
+        ("c3a", {"block_size": 192}, 384 * 384 // 192 * 12),  # one number a column of a block
+        ("boft", {"boft_block_size": 1}, None),
+        ("lokr", {"r": 12}, None),
+        ("unilora", {"theta_d_length": 9216}, 9216),
+        ("tinylora", {"u": 768}, 768 * 12),
+    ],
+)
+def test_tuners_that_are_brought_to_a_size(
+    name: str, settings: dict[str, int], count: int | None
+) -> None:
+    (found,) = sized_methods("minilm", [name], 9216)
+    assert settings.items() <= found.adapter.items()
+    assert abs(found.parameters - 9216) <= 922
+    assert count in (None, found.parameters)
+
+
+@pytest.mark.parametrize(
     ("names", "params", "message"),
     [
         (["tiny", "lorra"], 9216, "lorra came — did you mean 'lora'"),
         (["tiny", "tiny"], 9216, "tiny came twice"),
-        (["tiny", "lokr"], 9216, "lokr came"),
+        (["tiny", "osf"], 9216, "osf came"),
+        (["oft"], 9216, "nearest that it can have on this PLM are 6,912, 11,520"),
         (["bottleneck"], 10**9, "bottleneck: size: adapter.r: .* allowed is"),
         (["road"], 9216, "9,216 parameters came, the nearest .* are 4,608; allowed is 10%"),
         (["lora"], 100, "100 parameters came, the nearest .* 9,216"),

@@ -16,7 +16,7 @@ from test_placement import batch_of
 from torch import Tensor
 
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import TUNERS, AdapterConfig, PeftAdapter
+from tinyattn.config import LEFT_OUT, TUNERS, AdapterConfig, PeftAdapter, TrainConfig, build
 from tinyattn.errors import ConfigError
 from tinyattn.plms.loading import Plm, fingerprint
 
@@ -39,6 +39,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "VBLORA": {"r": 2, "num_vectors": 8, "vector_length": 4, "topk": 2},
     "GRALORA": {"r": 2, "gralora_k": 2},
     "DELORA": {"r": 2},
+    "HIRA": {"r": 2},
+    "PEANUT": {"r": 2},
+    "BEFT": {},
+    "PSOFT": {"r": 4},
+    "TINYLORA": {"r": 2, "u": 8},
+    "UNILORA": {"r": 2, "theta_d_length": 64},
+    "GLORA": {"r": 2},
+    "DEFT": {"r": 2},
+    "OSF": {"effective_rank": 4},
+    "SUPERTUNING": {"r": 2},
 }
 TARGETS = {
     "bert": ["query", "value"],
@@ -94,9 +104,11 @@ def test_a_tuner_gives_what_peft_gives(build_plm: Any, kind: str, tuner: str) ->
     config = PeftAdapter(method="peft", tuner=tuner, **options)
     try:
         wanted = by_peft(plm, tuner, options)
-    except (TypeError, ValueError):  # GPT-2's products are no Linear
+        if not any(p.requires_grad for p in wanted.parameters()):
+            raise TypeError("peft left the PLM as it is")
+    except (TypeError, ValueError, NotImplementedError):  # GPT-2's products are no Linear
         assert kind == "gpt2"
-        with pytest.raises(ConfigError, match="cannot be put on this PLM"):
+        with pytest.raises(ConfigError, match=r"cannot be put on this PLM|changes no module"):
             model.add_adapter("one", config, 2)
         return
     adapter = model.add_adapter("one", config, 2)
@@ -145,6 +157,21 @@ def test_a_tuner_gives_what_peft_gives(build_plm: Any, kind: str, tuner: str) ->
         assert torch.equal(value, bare[key]), key
     assert not any(p.requires_grad for p in plm.parameters())
     model.detach()
+
+
+def test_every_tuner_of_peft_is_offered_or_named_with_a_reason() -> None:
+    known = {kind.value for kind in peft.PEFT_TYPE_TO_CONFIG_MAPPING}
+    assert known == set(TUNERS) | set(LEFT_OUT)
+    assert not set(TUNERS) & set(LEFT_OUT)
+    documented = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    for tuner in LEFT_OUT:
+        assert tuner in documented
+        with pytest.raises(ConfigError, match=f"tuner {tuner} is not offered: "):
+            build(
+                TrainConfig,
+                {"task": "rte", "plm": "minilm", "adapter": {"method": "peft", "tuner": tuner}},
+                "test",
+            )
 
 
 @pytest.mark.parametrize(

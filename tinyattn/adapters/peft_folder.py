@@ -19,11 +19,25 @@ _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
+def limited(config: Any, base: Any, paths: Sequence[str]) -> Any:
+    """Return a tuner's config that changes these modules and no others.
+
+    Args:
+        config: of a tuner.
+        base: a PLM in which the tuner has changed these modules.
+        paths: of modules in it.
+    """
+    found = copy.copy(config)
+    found.target_modules = sorted(paths)
+    if hasattr(found, "feedforward_modules"):  # IA3 rescales their input, not their output
+        found.feedforward_modules = sorted(
+            path for path in paths if base.get_submodule(path).is_feedforward
+        )
+    return found
+
+
 def write_peft_folder(by_peft: Any, paths: Sequence[str], folder: Path) -> None:
     """Write peft's files for the changed modules of a peft model.
-
-    Their paths are listed one by one, so that peft changes these modules and no others, as a
-    pooler's, or those of layers that the trial left alone.
 
     Args:
         by_peft: a `peft.PeftModel`.
@@ -35,13 +49,8 @@ def write_peft_folder(by_peft: Any, paths: Sequence[str], folder: Path) -> None:
     """
     from peft import get_peft_model_state_dict
 
-    config = copy.copy(by_peft.active_peft_config)
-    config.target_modules, config.inference_mode = sorted(paths), True
-    if hasattr(config, "feedforward_modules"):  # IA3 rescales their input, not their output
-        base = by_peft.get_base_model()
-        config.feedforward_modules = sorted(
-            path for path in paths if base.get_submodule(path).is_feedforward
-        )
+    config = limited(by_peft.active_peft_config, by_peft.get_base_model(), paths)
+    config.inference_mode = True
     weights = get_peft_model_state_dict(by_peft, save_embedding_layers=False)
     wanted = tuple(f"{_PREFIX}{path}." for path in paths)
     kept = {

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tinyattn.adapters.peft_folder import limited
 from tinyattn.compat.torch_compat import is_out_of_memory, skeleton_of
 from tinyattn.config import PeftAdapter, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
@@ -153,39 +154,60 @@ def _leaves(base: Any) -> list[str]:
 def _tuned(
     base: PreTrainedModel, config: PeftAdapter, leaves: Sequence[str], seed: int
 ) -> tuple[Modules, Any]:
-    """Return the modules that a tuner changed on a skeleton of the PLM, and peft's model of it."""
-    from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType, get_peft_model
+    """Return the modules that a tuner changed on a skeleton of the PLM, and peft's model of it.
 
-    skeleton = skeleton_of(base)
+    A tuner whose modules share something, as Uni-LoRA's, is put on the trial's modules alone, as it
+    will be where the adapter is loaded.
+    """
+    from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType
+
     options = dict(config.options)
     if config.tuner == "LN_TUNING":  # peft knows its modules by name in no PLM
         norms = [path for path in leaves if _is_norm(base.get_submodule(path))]
         options.setdefault("target_modules", norms)
     kind = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(config.tuner)]
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on weights it cannot name in a model card of its own
-        torch.manual_seed(seed)
-        try:
-            model = get_peft_model(skeleton, kind(**options)).eval()
-        except Exception as error:  # of any class, as re.error
-            if is_out_of_memory(error):
-                raise
-            raise ConfigError(
-                f"adapter: {config.tuner} with {options or 'its defaults'} cannot be put on this "
-                f"PLM ({base.config.model_type}): {error}"
-            ) from None
-    found = {path: skeleton.get_submodule(path) for path in leaves}
-    changed = {
-        path: module
-        for path, module in found.items()
-        if any(parameter.requires_grad for parameter in module.parameters())
-    }
+    try:
+        model = _put(kind(**options), base, seed)
+        changed = _changed(model, leaves)
+        every = _changed(model, [p for p, m in base.named_modules() if not list(m.children())])
+        if changed and len(every) > len(changed):
+            fitting = limited(model.active_peft_config, model.get_base_model(), [*changed])
+            model = _put(fitting, base, seed)
+            changed = _changed(model, leaves)
+    except Exception as error:  # of any class, as re.error
+        if is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"adapter: {config.tuner} with {options or 'its defaults'} cannot be put on this "
+            f"PLM ({base.config.model_type}): {error}"
+        ) from None
     if not changed:
         raise ConfigError(
             f"adapter: {config.tuner} with {options or 'its defaults'} changes no module of layers "
             f"{config.layers} of this PLM ({base.config.model_type}); set target_modules"
         )
     return changed, model
+
+
+def _put(config: Any, base: PreTrainedModel, seed: int) -> Any:
+    """Return peft's model of a new skeleton of a PLM, with a tuner in it."""
+    from peft import get_peft_model
+
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on weights it cannot name in a model card of its own
+        torch.manual_seed(seed)
+        return get_peft_model(skeleton_of(base), config).eval()
+
+
+def _changed(model: Any, paths: Sequence[str]) -> Modules:
+    """Return those of the modules at these paths that a tuner changed."""
+    base = model.get_base_model()
+    found = {path: base.get_submodule(path) for path in paths}
+    return {
+        path: module
+        for path, module in found.items()
+        if any(parameter.requires_grad for parameter in module.parameters())
+    }
 
 
 def _is_norm(module: nn.Module) -> bool:
