@@ -118,6 +118,38 @@ class BottleneckConfig(StrictModel):
     """As for tiny attention."""
 
 
+class VariantConfig(StrictModel):
+    """Variants of tiny attention: another score, or another choice of what is attended to."""
+
+    method: Literal["variant"]
+    """What is trained: a variant of tiny attention."""
+    score: Literal["dot", "additive", "rbf", "aggregation"] = "dot"
+    """Score of a key: dot product (the paper), a·tanh(q + k + b), −τ|q − k|², or u·tanh(k + b),
+    which is the same for every query."""
+    window: int | None = Field(None, ge=0, le=1_000_000)
+    """Most positions between a query and a key; None: no limit."""
+    share_kv: bool = False
+    """Whether all heads share keys and values (multi-query attention)."""
+    null_key: bool = False
+    """A learned key and value beside those of the row, to attend to nothing of it."""
+    gate: bool = False
+    """A factor of the output that starts at 0."""
+    num_heads: int = Field(1, ge=1, le=256)
+    """As for tiny attention, as all that follows."""
+    head_dim: int = Field(1, ge=1, le=1024)
+    """D, dimension of each head's query, key and value."""
+    norm: Literal["none", "plain", "affine"] = "plain"
+    """LayerNorm before the projections."""
+    bias: bool = True
+    """Query bias, where the score has no b of its own, and output bias."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Probability of dropping an attention weight in training."""
+    placement: Literal["sequential", "parallel", "parallel_heads"] = "sequential"
+    """Where the adapter acts."""
+    layers: Layers = "all"
+    """PLM layers that get one."""
+
+
 class UnfrozenConfig(StrictModel):
     """Weights of the PLM itself that are trained, as a copy of the trial's own."""
 
@@ -244,6 +276,7 @@ def method_name(adapter: BaseModel) -> str:
 
 METHODS: dict[str, type[StrictModel]] = {
     "tiny": AdapterConfig,
+    "variant": VariantConfig,
     "bottleneck": BottleneckConfig,
     "bitfit": UnfrozenConfig,
     "full": UnfrozenConfig,
@@ -278,6 +311,7 @@ TAGS = {model.__name__: model for model in METHODS.values()}
 
 AnyAdapter = Annotated[
     Annotated[AdapterConfig, Tag("AdapterConfig")]
+    | Annotated[VariantConfig, Tag("VariantConfig")]
     | Annotated[BottleneckConfig, Tag("BottleneckConfig")]
     | Annotated[UnfrozenConfig, Tag("UnfrozenConfig")]
     | Annotated[PeftAdapter, Tag("PeftAdapter")],

@@ -52,6 +52,15 @@ TUNERS_HERE: dict[str, tuple[str, str | None]] = {
 }
 """{name: (tuner of peft, option that sets its size; None: it has one size)}. Other tuners can be
 swept, but nothing brings them to a wanted size."""
+VARIANTS: dict[str, dict[str, Json]] = {
+    "additive": {"score": "additive"},
+    "rbf": {"score": "rbf"},
+    "aggregation": {"score": "aggregation"},
+    "window": {"window": 8},
+    "null-key": {"null_key": True},
+    "gated": {"gate": True},
+}
+"""{name: what is other than in tiny attention}; its size grows by the head's dimension."""
 _BY_STEPS = {"gralora", "lokr", "oft", "boft", "c3a", "randlora"}
 """Tuners whose size is not linear in their option, or that take only some values of it."""
 _STEPS = sorted(factor * 2**power for factor in (1, 3) for power in range(11))
@@ -83,7 +92,7 @@ class Sized:
 
 def names() -> list[str]:
     """Return the names of all methods, in the order of the table."""
-    return ["tiny", "bottleneck", *TUNERS_HERE, *REFERENCES]
+    return ["tiny", *VARIANTS, "bottleneck", *TUNERS_HERE, *REFERENCES]
 
 
 def one_head_size(plm: str) -> int:
@@ -209,6 +218,8 @@ def _settings(name: str) -> dict[str, Json]:
     """Return a method's settings without its size, whose key is in `knob` if it has several."""
     if name == "tiny":
         return {"method": "tiny", "num_heads": 1, "bias": False, "knob": "head_dim"}
+    if name in VARIANTS:
+        return {"method": "variant", "bias": False, **VARIANTS[name], "knob": "head_dim"}
     if name == "bottleneck":
         return {"method": "bottleneck", "knob": "r"}
     tuner, knob = TUNERS_HERE[name]

@@ -137,10 +137,13 @@ def test_methods_at_one_size() -> None:
         ("lokr", {"r": 12}, None),
         ("unilora", {"theta_d_length": 9216}, 9216),
         ("tinylora", {"u": 768}, 768 * 12),
+        ("rbf", {"score": "rbf", "head_dim": 1}, (4 * 384 + 1) * 6),
+        ("additive", {"score": "additive"}, (4 * 384 + 2) * 6),
+        ("null-key", {"null_key": True}, (4 * 384 + 2) * 6),
     ],
 )
-def test_tuners_that_are_brought_to_a_size(
-    name: str, settings: dict[str, int], count: int | None
+def test_methods_that_are_brought_to_a_size(
+    name: str, settings: dict[str, Any], count: int | None
 ) -> None:
     (found,) = sized_methods("minilm", [name], 9216)
     assert settings.items() <= found.adapter.items()
@@ -158,6 +161,7 @@ def test_tuners_that_are_brought_to_a_size(
         (["bottleneck"], 10**9, "bottleneck: size: adapter.r: .* allowed is"),
         (["road"], 9216, "9,216 parameters came, the nearest .* are 4,608; allowed is 10%"),
         (["lora"], 100, "100 parameters came, the nearest .* 9,216"),
+        (["aggregation"], 9216, "nearest that it can have on this PLM are 6,924, 13,848"),
         (["ia3", "lora"], 10**9, "ia3: 1,000,000,000 parameters came"),
     ],
 )

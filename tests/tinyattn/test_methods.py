@@ -22,6 +22,21 @@ from tinyattn.errors import ConfigError, PlmError
 from tinyattn.plms.loading import Plm, load_plm
 
 METHODS: dict[str, dict[str, Any]] = {
+    "additive": {
+        "method": "variant",
+        "score": "additive",
+        "num_heads": 2,
+        "window": 3,
+        "dropout": 0,
+    },
+    "rbf": {"method": "variant", "score": "rbf", "null_key": True, "dropout": 0.0},
+    "aggregation": {
+        "method": "variant",
+        "score": "aggregation",
+        "num_heads": 2,
+        "share_kv": True,
+        "dropout": 0,
+    },
     "bottleneck": {"method": "bottleneck", "r": 3, "activation": "gelu", "bias": True},
     "bitfit": {"method": "bitfit"},
     "full": {"method": "full"},
@@ -245,7 +260,7 @@ def test_layers_limit_what_is_changed(build_plm: Any) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"adapter.method": "lora"}, "method 'lora' came; allowed are tiny, bottleneck"),
+        ({"adapter.method": "lora"}, "method 'lora' came; allowed are tiny, variant, bottleneck"),
         ({"adapter.method": "bitfitt"}, "did you mean 'bitfit'"),
         ({"adapter.method": ["tiny", "full"]}, r"method \['tiny', 'full'\] came; allowed are"),
         (

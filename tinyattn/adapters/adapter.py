@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinyattn.adapters.attention import TinyAttention
+from tinyattn.adapters.attention import AttentionAdapter, TinyAttention
 from tinyattn.adapters.bottleneck import Bottleneck
 from tinyattn.adapters.peft_folder import PEFT_FOLDER, write_peft_folder
 from tinyattn.adapters.replaced import (
@@ -19,8 +19,9 @@ from tinyattn.adapters.replaced import (
     own_parameters,
     replaced_modules,
 )
+from tinyattn.adapters.variant import AttentionVariant
 from tinyattn.compat.deepspeed_compat import whole_size
-from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig
+from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig, VariantConfig
 from tinyattn.plms.families import layer_calls, select_layers
 
 CLASSIFIER_INIT = 0.02
@@ -30,8 +31,8 @@ CLASSIFIER_INIT = 0.02
 class Adapter(nn.Module):
     """An adapter and its classifier; a method acts on the PLM in one of two ways.
 
-    Tiny attention and bottlenecks add a module's output at a layer call: `by_call`. The others
-    change modules of the PLM: `replaced` has those that run in their place.
+    Tiny attention, its variants and bottlenecks add a module's output at a layer call: `by_call`.
+    The others change modules of the PLM: `replaced` has those that run in their place.
 
     It is trained, saved and switched as a whole; its state dict is the content of an adapter file.
     With `share_layers` all calls use one module, which is stored once, under the first call's
@@ -53,7 +54,7 @@ class Adapter(nn.Module):
         self.layers, self.calls = nn.ModuleDict(), list[int]()
         # Not modules of this one: most of their weights are the PLM's.
         self._held = Replaced({})
-        if isinstance(config, AdapterConfig | BottleneckConfig):
+        if isinstance(config, AdapterConfig | VariantConfig | BottleneckConfig):
             self.calls = select_layers(config.layers, total)
             for index in self.calls[:1] if self._is_shared else self.calls:
                 module = _module_of(config, hidden)
@@ -111,7 +112,11 @@ class Adapter(nn.Module):
         return self
 
 
-def _module_of(config: AdapterConfig | BottleneckConfig, hidden: int) -> TinyAttention | Bottleneck:
+def _module_of(
+    config: AdapterConfig | VariantConfig | BottleneckConfig, hidden: int
+) -> AttentionAdapter | Bottleneck:
+    if isinstance(config, VariantConfig):
+        return AttentionVariant(hidden, config)
     if isinstance(config, BottleneckConfig):
         return Bottleneck(hidden, config.r, config.activation, norm=config.norm, bias=config.bias)
     return TinyAttention(

@@ -30,19 +30,12 @@ _AT_ONCE = 2**21
 """Most attention weights for which `kept_weights` draws random numbers at once."""
 
 
-class TinyAttention(nn.Module):
-    """z̃ = (1/M) Σ_m O_m · Attn_m(z) + b, equations 1-4 in mean form.
+class AttentionAdapter(nn.Module):
+    """An adapter that attends: what tiny attention and its variants have alike.
 
-    The paper writes the sum Σ_m O_m Attn_m; the mean is stored instead (`experts.py` says why) and
-    equation 1's O_m is `out_weight[m] / M`. With one head the two are the same.
-
-    A key bias adds the same number to all scores of a query, which softmax cancels; a value bias
-    passes through the weighted mean unchanged, which makes it an output bias. So `bias` means a
-    query bias and an output bias: 4·H·M·D + M·D + H parameters, 4·H·M·D without.
+    A subclass has the parameters, and says how embeddings are projected and how heads attend.
 
     Attributes:
-        qkv_weight: W_Q, W_K and W_V, [3, M, D, H].
-        query_bias: [M, D], or None.
         out_weight: O in mean form, [M, D, H].
         out_bias: [H], or None.
         row_keys: [B] random keys of the next call's rows. A row's dropout mask is made from its key
@@ -51,15 +44,11 @@ class TinyAttention(nn.Module):
         generator: source of row keys if none are given; None: torch's global generator.
     """
 
+    out_weight: nn.Parameter
+    out_bias: nn.Parameter | None
+
     def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int = 1,
-        head_dim: int = 1,
-        *,
-        norm: Norm = "plain",
-        bias: bool = True,
-        dropout: float = 0.0,
+        self, hidden_size: int, num_heads: int, head_dim: int, norm: Norm, dropout: float
     ) -> None:
         super().__init__()
         self.hidden_size, self.num_heads, self.head_dim = hidden_size, num_heads, head_dim
@@ -71,21 +60,44 @@ class TinyAttention(nn.Module):
             if norm == "none"
             else nn.LayerNorm(hidden_size, elementwise_affine=norm == "affine")
         )
-        self.qkv_weight = nn.Parameter(torch.empty(3, num_heads, head_dim, hidden_size))
-        self.out_weight = nn.Parameter(torch.empty(num_heads, head_dim, hidden_size))
-        self.query_bias = nn.Parameter(torch.empty(num_heads, head_dim)) if bias else None
-        self.out_bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
-        self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw fresh weights: projections U(±1/√H), output U(±0.01/√D), biases zero."""
-        bound = 1 / math.sqrt(self.hidden_size)
-        nn.init.uniform_(self.qkv_weight, -bound, bound, generator=generator)
+        """Draw fresh weights."""
+        raise NotImplementedError
+
+    def projection(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight [C, H] and bias [C] of the projection to all heads' q, k and v."""
+        raise NotImplementedError
+
+    def split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
+        """Return q, k and v, each [B, M, T, D], of what `projection` gives."""
+        raise NotImplementedError
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed: Tensor | None,
+        is_causal: bool,
+        keys: Tensor | None,
+    ) -> Tensor:
+        """Return what the heads gather, [B, M, T, D]; zeros for a query that may see no key.
+
+        Args:
+            query: [B, M, T, D].
+            key: [B, M, S, D].
+            value: [B, M, S, D].
+            allowed: bool, broadcastable to [B, M, T, S]; None: all.
+            is_causal: a query sees itself and earlier positions only; excludes `allowed`.
+            keys: [B] dropout keys; None: no dropout.
+        """
+        raise NotImplementedError
+
+    def reset_output(self, generator: torch.Generator | None) -> None:
+        """Draw fresh output weights U(±0.01/√D)."""
         bound = OUT_INIT / math.sqrt(self.head_dim)
         nn.init.uniform_(self.out_weight, -bound, bound, generator=generator)
-        for parameter in (self.query_bias, self.out_bias):
-            if parameter is not None:
-                nn.init.zeros_(parameter)
 
     def forward(
         self,
@@ -108,7 +120,7 @@ class TinyAttention(nn.Module):
         """
         if stream is not None:
             return self._forward_stream(z_BTH, is_causal, stream)
-        query, key, value = self._split(self._project(z_BTH))
+        query, key, value = self.split(self._project(z_BTH))
         if extend is not None:
             key, value = extend(key, value)
         keys = self._next_keys(len(z_BTH), z_BTH.device)
@@ -121,7 +133,7 @@ class TinyAttention(nn.Module):
         def attend(mask: Tensor | None, qkv_BTC: Tensor, *keys_BT1: Tensor) -> Tensor:
             # Padding is on the right, so a causal query never sees it.
             allowed = None if is_causal else mask
-            query, key, value = self._split(qkv_BTC)
+            query, key, value = self.split(qkv_BTC)
             keys = keys_BT1[0][:, 0, 0] if keys_BT1 else None
             heads = self.attend(query, key, value, allowed, is_causal, keys)
             return heads.transpose(1, 2).flatten(2)
@@ -132,11 +144,8 @@ class TinyAttention(nn.Module):
         return self._combine(heads[None], z_1NH)
 
     def _project(self, z_BTH: Tensor) -> Tensor:
-        """Return q, k and v of all heads, [B, T, 3·M·D]: equation 4 as one matrix product."""
-        weight = self.qkv_weight.flatten(0, 2)
-        bias = None
-        if self.query_bias is not None:
-            bias = F.pad(self.query_bias.flatten(), (0, 2 * self.num_heads * self.head_dim))
+        """Return q, k and v of all heads, [B, T, C], by one matrix product."""
+        weight, bias = self.projection()
         number_format = self._number_format(z_BTH)
         z_BTH = self._normed(z_BTH.to(number_format))
         if number_format == weight.dtype:
@@ -150,12 +159,7 @@ class TinyAttention(nn.Module):
         On a CPU bf16 is no faster here, and oneDNN would compile and keep kernels for each length
         of `z`.
         """
-        return z.dtype if z.is_cuda else self.qkv_weight.dtype
-
-    def _split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
-        """q, k and v, each [B, M, T, D]."""
-        shape = (3, self.num_heads, self.head_dim)
-        return qkv_BTC.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
+        return z.dtype if z.is_cuda else self.out_weight.dtype
 
     def _normed(self, z_BTH: Tensor) -> Tensor:
         if isinstance(self.norm, nn.LayerNorm) and self.norm.elementwise_affine:
@@ -172,6 +176,71 @@ class TinyAttention(nn.Module):
             )
         keys, self.row_keys = self.row_keys, _mixed(self.row_keys + _STEP)
         return keys
+
+    def _combine(self, heads_BTC: Tensor, z_BTH: Tensor) -> Tensor:
+        """Merge concatenated heads [B, T, M·D] into [B, T, H]: equation 1a in mean form."""
+        number_format = self._number_format(z_BTH)
+        weight = (self.out_weight.flatten(0, 1) / self.num_heads).to(number_format)  # [M·D, H]
+        bias = None if self.out_bias is None else self.out_bias.to(number_format)
+        return F.linear(heads_BTC.to(number_format), weight.t(), bias).to(z_BTH.dtype)
+
+    def extra_repr(self) -> str:
+        """Sizes shown by print(module)."""
+        return f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"
+
+
+class TinyAttention(AttentionAdapter):
+    """z̃ = (1/M) Σ_m O_m · Attn_m(z) + b, equations 1-4 in mean form.
+
+    The paper writes the sum Σ_m O_m Attn_m; the mean is stored instead (`experts.py` says why) and
+    equation 1's O_m is `out_weight[m] / M`. With one head the two are the same.
+
+    A key bias adds the same number to all scores of a query, which softmax cancels; a value bias
+    passes through the weighted mean unchanged, which makes it an output bias. So `bias` means a
+    query bias and an output bias: 4·H·M·D + M·D + H parameters, 4·H·M·D without.
+
+    Attributes:
+        qkv_weight: W_Q, W_K and W_V, [3, M, D, H].
+        query_bias: [M, D], or None.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int = 1,
+        head_dim: int = 1,
+        *,
+        norm: Norm = "plain",
+        bias: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(hidden_size, num_heads, head_dim, norm, dropout)
+        self.qkv_weight = nn.Parameter(torch.empty(3, num_heads, head_dim, hidden_size))
+        self.out_weight = nn.Parameter(torch.empty(num_heads, head_dim, hidden_size))
+        self.query_bias = nn.Parameter(torch.empty(num_heads, head_dim)) if bias else None
+        self.out_bias = nn.Parameter(torch.empty(hidden_size)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw fresh weights: projections U(±1/√H), output U(±0.01/√D), biases zero."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        nn.init.uniform_(self.qkv_weight, -bound, bound, generator=generator)
+        self.reset_output(generator)
+        for parameter in (self.query_bias, self.out_bias):
+            if parameter is not None:
+                nn.init.zeros_(parameter)
+
+    def projection(self) -> tuple[Tensor, Tensor | None]:
+        """Return equation 4 as one matrix, [3·M·D, H], and its bias."""
+        bias = None
+        if self.query_bias is not None:
+            bias = F.pad(self.query_bias.flatten(), (0, 2 * self.num_heads * self.head_dim))
+        return self.qkv_weight.flatten(0, 2), bias
+
+    def split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
+        """Return q, k and v, each [B, M, T, D]."""
+        shape = (3, self.num_heads, self.head_dim)
+        return qkv_BTC.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind(0)
 
     def attend(
         self,
@@ -198,17 +267,6 @@ class TinyAttention(nn.Module):
             weights = weights.masked_fill(~allowed, 0.0)  # 0, not NaN, where no key is allowed
         kept = kept_weights(keys, weights.shape, self.dropout)
         return (weights * kept / (1 - self.dropout)) @ value
-
-    def _combine(self, heads_BTC: Tensor, z_BTH: Tensor) -> Tensor:
-        """Merge concatenated heads [B, T, M·D] into [B, T, H]: equation 1a in mean form."""
-        number_format = self._number_format(z_BTH)
-        weight = (self.out_weight.flatten(0, 1) / self.num_heads).to(number_format)  # [M·D, H]
-        bias = None if self.out_bias is None else self.out_bias.to(number_format)
-        return F.linear(heads_BTC.to(number_format), weight.t(), bias).to(z_BTH.dtype)
-
-    def extra_repr(self) -> str:
-        """Sizes shown by print(module)."""
-        return f"{self.hidden_size}, num_heads={self.num_heads}, head_dim={self.head_dim}"
 
 
 def kept_weights(keys: Tensor, shape: torch.Size, dropout: float) -> Tensor:

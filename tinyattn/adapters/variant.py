@@ -1,0 +1,171 @@
+"""AttentionVariant: tiny attention with another score, or another choice of what is attended to.
+
+Shape suffixes as in `attention.py`. The scores, with q, k [D] of one head, and parameters a layer
+at M = D = 1 without biases:
+
+dot          q_t · k_s / √D, equation 3                             4H
+additive     Σ_d a_d tanh(q_td + k_sd + b_d), Bahdanau et al. 2015  4H + 2
+rbf          −τ |q_t − k_s|², τ > 0: may pick a key in between      4H + 1
+aggregation  Σ_d u_d tanh(k_sd + b_d), the same for every t         3H + 2
+
+At D = 1 a dot product grows or falls with the key, so it can only sharpen towards the largest or
+the smallest one. Beside the score there are a window |t − s| ≤ w, keys and values that all heads
+share (Shazeer 2019, 2H (M + 1) parameters), a learned key and value beside those of the row, by
+which a position may attend to nothing of it (2 more), and a gate g·z̃ that starts at 0 (1 more).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tinyattn.adapters.attention import AttentionAdapter, kept_weights
+from tinyattn.config import VariantConfig
+
+
+class AttentionVariant(AttentionAdapter):
+    """A variant of tiny attention, as its configuration says.
+
+    Attributes:
+        query_weight: [M, D, H]; None with `aggregation`, whose score knows no query.
+        key_weight, value_weight: [M, D, H], or [1, D, H] if heads share them.
+        query_bias: [M, D]; None without biases, and with scores that have a b of their own.
+        inner, outer: b and a, or u: [M, D]; None with scores that have none.
+        log_sharpness: ln τ, [M]; None but with `rbf`.
+        null_key, null_value: [1 or M, D], or None.
+        gate: [1], or None.
+    """
+
+    query_weight: nn.Parameter | None
+    key_weight: nn.Parameter
+    value_weight: nn.Parameter
+    query_bias: nn.Parameter | None
+    inner: nn.Parameter
+    outer: nn.Parameter
+    log_sharpness: nn.Parameter
+    null_key: nn.Parameter | None
+    null_value: nn.Parameter | None
+    gate: nn.Parameter | None
+
+    def __init__(self, hidden_size: int, config: VariantConfig) -> None:
+        heads, dim = config.num_heads, config.head_dim
+        super().__init__(hidden_size, heads, dim, config.norm, config.dropout)
+        self.score, self.window = config.score, config.window
+        has_inner = config.score in ("additive", "aggregation")
+        own = 1 if config.share_kv else heads
+        shapes: dict[str, tuple[int, ...] | None] = {
+            "query_weight": None if config.score == "aggregation" else (heads, dim, hidden_size),
+            "key_weight": (own, dim, hidden_size),
+            "value_weight": (own, dim, hidden_size),
+            "out_weight": (heads, dim, hidden_size),
+            "query_bias": (heads, dim) if config.bias and not has_inner else None,
+            "out_bias": (hidden_size,) if config.bias else None,
+            "inner": (heads, dim) if has_inner else None,
+            "outer": (heads, dim) if has_inner else None,
+            "log_sharpness": (heads,) if config.score == "rbf" else None,
+            "null_key": (own, dim) if config.null_key else None,
+            "null_value": (own, dim) if config.null_key else None,
+            "gate": (1,) if config.gate else None,
+        }
+        for name, shape in shapes.items():
+            parameter = None if shape is None else nn.Parameter(torch.empty(shape))
+            self.register_parameter(name, parameter)
+        self.reset_parameters()
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw fresh weights as tiny attention's; a, u and τ are 1, all else 0."""
+        bound = 1 / math.sqrt(self.hidden_size)
+        for name, parameter in self.named_parameters(recurse=False):
+            if name in ("query_weight", "key_weight", "value_weight"):
+                nn.init.uniform_(parameter, -bound, bound, generator=generator)
+            elif name == "outer":
+                nn.init.ones_(parameter)
+            elif name != "out_weight":
+                nn.init.zeros_(parameter)
+        self.reset_output(generator)
+
+    def projection(self) -> tuple[Tensor, Tensor | None]:
+        """Return the matrices of q, where there is one, k and v, as one, and its bias."""
+        own = (self.query_weight, self.key_weight, self.value_weight)
+        weight = torch.cat([part.flatten(0, 1) for part in own if part is not None])
+        if self.query_bias is None:
+            return weight, None
+        rest = weight.new_zeros(len(weight) - self.query_bias.numel())
+        return weight, torch.cat([self.query_bias.flatten(), rest])
+
+    def split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
+        """Return q [B, M, T, D], k and v [B, 1 or M, T, D]; q has no numbers with `aggregation`."""
+        heads, dim = self.num_heads, self.head_dim
+        own = len(self.key_weight) * dim
+        query, key, value = qkv_BTC.split([qkv_BTC.shape[-1] - 2 * own, own, own], dim=-1)
+        parts = (query.unflatten(-1, (heads, -1)) if query.shape[-1] else query[..., None, :],
+                 key.unflatten(-1, (-1, dim)), value.unflatten(-1, (-1, dim)))  # fmt: skip
+        return tuple(part.transpose(1, 2) for part in parts)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        allowed: Tensor | None,
+        is_causal: bool,
+        keys: Tensor | None,
+    ) -> Tensor:
+        """Attend by this variant's score within its window; as AttentionAdapter.attend."""
+        shape = (len(query), self.num_heads, query.shape[2], key.shape[2])  # [B, M, T, S]
+        scores = self._scores(query, key).expand(shape)
+        allowed = self._within(allowed, is_causal, shape, scores.device)
+        if allowed is not None:
+            scores = scores.masked_fill(~allowed, float("-inf"))
+        if self.null_key is not None:
+            nothing = self._scores(query, self.null_key[None, :, None]).expand(*shape[:3], 1)
+            scores = torch.cat([scores, nothing], dim=-1)
+        weights = torch.softmax(scores, dim=-1)
+        if allowed is not None:  # 0, not NaN, where no key is allowed
+            seen = weights[..., : shape[3]].masked_fill(~allowed, 0.0)
+            weights = torch.cat([seen, weights[..., shape[3] :]], dim=-1)
+        if keys is not None:
+            kept = kept_weights(keys, weights.shape, self.dropout)
+            weights = weights * kept / (1 - self.dropout)
+        heads = weights[..., : shape[3]] @ value
+        if self.null_value is not None:
+            heads = heads + weights[..., shape[3] :] * self.null_value[None, :, None]
+        return heads
+
+    def _scores(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return scores, broadcastable to [B, M, T, S]."""
+        if self.score == "dot":
+            return query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)
+        if self.score == "rbf":
+            distance = (query[..., :, None, :] - key[..., None, :, :]).square().sum(-1)
+            return -self.log_sharpness.exp()[:, None, None] * distance
+        inner, outer = self.inner[:, None, None], self.outer[:, None, None]  # [M, 1, 1, D]
+        total = key[..., None, :, :] + inner
+        if self.score == "additive":
+            total = total + query[..., :, None, :]
+        return (torch.tanh(total) * outer).sum(-1)
+
+    def _within(
+        self, allowed: Tensor | None, is_causal: bool, shape: tuple[int, ...], device: torch.device
+    ) -> Tensor | None:
+        """Return what a query may see, with its window and what comes before it; None: all."""
+        if not is_causal and self.window is None:
+            return allowed
+        queries, seen = shape[2:]
+        # In generation the last of the seen positions are those of the queries.
+        places = torch.arange(seen - queries, seen, device=device)
+        ahead = torch.arange(seen, device=device) - places[:, None]
+        near = ahead <= 0 if is_causal else torch.ones_like(ahead, dtype=torch.bool)
+        if self.window is not None:
+            near = near & (ahead.abs() <= self.window)
+        return near if allowed is None else allowed & near
+
+    def _combine(self, heads_BTC: Tensor, z_BTH: Tensor) -> Tensor:
+        found = super()._combine(heads_BTC, z_BTH)
+        return found if self.gate is None else found * self.gate.to(found.dtype)
+
+    def extra_repr(self) -> str:
+        """Score and sizes shown by print(module)."""
+        return f"{self.score}, {super().extra_repr()}"
