@@ -40,10 +40,12 @@ def find(short: str) -> Path:
         ConfigError: no sweep has this name.
     """
     known = names()
+    if short in SUITES:
+        raise ConfigError(f"'{short}' is a suite, allowed here is a sweep; name one of it")
     if short not in known:
         raise ConfigError(
-            f"'{short}' is no sweep{did_you_mean(short, known)}; allowed are the path of a .yaml "
-            f"file, or one of {', '.join(known)}"
+            f"'{short}' is no sweep{did_you_mean(short, [*SUITES, *known])}; allowed are the path "
+            f"of a .yaml file, or one of {', '.join([*SUITES, *known])}"
         )
     return _root() / f"{short}.yaml"
 

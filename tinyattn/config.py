@@ -511,6 +511,8 @@ def _fault(model: type[BaseModel], fault: Any, data: Any, source: str) -> str:
     message = message.partition(", unable to parse")[0]
     message = re.sub(r"\ba valid (?=[aeiou])", "an ", message).replace("a valid ", "a ")
     came = fault["input"]
+    if fault["type"] == "too_short":
+        message = f"allowed are {fault['ctx']['min_length']} or more entries"
     if isinstance(came, Mapping):
         if fault["type"] != "value_error":  # keys where a single value belongs
             return f"{source}: {key}: keys came, {message}"
@@ -576,6 +578,8 @@ def _siblings(model: type[BaseModel], loc: Iterable[str | int]) -> list[str]:
     for part in list(loc)[:-1]:
         if part in TAGS:
             current = TAGS[str(part)]
+            continue
+        if isinstance(part, int):  # an entry of a list has the keys of all of them
             continue
         field = getattr(current, "model_fields", {}).get(part)
         if field is None:

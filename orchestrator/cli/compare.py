@@ -20,6 +20,7 @@ from orchestrator.cli.common import (
 )
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
+from tinyattn.errors import UsageError
 
 
 @click.command()
@@ -67,6 +68,10 @@ def compare(
 
     size = params or one_head_size(plm)
     sized = sized_methods(plm, [word.strip() for word in methods.split(",")], size)
+    if len(sized) < 2:
+        raise UsageError(
+            f"--methods: {methods} alone came; a comparison takes two or more, as in tiny,lora"
+        )
     name = name or f"compare-{task.rpartition('/')[2].removesuffix('.yaml')}"
     suite = comparison_suite(name, task, plm, sized, {**chosen, "search.trials": trials})
     suite = suite.with_imports(imported())

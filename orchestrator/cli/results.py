@@ -62,6 +62,8 @@ def leaderboard(
     if as_json and as_csv:
         raise UsageError("--csv and --json came together, allowed is one of them; leave one out")
     workspace = workspace_of(places)
+    if task and not sweep_name and _is_sweep(workspace, task):
+        task, sweep_name = None, task
     sweeps = [sweep_name] if sweep_name else []
     if not (as_json or as_csv):
         show_leaderboard(workspace, sweeps, task, suite, top)
@@ -75,6 +77,14 @@ def leaderboard(
     if top is not None:
         rows = board.top(rows, top)
     click.echo(board.to_json(rows) if as_json else board.to_csv(rows), nl=as_json)
+
+
+def _is_sweep(workspace: Workspace, word: str) -> bool:
+    """Whether a word that may be a task's name is that of a sweep or suite, and of no task."""
+    sweeps = workspace.store().sweeps()
+    if word in {sweep.task for sweep in sweeps}:
+        return False
+    return word in {sweep.name for sweep in sweeps} or suite_here(workspace, word) is not None
 
 
 @click.command()
@@ -198,18 +208,27 @@ def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], forc
     """Promote the winner of each sweep of a suite; an error of one leaves the others going.
 
     Raises:
+        InterruptedSweepError: Ctrl-C, which ends it for all.
         TinyAttnError: after all of them, if any could not be promoted.
     """
+    from orchestrator.driver.closing import InterruptedSweepError
     from orchestrator.reporting.suite.page import publish_suite
+    from orchestrator.spec.outcome import Outcome
 
     tracker, failed = workspace.tracker(), []
-    begun = {sweep.name for sweep in tracker.sweeps()}
+    begun = {sweep.name: sweep for sweep in tracker.sweeps()}
+    again = f"promote {name}{' --force' if force else ''}"
     for member, sweep in sweeps.items():
         click.echo(f"{member} ({sweep})")
         try:
             if sweep not in begun:
                 raise UsageError("it has not begun: there is nothing to promote")
-            _promote(workspace, sweep, force)
+            if begun[sweep].outcome is not Outcome.COMPLETED:
+                hint = next_command(f"tinyattn sweep resume {name}")
+                click.echo(f"note: its search has not ended; {hint} goes on with it")
+            _promote(workspace, sweep, force, again)
+        except InterruptedSweepError:
+            raise
         except TinyAttnError as error:
             failed.append(member)
             echo(f"not promoted: {error}")
@@ -222,13 +241,13 @@ def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], forc
         )
 
 
-def _promote(workspace: Workspace, name: str, force: bool) -> None:
+def _promote(workspace: Workspace, name: str, force: bool, go_on: str | None = None) -> None:
     """Promote the winner of a sweep, or a trial, and say what came of it."""
     from orchestrator.registry.promotion import promote_adapter
     from orchestrator.registry.reign import budget_words
     from orchestrator.registry.versions import is_finalized
 
-    promotion = promote_adapter(workspace, name, force, echo)
+    promotion = promote_adapter(workspace, name, force, echo, go_on)
     state = "is the champion" if promotion.moved else "is registered; the alias did not move"
     click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
     if promotion.challenge is not None:

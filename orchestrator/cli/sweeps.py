@@ -283,6 +283,8 @@ def extend(
             )
     is_suite = _is_suite_here(name, places)
     changes, gpu_hours = _extension(name, overrides, is_suite)
+    if changes and (unlike := _left_behind(name, without, is_suite, places)):
+        echo(f"note: {unlike} keep their trials, so that {name} is not searched like them")
     _go_on(name, changes, as_it_ran, places, without, gpu_hours)
 
 
@@ -314,6 +316,19 @@ def _extension(
         )
     changes = {} if trials is None else {"search.trials": trials}
     return changes, None if hours is None else float(hours)
+
+
+def _left_behind(name: str, without: tuple[str, ...], is_suite: bool, places: Places) -> str:
+    """Return the sweeps of a suite that get no more trials where others of it do; empty: none."""
+    if is_suite:
+        return ", ".join(without)
+    workspace = workspace_of(places)
+    store = workspace.store() if workspace.has_store() else None
+    own = [one for one in store.sweeps() if one.name == name] if store is not None else []
+    if store is None or not own or own[0].suite is None:
+        return ""
+    others = store.sweeps_of_suite(own[0].suite) or {}
+    return ", ".join(sweep for sweep in others.values() if sweep != name)
 
 
 def _is_suite_here(name: str, places: Places) -> bool:

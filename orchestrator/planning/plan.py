@@ -176,8 +176,10 @@ class Plan:
             with_stopping: share of the operations that is left with early stopping.
         """
         one, trials = self.cost.trial_pflop, self.sweep.search.trials
+        unit, factor = ("PFLOP", 1.0) if one >= 0.1 else ("TFLOP", 1e3)
+        one *= factor
         said = (
-            f"{one:,.2f} PFLOP a whole trial, {one * trials:,.1f} for all without early stopping, "
+            f"{one:,.2f} {unit} a whole trial, {one * trials:,.1f} for all without early stopping, "
             f"about {one * trials * with_stopping:,.1f} with it"
         )
         if not self.sweep.resources.gpus or not self.capacity.tflops:

@@ -64,7 +64,11 @@ class Promotion:
 
 
 def promote_adapter(
-    workspace: Workspace, name: str, force: bool, say: Callable[[str], None] = lambda line: None
+    workspace: Workspace,
+    name: str,
+    force: bool,
+    say: Callable[[str], None] = lambda line: None,
+    go_on: str | None = None,
 ) -> Promotion:
     """Register a run's adapter, and move the alias to it if it is better than the champion.
 
@@ -74,8 +78,10 @@ def promote_adapter(
         force: move the alias whatever the result of the test.
         say: called with progress messages: trials that were passed over, training of the
             classifier alone.
+        go_on: the command that goes on where it is interrupted; None: `promote NAME`.
 
     Raises:
+        InterruptedSweepError: Ctrl-C while the classifier alone trained.
         UsageError, AdapterError: as `promote`.
     """
     model_cache, tracker = ModelCache(workspace.data_dir), workspace.tracker()
@@ -83,7 +89,7 @@ def promote_adapter(
         say(f"note: {line}")
 
     def train(trial: TrialRun, config: TrainConfig) -> None:
-        train_alone(workspace, tracker, trial, config, model_cache, say)
+        train_alone(workspace, tracker, trial, config, model_cache, say, go_on or f"promote {name}")
 
     return promote(tracker, name, benchmarks(model_cache, train), force=force, say=say)
 

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from orchestrator.reporting.paper import paper_score
 from orchestrator.spec.values import Point
-from orchestrator.state.ranking import standing_of_run
+from orchestrator.state.ranking import BASELINE, standing_of_run
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun, protocol_words
 
@@ -188,11 +188,13 @@ def _suite(rows: Sequence[Row], tasks: Sequence[str]) -> Suite:
 def best_row(rows: Iterable[Row]) -> Row | None:
     """Return the ranked row that stands for its task in a suite; None: there is none.
 
-    It is one that was measured on dev, if any was; of those the best by selection score.
+    It is one that was measured on dev, if any was; of those the best by selection score. The
+    classifier alone, which `promote` trains for comparison, is none.
     """
     best = None
     for row in rows:
-        if row.rank is not None and (best is None or _order(row) > _order(best)):
+        is_ranked = row.rank is not None and row.kind != BASELINE
+        if is_ranked and (best is None or _order(row) > _order(best)):
             best = row
     return best
 

@@ -112,7 +112,8 @@ def _left(one: Progress) -> str:
 
 @contextmanager
 def _line_views(whole: SuiteProgress) -> Iterator[dict[str, View]]:
-    say(f"{whole.title}: {len(whole.parts)} sweeps on the same machines")
+    number = len(whole.parts)
+    say(f"{whole.title}: {number} {'sweep' if number == 1 else 'sweeps'} on the same machines")
     with ExitStack() as stack:
         yield {
             label: stack.enter_context(LineView(one, label=label))

@@ -18,7 +18,7 @@ from orchestrator.driver.closing import closed_in_any_case
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE, is_alone
 from orchestrator.spec.values import Point, Value
-from orchestrator.state.ranking import candidates, standing_of_run
+from orchestrator.state.ranking import BASELINE, candidates, standing_of_run
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun
@@ -32,8 +32,6 @@ RATES = (0.3, 1, 3, 10)
 """Learning rates of the classifier alone, as multiples of the adapter's. Without an adapter larger
 ones are better: on three of four tasks with MiniLM the best was 10 to 100 times the finalist's. It
 needs no backward pass through the PLM, so four such trials cost about one of an adapter."""
-KIND = "baseline"
-"""Kind of an MLflow run that `promote` trained."""
 _INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "truncated_rows")
 """Tags of the trial that hold for the baseline too, which has the same rows and PLM."""
 
@@ -92,6 +90,7 @@ def train_alone(
     config: TrainConfig,
     model_cache: ModelCache,
     say: Callable[[str], None],
+    go_on: str,
 ) -> None:
     """Train the baseline of a trial in this process, at the rates that its sweep has not tried.
 
@@ -105,8 +104,10 @@ def train_alone(
         config: the config of that trial.
         model_cache: cache of PLM and data.
         say: takes the score of each baseline, for the user.
+        go_on: the command that goes on where it is interrupted.
 
     Raises:
+        InterruptedSweepError: Ctrl-C.
         UsageError: another process works on the sweep.
         TinyAttnError: the training failed.
     """
@@ -117,7 +118,6 @@ def train_alone(
     tags = {key: trial.tags[key] for key in _INHERITED if key in trial.tags}
     tags["primary_metric"] = model_cache.task(config).metrics[0]
     trained: dict[str, Path | None] = {}
-    go_on = f"promote {trial.run_id}"
     with workspace.lock(trial.sweep, go_on), tempfile.TemporaryDirectory() as scratch:
         outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
         open_runs = functools.partial(tracker.reopen_sweep, trial.sweep, search_goes_on=False)
@@ -127,7 +127,7 @@ def train_alone(
                     continue
                 name = f"{trial.trial.name}_alone{number}"
                 alone, folder = single.with_overrides(params), Path(scratch) / name
-                runs.start_trial(name, config=alone, params=params, tags=tags, kind=KIND)
+                runs.start_trial(name, config=alone, params=params, tags=tags, kind=BASELINE)
                 score = _train(runs, name, alone, model_cache, folder)
                 trained[name] = None if score is None else folder
                 words = "diverged" if score is None else f"{100 * score:.2f} on the selection rows"

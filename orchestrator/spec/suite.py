@@ -142,6 +142,7 @@ def load_suite(
     name = file.name or default_name(stem, datetime.now())
     entries = _named(file.suite, name_or_path)
     _refuse_unknown(without, entries, "--without")
+    _refuse_stray(typed, entries)
     apart = {member: _split(typed, member) for member in entries}
     common = {key: v for key, v in typed.items() if key.partition(".")[0] not in entries}
     for member, entry in entries.items():
@@ -227,6 +228,18 @@ def _refuse_unknown(names: Collection[str], known: Collection[str], what: str) -
             raise ConfigError(
                 f"{what}: '{name}' is no sweep of this suite{did_you_mean(name, known)}; allowed "
                 f"are {', '.join(known)}"
+            )
+
+
+def _refuse_stray(typed: Mapping[str, Json], known: Collection[str]) -> None:
+    """Raise ConfigError for an override whose first part is nearly the name of a sweep."""
+    for key in typed:
+        head, dot, _ = key.partition(".")
+        is_other = head in (*known, *SECTIONS, *TrainConfig.model_fields)
+        if dot and not is_other and (hint := did_you_mean(head, known)):
+            raise ConfigError(
+                f"override {key}: '{head}' is no sweep of this suite{hint}; allowed are "
+                f"{', '.join(known)}, or a key of all of them"
             )
 
 

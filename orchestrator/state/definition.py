@@ -13,7 +13,7 @@ import search_spaces
 from orchestrator.spec.config import Sweep, apply_overrides, check, load_sweep
 from orchestrator.spec.values import Json
 from tinyattn.config import FIRST_VERSIONS, StrictModel, build, stored_config
-from tinyattn.errors import StorageError, TinyAttnError, UsageError
+from tinyattn.errors import StorageError, TinyAttnError, UsageError, did_you_mean
 from tinyattn.files.atomic import write_text
 from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # it imports torch, which takes seconds, and a mistake in a f
 Model = TypeVar("Model", bound=StrictModel)
 
 FILE = "sweep.json"
+SUITE_FILE = "suite.json"
+"""What the folder of a suite has in its place."""
 _MOST_BYTES = 2**24
 _FINGERPRINTS = {"data_fingerprint": "the task's data", "plm_fingerprint": "the PLM"}
 
@@ -78,10 +80,12 @@ class Definition(StrictModel):
         try:
             found = read_model(cls, path)
         except FileNotFoundError:
-            there = sorted(found.parent.name for found in folder.parent.glob(f"*/{FILE}"))
+            files = (FILE, SUITE_FILE)
+            there = sorted({p.parent.name for f in files for p in folder.parent.glob(f"*/{f}")})
             raise UsageError(
-                f"no sweep '{name}' was started in {folder.parent} (there are: "
-                f"{', '.join(there) or 'none'}); name the place where it was with --runs"
+                f"no sweep '{name}' was started in {folder.parent}{did_you_mean(name, there)} "
+                f"(there are: {', '.join(there) or 'none'}); name the place where it was with "
+                "--runs"
             ) from None
         train = found.resolved.get("train")
         if found.resolved.get("name") != name or not isinstance(train, dict):

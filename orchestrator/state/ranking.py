@@ -20,6 +20,8 @@ from orchestrator.tracking.records import TrialRun
 
 T = TypeVar("T")
 
+BASELINE = "baseline"
+"""Kind of an MLflow run of the classifier alone, which `promote` trains for comparison."""
 RANKED = (None, Outcome.COMPLETED, Outcome.STOPPED)
 """Outcomes of candidates; None: it runs."""
 

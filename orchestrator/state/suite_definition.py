@@ -14,13 +14,12 @@ from typing import Self
 
 from orchestrator.spec.suite import Suite
 from orchestrator.state.definition import FILE as DEFINITION
+from orchestrator.state.definition import SUITE_FILE as FILE
 from orchestrator.state.definition import Definition, read_model
 from orchestrator.state.workspace import LOCK, Workspace
 from tinyattn.config import StrictModel
 from tinyattn.errors import StorageError
 from tinyattn.files.atomic import write_text
-
-FILE = "suite.json"
 
 
 class SuiteDefinition(StrictModel):

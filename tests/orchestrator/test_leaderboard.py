@@ -320,6 +320,8 @@ def test_a_trial_measured_on_dev_stands_for_its_task_before_a_better_one_that_wa
     failed = replace(measured, rank=None, score=0.99)
     assert best_row([ahead, measured, failed]) is measured
     assert best_row([failed]) is None
+    alone = replace(measured, kind="baseline", score=0.95)
+    assert best_row([alone, measured]) is measured, "promote's rival is no adapter of the suite"
 
 
 def test_an_empty_store_gives_an_empty_table(sweeps: Sweeps) -> None:

@@ -147,7 +147,14 @@ def test_overrides_of_a_suite_and_of_its_sweeps(tmp_path: Path) -> None:
     [
         ("suite: [minilm, minilm]", {}, (), "two sweeps are called 'minilm'"),
         ("suite: [{sweep: minilm, name: train}]", {}, (), "would mean something else"),
-        ("suite: []", {}, (), "suite"),
+        ("suite: []", {}, (), "suite: [] came, allowed are 1 or more entries"),
+        (
+            "suite: [minilm, {sweep: minilm, name: b, wieght: 2}]",
+            {},
+            (),
+            "suite.1.wieght: unknown key — did you mean 'weight'?; allowed are sweep, name, weight",
+        ),
+        (FEW, {"rt.trials": 2}, (), "'rt' is no sweep of this suite — did you mean 'rte'"),
         ("suite: [minilm]\nwat: 1", {}, (), "wat"),
         (FEW, {"rte": 3}, (), "override rte: 3 came, allowed is a key of that sweep"),
         (FEW, {"rte.name": "x"}, (), "is called SUITE-rte; name=x came"),

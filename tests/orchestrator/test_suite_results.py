@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,6 +17,7 @@ from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
+from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.reporting.suite.report import write_suite_report
@@ -353,6 +355,7 @@ def test_the_leaderboard_of_a_suite(folders: Workspace) -> None:
     for trial in ("glue-rte/search_00002", "glue-qnli/search_00002", "glue-sst2/search_00001"):
         assert trial in rows
     assert "MLflow's page of glue: http://127.0.0.1:5000/#/experiments/" in text
+    assert run(folders, "leaderboard", "glue").stdout == text, "a suite's name will do"
     alone = run(folders, "leaderboard", "--sweep", "glue", "--suite").stdout
     assert "average (without" in alone
     assert "search_0000" not in alone
@@ -420,6 +423,37 @@ def test_what_cannot_be_promoted_leaves_the_others_going(
     assert done.stderr == "error: 2 of 3 were not promoted: sst2, rte\n"
     page = MlflowClient(sweeps.tracker.uri).get_run(suite.run_id).data
     assert "[own](" in page.tags["mlflow.note.content"]
+
+
+def test_ctrl_c_ends_the_promotion_of_all(
+    folders: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The training of a classifier that is interrupted is made up here."""
+    asked: list[str] = []
+
+    def interrupted(*args: Any) -> None:
+        asked.append(args[1])
+        raise InterruptedSweepError(f"interrupted; `tinyattn {args[-1]}` goes on where it was")
+
+    monkeypatch.setattr("orchestrator.registry.promotion.promote_adapter", interrupted)
+    done = run(folders, "promote", "glue", code=1)
+    assert asked == ["glue-rte"], "no other is begun, and no error budget is spent"
+    again = f"tinyattn promote glue --runs {folders.runs}"
+    assert done.stderr == f"error: interrupted; `{again}` goes on where it was\n"
+
+
+def test_a_search_that_has_not_ended_is_told_before_a_promotion(
+    folders: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: Any) -> None:
+        raise UsageError("nothing to promote")
+
+    monkeypatch.setattr("orchestrator.registry.promotion.promote_adapter", refused)
+    blocks = run(folders, "promote", "glue", code=1).stdout.split("\n\n")
+    told = {block.split()[0]: "note: its search has not ended" in block for block in blocks[:3]}
+    ended = {sweep.name for sweep in folders.store().sweeps() if sweep.outcome is Outcome.COMPLETED}
+    assert told == {name: f"glue-{name}" not in ended for name in told}
+    assert len({*told.values()}) == 2, "the suite has sweeps of both kinds"
 
 
 # ---- report ----

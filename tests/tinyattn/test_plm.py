@@ -296,6 +296,17 @@ def test_a_folder_above_that_of_the_plm_names_those_inside(tmp_path: Path) -> No
         load_plm(str(tmp_path))
 
 
+def test_a_hub_that_is_away_is_not_asked_again_and_again() -> None:
+    """Where peft is installed, transformers asks for peft's files too, and the client retries."""
+    code = "from tinyattn.plms.loading import load_plm; load_plm('roberta-base')"
+    away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **away}, capture_output=True, text=True
+    )
+    assert "the hub cannot be reached" in done.stderr
+    assert "Retrying" not in done.stderr
+
+
 def test_weights_that_only_the_hub_has() -> None:
     """The shapes of the paper's PLMs are known without files, their weights are not."""
     assert isinstance(read_config("roberta-base"), transformers.RobertaConfig)

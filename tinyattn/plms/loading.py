@@ -119,6 +119,8 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
     family_of_config(config)
     options: dict[str, Any] = {"dtype": DTYPES[precision], "config": config}
     with _loading(name) as source:
+        # Where peft is installed, a look-up for its files asks the hub whatever `source` says.
+        options["adapter_kwargs"] = {"local_files_only": source["local_files_only"]}
         model, info = AutoModel.from_pretrained(**source, **options, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(**source)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of no files
