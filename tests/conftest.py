@@ -74,6 +74,22 @@ def tiny_config(kind: str) -> PretrainedConfig:
             return transformers.AlbertConfig(**sizes, **groups, embedding_size=8)
         case "gpt2":
             return transformers.GPT2Config(**SIZES, **DECODER, n_inner=24)
+        case "modernbert":
+            own: dict[str, Any] = {"local_attention": 4, "global_attn_every_n_layers": 2}
+            special = {"cls_token_id": 1, "sep_token_id": 2}
+            return transformers.ModernBertConfig(**SIZES, **DECODER, **own, **special)
+        case "deberta":
+            relative = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}
+            return transformers.DebertaConfig(**SIZES, **relative, max_relative_positions=8)
+        case "opt":
+            sizes = {"ffn_dim" if k == "intermediate_size" else k: v for k, v in SIZES.items()}
+            return transformers.OPTConfig(**sizes, **DECODER, word_embed_proj_dim=16)
+        case "mistral" | "gemma2" | "gemma3_text":
+            few = {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": 4}
+            return transformers.AutoConfig.for_model(kind, **SIZES, **DECODER, **few)
+        case "qwen2" | "qwen3" | "gemma" | "phi3":
+            few = {"num_key_value_heads": 2, "head_dim": 4}
+            return transformers.AutoConfig.for_model(kind, **SIZES, **DECODER, **few)
         case "llama":
             return transformers.LlamaConfig(**SIZES, **DECODER, num_key_value_heads=2)
     return transformers.AutoConfig.for_model(kind, **SIZES)

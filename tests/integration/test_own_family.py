@@ -19,12 +19,12 @@ from tinyattn.plms.families import FAMILIES
 from tinyattn.plms.loading import find_plm
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-MPNET = """
+ERNIE = """
 import tinyattn as ta
 
 ta.register_family(
-    "mpnet",
-    ta.Family(layers="encoder.layer.*", attention="attention", projection="attention.attn.o"),
+    "ernie",
+    ta.Family(layers="encoder.layer.*", attention="attention", projection="attention.output.dense"),
 )
 """
 SETTINGS = (
@@ -35,15 +35,15 @@ SETTINGS = (
 
 @pytest.fixture
 def plm(tmp_path: Path) -> Path:
-    """A two-layer MPNet, which this project does not know."""
+    """A two-layer ERNIE, which this project does not know."""
     folder = tmp_path / "plm"
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(find_plm("minilm"))
-    config = transformers.MPNetConfig(
+    config = transformers.ErnieConfig(
         vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=66,
     )  # fmt: skip
-    transformers.MPNetModel(config).save_pretrained(folder)
+    transformers.ErnieModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -64,11 +64,11 @@ def test_a_file_of_ones_own_is_enough(
     own, runs = tmp_path / "own", tmp_path / "runs"
     own.mkdir()
     monkeypatch.chdir(own)
-    (own / "my_plms.py").write_text(MPNET)
+    (own / "my_plms.py").write_text(ERNIE)
     words = ("agreement", f"plm={plm}", *SETTINGS)
     unknown = call_anew("sweep", "check", *words, "--runs", runs)
     assert unknown.exit_code == 2
-    assert "PLM family 'mpnet' is unknown" in unknown.stderr
+    assert "PLM family 'ernie' is unknown" in unknown.stderr
     assert "name it with --import" in unknown.stderr
     checked = call_anew("sweep", "check", *words, "--import", "my_plms", "--runs", runs)
     assert checked.exit_code == 0, checked.output

@@ -202,7 +202,7 @@ def broken(copy: Path, target: Path, damage: str) -> Path:
         case "unknown type":
             config.write_text(json.dumps(fields | {"model_type": "brt"}))
         case "family without adapters":
-            config.write_text(json.dumps(fields | {"model_type": "mpnet"}))
+            config.write_text(json.dumps(fields | {"model_type": "ernie"}))
         case "no tokenizer":
             for path in target.glob("*token*"):
                 path.unlink()
@@ -223,7 +223,7 @@ DAMAGES = {
     "other shapes": "cannot be loaded: ",
     "more layers": r"lacks 16 weights \(encoder\.layer\.6\..*which would be random",
     "unknown type": "cannot be loaded: .*brt",
-    "family without adapters": "family 'mpnet' is unknown.*known are albert, bert.*register_family",
+    "family without adapters": "family 'ernie' is unknown.*known are albert, bert.*register_family",
     "no tokenizer": "has no tokenizer files",
     "broken tokenizer": "cannot be loaded: ",
 }

@@ -82,9 +82,10 @@ class AdapterHooks:
         self.indices: dict[nn.Module, list[int]] = {}
         for index, layer in enumerate(self.calls):
             self.indices.setdefault(layer, []).append(index)
-        self._signature = inspect.signature(self.base.forward)
+        begins = self.base.get_submodule(self.family.begins)
+        self._signature = inspect.signature(begins.forward)
         self._pass = _Pass()
-        self._handles = [self.base.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        self._handles = [begins.register_forward_pre_hook(self._begin, with_kwargs=True)]
         for layer in self.indices:
             self._hook_layer(layer)
 

@@ -45,6 +45,9 @@ class Family:
     """Whether a position may only see earlier ones (decoders)."""
     positions_after_padding: bool = False
     """Whether position ids start at the padding token's id + 1 instead of 0."""
+    begins: str = ""
+    """In the base model: the module whose call begins a pass, where a language model calls that
+    instead of the base model; empty: the base model itself."""
     calls: Callable[[Any, list[nn.Module]], list[nn.Module]] | None = None
     """Returns the layers in the order of their calls, for PLMs that call a layer several times."""
 
@@ -60,13 +63,26 @@ def _albert_calls(plm: Any, layers: list[nn.Module]) -> list[nn.Module]:
 
 _BERT = Family(layers="encoder.layer.*", attention="attention", projection="attention.output.dense")
 _ROBERTA = dataclasses.replace(_BERT, positions_after_padding=True)
+_LLAMA = Family(
+    layers="layers.*",
+    attention="self_attn",
+    projection="self_attn.o_proj",
+    pre_norm=True,
+    causal=True,
+)
+# Attention's output is normalised once more before the residual is added.
+_GEMMA_2 = dataclasses.replace(_LLAMA, after="post_attention_layernorm")
 
 _BUILT_IN = {
     "bert": _BERT,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
     "electra": _BERT,
+    "camembert": _ROBERTA,
+    "deberta": _BERT,
     "deberta-v2": _BERT,
+    "mpnet": dataclasses.replace(_ROBERTA, projection="attention.attn.o"),
+    "modernbert": Family(layers="layers.*", attention="attn", projection="attn.Wo", pre_norm=True),
     "distilbert": Family(
         layers="transformer.layer.*",
         attention="attention",
@@ -82,13 +98,19 @@ _BUILT_IN = {
     "gpt2": Family(
         layers="h.*", attention="attn", projection="attn.c_proj", pre_norm=True, causal=True
     ),
-    "llama": Family(
-        layers="layers.*",
-        attention="self_attn",
-        projection="self_attn.o_proj",
-        pre_norm=True,
-        causal=True,
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "phi3": _LLAMA,
+    "phi": dataclasses.replace(_LLAMA, projection="self_attn.dense"),
+    "gemma": _LLAMA,
+    "gemma2": _GEMMA_2,
+    "gemma3_text": _GEMMA_2,
+    "opt": dataclasses.replace(
+        _LLAMA, layers="decoder.layers.*", projection="self_attn.out_proj", begins="decoder"
     ),
+    "gpt_neox": dataclasses.replace(_LLAMA, attention="attention", projection="attention.dense"),
 }
 
 

@@ -101,7 +101,7 @@ class Plm:
         config = self.model.config
         limit = getattr(config, "max_position_embeddings", None) or 1_000_000
         # RoBERTa and its kin start counting positions behind the padding index.
-        offset = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta") else 0
+        offset = config.pad_token_id + 1 if family_of(self.model).positions_after_padding else 0
         return limit - offset
 
 
