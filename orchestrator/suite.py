@@ -194,6 +194,8 @@ def prepare_growth(suite: Suite, workspace: Workspace) -> dict[str, Facts]:
         UsageError, StorageError: as `prepare_suite`.
     """
     there = SuiteDefinition.read(workspace.path_of(suite.name))
+    workspace.require_writable_runs()
+    workspace.require_space()
     new = [m for m in suite.members if not Definition.is_in(workspace.path_of(m.sweep.name))]
     taken = [m for m in suite.members if m not in new and m.name not in there.sweeps]
     for member in (*new, *taken):

@@ -188,15 +188,10 @@ TUNERS: dict[str, frozenset[str]] = {
     "HIRA": frozenset({"r", "target_modules"}),
     "PEANUT": frozenset({"r", "depth", "act_fn", "scaling", "target_modules"}),
     "BEFT": frozenset({"target_modules"}),
-    "PSOFT": frozenset(
-        {"r", "psoft_alpha", "psoft_orth", "psoft_mag_a", "psoft_mag_b", "target_modules"}
-    ),
-    "TINYLORA": frozenset({"r", "u", "weight_tying", "projection_seed", "target_modules"}),
     "UNILORA": frozenset({"r", "theta_d_length", "proj_seed", "target_modules"}),
     "GLORA": frozenset({"r", "target_modules"}),
     "DEFT": frozenset({"r", "decomposition_method", "alpha", "para", "target_modules"}),
     "OSF": frozenset({"effective_rank", "target_modules"}),
-    "SUPERTUNING": frozenset({"r", "sparsity", "lora_alpha", "target_modules"}),
 }
 """{tuner of peft: its options that may be set}. A tuner is here once the table of
 tests/tinyattn/test_peft.py has it."""
@@ -204,6 +199,7 @@ tests/tinyattn/test_peft.py has it."""
 
 _NEEDS_MORE = "it needs another PLM, or several tasks, in memory"
 _CHANGES_ROWS = "it changes the rows that the PLM reads, not its modules"
+_UNSAVED = "it computes with factors of the PLM's weights that another machine may find otherwise"
 _UNCOUNTABLE = "its parameters cannot be counted without the PLM's weights"
 LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("XLORA", "POLY", "CPT", "SHADOW", "CARTRIDGE"), _NEEDS_MORE),
@@ -214,6 +210,7 @@ LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"), _CHANGES_ROWS),
     "ADAPTION_PROMPT": _CHANGES_ROWS,
     "TRAINABLE_TOKENS": "it trains words that are named one by one",
+    **dict.fromkeys(("TINYLORA", "PSOFT", "SUPERTUNING"), _UNSAVED),
     **dict.fromkeys(("SHIRA", "FROD", "ADAMSS"), _UNCOUNTABLE),
 }
 """{tuner of peft that is not offered: why}."""
@@ -221,6 +218,9 @@ LEFT_OUT: dict[str, str] = {
 
 MOST_RANK = 65_536
 """Largest rank or number of vectors of a tuner."""
+_MOST = {"UNILORA": 256, "VERA": 4096, "RANDLORA": 4096}
+"""The same of tuners that have as many fixed numbers as their rank says, which nobody counts."""
+_MOST_DEPTH = 64
 
 
 class PeftAdapter(StrictModel):
@@ -259,8 +259,10 @@ class PeftAdapter(StrictModel):
             )
         for option, value in self.options.items():
             is_size = isinstance(value, int) and not option.endswith(("seed", "key"))
-            if is_size and value > MOST_RANK:
-                raise ValueError(f"option {option}: {value} came, allowed are {MOST_RANK:,}")
+            most = _MOST.get(self.tuner, MOST_RANK) if option == "r" else MOST_RANK
+            most = _MOST_DEPTH if option == "depth" else most
+            if is_size and value > most:
+                raise ValueError(f"option {option}: {value} came, allowed are {most:,}")
             if option not in TUNERS[self.tuner]:
                 raise ValueError(
                     f"option {option} came{did_you_mean(option, TUNERS[self.tuner])}; {self.tuner} "

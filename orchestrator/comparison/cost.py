@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
+import psutil
 import torch
 from torch import Tensor
 
+from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import TrainConfig
+from tinyattn.errors import TinyAttnError
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
@@ -15,7 +19,7 @@ TRAINED = 16
 """Bytes of a trained number: weight, gradient and AdamW's two moments, fp32."""
 
 
-def step_bytes(config: TrainConfig, model_cache: ModelCache) -> int:
+def step_bytes(config: TrainConfig, model_cache: ModelCache) -> int | None:
     """Return the bytes of a trial's step beside the PLM, measured on its first training rows.
 
     They are what the backward pass needs of the forward pass, at most at one time, and what is
@@ -25,15 +29,26 @@ def step_bytes(config: TrainConfig, model_cache: ModelCache) -> int:
     Args:
         config: the trial's.
         model_cache: source of PLM and data.
+
+    Returns:
+        None: this machine cannot take the step, or would hardly have the memory.
     """
-    trainer = Trainer(config, model_cache)
+    alone = config.with_overrides({"zero_stage": 0})
     try:
-        kept = _Kept(trainer.model)
-        with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda held: held.tensor):
-            trainer.take_steps(1)
-        return kept.most + TRAINED * trainer.counts().trainable
-    finally:
-        trainer.close()
+        with contextlib.closing(Trainer(alone, model_cache)) as trainer:
+            trained = TRAINED * trainer.counts().trainable
+            if 2 * trained > psutil.virtual_memory().available:
+                return None
+            kept = _Kept(trainer.model)
+            with torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda held: held.tensor):
+                trainer.take_steps(1)
+            return kept.most + trained
+    except TinyAttnError:
+        return None
+    except Exception as error:
+        if is_out_of_memory(error):
+            return None
+        raise
 
 
 class _Kept:

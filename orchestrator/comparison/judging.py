@@ -65,8 +65,8 @@ class Judged:
     """Outputs of each seed on these rows, [N, C]."""
     seconds: float
     """Mean seconds of a seed's training."""
-    step_bytes: int
-    """Memory of a training step beside the PLM."""
+    step_bytes: int | None
+    """Memory of a training step beside the PLM; None: not measured on this machine."""
     row_seconds: float
     """Seconds of a prediction, in passes of many rows."""
     trials: int

@@ -13,18 +13,23 @@ bottleneck-top:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.spec.space import Space
+from pydantic import field_validator
+
+from orchestrator.spec.space import Domain, Space
 from orchestrator.spec.values import Json
 from tinyattn.config import StrictModel, build, set_dotted
 from tinyattn.errors import ConfigError
 from tinyattn.files.yaml_files import read_yaml
 
 ENDINGS = (".yaml", ".yml")
+MOST_SIZES = 256
+"""Most combinations of a space's extremes whose sizes are looked at."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
@@ -35,14 +40,27 @@ class OwnMethod(StrictModel):
     space: Space = {}
     reference: bool = False
 
+    @field_validator("space")
+    @classmethod
+    def _only_its_own(cls, space: dict[str, Domain]) -> dict[str, Domain]:
+        for key in space:
+            is_own = key.startswith(("optimizer.", "adapter."))
+            if not is_own or key in ("adapter.method", "adapter.tuner"):
+                raise ValueError(
+                    f"{key} came: methods of a comparison may search their own keys of adapter and "
+                    "optimizer; all else is alike for all, as epochs=3 on the command line"
+                )
+        return space
+
     def sizes(self) -> Iterator[dict[str, Json]]:
-        """Yield the adapter with each extreme value that the search may give it, one at a time."""
-        yield self.adapter
-        for key, domain in self.space.items():
-            for value in domain.extremes():
-                data: dict[str, Any] = {"adapter": {**self.adapter}}
+        """Yield the adapter with all extreme values together that the search may give it."""
+        keys = [key for key in self.space if key.startswith("adapter.")]
+        extremes = itertools.product(*(self.space[key].extremes() for key in keys))
+        for values in itertools.islice(extremes, MOST_SIZES):
+            data: dict[str, Any] = {"adapter": {**self.adapter}}
+            for key, value in zip(keys, values, strict=True):
                 set_dotted(data, key, value)
-                yield data["adapter"]
+            yield data["adapter"]
 
 
 def read_methods(path: Path) -> Mapping[str, OwnMethod]:

@@ -40,7 +40,6 @@ TUNERS_HERE: dict[str, tuple[str, str | None]] = {
     "deft": ("DEFT", "r"),
     "glora": ("GLORA", "r"),
     "gralora": ("GRALORA", "r"),
-    "tinylora": ("TINYLORA", "u"),
     "unilora": ("UNILORA", "theta_d_length"),
     "lokr": ("LOKR", "r"),
     "oft": ("OFT", "oft_block_size"),

@@ -20,6 +20,7 @@ from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_config
 from orchestrator.reporting.report import page_of
 from orchestrator.reporting.suite.page import SETTLE_SECONDS, publish_suite
+from orchestrator.tracking.records import TAG_LENGTH
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import write_text
 
@@ -71,13 +72,24 @@ def publish(
     match, references = lines(found, params)
     table = markdown_table(HEAD, [*match, *references])
     scores = {f"heldout/{one.name}": one.mean for one in found.methods}
-    run.note_comparison("\n\n".join([f"**{title(found)}**", table, *sentences(found)]), scores)
+    run.note_comparison(_note([f"**{title(found)}**", table], list(sentences(found))), scores)
     tracker.settle(SETTLE_SECONDS)  # the page reads the note
     publish_suite(tracker, run)
     with tempfile.TemporaryDirectory() as scratch:
         for file in files:
             write_text(Path(scratch) / file.name, file.read_text("utf-8"))
         tracker.log_folder(run.run_id, Path(scratch), "comparison")
+
+
+def _note(first: Sequence[str], said: Sequence[str]) -> str:
+    """Return a note of at most half a page of MLflow, whose rest is for the sweeps' table."""
+    for shown in range(len(said), -1, -1):
+        rest = len(said) - shown
+        more = [f"{rest} more sentences are in comparison.html."] if rest else []
+        text = "\n\n".join([*first, *said[:shown], *more])
+        if len(text) <= TAG_LENGTH // 2:
+            return text
+    return f"{first[0]}\n\nThe table is in comparison.html."
 
 
 def _page(found: Comparison, name: str, params: int, drawn: str) -> str:

@@ -5,7 +5,7 @@ The same call goes on where an earlier one ended, whatever ended it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from orchestrator.selection.finalizer import repeat_suite
@@ -17,6 +17,7 @@ from orchestrator.state.definition import Definition
 from orchestrator.state.suite_definition import SuiteDefinition, clear_unbegun
 from orchestrator.state.workspace import Workspace
 from orchestrator.suite import (
+    ResumableSuite,
     SuiteResult,
     grow_suite,
     prepare_growth,
@@ -41,7 +42,9 @@ class Prepared:
 
 
 def prepare_comparison(suite: Suite, workspace: Workspace) -> Prepared:
-    """Check a comparison before it starts or goes on, perhaps with more trials or methods.
+    """Check a comparison before it starts or goes on, perhaps with more trials or other methods.
+
+    Methods that it has and that are not named stay as they are.
 
     Raises:
         UsageError: what does not fit; or one of this name was begun with other settings.
@@ -56,9 +59,8 @@ def prepare_comparison(suite: Suite, workspace: Workspace) -> Prepared:
     _refuse_other(suite, there, workspace)
     new = prepare_growth(suite, workspace)
     begun = [member.sweep for member in suite.members if member.name not in new]
-    resumable_suite(
-        suite.name, workspace, _trials(suite), as_it_ran=True, without=_lack(new, there)
-    )
+    if begun:
+        _resumable(suite, there, workspace, new)
     ended = {
         sweep.name for sweep in workspace.store().sweeps() if sweep.outcome is Outcome.COMPLETED
     }
@@ -70,25 +72,29 @@ def prepare_comparison(suite: Suite, workspace: Workspace) -> Prepared:
     return Prepared(suite, False, new, all_ended and before == {suite.sweeps[0].search.trials})
 
 
-def _lack(new: Mapping[str, Facts], there: SuiteDefinition) -> list[str]:
-    """Return the methods that a driver wrote into the suite's file and was killed before more."""
-    return [name for name in new if name in there.sweeps]
+def _resumable(
+    suite: Suite, there: SuiteDefinition, workspace: Workspace, new: Collection[str] = ()
+) -> ResumableSuite:
+    """Return the searches of the methods that are named, but for `new` ones, as can be resumed.
 
-
-def _trials(suite: Suite) -> dict[str, int]:
-    return {"search.trials": suite.sweeps[0].search.trials}
+    A driver may have written new ones into the suite's file and been killed before more.
+    """
+    named = {member.name for member in suite.members} - {*new}
+    return resumable_suite(
+        suite.name,
+        workspace,
+        {"search.trials": suite.sweeps[0].search.trials},
+        as_it_ran=True,
+        without=[name for name in there.sweeps if name not in named],
+    )
 
 
 def _refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace) -> None:
     """Raise UsageError if a comparison of this name was begun with other settings."""
     wanted = {member.name: member.sweep for member in suite.members}
     other = "another comparison is called"
-    names = {name: sweep.name for name, sweep in wanted.items()}
-    if not there.sweeps.items() <= names.items():
-        raise UsageError(
-            f"{other} '{suite.name}', of {','.join(there.sweeps)}; name these too, and others if "
-            "you like, or choose a name with --name"
-        )
+    if any(there.sweeps.get(name, sweep.name) != sweep.name for name, sweep in wanted.items()):
+        raise UsageError(f"a suite is called '{suite.name}'; choose a name with --name")
     for name, sweep in wanted.items():
         if not Definition.is_in(workspace.path_of(sweep.name)):
             continue
@@ -130,8 +136,8 @@ def search_and_repeat(
     elif not prepared.is_searched:
         if prepared.new:
             grow_suite(suite, prepared.new, workspace)
-        resumed = resumable_suite(suite.name, workspace, _trials(suite), as_it_ran=True)
-        result = resume_suite(resumed, workspace, say)
+        there = SuiteDefinition.read(workspace.path_of(suite.name))
+        result = resume_suite(_resumable(suite, there, workspace), workspace, say)
     _refuse_failed(result.failed, go_on)
     if result.stopped:
         raise TinyAttnError(

@@ -62,7 +62,7 @@ def _cells(one: Judged, params: int | None) -> list[str]:
         "–" if math.isnan(one.std) else f"{100 * one.std:.2f}",
         f"{100 * select:.2f}",
         f"{one.seconds:,.0f} s",
-        f"{one.step_bytes / 1e6:,.1f} MB",
+        "–" if one.step_bytes is None else f"{one.step_bytes / 1e6:,.1f} MB",
         f"{1000 * one.row_seconds:.2f} ms",
     ]
 

@@ -58,9 +58,12 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     other = call("compare", *words, "--trials", "2", "batch_size=8")
     assert other.exit_code == 2
     assert "another comparison is called 'compare-rte', with another train of tiny" in other.stderr
-    fewer = call("compare", *words[:-4], "--methods", "tiny", *place)
-    assert fewer.exit_code == 2
-    assert "of tiny,lora,classifier; name these too, and others if you like" in fewer.stderr
+    one = call("compare", *words[:-6], "--methods", "tiny", *place)
+    assert one.exit_code == 2
+    assert "--methods: tiny alone came; a comparison takes two or more" in one.stderr
+    fewer = call("compare", *words[:-6], "--methods", "tiny,classifier", *place, "--trials", "2")
+    assert fewer.exit_code == 0, fewer.output
+    assert logs(runs) == before, "what is not named stays as it is"
     also = (*METHODS, "bottleneck")
     wider = ("rte", *FEW, "--plm", plm, "--methods", ",".join(also), *place, "--trials", "3")
     # A driver that is killed while it adds a method leaves its name in the suite's file.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mlflow_sweeps import Sweeps
 from rich.console import Console
 from tiny_plm import save_tiny_plm
 from transformers import AutoConfig
@@ -17,7 +19,7 @@ from orchestrator.comparison import judging
 from orchestrator.comparison.cost import step_bytes
 from orchestrator.comparison.judging import Comparison, Judged, Pair, holm
 from orchestrator.comparison.methods import REFERENCES, one_head_size, sized_methods
-from orchestrator.comparison.page import keep
+from orchestrator.comparison.page import keep, publish
 from orchestrator.comparison.suite import comparison_suite
 from orchestrator.comparison.table import render, sentences
 from orchestrator.selection.significance import primary_metric
@@ -136,7 +138,6 @@ def test_methods_at_one_size() -> None:
         ("boft", {"boft_block_size": 1}, None),
         ("lokr", {"r": 12}, None),
         ("unilora", {"theta_d_length": 9216}, 9216),
-        ("tinylora", {"u": 768}, 768 * 12),
         ("rbf", {"score": "rbf", "head_dim": 1}, (4 * 384 + 1) * 6),
         ("additive", {"score": "additive"}, (4 * 384 + 2) * 6),
         ("null-key", {"null_key": True}, (4 * 384 + 2) * 6),
@@ -231,6 +232,25 @@ def test_a_name_from_a_store_is_text_on_the_page(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_long_note_leaves_room_for_the_table_of_sweeps(sweeps: Sweeps, tmp_path: Path) -> None:
+    few = comparison(0.001)
+    tiny = few.methods[0]
+    methods = [replace(tiny, name=f"method-{number}") for number in range(20)]
+    pairs = [
+        Pair(f"method-{a}", f"method-{b}", 0.1, 1e-9, 1e-7) for a in range(20) for b in range(a)
+    ]
+    found = replace(few, methods=methods, pairs=pairs)
+    run = sweeps.tracker.open_suite("c")
+    sweeps.start("c-method-1", "rte", run)
+    sweeps.trial("search_00001", [0.8])
+    publish(found, "c", 100, keep(found, "c", 100, tmp_path), sweeps.tracker)
+    tags = sweeps.tracker.client.get_run(run.run_id).data.tags
+    note = tags["mlflow.note.content"]
+    assert "more sentences are in comparison.html." in note
+    assert len(note) <= 5000
+    assert "c-method-1" in note, "the table of its sweeps is there too"
+
+
 @pytest.mark.parametrize(("rows", "batch"), [(8, 8), (16, 8)])
 def test_memory_of_a_step_is_what_autograd_keeps(rows: int, batch: int, tmp_path: Path) -> None:
     """Of a classifier alone, whose backward pass is known by hand.
@@ -322,6 +342,10 @@ def test_methods_of_a_file(tmp_path: Path) -> None:
         ),
         ("a: {adapter: {method: bottleneck, r: 1}, space: {lr: {type: choice, values: [1, 2]}}}",
          "space.lr: unknown key"),
+        ("a: {adapter: {method: bottleneck}, space: {epochs: {type: choice, values: [1, 9]}}}",
+         "epochs came: methods of a comparison may search their own keys"),
+        ("a: {adapter: {method: tiny}, space: {adapter.method: {type: choice, values: [tiny]}}}",
+         "adapter.method"),
         ("[1]", "a mapping of names to methods is needed"),
         ("a: 3", "a mapping of keys is needed"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from test_packed_sequence import stream_of
 from test_placement import (
     PLACEMENTS,
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
+from tinyattn.errors import PlmError
 from tinyattn.plms.families import FAMILIES
 from tinyattn.plms.loading import Plm
 
@@ -219,6 +221,16 @@ def test_an_adapted_decoder_generates_as_without_a_cache(build_plm: Any, kind: s
     assert torch.equal(kept, again)
     with model.disable_adapter():
         assert plm(start).logits.shape[:2] == start.shape
+
+
+def test_a_plm_whose_output_is_narrower_than_its_layers_is_refused() -> None:
+    """As facebook/opt-350m, whose embeddings have half the width."""
+    config = transformers.OPTConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, ffn_dim=24, num_attention_heads=4,
+        max_position_embeddings=32, word_embed_proj_dim=8,
+    )  # fmt: skip
+    with pytest.raises(PlmError, match="puts out 8 numbers a position, and its layers 16"):
+        AdaptedModel(transformers.OPTModel(config))
 
 
 def test_every_family_is_tried_here_or_in_test_placement() -> None:

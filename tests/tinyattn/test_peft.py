@@ -11,6 +11,7 @@ import peft
 import pytest
 import safetensors.torch
 import torch
+from pydantic import ValidationError
 from test_packed_sequence import ROWS, gradients, stream_of
 from test_placement import batch_of
 from torch import Tensor
@@ -42,13 +43,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "HIRA": {"r": 2},
     "PEANUT": {"r": 2},
     "BEFT": {},
-    "PSOFT": {"r": 4},
-    "TINYLORA": {"r": 2, "u": 8},
     "UNILORA": {"r": 2, "theta_d_length": 64},
     "GLORA": {"r": 2},
     "DEFT": {"r": 2},
     "OSF": {"effective_rank": 4},
-    "SUPERTUNING": {"r": 2},
 }
 TARGETS = {
     "bert": ["query", "value"],
@@ -175,6 +173,22 @@ def test_every_tuner_of_peft_is_offered_or_named_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tuner", "options", "most"),
+    [
+        ("UNILORA", {"r": 257, "theta_d_length": 1}, "256"),
+        ("VERA", {"r": 5000}, "4,096"),
+        ("PEANUT", {"r": 1, "depth": 65_536}, "64"),
+        ("LORA", {"r": 70_000}, "65,536"),
+    ],
+)
+def test_a_card_cannot_ask_for_memory_that_nobody_counts(
+    tuner: str, options: dict[str, Any], most: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"came, allowed are {most}"):
+        PeftAdapter(method="peft", tuner=tuner, **options)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"target_modules": ["nothing"]}, "LORA with .* cannot be put on this PLM"),
@@ -205,7 +219,7 @@ def test_a_saved_tuner_gives_the_same_logits(minilm: Plm, tuner: str, tmp_path: 
     model.detach()
 
 
-SHARING = ("VERA", "RANDLORA", "VBLORA", "TINYLORA", "UNILORA")
+SHARING = ("VERA", "RANDLORA", "VBLORA", "UNILORA")
 """Tuners whose modules share something, so that a layer alone is another matter."""
 
 

@@ -54,7 +54,7 @@ def by_loops(module: AttentionVariant, z: Tensor, sees: Tensor) -> Tensor:
 
         def score(t: int, k: Tensor, m: int = m) -> float:
             if module.score == "aggregation":
-                inside = torch.tanh(k + module.inner[m])
+                inside = torch.tanh(k + module.inner_bias[m])
                 return float((module.outer[m] * inside).sum())
             assert module.query_weight is not None
             q = module.query_weight[m] @ x[t]
@@ -63,7 +63,7 @@ def by_loops(module: AttentionVariant, z: Tensor, sees: Tensor) -> Tensor:
             if module.score == "dot":
                 return float(q @ k) / math.sqrt(dim)
             if module.score == "additive":
-                return float((module.outer[m] * torch.tanh(q + k + module.inner[m])).sum())
+                return float((module.outer[m] * torch.tanh(q + k + module.inner_bias[m])).sum())
             return -math.exp(float(module.log_sharpness[m])) * float(((q - k) ** 2).sum())
 
         pairs = []
@@ -157,7 +157,7 @@ def test_counts_of_method_md(changes: dict[str, Any], count: int, build_plm: Any
     assert sum(p.numel() for p in AttentionVariant(1024, config).parameters()) == count
 
 
-def test_dropout_of_a_row_does_not_depend_on_other_rows() -> None:
+def test_dropout_of_a_row_depends_neither_on_other_rows_nor_on_padding() -> None:
     config = VariantConfig(method="variant", score="rbf", dropout=0.5, null_key=True)
     module = AttentionVariant(H, config).train()
     z = torch.randn(3, 4, H)
@@ -166,6 +166,10 @@ def test_dropout_of_a_row_does_not_depend_on_other_rows() -> None:
     together = module(z)
     module.row_keys = keys[1:2].clone()
     torch.testing.assert_close(module(z[1:2])[0], together[1])
+    longer = torch.cat([z[1:2], torch.randn(1, 3, H)], dim=1)
+    module.row_keys = keys[1:2].clone()
+    real = torch.tensor([[[[True] * 4 + [False] * 3]]])
+    torch.testing.assert_close(module(longer, allowed=real)[0, :4], together[1])
     module.row_keys = keys[1:2].clone() + 1
     assert not torch.allclose(module(z[1:2])[0], together[1])
 

@@ -1,7 +1,7 @@
 """A folder that peft loads, with what one of its tuners trained here.
 
-`PeftModel.from_pretrained(plm, folder)` gives the hidden states of the adapter; the classifier is
-in the adapter folder around it.
+`PeftModel.from_pretrained(base, folder)`, with the base model as `AutoModel` gives it, has the
+hidden states of the adapter; the classifier is in the adapter folder around it.
 """
 
 from __future__ import annotations

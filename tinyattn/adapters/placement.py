@@ -77,12 +77,18 @@ class AdapterHooks:
                 f"this {plm.config.model_type} PLM has is_decoder set, and adapters in its family "
                 "are not causal: they would see the future; load it without is_decoder"
             )
+        width = getattr(plm.config, "word_embed_proj_dim", plm.config.hidden_size)
+        if width != plm.config.hidden_size:
+            raise PlmError(
+                f"this {plm.config.model_type} PLM puts out {width} numbers a position, and its "
+                f"layers {plm.config.hidden_size}: allowed are PLMs where both are equal"
+            )
         self.base: Any = plm.base_model
         self.calls = layer_calls(plm)
         self.indices: dict[nn.Module, list[int]] = {}
         for index, layer in enumerate(self.calls):
             self.indices.setdefault(layer, []).append(index)
-        begins = self.base.get_submodule(self.family.begins)
+        begins = submodule(self.base, self.family.begins, self.base)
         self._signature = inspect.signature(begins.forward)
         self._pass = _Pass()
         self._handles = [begins.register_forward_pre_hook(self._begin, with_kwargs=True)]

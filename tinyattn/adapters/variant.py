@@ -32,7 +32,7 @@ class AttentionVariant(AttentionAdapter):
         query_weight: [M, D, H]; None with `aggregation`, whose score knows no query.
         key_weight, value_weight: [M, D, H], or [1, D, H] if heads share them.
         query_bias: [M, D]; None without biases, and with scores that have a b of their own.
-        inner, outer: b and a, or u: [M, D]; None with scores that have none.
+        inner_bias, outer: b and a, or u: [M, D]; None with scores that have none.
         log_sharpness: ln τ, [M]; None but with `rbf`.
         null_key, null_value: [1 or M, D], or None.
         gate: [1], or None.
@@ -42,7 +42,7 @@ class AttentionVariant(AttentionAdapter):
     key_weight: nn.Parameter
     value_weight: nn.Parameter
     query_bias: nn.Parameter | None
-    inner: nn.Parameter
+    inner_bias: nn.Parameter
     outer: nn.Parameter
     log_sharpness: nn.Parameter
     null_key: nn.Parameter | None
@@ -62,7 +62,7 @@ class AttentionVariant(AttentionAdapter):
             "out_weight": (heads, dim, hidden_size),
             "query_bias": (heads, dim) if config.bias and not has_inner else None,
             "out_bias": (hidden_size,) if config.bias else None,
-            "inner": (heads, dim) if has_inner else None,
+            "inner_bias": (heads, dim) if has_inner else None,
             "outer": (heads, dim) if has_inner else None,
             "log_sharpness": (heads,) if config.score == "rbf" else None,
             "null_key": (own, dim) if config.null_key else None,
@@ -121,17 +121,19 @@ class AttentionVariant(AttentionAdapter):
             scores = scores.masked_fill(~allowed, float("-inf"))
         if self.null_key is not None:
             nothing = self._scores(query, self.null_key[None, :, None]).expand(*shape[:3], 1)
-            scores = torch.cat([scores, nothing], dim=-1)
+            # First, so that its dropout does not depend on the length that a row is padded to.
+            scores = torch.cat([nothing, scores], dim=-1)
         weights = torch.softmax(scores, dim=-1)
+        first = scores.shape[-1] - shape[3]
         if allowed is not None:  # 0, not NaN, where no key is allowed
-            seen = weights[..., : shape[3]].masked_fill(~allowed, 0.0)
-            weights = torch.cat([seen, weights[..., shape[3] :]], dim=-1)
+            seen = weights[..., first:].masked_fill(~allowed, 0.0)
+            weights = torch.cat([weights[..., :first], seen], dim=-1)
         if keys is not None:
             kept = kept_weights(keys, weights.shape, self.dropout)
             weights = weights * kept / (1 - self.dropout)
-        heads = weights[..., : shape[3]] @ value
+        heads = weights[..., first:] @ value
         if self.null_value is not None:
-            heads = heads + weights[..., shape[3] :] * self.null_value[None, :, None]
+            heads = heads + weights[..., :first] * self.null_value[None, :, None]
         return heads
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
@@ -141,7 +143,7 @@ class AttentionVariant(AttentionAdapter):
         if self.score == "rbf":
             distance = (query[..., :, None, :] - key[..., None, :, :]).square().sum(-1)
             return -self.log_sharpness.exp()[:, None, None] * distance
-        inner, outer = self.inner[:, None, None], self.outer[:, None, None]  # [M, 1, 1, D]
+        inner, outer = self.inner_bias[:, None, None], self.outer[:, None, None]  # [M, 1, 1, D]
         total = key[..., None, :, :] + inner
         if self.score == "additive":
             total = total + query[..., :, None, :]
