@@ -168,10 +168,15 @@ def resumable_suite(
     goes_on = {m: sweep for m, sweep in definition.sweeps.items() if m not in without}
     if not goes_on:
         raise UsageError(f"--without leaves no sweep of suite '{name}'")
-    if not all(Definition.is_in(workspace.path_of(sweep)) for sweep in goes_on.values()):
+    lacking = [m for m, sweep in goes_on.items() if not Definition.is_in(workspace.path_of(sweep))]
+    if lacking and not definition.has_run(workspace):
         raise UsageError(
-            f"suite '{name}' was killed before a trial of all its sweeps; start it again as it was "
-            "started"
+            f"suite '{name}' was killed before any trial; start it with `tinyattn sweep run` again"
+        )
+    if lacking:
+        raise UsageError(
+            f"suite '{name}' was killed while it got {', '.join(lacking)}; type the command again "
+            f"that adds this, or leave it out with --without {lacking[0]}"
         )
     found = {
         member: partial(resumable, sweep, workspace, changes, as_it_ran=as_it_ran)

@@ -320,9 +320,12 @@ def _extension(
 
 def _left_behind(name: str, without: tuple[str, ...], is_suite: bool, places: Places) -> str:
     """Return the sweeps of a suite that get no more trials where others of it do; empty: none."""
-    if is_suite:
-        return ", ".join(without)
+    from orchestrator.state.suite_definition import SuiteDefinition
+
     workspace = workspace_of(places)
+    if is_suite:
+        known = SuiteDefinition.read(workspace.path_of(name)).sweeps
+        return ", ".join(without) if set(without) <= known.keys() else ""
     store = workspace.store() if workspace.has_store() else None
     own = [one for one in store.sweeps() if one.name == name] if store is not None else []
     if store is None or not own or own[0].suite is None:

@@ -62,7 +62,7 @@ VARIANTS: dict[str, dict[str, Json]] = {
 """{name: what is other than in tiny attention}; its size grows by the head's dimension."""
 _BY_STEPS = {"gralora", "lokr", "oft", "boft", "c3a", "randlora"}
 """Tuners whose size is not linear in their option, or that take only some values of it."""
-_STEPS = sorted(factor * 2**power for factor in (1, 3) for power in range(11))
+_STEPS = tuple(sorted(factor * 2**power for factor in (1, 3) for power in range(11)))
 """Values of the option that are tried with these."""
 OTHER = 0.1
 """Largest difference from the wanted number of parameters, as a share of it."""

@@ -68,6 +68,11 @@ class SuiteDefinition(StrictModel):
         """Whether all its sweeps were defined; the first trial comes after that."""
         return all(Definition.is_in(workspace.path_of(sweep)) for sweep in self.sweeps.values())
 
+    def has_run(self, workspace: Workspace) -> bool:
+        """Whether any of it has left more than locks and definitions."""
+        folders = map(workspace.path_of, (self.name, *self.sweeps.values()))
+        return any(_has_run(folder) for folder in folders if folder.is_dir())
+
     def write(self, folder: Path) -> None:
         """Write the file as a whole or not at all."""
         write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")

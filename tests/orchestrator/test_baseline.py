@@ -14,9 +14,10 @@ from orchestrator.execution.worker import report_of
 from orchestrator.registry.promotion import promote_adapter
 from orchestrator.reporting.leaderboard import leaderboard
 from orchestrator.reporting.status import status
-from orchestrator.selection.baseline import KIND, find_alone, missing_rates
+from orchestrator.selection.baseline import find_alone, missing_rates
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE
+from orchestrator.state.ranking import BASELINE
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.records import TrialRun
 from tinyattn.config import TrainConfig
@@ -70,7 +71,7 @@ def test_promote_trains_it_once_and_tests_against_it(
     ]
     alone = find_alone(sweeps.tracker, one_head)
     assert alone is not None
-    assert (alone.kind, alone.trial.outcome) == (KIND, Outcome.COMPLETED)
+    assert (alone.kind, alone.trial.outcome) == (BASELINE, Outcome.COMPLETED)
     assert alone.trial.adapter_params == 0
     changed = ("adapter.layers", "optimizer.lr")
     kept = {key: value for key, value in one_head.config.items() if key not in changed}

@@ -197,7 +197,7 @@ def test_a_grid_may_become_finite_by_fixing(tmp_path):
         ("optimizer.lr: {type: log_uniform, low: 0, high: 1}", "greater than 0"),
         ("optimizer.lr: {type: uniform, low: 0.1, high: .nan}", "finite"),
         ("optimizer.lr: {type: uniform, low: 0.1, high: 1, step: 2}", "step: unknown key"),
-        ("epochs: {type: choice, values: []}", "at least 1 item"),
+        ("epochs: {type: choice, values: []}", "allowed are 1 or more entries"),
         ("epochs: {type: choice, values: [2, 2]}", "2 is given twice"),
         ("epochs: {type: choice, values: [{a: 1}]}", "allowed are numbers, words and lists"),
         # extremes that make no trial
@@ -229,7 +229,7 @@ def test_one_line_for_an_unknown_domain_type(tmp_path):
         ("{optimizer.schedul: [linear]}", "did you mean 'optimizer.schedule'?"),
         ("{optimizer.lr: [0.001]}", "not another key of the space"),
         ("{optimizer.schedule: [lineal]}", "never has the value 'lineal'"),
-        ("{optimizer.schedule: []}", "at least 1 item"),
+        ("{optimizer.schedule: []}", "allowed are 1 or more entries"),
         ("{optimizer.warmup: [0.1]}", "go round in a circle"),
     ],
 )
