@@ -284,7 +284,7 @@ def extend(
     is_suite = _is_suite_here(name, places)
     changes, gpu_hours = _extension(name, overrides, is_suite)
     if changes and (unlike := _left_behind(name, without, is_suite, places)):
-        echo(f"note: {unlike} keep their trials, so that {name} is not searched like them")
+        echo(f"note: not extended: {unlike}; the sweeps of the suite are not searched alike then")
     _go_on(name, changes, as_it_ran, places, without, gpu_hours)
 
 

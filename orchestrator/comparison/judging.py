@@ -161,8 +161,8 @@ def judge(
     found: list[Judged] = []
     for number, (name, sweep) in enumerate(sweeps.items(), 1):
         say(f"judging {name}, method {number} of {len(sweeps)}")
-        one = _judged(name, sweep, best[name], workspace, model_cache, metric)
-        found.append(replace(one, is_reference=name in references))
+        is_reference = name in references
+        found.append(_judged(name, sweep, best[name], workspace, model_cache, metric, is_reference))
     every = sorted({seed for one in found for seed in one.seeds})
     shared = [seed for seed in every if all(seed in one.seeds for one in found)]
     if not shared:
@@ -199,6 +199,7 @@ def _judged(
     workspace: Workspace,
     model_cache: ModelCache,
     metric: Metric,
+    is_reference: bool,
 ) -> Judged:
     folder = workspace.path_of(sweep.name)
     group = sorted(trials, key=lambda trial: int(str(trial.params["seed"])))
@@ -231,7 +232,7 @@ def _judged(
         len(searched),
         sum(trial.evaluations for trial in searched),
         sweep.name,
-        False,
+        is_reference,
         {key: value for key, value in group[0].params.items() if key != "seed"},
     )
 

@@ -10,6 +10,7 @@ M heads, D dimension of a head.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Literal
 
@@ -30,7 +31,7 @@ _AT_ONCE = 2**21
 """Most attention weights for which `kept_weights` draws random numbers at once."""
 
 
-class AttentionAdapter(nn.Module):
+class AttentionAdapter(nn.Module, ABC):
     """An adapter that attends: what tiny attention and its variants have alike.
 
     A subclass has the parameters, and says how embeddings are projected and how heads attend.
@@ -61,18 +62,19 @@ class AttentionAdapter(nn.Module):
             else nn.LayerNorm(hidden_size, elementwise_affine=norm == "affine")
         )
 
+    @abstractmethod
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw fresh weights."""
-        raise NotImplementedError
 
+    @abstractmethod
     def projection(self) -> tuple[Tensor, Tensor | None]:
         """Return weight [C, H] and bias [C] of the projection to all heads' q, k and v."""
-        raise NotImplementedError
 
+    @abstractmethod
     def split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
         """Return q, k and v, each [B, M, T, D], of what `projection` gives."""
-        raise NotImplementedError
 
+    @abstractmethod
     def attend(
         self,
         query: Tensor,
@@ -92,7 +94,6 @@ class AttentionAdapter(nn.Module):
             is_causal: a query sees itself and earlier positions only; excludes `allowed`.
             keys: [B] dropout keys; None: no dropout.
         """
-        raise NotImplementedError
 
     def reset_output(self, generator: torch.Generator | None) -> None:
         """Draw fresh output weights U(±0.01/√D)."""
