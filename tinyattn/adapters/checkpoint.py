@@ -23,7 +23,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from tinyattn.config import TAGS, AnyAdapter, StrictModel, unnamed
+from tinyattn.config import AnyAdapter, StrictModel, is_tag, unnamed
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
@@ -173,7 +173,7 @@ def read_card(folder: Path) -> AdapterCard:
         raise AdapterError(f"{path}: damaged, {error}; restore a copy") from None
     except ValidationError as error:
         fault = error.errors()[0]
-        key = ".".join(str(part) for part in fault["loc"] if part not in TAGS)[:200]
+        key = ".".join(str(part) for part in fault["loc"] if not is_tag(part, {}))[:200]
         raise AdapterError(f"{path}: {key}: {fault['msg'][:500]}; restore a copy") from None
     if card.card_sha256 != card.sealed().card_sha256:
         raise AdapterError(f"{path}: changed since it was saved; restore a copy")

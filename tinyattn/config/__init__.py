@@ -1,0 +1,68 @@
+"""What a trial is, as data: TrainConfig and its parts, and how they are read and overridden.
+
+Configs are read from YAML, checked by pydantic, and stop at the builders: modules such as
+TinyAttention take plain numbers. People, the searcher and the finalizer all change a config through
+`with_overrides({"optimizer.lr": 3e-4})`.
+"""
+
+from tinyattn.config.methods import (
+    LEFT_OUT,
+    METHODS,
+    MOST_RANK,
+    TUNERS,
+    AdapterConfig,
+    AnyAdapter,
+    BottleneckConfig,
+    Layers,
+    PeftAdapter,
+    UnfrozenConfig,
+    VariantConfig,
+    method_name,
+    set_all,
+)
+from tinyattn.config.schema import (
+    StrictModel,
+    build,
+    dotted_keys,
+    is_tag,
+    parse_overrides,
+    set_dotted,
+    shown,
+)
+from tinyattn.config.trial import (
+    FIRST_VERSIONS,
+    OptimizerConfig,
+    StartConfig,
+    TrainConfig,
+    stored_config,
+    unnamed,
+)
+
+__all__ = [
+    "FIRST_VERSIONS",
+    "LEFT_OUT",
+    "METHODS",
+    "MOST_RANK",
+    "TUNERS",
+    "AdapterConfig",
+    "AnyAdapter",
+    "BottleneckConfig",
+    "Layers",
+    "OptimizerConfig",
+    "PeftAdapter",
+    "StartConfig",
+    "StrictModel",
+    "TrainConfig",
+    "UnfrozenConfig",
+    "VariantConfig",
+    "build",
+    "dotted_keys",
+    "is_tag",
+    "method_name",
+    "parse_overrides",
+    "set_all",
+    "set_dotted",
+    "shown",
+    "stored_config",
+    "unnamed",
+]

@@ -1,0 +1,319 @@
+"""Settings of methods: what can be trained beside a frozen PLM, one model for each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+    model_validator,
+)
+
+from tinyattn.config.schema import StrictModel, set_dotted, shown, tag_of
+from tinyattn.errors import did_you_mean
+
+
+def _parse_layers(value: Any) -> Any:
+    """Accept 'all', 'none', 'top-6' or a list of layer indices."""
+    if isinstance(value, str):
+        if value in ("all", "none") or re.fullmatch(r"top-[1-9][0-9]{0,4}", value):
+            return value
+    elif (
+        isinstance(value, list | tuple) and value and all(type(i) is int and i >= 0 for i in value)
+    ):
+        return tuple(sorted(set(value)))
+    raise ValueError("allowed are all, none, top-N (as in top-6) or a list such as [6, 7, 8]")
+
+
+Layers = Annotated[str | tuple[int, ...], BeforeValidator(_parse_layers)]
+
+
+class AdapterConfig(StrictModel):
+    """Shape and place of the tiny-attention adapters of one trial."""
+
+    method: Literal["tiny"] = "tiny"
+    """What is trained beside the frozen PLM: tiny attention."""
+    num_heads: int = Field(1, ge=1, le=256)
+    """M, attention heads per adapter."""
+    head_dim: int = Field(1, ge=1, le=1024)
+    """D, dimension of each head's query, key and value (the paper: 1)."""
+    norm: Literal["none", "plain", "affine"] = "plain"
+    """LayerNorm before the projections: none, without affine parameters, or with them."""
+    bias: bool = True
+    """Query bias [M, D] and output bias [H]; key and value biases would add no function."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Probability of dropping an attention weight in training."""
+    placement: Literal["sequential", "parallel", "parallel_heads"] = "sequential"
+    """sequential: after attention (the paper); parallel: beside it (the authors' code);
+    parallel_heads: beside the heads, added before attention's output projection (He et al.)."""
+    layers: Layers = "all"
+    """PLM layers that get an adapter: all, none (classifier alone), top-N, or a list of indices."""
+    share_layers: bool = False
+    """One adapter used at every layer (the authors' choice for ALBERT)."""
+
+    @model_serializer(mode="wrap")
+    def _as_first(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the method out, as when there was one: what is stored, hashed, sealed or compared
+        stays what it was."""
+        found: dict[str, Any] = written(self)
+        found.pop("method", None)
+        return found
+
+
+class BottleneckConfig(StrictModel):
+    """Bottleneck adapters (Houlsby et al., ICML 2019), where tiny attention has its place.
+
+    A linear one is the control without context: at r = 2 and without biases it has the 4H
+    parameters a layer of one head, and sees each position alone.
+    """
+
+    method: Literal["bottleneck"]
+    """What is trained: bottlenecks."""
+    r: int = Field(2, ge=1, le=65_536)
+    """Width of the bottleneck."""
+    activation: Literal["none", "relu", "gelu"] = "none"
+    """Function between the two projections."""
+    norm: Literal["none", "plain", "affine"] = "none"
+    """LayerNorm before the projections: none, without affine parameters, or with them."""
+    bias: bool = False
+    """Bias of each projection."""
+    layers: Layers = "all"
+    """As for tiny attention."""
+    placement: Literal["sequential", "parallel", "parallel_heads"] = "sequential"
+    """As for tiny attention."""
+
+
+class VariantConfig(StrictModel):
+    """Variants of tiny attention: another score, or another choice of what is attended to."""
+
+    method: Literal["variant"]
+    """What is trained: a variant of tiny attention."""
+    score: Literal["dot", "additive", "rbf", "aggregation"] = "dot"
+    """Score of a key: dot product (the paper), a·tanh(q + k + b), −τ|q − k|², or u·tanh(k + b),
+    which is the same for every query."""
+    window: int | None = Field(None, ge=0, le=1_000_000)
+    """Most positions between a query and a key; None: no limit."""
+    share_kv: bool = False
+    """Whether all heads share keys and values (multi-query attention)."""
+    null_key: bool = False
+    """A learned key and value beside those of the row, to attend to nothing of it."""
+    gate: bool = False
+    """A factor of the output that starts at 0."""
+    num_heads: int = Field(1, ge=1, le=256)
+    """As for tiny attention, as all that follows."""
+    head_dim: int = Field(1, ge=1, le=1024)
+    """D, dimension of each head's query, key and value."""
+    norm: Literal["none", "plain", "affine"] = "plain"
+    """LayerNorm before the projections."""
+    bias: bool = True
+    """Query bias, where the score has no b of its own, and output bias."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Probability of dropping an attention weight in training."""
+    placement: Literal["sequential", "parallel", "parallel_heads"] = "sequential"
+    """Where the adapter acts."""
+    layers: Layers = "all"
+    """PLM layers that get one."""
+
+
+class UnfrozenConfig(StrictModel):
+    """Weights of the PLM itself that are trained, as a copy of the trial's own."""
+
+    method: Literal["bitfit", "full"]
+    """bitfit: all biases (Ben Zaken et al., ACL 2022); full: all weights, full fine-tuning."""
+    layers: Layers = "all"
+    """PLM layers in which they are trained; embeddings belong to `all`."""
+
+    @property
+    def placement(self) -> str:
+        """Any: it acts where the PLM's own modules are."""
+        return "sequential"
+
+
+TUNERS: dict[str, frozenset[str]] = {
+    "LORA": frozenset({"r", "lora_alpha", "target_modules", "use_rslora", "use_dora"}),
+    "IA3": frozenset({"target_modules", "feedforward_modules"}),
+    "LN_TUNING": frozenset({"target_modules"}),
+    "HRA": frozenset({"r", "apply_GS", "target_modules"}),
+    "MISS": frozenset({"r", "target_modules"}),
+    "VERA": frozenset({"r", "target_modules", "projection_prng_key", "d_initial"}),
+    "ROAD": frozenset({"variant", "group_size", "target_modules"}),
+    "LOHA": frozenset({"r", "alpha", "target_modules"}),
+    "LOKR": frozenset({"r", "alpha", "target_modules"}),
+    "OFT": frozenset({"oft_block_size", "target_modules"}),
+    "BOFT": frozenset(
+        {"boft_block_size", "boft_block_num", "boft_n_butterfly_factor", "target_modules"}
+    ),
+    "FOURIERFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
+    "WAVEFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
+    "C3A": frozenset({"block_size", "target_modules"}),
+    "RANDLORA": frozenset({"r", "projection_prng_key", "target_modules"}),
+    "VBLORA": frozenset({"r", "num_vectors", "vector_length", "topk", "target_modules"}),
+    "GRALORA": frozenset({"r", "gralora_k", "alpha", "target_modules"}),
+    "DELORA": frozenset({"r", "delora_lambda", "target_modules"}),
+    "HIRA": frozenset({"r", "target_modules"}),
+    "PEANUT": frozenset({"r", "depth", "act_fn", "scaling", "target_modules"}),
+    "BEFT": frozenset({"target_modules"}),
+    "UNILORA": frozenset({"r", "theta_d_length", "proj_seed", "target_modules"}),
+    "GLORA": frozenset({"r", "target_modules"}),
+    "DEFT": frozenset({"r", "decomposition_method", "alpha", "para", "target_modules"}),
+    "OSF": frozenset({"effective_rank", "target_modules"}),
+}
+"""{tuner of peft: its options that may be set}. A tuner is here once the table of
+tests/tinyattn/test_peft.py has it."""
+
+
+_NEEDS_MORE = "it needs another PLM, or several tasks, in memory"
+_CHANGES_ROWS = "it changes the rows that the PLM reads, not its modules"
+_UNSAVED = "it computes with factors of the PLM's weights that another machine may find otherwise"
+_UNCOUNTABLE = "its parameters cannot be counted without the PLM's weights"
+LEFT_OUT: dict[str, str] = {
+    **dict.fromkeys(("XLORA", "POLY", "CPT", "SHADOW", "CARTRIDGE"), _NEEDS_MORE),
+    "MULTITASK_PROMPT_TUNING": _NEEDS_MORE,
+    "LILY": "its mixture is the mean over all tokens of a batch: rows would change each other",
+    "PVERA": "it draws at random in training",
+    "ADALORA": "it hands out ranks in training",
+    **dict.fromkeys(("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"), _CHANGES_ROWS),
+    "ADAPTION_PROMPT": _CHANGES_ROWS,
+    "TRAINABLE_TOKENS": "it trains words that are named one by one",
+    **dict.fromkeys(("TINYLORA", "PSOFT", "SUPERTUNING"), _UNSAVED),
+    **dict.fromkeys(("SHIRA", "FROD", "ADAMSS"), _UNCOUNTABLE),
+}
+"""{tuner of peft that is not offered: why}."""
+
+
+MOST_RANK = 65_536
+"""Largest rank or number of vectors of a tuner."""
+_MOST = {"UNILORA": 256, "VERA": 4096, "RANDLORA": 4096}
+"""The same of tuners that have as many fixed numbers as their rank says, which nobody counts."""
+_MOST_DEPTH = 64
+
+
+class PeftAdapter(StrictModel):
+    """A tuner of the peft library, with its own options, as in `tuner: LORA, r: 1`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    method: Literal["peft"]
+    """What is trained: a tuner of peft."""
+    tuner: str
+    """Name of the tuner, as peft's PeftType has it."""
+    layers: Layers = "all"
+    """PLM layers in which it changes modules."""
+
+    @property
+    def placement(self) -> str:
+        """Any: it acts where the PLM's own modules are."""
+        return "sequential"
+
+    @classmethod
+    def further_keys(cls) -> list[str]:
+        """All options of all tuners."""
+        return sorted({option for options in TUNERS.values() for option in options})
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the tuner's config class that are set."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.tuner in LEFT_OUT:
+            raise ValueError(
+                f"tuner {self.tuner} is not offered: {LEFT_OUT[self.tuner]}; allowed are "
+                f"{', '.join(TUNERS)}"
+            )
+        if self.tuner not in TUNERS:
+            raise ValueError(
+                f"tuner {self.tuner} came{did_you_mean(self.tuner, TUNERS)}; allowed are "
+                f"{', '.join(TUNERS)}"
+            )
+        for option, value in self.options.items():
+            is_size = isinstance(value, int) and not option.endswith(("seed", "key"))
+            most = _MOST.get(self.tuner, MOST_RANK) if option == "r" else MOST_RANK
+            most = _MOST_DEPTH if option == "depth" else most
+            if is_size and value > most:
+                raise ValueError(f"option {option}: {value} came, allowed are {most:,}")
+            if option not in TUNERS[self.tuner]:
+                raise ValueError(
+                    f"option {option} came{did_you_mean(option, TUNERS[self.tuner])}; {self.tuner} "
+                    f"takes {', '.join(sorted(TUNERS[self.tuner]))}"
+                )
+        return self
+
+
+def method_name(adapter: BaseModel) -> str:
+    """Return a method's name for tables: that of peft's tuner, or `bottleneck` and so on."""
+    return str(getattr(adapter, "tuner", None) or getattr(adapter, "method", "tiny"))
+
+
+METHODS: dict[str, type[StrictModel]] = {
+    "tiny": AdapterConfig,
+    "variant": VariantConfig,
+    "bottleneck": BottleneckConfig,
+    "bitfit": UnfrozenConfig,
+    "full": UnfrozenConfig,
+    "peft": PeftAdapter,
+}
+"""{method: the model of its settings}."""
+
+
+def _with_known_method(value: Any) -> Any:
+    method = _method_of(value)
+    if not isinstance(method, str) or method not in METHODS:
+        raise ValueError(
+            f"method {shown(method)} came{did_you_mean(str(method), METHODS)}; allowed are "
+            f"{', '.join(METHODS)}"
+        )
+    return value
+
+
+def _method_of(value: Any) -> Any:
+    """The method of settings, `tiny` where they name none."""
+    if isinstance(value, Mapping):
+        return value.get("method", "tiny")
+    return getattr(value, "method", "tiny")
+
+
+AnyAdapter = Annotated[
+    Annotated[AdapterConfig, Tag(tag_of(AdapterConfig))]
+    | Annotated[VariantConfig, Tag(tag_of(VariantConfig))]
+    | Annotated[BottleneckConfig, Tag(tag_of(BottleneckConfig))]
+    | Annotated[UnfrozenConfig, Tag(tag_of(UnfrozenConfig))]
+    | Annotated[PeftAdapter, Tag(tag_of(PeftAdapter))],
+    Discriminator(lambda value: tag_of(METHODS[_method_of(value)])),
+    BeforeValidator(_with_known_method),
+]
+"""Settings of any method; `method` decides which keys there are."""
+
+
+def set_all(data: dict[str, Any], values: Mapping[str, Any], prefix: str = "") -> None:
+    """Set dotted keys as `set_dotted`; another `adapter.method` gives up the settings of the first.
+
+    Args:
+        data: changed in place.
+        values: dotted keys and values.
+        prefix: put before every key, as in `train.`.
+    """
+    if (method := values.get("adapter.method")) is not None:
+        _switch_method(data, prefix, method)
+    for key, value in values.items():
+        set_dotted(data, prefix + key, value)
+
+
+def _switch_method(data: dict[str, Any], prefix: str, method: Any) -> None:
+    """Keep of another method's settings its place alone, which means the same to both."""
+    group = data.get("train", {}) if prefix else data
+    adapter = group.get("adapter") if isinstance(group, dict) else None
+    known_one = isinstance(method, str) and method in METHODS
+    if known_one and isinstance(adapter, dict) and _method_of(adapter) != method:
+        known = {"layers", "placement"} & set(METHODS[method].model_fields)
+        group["adapter"] = {key: adapter[key] for key in known if key in adapter}

@@ -1,0 +1,175 @@
+"""What a trial is: task, PLM, method, optimizer, length and precision."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from tinyattn.config.methods import (
+    AdapterConfig,
+    AnyAdapter,
+    PeftAdapter,
+    UnfrozenConfig,
+    set_all,
+)
+from tinyattn.config.schema import StrictModel, build
+
+
+class OptimizerConfig(StrictModel):
+    """How the adapter and classifier are trained."""
+
+    name: Literal["adamw", "radam"] = "adamw"
+    """Update rule."""
+    lr: float = Field(1e-3, gt=0, le=10)
+    """Peak learning rate."""
+    weight_decay: float = Field(0.0, ge=0, le=10)
+    """Decoupled weight decay."""
+    decay_bias_and_norm: bool = True
+    """Whether weight decay also applies to biases and LayerNorm parameters."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """Learning-rate decay after warm-up."""
+    warmup: float = Field(0.0, ge=0)
+    """Warm-up: below 1 a share of all steps (0.1 = 10 %), rounded; from 1 on a number of steps,
+    which must be less than training has."""
+    max_grad_norm: float = Field(0.0, ge=0)
+    """Clip the gradient's global norm to this; 0: no clipping."""
+
+    @model_validator(mode="after")
+    def _whole_steps(self) -> Self:
+        if self.warmup >= 1 and self.warmup != int(self.warmup):
+            raise ValueError(f"optimizer.warmup is {self.warmup}: from 1 on it counts whole steps")
+        return self
+
+
+class StartConfig(StrictModel):
+    """Start from the weights of a trained adapter instead of fresh ones (used by the finalizer)."""
+
+    adapter: str
+    """Adapter folder to start from, or the URL of one in an object store; its one head is copied
+    into `adapter.num_heads` heads."""
+    noise: float = Field(0.01, ge=0, le=1)
+    """σ of the zero-sum perturbation between heads, relative to each weight's own scale."""
+
+
+class TrainConfig(StrictModel):
+    """The complete configuration of one trial: task, PLM, adapter, optimizer, length, precision."""
+
+    task: str
+    """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
+    plm: str
+    """`minilm`, a Hugging Face name such as `roberta-large`, or a folder."""
+    protocol: Literal["paper", "heldout"] = "heldout"
+    """paper: select on the official dev set, as the paper does; heldout: select on a split carved
+    from train and keep dev for the report."""
+    carve_version: Literal[1, 2] = 2
+    """Version of carving: 2 keeps rows with similar texts together; 1, of sweeps begun before
+    there were versions, only rows with identical texts."""
+    token_version: Literal[1, 2] = 2
+    """Version of tokenising: 2 has segments and separators for all PLMs, and leaves special tokens
+    that stand in a text as text; 1, of sweeps begun before there were versions, does not."""
+    adapter: AnyAdapter = AdapterConfig()
+    """What is trained beside the frozen PLM: shape and place of the adapters."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """How adapter and classifier are trained."""
+    epochs: int = Field(20, ge=1, le=10_000)
+    """Passes over the training rows."""
+    batch_size: int = Field(16, ge=1, le=65_536)
+    """Rows per optimizer step."""
+    micro_batch_size: int | None = Field(None, ge=1)
+    """Rows per forward pass; gradients accumulate to batch_size. None: batch_size."""
+    evaluate_every: int | None = Field(None, ge=1)
+    """Optimizer steps between evaluations; None: twice an epoch."""
+    max_length: int = Field(128, ge=8, le=1_000_000)
+    """Tokens per row; longer rows are truncated."""
+    max_train_rows: int | None = Field(None, ge=1)
+    """Use a fixed random subset of this many training rows; None: all."""
+    max_select_rows: int | None = Field(None, ge=1)
+    """Select on a fixed random subset of this many of the rows that `heldout` carves; None: all.
+    Few rows make short evaluations, and noisy ones. Rows left out are not trained on."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Number format of the frozen PLM; adapter and classifier are always fp32."""
+    plm_dropout: bool = False
+    """Whether the frozen PLM's own dropout is active in training (the paper: off)."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage: what the ranks of a trial share out between them. 1: the optimizer's
+    state; 2: gradients too; 3: the PLM's weights as well."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seeds initial weights, order of rows and dropout."""
+    start: StartConfig | None = None
+    """Start from a trained adapter; None: fresh weights."""
+
+    @model_validator(mode="after")
+    def _micro_fits(self) -> Self:
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            raise ValueError(
+                f"micro_batch_size is {self.micro_batch_size}, allowed is at most batch_size, "
+                f"which is {self.batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _method_fits(self) -> Self:
+        if self.start is not None and not isinstance(self.adapter, AdapterConfig):
+            raise ValueError(
+                f"start came with adapter.method {self.adapter.method}, allowed is tiny, whose "
+                "heads can be perturbed"
+            )
+        if self.zero_stage == 3 and isinstance(self.adapter, UnfrozenConfig | PeftAdapter):
+            raise ValueError(
+                f"zero_stage 3 came with adapter.method {self.adapter.method}, which needs the "
+                "PLM's weights whole; allowed are 0, 1 and 2"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _carved(self) -> Self:
+        if self.max_select_rows is not None and self.protocol == "paper":
+            raise ValueError(
+                "max_select_rows came with protocol paper, which selects on the whole dev set; "
+                "leave it out, or set protocol=heldout"
+            )
+        return self
+
+    def with_overrides(self, overrides: Mapping[str, Any], source: str = "override") -> Self:
+        """Return a copy with dotted keys replaced, e.g. `{"optimizer.lr": 3e-4}`.
+
+        Raises:
+            ConfigError: a key is unknown or a value is not allowed.
+        """
+        data = self.model_dump(mode="json")
+        set_all(data, overrides)
+        return build(type(self), data, source)
+
+    @property
+    def protocol_name(self) -> str:
+        """The protocol's name in rankings, which are among scores on the same rows."""
+        few = "" if self.max_select_rows is None else f"-{self.max_select_rows}"
+        return f"{self.protocol}{few}"
+
+    def identity(self, data_fingerprint: str, commit: str) -> str:
+        """Return a hash of 16 hex digits of config, data and code, equal for equal trials."""
+        content = json.dumps(self.model_dump(mode="json", exclude=unnamed(self)), sort_keys=True)
+        return hashlib.sha256(f"{content}\n{data_fingerprint}\n{commit}".encode()).hexdigest()[:16]
+
+
+FIRST_VERSIONS = {"carve_version": 1, "token_version": 1}
+"""Versions of rules that a stored configuration without these keys was made with."""
+
+
+_LATER_KEYS: dict[str, Any] = {**FIRST_VERSIONS, "max_select_rows": None}
+"""Keys that older files lack, with the values that they were made with."""
+
+
+def unnamed(model: BaseModel) -> set[str]:
+    """Return the later keys that have their first value, so that older files keep their hashes."""
+    known = model.__class__.model_fields
+    return {k for k, first in _LATER_KEYS.items() if k in known and getattr(model, k) == first}
+
+
+def stored_config(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored TrainConfig data with versions added: first versions where it names none."""
+    return {**_LATER_KEYS, **data}
