@@ -12,8 +12,11 @@ from tinyattn.plms.loading import find_plm
 from tinyattn.training.model_cache import ModelCache
 
 
-def save_tiny_plm(folder: Path, *, seed: int = 0) -> Path:
-    """Write a two-layer BERT, H = 32, with 64 positions; return its folder."""
+def save_tiny_plm(folder: Path, *, seed: int = 0, spread: float = 0.02) -> Path:
+    """Write a two-layer BERT, H = 32, with 64 positions; return its folder.
+
+    Adapters change little of what it computes unless its weights are spread more.
+    """
     torch.manual_seed(seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(find_plm("minilm"))
     config = transformers.BertConfig(
@@ -23,6 +26,7 @@ def save_tiny_plm(folder: Path, *, seed: int = 0) -> Path:
         num_attention_heads=2,
         intermediate_size=64,
         max_position_embeddings=64,
+        initializer_range=spread,
     )
     transformers.BertModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
