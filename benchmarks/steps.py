@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinyattn.adapters.adapter import Adapter
-from tinyattn.adapters.attention import TinyAttention
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import epoch_order
 from tinyattn.batching.packed_sequence import joined
 from tinyattn.config import TrainConfig
+from tinyattn.methods.attention import TinyAttention
 from tinyattn.passes import forward
 from tinyattn.passes.prefix_cache import PrefixCache
 from tinyattn.plms import packed_attention
@@ -153,7 +153,7 @@ class Bench:
 
     def padded(self, pass_cost: float) -> Way:
         """Return the way of one trial on padded batches; `pass_cost`: tokens that a pass costs."""
-        found = self._with(self.trials_with(1), AdaptedModel, "can_stream", lambda model: False)
+        found = self._with(self.trials_with(1), AdaptedModel, "can_stream", lambda *_: False)
         return self._with(found, forward, "PASS_COST", {DEVICE.type: pass_cost})
 
     def top_half(self) -> Way:

@@ -28,6 +28,7 @@ ROOMS = {
         "data",
         "batching",
         "plms",
+        "methods",
         "adapters",
         "passes",
         "training",

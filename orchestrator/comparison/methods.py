@@ -48,6 +48,8 @@ TUNERS_HERE: dict[str, tuple[str, str | None]] = {
     "randlora": ("RANDLORA", "r"),
     "road": ("ROAD", None),
     "beft": ("BEFT", None),
+    "prompt": ("PROMPT_TUNING", "num_virtual_tokens"),
+    "prefix": ("PREFIX_TUNING", "num_virtual_tokens"),
 }
 """{name: (tuner of peft, option that sets its size; None: it has one size)}. Other tuners can be
 swept, but nothing brings them to a wanted size."""

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES, ShapedWorkshop, drawn_tokens
-from tinyattn.adapters.attention import TinyAttention
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches, batches_of
 from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.errors import DivergedError, OutOfMemoryError
+from tinyattn.methods.attention import TinyAttention
 from tinyattn.passes import executor
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import inputs_of, logits_of
@@ -170,7 +170,7 @@ def computed(
     device = next(model.plm.parameters()).device
     if by_stream:
         assert model.can_stream()
-        inputs = inputs_of(model, rows, chosen, device)
+        inputs = inputs_of(model, name, rows, chosen, device)
     else:
         batch = rows.batch(chosen)
         batch.pop("labels")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tinyattn.adapters.attention import Norm, TinyAttention, kept_weights
 from tinyattn.batching.packed_sequence import PackedSequence
+from tinyattn.methods.attention import Norm, TinyAttention, kept_weights
 
 Vector = list[float]
 

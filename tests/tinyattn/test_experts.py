@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from tinyattn.adapters.adapter import Adapter
-from tinyattn.adapters.attention import TinyAttention
 from tinyattn.adapters.experts import CollapseMethod, collapse, perturb
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
+from tinyattn.methods.attention import TinyAttention
 
 METHODS: tuple[CollapseMethod, ...] = get_args(CollapseMethod)
 PER_HEAD = ("qkv_weight", "query_bias", "out_weight")

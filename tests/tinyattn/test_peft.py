@@ -17,7 +17,15 @@ from test_placement import batch_of
 from torch import Tensor
 
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import LEFT_OUT, TUNERS, AdapterConfig, PeftAdapter, TrainConfig, build
+from tinyattn.config import (
+    LEFT_OUT,
+    PROMPTS,
+    TUNERS,
+    AdapterConfig,
+    PeftAdapter,
+    TrainConfig,
+    build,
+)
 from tinyattn.errors import ConfigError
 from tinyattn.plms.loading import Plm, fingerprint
 
@@ -48,6 +56,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "DEFT": {"r": 2},
     "OSF": {"effective_rank": 4},
 }
+LAYERED = [tuner for tuner in TUNERS if tuner not in PROMPTS]
+"""Tuners that change modules."""
 TARGETS = {
     "bert": ["query", "value"],
     "gpt2": ["c_attn"],
@@ -92,7 +102,7 @@ def by_peft(plm: Any, tuner: str, options: dict[str, Any], seed: int = 0) -> Any
 
 
 @pytest.mark.parametrize("kind", [*TARGETS])
-@pytest.mark.parametrize("tuner", [*TUNERS])
+@pytest.mark.parametrize("tuner", LAYERED)
 def test_a_tuner_gives_what_peft_gives(build_plm: Any, kind: str, tuner: str) -> None:
     """Logits, gradients and counts; padded, as a stream, and beside others in one."""
     plm = build_plm(kind, dtype=torch.float32)
@@ -204,7 +214,7 @@ def test_what_peft_refuses_is_said(build_plm: Any, options: dict[str, Any], mess
     assert "a" not in model.adapters
 
 
-@pytest.mark.parametrize("tuner", [*TUNERS])
+@pytest.mark.parametrize("tuner", LAYERED)
 def test_a_saved_tuner_gives_the_same_logits(minilm: Plm, tuner: str, tmp_path: Path) -> None:
     model = AdaptedModel(minilm.model)
     config = PeftAdapter(method="peft", tuner=tuner, **settings(tuner, "bert"))
@@ -226,7 +236,7 @@ SHARING = ("VERA", "RANDLORA", "VBLORA", "UNILORA")
 @pytest.mark.parametrize(
     ("tuner", "kind", "layers"),
     [
-        *((tuner, "bert", "all") for tuner in TUNERS),
+        *((tuner, "bert", "all") for tuner in LAYERED),
         *((tuner, "gpt2", "all") for tuner in ("LORA", "IA3", "LN_TUNING", "FOURIERFT")),
         *((tuner, "llama", "all") for tuner in ("LORA", "IA3", "LN_TUNING", "DELORA")),
         *((tuner, "bert", "top-1") for tuner in (*SHARING, "LORA", "IA3", "LN_TUNING")),

@@ -142,7 +142,7 @@ def test_micro_batches_are_the_same_mathematics(model_cache: ModelCache) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(packed_sequence.GROUP_COST, "cpu", 0.0)
         finely = run_seen()
-        patch.setattr(AdaptedModel, "can_stream", lambda model: False)
+        patch.setattr(AdaptedModel, "can_stream", lambda *_: False)
         patch.setitem(forward.PASS_COST, "cpu", 1e9)  # passes cost too much to split
         padded = run_seen()
         patch.setitem(forward.PASS_COST, "cpu", 0.0)

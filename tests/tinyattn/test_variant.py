@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from tinyattn.adapters.adapter import Adapter
-from tinyattn.adapters.attention import TinyAttention
-from tinyattn.adapters.variant import AttentionVariant
 from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.config import VariantConfig
+from tinyattn.methods.attention import TinyAttention
+from tinyattn.methods.variant import AttentionVariant
 
 H = 6
 SCORES = ("dot", "additive", "rbf", "aggregation")

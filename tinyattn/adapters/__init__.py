@@ -1,1 +1,1 @@
-"""Adapters: tiny attention in a frozen PLM, with classifier, experts and files."""
+"""Adapters: what one trial trains in a shared frozen PLM, with its classifier and files."""

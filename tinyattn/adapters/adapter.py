@@ -9,19 +9,20 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinyattn.adapters.attention import AttentionAdapter, TinyAttention
-from tinyattn.adapters.bottleneck import Bottleneck
-from tinyattn.adapters.peft_folder import PEFT_FOLDER, write_peft_folder
-from tinyattn.adapters.replaced import (
+from tinyattn.compat.deepspeed_compat import whole_size
+from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig, VariantConfig
+from tinyattn.methods.attention import AttentionAdapter, TinyAttention
+from tinyattn.methods.bottleneck import Bottleneck
+from tinyattn.methods.peft_folder import PEFT_FOLDER, write_peft_folder
+from tinyattn.methods.prompt import Prompt
+from tinyattn.methods.replaced import (
     Modules,
     Replaced,
     first_call,
     own_parameters,
     replaced_modules,
 )
-from tinyattn.adapters.variant import AttentionVariant
-from tinyattn.compat.deepspeed_compat import whole_size
-from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig, VariantConfig
+from tinyattn.methods.variant import AttentionVariant
 from tinyattn.plms.families import layer_calls, select_layers
 
 CLASSIFIER_INIT = 0.02
@@ -29,10 +30,11 @@ CLASSIFIER_INIT = 0.02
 
 
 class Adapter(nn.Module):
-    """An adapter and its classifier; a method acts on the PLM in one of two ways.
+    """An adapter and its classifier; a method acts on the PLM in one of three ways.
 
     Tiny attention, its variants and bottlenecks add a module's output at a layer call: `by_call`.
-    The others change modules of the PLM: `replaced` has those that run in their place.
+    Others change modules of the PLM: `replaced` has those that run in their place. A `prompt` is
+    put before each row.
 
     It is trained, saved and switched as a whole; its state dict is the content of an adapter file.
     With `share_layers` all calls use one module, which is stored once, under the first call's
@@ -63,8 +65,10 @@ class Adapter(nn.Module):
             self.first_call = self.calls[0] if self.calls else total
         else:
             self._held = replaced_modules(plm, config, seed)
-            self.tuned = nn.ParameterDict(own_parameters(self.replaced))
-            self.first_call = first_call(plm, list(self.replaced))
+            prompt = self._held.prompt
+            own = own_parameters(self.replaced) if prompt is None else prompt.parameters()
+            self.tuned = nn.ParameterDict(own)
+            self.first_call = first_call(plm, list(self.replaced)) if prompt is None else 0
         self.classifier = None if num_outputs is None else nn.Linear(hidden, num_outputs)
         if self.classifier is not None:
             nn.init.normal_(self.classifier.weight, std=CLASSIFIER_INIT, generator=generator)
@@ -78,6 +82,11 @@ class Adapter(nn.Module):
     def replaced(self) -> Modules:
         """Modules that run in the PLM's place, by path in the base model."""
         return self._held.modules
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """What is put before each row; None: nothing."""
+        return self._held.prompt
 
     def save_for_peft(self, folder: Path) -> None:
         """Write what a tuner of peft trained as `folder`/peft, which peft loads; else nothing."""

@@ -17,9 +17,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinyattn.adapters.adapter import Adapter
-from tinyattn.adapters.attention import TinyAttention
 from tinyattn.config import AdapterConfig
 from tinyattn.errors import UsageError
+from tinyattn.methods.attention import TinyAttention
 
 CollapseMethod = Literal["average", "aligned", "products"]
 PER_HEAD = ("qkv_weight", "query_bias", "out_weight")

@@ -209,11 +209,17 @@ class AdaptedModel(nn.Module):
         if parts is not None:
             return self.run_streams(parts)
         classifier = None if self.active is None else self.adapter().classifier
+        prompt = None if self.active is None or self._disabled else self.adapter().prompt
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
         with self.sites.replacing():
-            if classifier is None:
+            if prompt is not None:
+                hidden = prompt.hidden(self.plm.base_model, **batch, **options)
+            elif classifier is None:
                 return self.plm(**batch)
-            hidden = self.plm.base_model(**batch, **options).last_hidden_state
+            else:
+                hidden = self.plm.base_model(**batch, **options).last_hidden_state
+        if classifier is None:
+            raise UsageError("a prompt without a classifier has no outputs; give it num_outputs")
         return classifier(self.pool(hidden, batch.get("attention_mask")).to(torch.float32))
 
     def run_streams(self, parts: Sequence[tuple[str, PackedSequence]]) -> list[Tensor]:
@@ -233,6 +239,8 @@ class AdaptedModel(nn.Module):
         for (name, _), adapter in zip(parts, adapters, strict=True):
             if adapter.classifier is None:
                 raise UsageError(f"adapter '{name}' has no classifier, so it has no logits")
+            if adapter.prompt is not None:
+                raise UsageError(f"adapter '{name}' is a prompt, whose rows must be padded")
         used = [
             Part({}, stream)
             if self._disabled
@@ -272,12 +280,17 @@ class AdaptedModel(nn.Module):
         pooled = hidden.index_select(0, edges).to(torch.float32)
         return list(pooled.split([len(part.stream.lengths) for part in parts]))
 
-    def can_stream(self) -> bool:
+    def can_stream(self, name: str | None = None) -> bool:
         """Return whether this PLM takes packed sequences, with the same results as for padded rows.
 
-        It is tried once, on the PLM and on a small copy of it: its attention may have a form that
+        The PLM is tried once, on itself and on a small copy: its attention may have a form that
         cannot be replaced, positions of its own, or another behaviour beyond some length.
+
+        Args:
+            name: an adapter, which must take them too: a prompt does not; None: the PLM alone.
         """
+        if name is not None and self.adapter(name).prompt is not None:
+            return False
         if self.memo.can_stream is None:
             self.memo.can_stream = self._streams_are_equal() and _copy_streams(self.plm)
         return self.memo.can_stream
@@ -327,10 +340,12 @@ class AdaptedModel(nn.Module):
         """Generate text with the active adapter; arguments and result as of transformers' generate.
 
         Raises:
-            PlmError: the PLM is not a causal language model.
+            PlmError: the PLM is not a causal language model, or the active adapter is a prompt.
         """
         if not self.plm.can_generate():
             raise PlmError(f"{type(self.plm).__name__} cannot generate: load a causal LM")
+        if self.active is not None and self.adapter().prompt is not None:
+            raise PlmError("a prompt cannot generate here: load its folder `peft` with peft")
         with self.sites.replacing():
             return self.plm.generate(*args, **kwargs)  # type: ignore[operator]
 

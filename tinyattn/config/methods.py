@@ -166,13 +166,24 @@ TUNERS: dict[str, frozenset[str]] = {
     "GLORA": frozenset({"r", "target_modules"}),
     "DEFT": frozenset({"r", "decomposition_method", "alpha", "para", "target_modules"}),
     "OSF": frozenset({"effective_rank", "target_modules"}),
+    "PROMPT_TUNING": frozenset({"num_virtual_tokens"}),
+    "P_TUNING": frozenset(
+        {
+            "num_virtual_tokens",
+            "encoder_reparameterization_type",
+            "encoder_hidden_size",
+            "encoder_num_layers",
+        }
+    ),
+    "PREFIX_TUNING": frozenset({"num_virtual_tokens", "prefix_projection", "encoder_hidden_size"}),
 }
 """{tuner of peft: its options that may be set}. A tuner is here once the table of
-tests/tinyattn/test_peft.py has it."""
+tests/tinyattn/test_peft.py or test_prompts.py has it."""
+PROMPTS = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING")
+"""Those that put vectors before a row, and change no module."""
 
 
 _NEEDS_MORE = "it needs another PLM, or several tasks, in memory"
-_CHANGES_ROWS = "it changes the rows that the PLM reads, not its modules"
 _UNSAVED = "it computes with factors of the PLM's weights that another machine may find otherwise"
 _UNCOUNTABLE = "its parameters cannot be counted without the PLM's weights"
 LEFT_OUT: dict[str, str] = {
@@ -181,8 +192,7 @@ LEFT_OUT: dict[str, str] = {
     "LILY": "its mixture is the mean over all tokens of a batch: rows would change each other",
     "PVERA": "it draws at random in training",
     "ADALORA": "it hands out ranks in training",
-    **dict.fromkeys(("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING"), _CHANGES_ROWS),
-    "ADAPTION_PROMPT": _CHANGES_ROWS,
+    "ADAPTION_PROMPT": "it is for Llama and GPT-2 alone, and prefix tuning does the same",
     "TRAINABLE_TOKENS": "it trains words that are named one by one",
     **dict.fromkeys(("TINYLORA", "PSOFT", "SUPERTUNING"), _UNSAVED),
     **dict.fromkeys(("SHIRA", "FROD", "ADAMSS"), _UNCOUNTABLE),
@@ -220,6 +230,16 @@ class PeftAdapter(StrictModel):
         return sorted({option for options in TUNERS.values() for option in options})
 
     @property
+    def is_prompt(self) -> bool:
+        """Whether it is put before a row."""
+        return self.tuner in PROMPTS
+
+    @property
+    def prompt_length(self) -> int:
+        """Positions that a prompt takes before each row; 0 if the tuner is none."""
+        return int(self.options.get("num_virtual_tokens", 8)) if self.is_prompt else 0
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options of the tuner's config class that are set."""
         return dict(self.model_extra or {})
@@ -235,6 +255,11 @@ class PeftAdapter(StrictModel):
             raise ValueError(
                 f"tuner {self.tuner} came{did_you_mean(self.tuner, TUNERS)}; allowed are "
                 f"{', '.join(TUNERS)}"
+            )
+        if self.is_prompt and self.layers not in ("all", "none"):
+            raise ValueError(
+                f"layers {self.layers} came with {self.tuner}, which is before all layers: allowed "
+                "are all and none"
             )
         for option, value in self.options.items():
             is_size = isinstance(value, int) and not option.endswith(("seed", "key"))

@@ -57,22 +57,24 @@ def cut(
 
 def inputs_of(
     model: AdaptedModel,
+    name: str,
     rows: Batches,
     indices: np.ndarray,
     device: torch.device,
     prefix: CachedPrefix | None = None,
 ) -> PackedSequence | dict[str, Tensor]:
-    """Return the model's inputs for some rows: a packed sequence if the model takes them, else a
-    padded batch without labels.
+    """Return the model's inputs for some rows: a packed sequence if model and adapter take them,
+    else a padded batch without labels.
 
     Args:
         model: the model that will run them.
+        name: the adapter to use.
         rows: all rows of the split.
         indices: the rows of this pass, longest first.
         device: the model's device.
         prefix: cached output of the lower layers, for packed sequences only; None: all layers run.
     """
-    if model.can_stream():
+    if model.can_stream(name):
         stream = rows.stream(indices, device)
         if prefix is None:
             return stream
@@ -124,7 +126,7 @@ def outputs_of(
     outputs = np.zeros((len(rows), model.adapter(name).num_outputs or 1), dtype=np.float32)
 
     def run(indices: np.ndarray) -> np.ndarray:
-        inputs = inputs_of(model, rows, indices, device, prefix)
+        inputs = inputs_of(model, name, rows, indices, device, prefix)
         found: np.ndarray = logits_of(model, name, inputs).cpu().numpy()
         return found
 
@@ -133,10 +135,10 @@ def outputs_of(
 
     if ranks.size == 1:
         with torch.inference_mode():
-            in_passes(rows.lengths, model.can_stream(), keep)
+            in_passes(rows.lengths, model.can_stream(name), keep)
         model.train(was_training)
         return outputs, rows.labels
-    passes = list(by_length(rows.lengths, model.can_stream()))
+    passes = list(by_length(rows.lengths, model.can_stream(name)))
     with torch.no_grad():  # ZeRO 3 keeps gathered weights, and autograd refuses inference tensors
         for number in range(ranks.rank, len(passes) + ranks.rank, ranks.size):
             logits = run(passes[min(number, len(passes) - 1)])
@@ -149,7 +151,8 @@ def outputs_of(
 def mixed_outputs(
     model: AdaptedModel, rows: Mapping[str, Batches], device: torch.device
 ) -> dict[str, np.ndarray]:
-    """Run the rows of several adapters in shared passes; one adapter at a time if rows are padded.
+    """Run the rows of several adapters in shared passes; one adapter at a time if its rows are
+    padded.
 
     Args:
         model: the model, with all these adapters.
@@ -159,8 +162,11 @@ def mixed_outputs(
     Returns:
         {name of an adapter: logits [N, num_outputs]}.
     """
-    if not model.can_stream():
-        return {name: outputs_of(model, name, own, device)[0] for name, own in rows.items()}
+    alone = [name for name in rows if not model.can_stream(name)]
+    if alone:
+        padded = {name: outputs_of(model, name, rows[name], device)[0] for name in alone}
+        others = {name: own for name, own in rows.items() if name not in alone}
+        return padded | (mixed_outputs(model, others, device) if others else {})
     names = list(rows)
     lengths = np.concatenate([rows[name].lengths for name in names])
     owner = np.repeat(np.arange(len(names)), [len(rows[name]) for name in names])

@@ -137,10 +137,13 @@ class ModelCache:
             TaskError: the task or its data are missing, or do not fit.
         """
         plm = self.plm_of(config)
-        if config.max_length > plm.max_positions:
+        prompt = getattr(config.adapter, "prompt_length", 0)
+        most = plm.max_positions - prompt
+        if config.max_length > most:
+            behind = f" behind a prompt of {prompt}" if prompt else ""
             raise ConfigError(
-                f"max_length is {config.max_length}, but {config.plm} takes at most "
-                f"{plm.max_positions} tokens; set max_length={plm.max_positions} or less"
+                f"max_length is {config.max_length}, but {config.plm} takes at most {most} "
+                f"tokens{behind}; set max_length={most} or less"
             )
         key = (config.task, config.plm, DataRequest.of(config))
 

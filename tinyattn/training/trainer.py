@@ -99,7 +99,7 @@ class Trainer:
             for kind in {"cpu", self.device.type}
         }
         """State of the random generator of the PLM's own dropout (`plm_dropout`), by device."""
-        self.can_stream = self.model.can_stream()
+        self.can_stream = self.model.can_stream(self.name)
         self.prefix = self._prefix_of(self.train_rows)
         self.model.switch(None)  # the active adapter would also act in other models of this PLM
         own = _Own(self.model, self.name, plm=not self.model_cache.shards(config))
@@ -234,7 +234,7 @@ class Trainer:
         row_keys = torch.from_numpy(keys).to(self.device, non_blocking=True)
         labels = torch.from_numpy(self.train_rows.labels[rows])
         labels = labels.to(self.device, non_blocking=True)
-        inputs = inputs_of(self.model, self.train_rows, rows, self.device, self.prefix)
+        inputs = inputs_of(self.model, self.name, self.train_rows, rows, self.device, self.prefix)
 
         def loss_of(logits: Tensor) -> Tensor:
             return row_losses(logits, labels).sum()

@@ -21,8 +21,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from tinyattn.adapters.attention import AttentionAdapter, kept_weights
 from tinyattn.config import VariantConfig
+from tinyattn.methods.attention import AttentionAdapter, kept_weights
 
 
 class AttentionVariant(AttentionAdapter):

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinyattn.adapters.peft_folder import limited
 from tinyattn.compat.torch_compat import is_out_of_memory, skeleton_of
 from tinyattn.config import PeftAdapter, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
+from tinyattn.methods.peft_folder import limited
+from tinyattn.methods.prompt import Prompt, prompt_options
 from tinyattn.plms.families import layer_calls, select_layers
 
 Modules = dict[str, nn.Module]
@@ -34,6 +35,8 @@ class Replaced:
     modules: Modules
     by_peft: Any = None
     """peft's model of the trial's skeleton, which holds the same modules; None: not by peft."""
+    prompt: Prompt | None = None
+    """What is put before each row; None: nothing."""
 
 
 def replaced_modules(
@@ -58,6 +61,8 @@ def replaced_modules(
     if not leaves:
         return Replaced({})
     by_peft = None
+    if isinstance(config, PeftAdapter) and config.is_prompt:
+        return _prompted(base, config, seed)
     if isinstance(config, PeftAdapter):
         found, by_peft = _tuned(base, config, leaves, seed)
     else:
@@ -175,18 +180,37 @@ def _tuned(
             model = _put(fitting, base, seed)
             changed = _changed(model, leaves)
     except Exception as error:  # of any class, as re.error
-        if is_out_of_memory(error):
-            raise
-        raise ConfigError(
-            f"adapter: {config.tuner} with {options or 'its defaults'} cannot be put on this "
-            f"PLM ({base.config.model_type}): {error}"
-        ) from None
+        raise _refused(config, base, error) from None
     if not changed:
         raise ConfigError(
             f"adapter: {config.tuner} with {options or 'its defaults'} changes no module of layers "
             f"{config.layers} of this PLM ({base.config.model_type}); set target_modules"
         )
     return changed, model
+
+
+def _prompted(base: PreTrainedModel, config: PeftAdapter, seed: int) -> Replaced:
+    """Return the prompt that a tuner puts before each row."""
+    from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType
+
+    kind = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(config.tuner)]
+    try:
+        by_peft = _put(kind(**prompt_options(base, config)), base, seed)
+    except Exception as error:  # of any class
+        raise _refused(config, base, error) from None
+    prompt = Prompt(by_peft)
+    prompt.check(base, config)
+    return Replaced({}, by_peft, prompt)
+
+
+def _refused(config: PeftAdapter, base: PreTrainedModel, error: Exception) -> Exception:
+    """Return the error for a tuner that peft cannot put on a PLM; memory that ran out stays so."""
+    if is_out_of_memory(error):
+        return error
+    return ConfigError(
+        f"adapter: {config.tuner} with {config.options or 'its defaults'} cannot be put on this "
+        f"PLM ({base.config.model_type}): {error}"
+    )
 
 
 def _put(config: Any, base: PreTrainedModel, seed: int) -> Any:

@@ -41,7 +41,7 @@ def write_peft_folder(by_peft: Any, paths: Sequence[str], folder: Path) -> None:
 
     Args:
         by_peft: a `peft.PeftModel`.
-        paths: modules of the base model that the trial trained.
+        paths: modules of the base model that the trial trained; none with a prompt.
         folder: a folder that does not exist yet.
 
     Raises:
@@ -49,7 +49,9 @@ def write_peft_folder(by_peft: Any, paths: Sequence[str], folder: Path) -> None:
     """
     from peft import get_peft_model_state_dict
 
-    config = limited(by_peft.active_peft_config, by_peft.get_base_model(), paths)
+    config = copy.copy(by_peft.active_peft_config)
+    if not config.is_prompt_learning:
+        config = limited(config, by_peft.get_base_model(), paths)
     config.inference_mode = True
     weights = get_peft_model_state_dict(by_peft, save_embedding_layers=False)
     wanted = tuple(f"{_PREFIX}{path}." for path in paths)

@@ -1,0 +1,1 @@
+"""Methods: what can be trained beside a frozen PLM, as modules that know nothing of trials."""
