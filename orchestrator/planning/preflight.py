@@ -18,9 +18,10 @@ from orchestrator.spec.config import Sweep, rungs
 from orchestrator.spec.facts import Facts
 from orchestrator.tracking.provenance import code_tags
 from tinyattn.adapters.model import AdaptedModel, Counts
-from tinyattn.config import TrainConfig
+from tinyattn.config import PeftAdapter, TrainConfig
 from tinyattn.data.labels import label_rows
 from tinyattn.errors import ConfigError, TinyAttnError
+from tinyattn.methods.allocation import refuse_too_few_steps
 from tinyattn.plms.families import select_layers
 from tinyattn.plms.loading import empty_plm
 from tinyattn.plugins import load_all
@@ -123,16 +124,22 @@ def fewest_steps(sweep: Sweep, train_rows: int) -> int:
 
 
 def check_warmup(sweep: Sweep, fewest_rows: int) -> None:
-    """Check each warm-up against the shortest training, of trials and of experts.
+    """Check each warm-up, and AdaLoRA's phases, against the shortest training, experts' too.
 
     A new sweep that fails the check is refused; one begun before this rule existed may be resumed.
 
     Raises:
-        ConfigError: warm-up would take all steps of a training.
+        ConfigError: warm-up, or phases that zero no rank, would take all steps of a training.
     """
     for one in (sweep, _with_experts(sweep)):
         for warmup in values_of(one, "optimizer.warmup"):
             warmup_steps(warmup, fewest_steps(one, fewest_rows))
+        adapter = one.train.adapter
+        if isinstance(adapter, PeftAdapter) and adapter.gives_up_ranks:
+            searched = [k for k in ("tinit", "tfinal") if f"adapter.{k}" in one.space]
+            longest = {key: max(values_of(one, f"adapter.{key}")) for key in searched}
+            phases = adapter.model_copy(update=longest)
+            refuse_too_few_steps(phases, fewest_steps(one, fewest_rows))
 
 
 def warmup_note(sweep: Sweep, facts: Facts) -> list[str]:

@@ -55,6 +55,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "GLORA": {"r": 2},
     "DEFT": {"r": 2},
     "OSF": {"effective_rank": 4},
+    "ADALORA": {"init_r": 4, "target_r": 2},
 }
 LAYERED = [tuner for tuner in TUNERS if tuner not in PROMPTS]
 """Tuners that change modules."""
@@ -96,6 +97,8 @@ def by_peft(plm: Any, tuner: str, options: dict[str, Any], seed: int = 0) -> Any
     if tuner == "LN_TUNING":
         names = [path for path, m in copied.named_modules() if "Norm" in type(m).__name__]
         options = {"target_modules": names}
+    if tuner == "ADALORA":
+        options = {**options, "total_step": 1}
     torch.manual_seed(seed)
     config = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(tuner)](**options)
     return peft.get_peft_model(copied, config).eval()

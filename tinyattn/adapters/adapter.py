@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinyattn.compat.deepspeed_compat import whole_size
-from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig, VariantConfig
+from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig, PeftAdapter, VariantConfig
+from tinyattn.methods.allocation import RankAllocation
 from tinyattn.methods.attention import AttentionAdapter, TinyAttention
 from tinyattn.methods.bottleneck import Bottleneck
 from tinyattn.methods.peft_folder import PEFT_FOLDER, write_peft_folder
@@ -87,6 +88,17 @@ class Adapter(nn.Module):
     def prompt(self) -> Prompt | None:
         """What is put before each row; None: nothing."""
         return self._held.prompt
+
+    def allocation(self, total_steps: int) -> RankAllocation | None:
+        """Return what hands out ranks in a training of so many steps; None: they stay.
+
+        Raises:
+            ConfigError: there are too few steps.
+        """
+        by_peft, config = self._held.by_peft, self.config
+        if by_peft is None or not isinstance(config, PeftAdapter) or not config.gives_up_ranks:
+            return None
+        return RankAllocation(by_peft, config, total_steps)
 
     def save_for_peft(self, folder: Path) -> None:
         """Write what a tuner of peft trained as `folder`/peft, which peft loads; else nothing."""

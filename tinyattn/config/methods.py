@@ -166,6 +166,20 @@ TUNERS: dict[str, frozenset[str]] = {
     "GLORA": frozenset({"r", "target_modules"}),
     "DEFT": frozenset({"r", "decomposition_method", "alpha", "para", "target_modules"}),
     "OSF": frozenset({"effective_rank", "target_modules"}),
+    "ADALORA": frozenset(
+        {
+            "init_r",
+            "target_r",
+            "lora_alpha",
+            "tinit",
+            "tfinal",
+            "deltaT",
+            "beta1",
+            "beta2",
+            "orth_reg_weight",
+            "target_modules",
+        }
+    ),
     "PROMPT_TUNING": frozenset({"num_virtual_tokens"}),
     "P_TUNING": frozenset(
         {
@@ -191,7 +205,6 @@ LEFT_OUT: dict[str, str] = {
     "MULTITASK_PROMPT_TUNING": _NEEDS_MORE,
     "LILY": "its mixture is the mean over all tokens of a batch: rows would change each other",
     "PVERA": "it draws at random in training",
-    "ADALORA": "it hands out ranks in training",
     "ADAPTION_PROMPT": "it is for Llama and GPT-2 alone, and prefix tuning does the same",
     "TRAINABLE_TOKENS": "it trains words that are named one by one",
     **dict.fromkeys(("TINYLORA", "PSOFT", "SUPERTUNING"), _UNSAVED),
@@ -233,6 +246,11 @@ class PeftAdapter(StrictModel):
     def is_prompt(self) -> bool:
         """Whether it is put before a row."""
         return self.tuner in PROMPTS
+
+    @property
+    def gives_up_ranks(self) -> bool:
+        """Whether it zeroes ranks while it trains (AdaLoRA)."""
+        return self.tuner == "ADALORA"
 
     @property
     def prompt_length(self) -> int:

@@ -123,6 +123,12 @@ class TrainConfig(StrictModel):
                 f"zero_stage 3 came with adapter.method {self.adapter.method}, which needs the "
                 "PLM's weights whole; allowed are 0, 1 and 2"
             )
+        gives_up = isinstance(self.adapter, PeftAdapter) and self.adapter.gives_up_ranks
+        if self.zero_stage and gives_up:
+            raise ValueError(
+                f"zero_stage {self.zero_stage} came with tuner ADALORA, which looks at whole "
+                "gradients; allowed is 0"
+            )
         return self
 
     @model_validator(mode="after")

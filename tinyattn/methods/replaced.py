@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from tinyattn.compat.torch_compat import is_out_of_memory, skeleton_of
 from tinyattn.config import PeftAdapter, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
+from tinyattn.methods.allocation import allocation_options
 from tinyattn.methods.peft_folder import limited
 from tinyattn.methods.prompt import Prompt, prompt_options
 from tinyattn.plms.families import layer_calls, select_layers
@@ -166,7 +167,7 @@ def _tuned(
     """
     from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType
 
-    options = dict(config.options)
+    options = allocation_options(config) if config.gives_up_ranks else dict(config.options)
     if config.tuner == "LN_TUNING":  # peft knows its modules by name in no PLM
         norms = [path for path in leaves if _is_norm(base.get_submodule(path))]
         options.setdefault("target_modules", norms)

@@ -104,6 +104,7 @@ class Trainer:
         self.model.switch(None)  # the active adapter would also act in other models of this PLM
         own = _Own(self.model, self.name, plm=not self.model_cache.shards(config))
         self.engine = build_engine(own, config, self.total_steps, self.ranks)
+        self.allocation = self.adapter.allocation(self.total_steps)
         self.micro_batch_size = min(self.ranks.gather(config.micro_batch_size or config.batch_size))
         """Most rows of a pass: the smallest number that any rank asks for."""
 
@@ -216,7 +217,10 @@ class Trainer:
             # DeepSpeed divides the sum of the ranks' gradients by their number.
             share = self.ranks.size / len(indices)
             total += self._pass(own[positions], share, keys[:, places[positions]])
-        self.engine.step()
+        if self.allocation is None:
+            self.engine.step()
+        else:
+            self.allocation.taken(self.engine, self.step + 1, self.ranks.add_up)
         return self.ranks.add_up(total)
 
     def _row_keys(self, rows: int) -> np.ndarray:
@@ -350,6 +354,7 @@ class Trainer:
             "seconds": self.seconds,
             "last": None if self.last is None else asdict(self.last),
             "rng": self.ranks.gather(self._plm_rng),
+            "allocation": None if self.allocation is None else self.allocation.state(),
             **save_optimizer(self.engine, folder, self.config.zero_stage),
         }
         if self.ranks.writes:
@@ -379,6 +384,8 @@ class Trainer:
         load_weights(self.adapter, state["adapter"], folder)
         self.best_weights = {key: value.to(self.device) for key, value in state["best"].items()}
         load_optimizer(self.engine, folder, self.config.zero_stage, state)
+        if self.allocation is not None:
+            self.allocation.load(state["allocation"])
         self.step, self.seconds = state["step"], state["seconds"]
         self.last = None if state["last"] is None else Evaluation(**state["last"])
         rng = state["rng"][self.ranks.rank]
