@@ -26,6 +26,7 @@ from mlflow.types import ColSpec, DataType, Schema
 from packaging.version import Version
 
 from tinyattn.adapters.checkpoint import read_card
+from tinyattn.config import PeftAdapter
 from tinyattn.errors import StorageError
 from tinyattn.files.wheel import write_wheel
 from tinyattn.plms.loading import package_of
@@ -53,8 +54,10 @@ def save_model(
         StorageError: the folder cannot be written. Nothing half-written stays.
     """
     row = {column: f"A {column} to classify." for column in task.text_columns}
-    plm_package = package_of(read_card(adapter).plm.name)
+    card = read_card(adapter)
+    plm_package = package_of(card.plm.name)
     packages = (*REQUIREMENTS, *([plm_package] if plm_package else []))
+    packages += ("peft",) if isinstance(card.adapter, PeftAdapter) else ()
     try:
         with tempfile.TemporaryDirectory() as scratch:
             wheel = write_wheel(Path(scratch))

@@ -19,7 +19,7 @@ import search_spaces
 import tinyattn
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import AdapterConfig
+from tinyattn.config import AdapterConfig, AnyAdapter, PeftAdapter
 from tinyattn.plms.loading import load_plm
 from tinyattn.predict import load_predictor
 from tinyattn.serving import save_model
@@ -36,15 +36,19 @@ TASK = find_task("sst2")
 """Its text column is that of the film adapter."""
 
 
-@pytest.fixture(scope="module")
-def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("adapters")
+def made_by(adapter: AnyAdapter, folder: Path) -> Path:
+    """An adapter folder of any method, beside a PLM of its own."""
     plm = load_plm(str(save_tiny_plm(folder / "plm")))
     model = AdaptedModel(plm.model)
-    model.add_adapter("made", AdapterConfig(), 2)
+    model.add_adapter("made", adapter, 2)
     model.save(folder / "film", plm, task=CARD)
     model.detach()
     return folder / "film"
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made_by(AdapterConfig(), tmp_path_factory.mktemp("adapters"))
 
 
 def test_a_served_adapter_answers_as_it_does_alone(film: Path, tmp_path: Path) -> None:
@@ -64,6 +68,22 @@ def test_a_served_adapter_answers_as_it_does_alone(film: Path, tmp_path: Path) -
         assert list(table[f"probability_{label}"]) == pytest.approx(shares, abs=1e-6)
     with pytest.raises(MlflowException, match="sentence"):
         model.predict(pd.DataFrame([{"verse": "x"}]))
+
+
+@pytest.mark.parametrize("tuner", ["IA3", "PREFIX_TUNING"])
+def test_a_tuner_of_peft_is_served_with_the_peft_it_was_made_by(tuner: str, tmp_path: Path) -> None:
+    film = made_by(PeftAdapter(method="peft", tuner=tuner), tmp_path)
+    save_model(film, tmp_path / "model", task=TASK)
+    assert (
+        f"peft=={metadata.version('peft')}"
+        in (tmp_path / "model" / "requirements.txt").read_text().splitlines()
+    )
+    rows = [{"sentence": "fine"}, {"sentence": "dull, all in all"}]
+    table = mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(pd.DataFrame(rows))
+    alone = load_predictor(film)
+    wanted = [answer["probabilities"]["no"] for answer in alone.predict(rows)]
+    alone.close()
+    assert list(table["probability_no"]) == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_champion_of_an_earlier_version_loads(film: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tiny_plm import save_tiny_plm
 
 from tinyattn.adapters.checkpoint import CONFIG_FILE, WEIGHTS_FILE, TaskCard
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import AdapterConfig
+from tinyattn.config import AdapterConfig, AnyAdapter, PeftAdapter, UnfrozenConfig
 from tinyattn.data.splits import read_rows
 from tinyattn.errors import AdapterError, TaskError, UsageError
 from tinyattn.plms.loading import load_plm
@@ -35,11 +35,12 @@ def save(
     outputs: int | None,
     *,
     seed: int = 5,
+    method: AnyAdapter | None = None,
     **shape: Any,
 ) -> Path:
     """An adapter with random weights that matter, on the tiny PLM."""
     plm = load_plm(str(plm_folder))
-    config = AdapterConfig(**{"num_heads": 2, **shape})
+    config = method or AdapterConfig(**{"num_heads": 2, **shape})
     model = AdaptedModel(plm.model, config.placement)
     adapter = model.add_adapter("made", config, outputs, seed=3)
     draws = torch.Generator().manual_seed(seed)
@@ -217,6 +218,33 @@ def test_mixed_rows_are_answered_as_each_adapter_answers_alone(folders: dict[str
             assert one.get("label") == wanted.get("label")
             numbers = wanted.get("probabilities", {"score": wanted.get("score")})
             assert one.get("probabilities", one) == pytest.approx(numbers, abs=1e-5)
+
+
+def test_rows_of_several_methods_are_answered_as_each_method_answers_alone(
+    plm_folder: Path, tmp_path: Path
+) -> None:
+    """Those behind a prompt are padded meanwhile."""
+    methods: list[AnyAdapter] = [
+        AdapterConfig(),
+        PeftAdapter(method="peft", tuner="LORA", r=2),
+        PeftAdapter(method="peft", tuner="PROMPT_TUNING", num_virtual_tokens=3),
+        UnfrozenConfig(method="bitfit"),
+    ]
+    folders = {
+        str(number): save(tmp_path / str(number), plm_folder, card(), 3, method=method)
+        for number, method in enumerate(methods)
+    }
+    wanted = []
+    for folder in folders.values():
+        alone = load_predictor(folder)
+        wanted += alone.predict(ROWS)
+        alone.close()
+    mixed = MixedPredictor(folders)
+    found = mixed.predict(ROWS * len(folders), [name for name in folders for _ in ROWS])
+    mixed.close()
+    assert len({answer["probabilities"]["sun"] for answer in wanted}) == len(wanted)
+    for one, expected in zip(found, wanted, strict=True):
+        assert one["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-5)
 
 
 def test_adapters_of_one_placement_share_a_pass(
