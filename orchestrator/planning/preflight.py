@@ -22,7 +22,7 @@ from tinyattn.config import PeftAdapter, TrainConfig
 from tinyattn.data.labels import label_rows
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.methods.allocation import refuse_too_few_steps
-from tinyattn.plms.families import select_layers
+from tinyattn.plms.families import pooling_of, select_layers
 from tinyattn.plms.loading import empty_plm
 from tinyattn.plugins import load_all
 from tinyattn.tasks import Task
@@ -160,19 +160,20 @@ def max_evaluations(sweep: Sweep, train_rows: int) -> int:
 
 
 def check_shapes(sweep: Sweep) -> None:
-    """Check the layers and placements of every extreme of the space against the PLM's config.
+    """Check layers, placements and poolings of the space's extremes against the PLM's config.
 
     Raises:
-        ConfigError: the PLM lacks a layer or a place for an adapter.
+        ConfigError: the PLM lacks a layer or a place for an adapter, or a token to pool rows by.
     """
     plm = empty_plm(sweep.train.plm)
-    keys = [key for key in sweep.space if key.startswith("adapter.")]
+    keys = [key for key in sweep.space if key.startswith("adapter.") or key == "pooling"]
     for key in [None, *keys]:
         for config in extremes(sweep, (key,) if key else ()):
             try:
                 model = AdaptedModel(plm, config.adapter.placement)
                 select_layers(config.adapter.layers, len(model.sites.calls))
                 model.detach()
+                pooling_of(plm, config.pooling)
             except TinyAttnError as error:
                 raise ConfigError(f"space: {key}: {error}" if key else str(error)) from None
 
@@ -198,7 +199,7 @@ def predict_cost(
     """
     config, plm = sweep.train, empty_plm(sweep.train.plm)
     model = AdaptedModel(plm, config.adapter.placement)
-    model.add_adapter("count", config.adapter, num_outputs)
+    model.add_adapter("count", config.adapter, num_outputs, pooling=config.pooling)
     counts = model.counts()
     shape = plm.config
     layers, hidden = shape.num_hidden_layers, shape.hidden_size

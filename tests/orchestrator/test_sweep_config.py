@@ -376,11 +376,20 @@ def test_a_condition_on_one_of_a_billion_numbers_is_counted_at_once(tmp_path):
     assert count(load_sweep(write(tmp_path, text), {}).space) == 4 * 10**9 + 1 - 2 + 2 * 1000
 
 
+def test_poolings_are_searched_like_any_word(tmp_path):
+    text = with_space("pooling: {type: choice, values: [first, mean, attention]}")
+    sweep = load_sweep(write(tmp_path, text), {})
+    points = enumerate_points({"pooling": sweep.space["pooling"]})
+    assert [sweep.trial_config(point).pooling for point in points] == ["first", "mean", "attention"]
+    text = with_space("pooling: {type: choice, values: [mean, max]}")
+    assert "pooling: 'max' came, allowed is 'first', 'mean' or 'attention'" in fault(tmp_path, text)
+
+
 def test_a_sweep_stored_before_there_were_versions_goes_on_with_the_first(tmp_path):
     file = write(tmp_path, BASE)
     sweep = load_sweep(file, {"name": "s"})
     resolved = sweep.model_dump(mode="json")
-    for key in (*FIRST_VERSIONS, "max_select_rows"):
+    for key in (*FIRST_VERSIONS, "max_select_rows", "pooling"):
         del resolved["train"][key]  # as earlier commits wrote it
     stored = {"resolved": resolved, "origin": Origin(file=file, overrides={}).model_dump(),
               "data_fingerprint": "d", "plm_fingerprint": "p"}  # fmt: skip

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tinyattn.batching.pooling import Pooling
 from tinyattn.compat.deepspeed_compat import whole_size
-from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig, PeftAdapter, VariantConfig
+from tinyattn.config import (
+    AdapterConfig,
+    AnyAdapter,
+    BottleneckConfig,
+    PeftAdapter,
+    PoolingKind,
+    VariantConfig,
+)
 from tinyattn.methods.allocation import RankAllocation
 from tinyattn.methods.attention import AttentionAdapter, TinyAttention
 from tinyattn.methods.bottleneck import Bottleneck
@@ -24,7 +32,7 @@ from tinyattn.methods.replaced import (
     replaced_modules,
 )
 from tinyattn.methods.variant import AttentionVariant
-from tinyattn.plms.families import layer_calls, select_layers
+from tinyattn.plms.families import family_of, layer_calls, pooling_of, select_layers
 
 CLASSIFIER_INIT = 0.02
 """Standard deviation of a new classifier's weights, as in transformers."""
@@ -45,10 +53,16 @@ class Adapter(nn.Module):
         calls: indices of the layer calls that have a module of `by_call`.
         first_call: index of the first layer call that it changes; the number of calls if none.
         replaced: modules that run in the PLM's place, by path in the base model.
+        pooling: makes of a row's hidden states the embedding that the classifier reads.
     """
 
     def __init__(
-        self, plm: PreTrainedModel, config: AnyAdapter, num_outputs: int | None, seed: int = 0
+        self,
+        plm: PreTrainedModel,
+        config: AnyAdapter,
+        num_outputs: int | None,
+        seed: int = 0,
+        pooling: PoolingKind | None = None,
     ) -> None:
         super().__init__()
         self.config, self.num_outputs = config, num_outputs
@@ -70,6 +84,8 @@ class Adapter(nn.Module):
             own = own_parameters(self.replaced) if prompt is None else prompt.parameters()
             self.tuned = nn.ParameterDict(own)
             self.first_call = first_call(plm, list(self.replaced)) if prompt is None else 0
+        kind = pooling_of(plm, pooling)
+        self.pooling = Pooling(kind, hidden, family_of(plm).causal)
         self.classifier = None if num_outputs is None else nn.Linear(hidden, num_outputs)
         if self.classifier is not None:
             nn.init.normal_(self.classifier.weight, std=CLASSIFIER_INIT, generator=generator)
@@ -119,8 +135,9 @@ class Adapter(nn.Module):
             module.row_keys = None if keys is None else keys[number]  # type: ignore[assignment]
 
     def num_parameters(self) -> tuple[int, int]:
-        """Return the numbers of parameters of the adapter and of its classifier."""
-        classifier = 0 if self.classifier is None else _count(self.classifier)
+        """Return the numbers of parameters of the adapter and of its classifier with pooling."""
+        classifier = _count(self.pooling)
+        classifier += 0 if self.classifier is None else _count(self.classifier)
         return _count(self) - classifier, classifier
 
     def to(self, *args: Any, **kwargs: Any) -> Self:

@@ -3,7 +3,8 @@
 An adapter folder holds an adapter and its classifier, without the PLM:
 
 adapter_config.json         AdapterCard: shapes, PLM, task, lineage, SHA-256 of the weights
-adapter_model.safetensors   `layers.<call>.<parameter>` and `classifier.{weight,bias}`, fp32
+adapter_model.safetensors   `layers.<call>.<parameter>`, `classifier.{weight,bias}` and, where
+                            attention pools, `pooling.query`, all in fp32
 peft/                       of a tuner of peft only: the same without the classifier, for peft
 
 A trial's state is one file, `trial_state.pt`, written by torch.
@@ -23,7 +24,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from tinyattn.config import AnyAdapter, StrictModel, is_tag, unnamed
+from tinyattn.config import AnyAdapter, PoolingKind, StrictModel, is_tag, unnamed
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
@@ -96,6 +97,8 @@ class AdapterCard(StrictModel):
     plm: PlmCard
     num_outputs: int | None = Field(ge=1, le=MOST_OUTPUTS)
     """Outputs of the classifier; None: no classifier (a decoder that generates)."""
+    pooling: PoolingKind = "first"
+    """What the classifier reads of a row; a card without it means `first`."""
     task: TaskCard | None = None
     scores: dict[str, float] = {}
     """Metrics by name, as `select/accuracy` or `heldout/accuracy`."""
@@ -114,10 +117,13 @@ class AdapterCard(StrictModel):
 
     def sealed(self) -> Self:
         """Return a copy with the right `card_sha256`."""
-        # Cards written before there were versions were sealed without them.
-        hidden = {"task": set() if self.task is None else unnamed(self.task)}
-        if "token_version" in hidden["task"]:
-            hidden["task"].add("separator")
+        # Cards written before there were versions, or poolings, were sealed without them.
+        of_task = set() if self.task is None else unnamed(self.task)
+        if "token_version" in of_task:
+            of_task.add("separator")
+        hidden: dict[str, Any] = {"task": of_task}
+        if self.pooling == "first":
+            hidden["pooling"] = True
         blank = self.model_copy(update={"card_sha256": ""}).model_dump_json(exclude=hidden)
         digest = hashlib.sha256(blank.encode()).hexdigest()
         return self.model_copy(update={"card_sha256": digest})

@@ -31,7 +31,7 @@ def perturb(
     """Return an adapter with `num_heads` slightly different copies of a one-head adapter.
 
     The noise of all heads sums to zero, so collapsing at once returns the one head, and to first
-    order the function is unchanged. LayerNorm, biases and classifier are copied.
+    order the function is unchanged. LayerNorm, biases, pooling and classifier are copied.
 
     Args:
         adapter: an adapter of one head, which is copied; or of `num_heads` heads, which are only
@@ -110,7 +110,7 @@ def _tiny(adapter: Adapter) -> AdapterConfig:
 def _fresh(plm: PreTrainedModel, config: AdapterConfig, model: Adapter) -> Adapter:
     """Return a new adapter on `model`'s device, in its number format and mode (train or eval)."""
     like = next(model.parameters(), torch.empty(0))
-    adapter = Adapter(plm, config, model.num_outputs)
+    adapter = Adapter(plm, config, model.num_outputs, pooling=model.pooling.kind)
     return adapter.to(like.device, like.dtype).train(model.training)
 
 

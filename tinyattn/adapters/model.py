@@ -25,9 +25,10 @@ from tinyattn.adapters.checkpoint import (
 )
 from tinyattn.adapters.placement import AdapterHooks, Part
 from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
+from tinyattn.batching.pooling import Pooling
 from tinyattn.compat.deepspeed_compat import whole_size
 from tinyattn.compat.torch_compat import is_out_of_memory
-from tinyattn.config import AnyAdapter
+from tinyattn.config import AnyAdapter, PoolingKind
 from tinyattn.errors import (
     AdapterError,
     ConfigError,
@@ -92,16 +93,29 @@ class AdaptedModel(nn.Module):
     # ---- adapters by name ----
 
     def add_adapter(
-        self, name: str, config: AnyAdapter, num_outputs: int | None = None, seed: int = 0
+        self,
+        name: str,
+        config: AnyAdapter,
+        num_outputs: int | None = None,
+        seed: int = 0,
+        pooling: PoolingKind | None = None,
     ) -> Adapter:
         """Attach a fresh adapter under `name`; the first one becomes active.
+
+        Args:
+            name: letters, digits, `_` and `-`.
+            config: the method's settings.
+            num_outputs: outputs of its classifier; None: it has none.
+            seed: seed of initial weights.
+            pooling: what the classifier reads of a row, see TrainConfig.pooling.
 
         Raises:
             NameTakenError: there is an adapter of that name.
             UsageError: the name or the placement is not allowed.
+            PlmError: the PLM lacks a layer that is named, or rows cannot be pooled so on it.
         """
         self._check_new(name, config)
-        adapter = Adapter(self.plm, config, num_outputs, seed)
+        adapter = Adapter(self.plm, config, num_outputs, seed, pooling)
         self._attach(name, adapter)
         return adapter
 
@@ -208,19 +222,19 @@ class AdaptedModel(nn.Module):
         """
         if parts is not None:
             return self.run_streams(parts)
-        classifier = None if self.active is None else self.adapter().classifier
-        prompt = None if self.active is None or self._disabled else self.adapter().prompt
+        adapter = None if self.active is None else self.adapter()
+        prompt = None if adapter is None or self._disabled else adapter.prompt
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
         with self.sites.replacing():
-            if prompt is not None:
-                hidden = prompt.hidden(self.plm.base_model, **batch, **options)
-            elif classifier is None:
+            if adapter is None or adapter.classifier is None:
+                if prompt is not None:
+                    raise UsageError(f"'{self.active}' is a prompt and has no classifier")
                 return self.plm(**batch)
-            else:
+            if prompt is None:
                 hidden = self.plm.base_model(**batch, **options).last_hidden_state
-        if classifier is None:
-            raise UsageError("a prompt without a classifier has no outputs; give it num_outputs")
-        return classifier(self.pool(hidden, batch.get("attention_mask")).to(torch.float32))
+            else:
+                hidden = prompt.hidden(self.plm.base_model, **batch, **options)
+        return adapter.classifier(adapter.pooling(hidden, batch.get("attention_mask")))
 
     def run_streams(self, parts: Sequence[tuple[str, PackedSequence]]) -> list[Tensor]:
         """Run packed sequences of several adapters through the PLM in one pass.
@@ -247,18 +261,28 @@ class AdaptedModel(nn.Module):
             else Part(adapter.by_call(), stream, adapter.replaced)
             for adapter, (_, stream) in zip(adapters, parts, strict=True)
         ]
-        hidden = self._run_stream(used)
         return [
-            adapter.classifier(rows)  # type: ignore[misc]
-            for adapter, rows in zip(adapters, hidden, strict=True)
+            adapter.classifier(adapter.pooling.packed(*found))  # type: ignore[misc]
+            for adapter, found in zip(adapters, self._run_stream(used), strict=True)
         ]
 
     def run_bare(self, stream: PackedSequence) -> Tensor:
-        """Return the pooled embedding of each row, [B, H] in fp32, of the PLM without adapters."""
-        return self._run_stream([Part({}, stream)])[0]
+        """Return the first token's embedding of each row, [B, H] in fp32, without adapters.
 
-    def _run_stream(self, parts: Sequence[Part]) -> list[Tensor]:
-        """Return the pooled embeddings of each part's rows, [B, H] in fp32."""
+        In a decoder it is the last token's.
+        """
+        hidden, filled = self._run_stream([Part({}, stream)])[0]
+        return self._first().packed(hidden, filled)
+
+    def hidden_states(self, stream: PackedSequence) -> Tensor:
+        """Return the last hidden states of a packed sequence's tokens, [N, H], without adapters."""
+        return self._run_stream([Part({}, stream)])[0][0][: stream.tokens]
+
+    def _first(self) -> Pooling:
+        return Pooling("first", self.plm.config.hidden_size, self.sites.family.causal)
+
+    def _run_stream(self, parts: Sequence[Part]) -> list[tuple[Tensor, PackedSequence]]:
+        """Return each part's last hidden states, [N, H], and its rows with the filler it got."""
         streams = [own.filled(filler_of(own.tokens, self.plm)) for _, own, _ in parts]
         parts = [part._replace(stream=own) for part, own in zip(parts, streams, strict=True)]
         whole = joined(streams)
@@ -276,9 +300,7 @@ class AdaptedModel(nn.Module):
                 stream=whole,
                 **options,
             ).last_hidden_state[0]
-        edges = whole.edges(last=self.sites.family.causal).to(hidden.device, non_blocking=True)
-        pooled = hidden.index_select(0, edges).to(torch.float32)
-        return list(pooled.split([len(part.stream.lengths) for part in parts]))
+        return list(zip(hidden.split([own.tokens for own in streams]), streams, strict=True))
 
     def can_stream(self, name: str | None = None) -> bool:
         """Return whether this PLM takes packed sequences, with the same results as for padded rows.
@@ -310,8 +332,8 @@ class AdaptedModel(nn.Module):
         try:
             with self.disable_adapter():
                 hidden = self.plm.base_model(input_ids=padded, attention_mask=mask)
-                wanted = self.pool(hidden.last_hidden_state, mask).to(torch.float32)
-            found = self.run_bare(stream)
+                wanted = hidden.last_hidden_state[mask.bool()]
+            found = self.hidden_states(stream)
         except Exception as error:  # of any class: the PLM may not know these arguments
             if is_out_of_memory(error):
                 raise
@@ -319,22 +341,17 @@ class AdaptedModel(nn.Module):
         finally:
             self.plm.train(was_training)
         rounding = torch.finfo(self.plm.dtype).eps ** 0.5
-        return bool((found - wanted).norm() <= rounding * wanted.norm())
+        return bool((found - wanted).float().norm() <= rounding * wanted.float().norm())
 
     def pool(self, hidden_BTH: Tensor, mask: Tensor | None) -> Tensor:
-        """Return an embedding of each row, [B, H]: its first token; in a decoder the last real one.
+        """Return the embedding of each row that the active adapter's classifier reads, [B, H].
 
         Args:
             hidden_BTH: the PLM's last hidden states.
             mask: [B, T], 1 for a real token; None: all are real.
         """
-        if not self.sites.family.causal:
-            return hidden_BTH[:, 0]
-        if mask is None:
-            return hidden_BTH[:, -1]
-        positions = torch.arange(mask.shape[1], device=mask.device)
-        last = (positions * mask).argmax(dim=1)
-        return hidden_BTH[torch.arange(len(last), device=last.device), last]
+        pooled: Tensor = self.adapter().pooling(hidden_BTH, mask)
+        return pooled
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate text with the active adapter; arguments and result as of transformers' generate.
@@ -398,6 +415,7 @@ class AdaptedModel(nn.Module):
             adapter=adapter.config,
             plm=plm_card(plm),
             num_outputs=adapter.num_outputs,
+            pooling=adapter.pooling.kind,
             task=task,
             scores=dict(scores or {}),
             lineage=dict(lineage or {}),
@@ -429,11 +447,11 @@ def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> A
         AdapterError: the files are damaged, or the adapter does not fit the PLM.
     """
     classifier = (card.num_outputs or 0) * (plm.config.hidden_size + 1)
-    most = max(_count(plm) + classifier, LEAST_WEIGHTS)
+    most = max(_count(plm) + classifier + plm.config.hidden_size, LEAST_WEIGHTS)
     numbers, planned = most, None
     try:
         with torch.device("meta"):  # takes no memory
-            planned = Adapter(plm, card.adapter, card.num_outputs)
+            planned = Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling)
         numbers = _count(planned)
     except PlmError as error:  # layers that the PLM it was made for does not have
         raise AdapterError(f"{folder}: {error}; restore a copy") from None
@@ -447,7 +465,7 @@ def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> A
     if planned is not None:
         refuse_other_weights(planned, weights, folder)
     try:
-        adapter = Adapter(plm, card.adapter, card.num_outputs)
+        adapter = Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling)
     except ConfigError as error:
         raise AdapterError(f"{folder}: {error}; restore a copy") from None
     refuse_other_weights(adapter, weights, folder)
@@ -467,11 +485,12 @@ def _copy_streams(plm: PreTrainedModel) -> bool:
         rows = ids.split(lengths.tolist())
         positions = torch.cat([torch.arange(len(row)) for row in rows])
         # Short rows first: in some PLMs a long row changes the results of later ones.
-        wanted = torch.zeros(len(rows), model.plm.config.hidden_size)
-        for place in np.argsort(lengths):
-            hidden = model.plm.base_model(input_ids=rows[place][None]).last_hidden_state
-            wanted[place] = model.pool(hidden, None)[0]
-        found = model.run_bare(
+        alone = {
+            place: model.plm.base_model(input_ids=rows[place][None]).last_hidden_state[0]
+            for place in np.argsort(lengths).tolist()
+        }
+        wanted = torch.cat([alone[place] for place in range(len(rows))])
+        found = model.hidden_states(
             PackedSequence({"input_ids": ids[None]}, positions[None], (lengths,))
         )
     except Exception as error:  # a PLM that cannot be shrunk cannot be checked: it takes none

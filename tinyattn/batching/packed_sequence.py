@@ -51,12 +51,14 @@ class Groups:
         masks: of each group, [B, 1, 1, T]: True at places that hold real tokens; None: all do.
         place: [P] index of the token that goes to each place; None: the places are the stream.
         token: [N] index of the place of each token; None: as `place`.
+        row: [B] index of each row among the rows of all groups; None: as `place`.
     """
 
     sizes: list[tuple[int, int]]
     masks: list[Tensor | None]
     place: Tensor | None = None
     token: Tensor | None = None
+    row: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -142,15 +144,27 @@ class PackedSequence:
 
 def attend_in(groups: Groups, attend: Attend, *inputs_NC: Tensor) -> Tensor:
     """Run `attend` group by group; inputs and result are [N, C], for all tokens of the stream."""
+    found = [own.flatten(0, 1) for own in _each(groups, attend, inputs_NC)]
+    whole = found[0] if len(found) == 1 else torch.cat(found)
+    return whole if groups.token is None else whole.index_select(0, groups.token)
+
+
+def rows_in(groups: Groups, pool: Attend, x_NC: Tensor) -> Tensor:
+    """Run `pool` group by group, each [B, T, C] → [B, C]; return [B, C], for all rows in order."""
+    found = _each(groups, pool, (x_NC,))
+    whole = found[0] if len(found) == 1 else torch.cat(found)
+    return whole if groups.row is None else whole.index_select(0, groups.row)
+
+
+def _each(groups: Groups, run: Attend, inputs_NC: Sequence[Tensor]) -> list[Tensor]:
+    """Return what `run` makes of the padded rows of each group."""
     places = [rows * length for rows, length in groups.sizes]
     inputs = [x if groups.place is None else x.index_select(0, groups.place) for x in inputs_NC]
     own = zip(*(x.split(places) for x in inputs), strict=True)
-    found = [
-        attend(mask, *(x.unflatten(0, size) for x in parts)).flatten(0, 1)
+    return [
+        run(mask, *(x.unflatten(0, size) for x in parts))
         for size, mask, parts in zip(groups.sizes, groups.masks, own, strict=True)
     ]
-    whole = found[0] if len(found) == 1 else torch.cat(found)
-    return whole if groups.token is None else whole.index_select(0, groups.token)
 
 
 def joined(streams: Sequence[PackedSequence]) -> PackedSequence:
@@ -218,13 +232,14 @@ def group_rows(
     def moved(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
-    places, real, sizes, masks, fillers = [], [], [], [], []
-    first = 0
+    places, real, sizes, masks, fillers, order = [], [], [], [], [], []
+    first = before = 0
     for lengths, extra in zip(lots, filler, strict=True):
         starts = first + np.cumsum(lengths) - lengths
         first += int(lengths.sum()) + extra
         fillers.append(slice(first - extra, first))
         for rows in split_by_length(lengths, len(lengths), cost):
+            order.append(before + rows)
             own = lengths[rows, None]
             columns = np.arange(own.max())
             is_real = columns < own
@@ -233,6 +248,7 @@ def group_rows(
             real.append(is_real.ravel())
             sizes.append(is_real.shape)
             masks.append(None if is_real.all() else moved(is_real[:, None, None]))
+        before += len(lengths)
     place = np.concatenate(places)
     if np.array_equal(place, np.arange(first)):
         return Groups(sizes, masks)
@@ -241,4 +257,5 @@ def group_rows(
     token[place[found]] = found
     for behind in fillers:
         token[behind] = token[behind.start - 1]  # filler copies the token before it
-    return Groups(sizes, masks, moved(place), moved(token))
+    row = np.argsort(np.concatenate(order))
+    return Groups(sizes, masks, moved(place), moved(token), moved(row))

@@ -33,6 +33,7 @@ from tinyattn.config.schema import (
 from tinyattn.config.trial import (
     FIRST_VERSIONS,
     OptimizerConfig,
+    PoolingKind,
     StartConfig,
     TrainConfig,
     stored_config,
@@ -52,6 +53,7 @@ __all__ = [
     "Layers",
     "OptimizerConfig",
     "PeftAdapter",
+    "PoolingKind",
     "StartConfig",
     "StrictModel",
     "TrainConfig",

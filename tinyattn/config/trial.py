@@ -45,6 +45,10 @@ class OptimizerConfig(StrictModel):
         return self
 
 
+PoolingKind = Literal["first", "mean", "attention"]
+"""How a row's hidden states become the embedding that the classifier reads."""
+
+
 class StartConfig(StrictModel):
     """Start from the weights of a trained adapter instead of fresh ones (used by the finalizer)."""
 
@@ -73,6 +77,10 @@ class TrainConfig(StrictModel):
     that stand in a text as text; 1, of sweeps begun before there were versions, does not."""
     adapter: AnyAdapter = AdapterConfig()
     """What is trained beside the frozen PLM: shape and place of the adapters."""
+    pooling: PoolingKind | None = None
+    """What the classifier reads of a row. first: its first token, in a decoder its last one; mean:
+    the mean of its tokens; attention: their mean by weights that a learned query gives. None: as
+    the PLM's family does, first or, where no token stands for a row (T5), mean."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How adapter and classifier are trained."""
     epochs: int = Field(20, ge=1, le=10_000)
@@ -166,7 +174,7 @@ FIRST_VERSIONS = {"carve_version": 1, "token_version": 1}
 """Versions of rules that a stored configuration without these keys was made with."""
 
 
-_LATER_KEYS: dict[str, Any] = {**FIRST_VERSIONS, "max_select_rows": None}
+_LATER_KEYS: dict[str, Any] = {**FIRST_VERSIONS, "max_select_rows": None, "pooling": None}
 """Keys that older files lack, with the values that they were made with."""
 
 

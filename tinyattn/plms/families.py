@@ -23,6 +23,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from tinyattn.config import PoolingKind
 from tinyattn.errors import PlmError, did_you_mean
 from tinyattn.plugins import load_installed
 
@@ -48,6 +49,9 @@ class Family:
     begins: str = ""
     """In the base model: the module whose call begins a pass, where a language model calls that
     instead of the base model; empty: the base model itself."""
+    pooling: PoolingKind = "first"
+    """How rows are pooled unless a trial says otherwise. Where it is not `first`, no token stands
+    for its row, and `first` is refused."""
     calls: Callable[[Any, list[nn.Module]], list[nn.Module]] | None = None
     """Returns the layers in the order of their calls, for PLMs that call a layer several times."""
 
@@ -197,6 +201,21 @@ def register_family(model_type: str, family: Family) -> None:
 def family_of(plm: PreTrainedModel) -> Family:
     """Return the family of a PLM; PlmError if it is unknown."""
     return FAMILIES.of(plm)
+
+
+def pooling_of(plm: PreTrainedModel, wanted: PoolingKind | None) -> PoolingKind:
+    """Return how rows are pooled on a PLM: as wanted; None: as its family does.
+
+    Raises:
+        PlmError: the PLM has no token that stands for its row, and `first` is wanted.
+    """
+    own = family_of(plm).pooling
+    if wanted == "first" != own:
+        raise PlmError(
+            f"pooling is first, but no token of a {plm.config.model_type} PLM stands for its row; "
+            f"allowed are mean and attention (without pooling it is {own})"
+        )
+    return wanted or own
 
 
 def layer_calls(plm: PreTrainedModel) -> list[nn.Module]:

@@ -112,7 +112,7 @@ class Trainer:
         """Attach a fresh adapter, or the one that `config.start` names."""
         config = self.config
         adapter = self.model.add_adapter(
-            self.name, config.adapter, self.task.num_outputs, seed=config.seed
+            self.name, config.adapter, self.task.num_outputs, config.seed, config.pooling
         )
         if config.start is None:
             return adapter
@@ -126,6 +126,11 @@ class Trainer:
                 raise ConfigError(
                     f"start.adapter {place} has {card.adapter}, the trial has {config.adapter}; "
                     "only num_heads and dropout may differ"
+                )
+            if card.pooling != adapter.pooling.kind:
+                raise ConfigError(
+                    f"start.adapter {place} pools rows by {card.pooling}, the trial by "
+                    f"{adapter.pooling.kind}; set pooling={card.pooling}"
                 )
             self._check_tokens(card, place)
             one = read_adapter_for(self.plm.model, there, card)
