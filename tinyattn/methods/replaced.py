@@ -239,8 +239,12 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
-def _unfrozen(base: nn.Module, config: UnfrozenConfig, leaves: Sequence[str]) -> Modules:
-    """Return copies of leaf modules whose biases, or all of whose weights, are the trial's own."""
+def _unfrozen(base: PreTrainedModel, config: UnfrozenConfig, leaves: Sequence[str]) -> Modules:
+    """Return copies of leaf modules whose biases, or all of whose weights, are the trial's own.
+
+    Raises:
+        ConfigError: there is no bias to train.
+    """
     found: Modules = {}
     for path in leaves:
         module = skeleton_of(base.get_submodule(path))
@@ -254,6 +258,11 @@ def _unfrozen(base: nn.Module, config: UnfrozenConfig, leaves: Sequence[str]) ->
                 setattr(module, name, nn.Parameter(copied, requires_grad=False))
         if own:
             found[path] = module
+    if not found:
+        raise ConfigError(
+            f"adapter: layers {config.layers} of this PLM ({base.config.model_type}) have no "
+            "biases, so bitfit trains none; allowed are other methods, as LN_TUNING of peft"
+        )
     return found
 
 
