@@ -90,6 +90,14 @@ def tiny_config(kind: str) -> PretrainedConfig:
         case "qwen2" | "qwen3" | "gemma" | "phi3":
             few = {"num_key_value_heads": 2, "head_dim": 4}
             return transformers.AutoConfig.for_model(kind, **SIZES, **DECODER, **few)
+        case "t5" | "t5-gated" | "mt5" | "umt5":
+            names = {"hidden_size": "d_model", "num_hidden_layers": "num_layers"}
+            names |= {"num_attention_heads": "num_heads", "intermediate_size": "d_ff"}
+            sizes = {names.get(k, k): v for k, v in SIZES.items() if k in names}
+            near: dict[str, Any] = {"d_kv": 4, "vocab_size": 40, "pad_token_id": 0}
+            near |= {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 6}
+            near["feed_forward_proj"] = "relu" if kind == "t5" else "gated-gelu"
+            return transformers.AutoConfig.for_model(kind.removesuffix("-gated"), **sizes, **near)
         case "llama":
             return transformers.LlamaConfig(**SIZES, **DECODER, num_key_value_heads=2)
     return transformers.AutoConfig.for_model(kind, **SIZES)
@@ -110,6 +118,8 @@ def build_plm() -> BuildPlm:
         dtype: torch.dtype = torch.float64,
     ) -> PreTrainedModel:
         auto = transformers.AutoModelForCausalLM if causal_lm else transformers.AutoModel
+        if "t5" in kind:
+            auto = transformers.AutoModelForTextEncoding
         options = {} if attn is None else {"attn_implementation": attn}
         plm = auto.from_config(tiny_config(kind), **options)
         draws = torch.Generator().manual_seed(seed)

@@ -10,6 +10,7 @@ import torch
 from click.testing import CliRunner
 from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
+from transformers import T5Config
 
 from orchestrator.cli import main
 from orchestrator.planning.cores import PRODUCT, Cores, product_seconds
@@ -83,6 +84,30 @@ def test_every_length_of_the_space_is_tried_against_the_plm(tiny: str) -> None:
 def test_layers_that_the_plm_lacks(tiny: str, space: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^space: {message}: .*2"):
         check_shapes(sweep(tiny, space))
+
+
+def test_a_pooling_and_a_placement_that_the_plm_has_no_place_for(tmp_path: Path) -> None:
+    """Of flan-t5-small's shape, whose heads are narrower than the hidden size: known by its
+    config alone."""
+    T5Config(d_model=16, d_kv=3, num_heads=4, num_layers=2, vocab_size=40).save_pretrained(tmp_path)
+    poolings: dict[str, Any] = {"pooling": {"type": "choice", "values": ["mean", "first"]}}
+    with pytest.raises(ConfigError, match=r"^space: pooling: pooling is first, .* mean and atten"):
+        check_shapes(sweep(str(tmp_path), poolings))
+    with pytest.raises(ConfigError, match=r"^pooling is first"):
+        check_shapes(sweep(str(tmp_path), train={"pooling": "first"}))
+    places = {"adapter.placement": {"type": "choice", "values": ["parallel", "parallel_heads"]}}
+    with pytest.raises(ConfigError, match="12 came, the hidden size is 16"):
+        check_shapes(sweep(str(tmp_path), places))
+    poolings["pooling"]["values"] = ["mean", "attention"]
+    check_shapes(sweep(str(tmp_path), poolings))
+
+
+def test_the_query_of_a_pooling_is_counted_in_the_plan(tiny: str) -> None:
+    counts = [
+        predict_cost(sweep(tiny, train={"pooling": kind}), 10, 8.0).counts.classifier
+        for kind in ("first", "mean", "attention")
+    ]
+    assert counts == [66, 66, 66 + 32]
 
 
 def test_all_placements_and_layers_that_fit_are_allowed(tiny: str) -> None:

@@ -7,6 +7,7 @@ residuals, norms, feed-forward parts and the adapter are written out.
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ from tinyattn.errors import PlmError
 from tinyattn.plms.families import FAMILIES
 from tinyattn.plms.loading import Plm
 
-ENCODERS = ("camembert", "deberta", "mpnet", "modernbert")
+ENCODERS = ("camembert", "deberta", "mpnet", "modernbert", "t5", "t5-gated", "mt5", "umt5")
 DECODERS = (
     "mistral", "qwen2", "qwen3", "phi3", "phi", "gemma", "gemma2", "gemma3_text", "opt", "gpt_neox",
 )  # fmt: skip
@@ -132,19 +133,69 @@ def deberta(layer: Any, h: Tensor, tiny: Tiny, placement: str, seen: dict[str, A
     return layer.output.LayerNorm(z + layer.output.dense(layer.intermediate(z)))
 
 
+def t5_bucket(distance: int, buckets: int = 8, most: int = 6) -> int:
+    """Raffel et al. (2020), section 2.1: half of the buckets for keys on each side; of these half
+    for single distances, the others grow as their logarithm."""
+    half = buckets // 2
+    side, far, exact = half * (distance > 0), abs(distance), half // 2
+    if far < exact:
+        return side + far
+    grown = math.log(far / exact) / math.log(most / exact) * (half - exact)
+    return side + min(exact + int(grown), half - 1)
+
+
+def t5(layer: Any, h: Tensor, tiny: Tiny, placement: str, seen: dict[str, Any]) -> Tensor:
+    """With the position bias of the first layer, or in umT5 of its own, distance by distance."""
+    attention, norm = layer.layer[0].SelfAttention, layer.layer[0].layer_norm
+    if not attention.has_relative_attention_bias:
+        table = seen["first"].layer[0].SelfAttention.relative_attention_bias.weight
+    else:
+        table = attention.relative_attention_bias.weight
+    x, length = rms(norm, h), h.shape[1]
+    bias = torch.stack(
+        [
+            torch.stack([table[t5_bucket(key - query)] for key in range(length)])
+            for query in range(length)
+        ]
+    )
+    parts = (product(x[0]).chunk(4, dim=-1) for product in (attention.q, attention.k, attention.v))
+    heads = [
+        torch.softmax(q @ k.T + bias[..., number], dim=-1) @ v  # no 1 / √d
+        for number, (q, k, v) in enumerate(zip(*parts, strict=True))
+    ]
+    found = torch.cat(heads, dim=-1)[None]
+    if placement == "parallel_heads":
+        found = found + tiny(x)
+    z = h + found @ attention.o.weight.T
+    z = z + beside(tiny, placement, z, x)
+    net, inner = layer.layer[1].DenseReluDense, rms(layer.layer[1].layer_norm, z)
+    if hasattr(net, "wi"):
+        return z + torch.relu(inner @ net.wi.weight.T) @ net.wo.weight.T
+    gate = torch.nn.functional.gelu(inner @ net.wi_0.weight.T, approximate="tanh")
+    return z + (gate * (inner @ net.wi_1.weight.T)) @ net.wo.weight.T
+
+
+def rms(norm: Any, x: Tensor) -> Tensor:
+    return norm.weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
 BY_HAND = {
     "camembert": bert_layer, "deberta": deberta, "mpnet": mpnet, "modernbert": modernbert,
     "phi": phi, "gpt_neox": gpt_neox, "opt": opt, "gemma2": gemma_2, "gemma3_text": gemma_2,
+    "t5": t5, "t5-gated": t5, "mt5": t5, "umt5": t5,
 }  # fmt: skip
 FINAL = {
     "modernbert": "final_norm", "phi": "final_layernorm", "gpt_neox": "final_layer_norm",
     "opt": "decoder.final_layer_norm",
+    **dict.fromkeys(("t5", "t5-gated", "mt5", "umt5"), "encoder.final_layer_norm"),
 }  # fmt: skip
 
 
 def layers_by_hand(kind: str, plm: Any) -> list[Any]:
     if kind in ("camembert", "deberta", "mpnet"):
         return list(plm.encoder.layer)
+    if "t5" in kind:
+        return list(plm.encoder.block)
     return list(plm.decoder.layers if kind == "opt" else plm.layers)
 
 
@@ -166,7 +217,8 @@ def forward_by_hand(
     h = seen[0]["hidden_states"]
     for index, layer in enumerate(layers):
         tiny = tiny_by_hand(adapters[index], causal=kind in DECODERS)
-        h = BY_HAND.get(kind, llama_like)(layer, h, tiny, placement, seen[index])
+        own = {**seen[index], "first": layers[0]}
+        h = BY_HAND.get(kind, llama_like)(layer, h, tiny, placement, own)
     final = FINAL.get(kind, "norm" if kind in DECODERS else None)
     return (plm.get_submodule(final)(h) if final else h)[0]
 

@@ -63,7 +63,8 @@ class AdapterHooks:
         placement: `sequential`, `parallel` or `parallel_heads`, see AdapterConfig.placement.
 
     Raises:
-        PlmError: the PLM's family is unknown, or it is a decoder in a family that is not causal.
+        PlmError: the PLM's family is unknown, it is a decoder in a family that is not causal, or
+            it has no place for such adapters.
     """
 
     def __init__(self, plm: PreTrainedModel, placement: str) -> None:
@@ -84,10 +85,19 @@ class AdapterHooks:
                 f"layers {plm.config.hidden_size}: allowed are PLMs where both are equal"
             )
         self.base: Any = plm.base_model
+        if self.family.encoder_only and hasattr(self.base, "decoder"):
+            raise PlmError(
+                f"this {plm.config.model_type} PLM has a decoder ({type(self.base).__name__}), "
+                "allowed is its encoder alone: load it by AutoModelForTextEncoding"
+            )
         self.calls = layer_calls(plm)
         self.indices: dict[nn.Module, list[int]] = {}
         for index, layer in enumerate(self.calls):
             self.indices.setdefault(layer, []).append(index)
+        if placement == "parallel_heads":
+            for layer in self.indices:  # before there are hooks that would stay
+                projection = submodule(layer, self.family.projection, self.base)
+                self._refuse_width(getattr(projection, "in_features", plm.config.hidden_size))
         begins = submodule(self.base, self.family.begins, self.base)
         self._signature = inspect.signature(begins.forward)
         self._pass = _Pass()
@@ -261,6 +271,14 @@ class AdapterHooks:
             projection = submodule(layer, self.family.projection, self.base)
             keep(projection.register_forward_pre_hook(functools.partial(self._on_heads, layer)))
 
+    def _refuse_width(self, heads: int) -> None:
+        hidden = self.base.config.hidden_size
+        if heads != hidden:
+            raise PlmError(
+                "placement parallel_heads needs heads as wide as the hidden size: "
+                f"{heads} came, the hidden size is {hidden}"
+            )
+
     def _keep_layer_input(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
         if self._is_on:
             self._pass.layer_input = _first(args, kwargs)
@@ -295,11 +313,7 @@ class AdapterHooks:
         change = self._run(layer, self._pass.attention_input)
         if change is None:
             return None
-        if change.shape != heads.shape:
-            raise PlmError(
-                f"placement parallel_heads needs heads as wide as the hidden size: "
-                f"{heads.shape[-1]} came, the hidden size is {change.shape[-1]}"
-            )
+        self._refuse_width(heads.shape[-1])
         return (heads + change, *args[1:])
 
 

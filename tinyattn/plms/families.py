@@ -49,6 +49,8 @@ class Family:
     begins: str = ""
     """In the base model: the module whose call begins a pass, where a language model calls that
     instead of the base model; empty: the base model itself."""
+    encoder_only: bool = False
+    """Whether of an encoder and a decoder the encoder alone is loaded (T5)."""
     pooling: PoolingKind = "first"
     """How rows are pooled unless a trial says otherwise. Where it is not `first`, no token stands
     for its row, and `first` is refused."""
@@ -76,6 +78,16 @@ _LLAMA = Family(
 )
 # Attention's output is normalised once more before the residual is added.
 _GEMMA_2 = dataclasses.replace(_LLAMA, after="post_attention_layernorm")
+
+# No token of T5's stands for its row: a text ends in </s>, which pre-training asks nothing of.
+_T5 = Family(
+    layers="encoder.block.*",
+    attention="layer.0.SelfAttention",
+    projection="layer.0.SelfAttention.o",
+    after="layer.0",
+    encoder_only=True,
+    pooling="mean",
+)
 
 _BUILT_IN = {
     "bert": _BERT,
@@ -114,6 +126,9 @@ _BUILT_IN = {
     "opt": dataclasses.replace(
         _LLAMA, layers="decoder.layers.*", projection="self_attn.out_proj", begins="decoder"
     ),
+    "t5": _T5,
+    "mt5": _T5,
+    "umt5": _T5,
     "gpt_neox": dataclasses.replace(_LLAMA, attention="attention", projection="attention.dense"),
 }
 

@@ -20,11 +20,18 @@ import huggingface_hub
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForTextEncoding,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
-from tinyattn.plms.families import family_of
+from tinyattn.plms.families import Family, family_of
 from tinyattn.plms.transformers_compat import revision_of
 from tinyattn.telemetry import switch_telemetry_off
 
@@ -116,12 +123,12 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
         PlmError: it cannot be found or read, its family is unknown, or weights are missing.
     """
     config = read_config(name)
-    family_of_config(config)
+    auto = _auto_class(config)
     options: dict[str, Any] = {"dtype": DTYPES[precision], "config": config}
     with _loading(name) as source:
         # Where peft is installed, a look-up for its files asks the hub whatever `source` says.
         options["adapter_kwargs"] = {"local_files_only": source["local_files_only"]}
-        model, info = AutoModel.from_pretrained(**source, **options, output_loading_info=True)
+        model, info = auto.from_pretrained(**source, **options, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(**source)
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of no files
         raise PlmError(f"PLM '{name}' has no tokenizer files (tokenizer.json or a vocabulary)")
@@ -241,22 +248,28 @@ def read_config(name: str) -> PretrainedConfig:
     return transformers.RobertaConfig(**shape, **_ROBERTA, intermediate_size=4 * width)
 
 
-def family_of_config(config: PretrainedConfig) -> None:
-    """Raise PlmError unless the family of this configuration is known."""
+def _auto_class(config: PretrainedConfig) -> Any:
+    """Return the class of transformers that makes the base model, of T5 the encoder alone."""
+    return AutoModelForTextEncoding if family_of_config(config).encoder_only else AutoModel
+
+
+def family_of_config(config: PretrainedConfig) -> Family:
+    """Return the family of a configuration; PlmError if it is unknown."""
 
     class _Named:
         pass
 
     stand_in: Any = _Named()
     stand_in.config = config
-    family_of(stand_in)
+    return family_of(stand_in)
 
 
 def empty_plm(name: str) -> PreTrainedModel:
     """Build a PLM on torch's meta device, without memory for weights, to count parameters."""
     config = read_config(name)
     with torch.device("meta"):
-        return AutoModel.from_config(config)
+        found: PreTrainedModel = _auto_class(config).from_config(config)
+    return found
 
 
 def fingerprint(model: PreTrainedModel) -> str:
