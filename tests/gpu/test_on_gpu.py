@@ -207,6 +207,16 @@ def test_rows_one_after_the_other_are_padded_rows(device: str, shape: str, preci
     assert_close(found, wanted, CLOSE[precision])
 
 
+@pytest.mark.parametrize("pooling", ["mean", "attention"])
+def test_all_tokens_of_a_row_are_pooled_as_with_padding(device: str, pooling: str) -> None:
+    with trained(BASE.with_overrides({"pooling": pooling}), device) as trainer:
+        trainer.take_steps(5)
+        found, wanted = (computed(trainer.model, trainer.train_rows, way) for way in (True, False))
+        query = trainer.adapter.pooling.query
+        assert query is None or query.abs().max() > 1e-4
+    assert_close(found, wanted, CLOSE["fp32"])
+
+
 @pytest.mark.parametrize("shape", TINY)
 def test_a_device_computes_what_a_cpu_does(device: str, shape: str) -> None:
     """Forward and backward of the same weights, with padding and without."""
