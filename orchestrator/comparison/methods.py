@@ -62,6 +62,12 @@ VARIANTS: dict[str, dict[str, Json]] = {
     "gated": {"gate": True},
 }
 """{name: what is other than in tiny attention}; its size grows by the head's dimension."""
+BOTTLENECKS: dict[str, dict[str, Json]] = {
+    "bottleneck": {},
+    "houlsby": {"site": "both", "plm_norm": "after", "activation": "gelu"},
+    "pfeiffer": {"site": "feed_forward", "plm_norm": "both", "activation": "relu"},
+}
+"""{name: what is other than in a linear bottleneck}; without biases, as all that is sized here."""
 _BY_STEPS = {"gralora", "lokr", "oft", "boft", "c3a", "randlora"}
 """Tuners whose size is not linear in their option, or that take only some values of it."""
 _STEPS = tuple(sorted(factor * 2**power for factor in (1, 3) for power in range(11)))
@@ -93,7 +99,7 @@ class Sized:
 
 def names() -> list[str]:
     """Return the names of all methods, in the order of the table."""
-    return ["tiny", *VARIANTS, "bottleneck", *TUNERS_HERE, *REFERENCES]
+    return ["tiny", *VARIANTS, *BOTTLENECKS, *TUNERS_HERE, *REFERENCES]
 
 
 def one_head_size(plm: str) -> int:
@@ -221,8 +227,8 @@ def _settings(name: str) -> dict[str, Json]:
         return {"method": "tiny", "num_heads": 1, "bias": False, "knob": "head_dim"}
     if name in VARIANTS:
         return {"method": "variant", "bias": False, **VARIANTS[name], "knob": "head_dim"}
-    if name == "bottleneck":
-        return {"method": "bottleneck", "knob": "r"}
+    if name in BOTTLENECKS:
+        return {"method": "bottleneck", **BOTTLENECKS[name], "knob": "r"}
     tuner, knob = TUNERS_HERE[name]
     found: dict[str, Json] = {"method": "peft", "tuner": tuner}
     return {**found, "knob": knob} if knob else found

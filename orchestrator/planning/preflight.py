@@ -22,7 +22,7 @@ from tinyattn.config import PeftAdapter, TrainConfig
 from tinyattn.data.labels import label_rows
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.methods.allocation import refuse_too_few_steps
-from tinyattn.plms.families import pooling_of, select_layers
+from tinyattn.plms.families import pooling_of
 from tinyattn.plms.loading import empty_plm
 from tinyattn.plugins import load_all
 from tinyattn.tasks import Task
@@ -171,7 +171,7 @@ def check_shapes(sweep: Sweep) -> None:
         for config in extremes(sweep, (key,) if key else ()):
             try:
                 model = AdaptedModel(plm, config.adapter.placement)
-                select_layers(config.adapter.layers, len(model.sites.calls))
+                model.fit(config.adapter)
                 model.detach()
                 pooling_of(plm, config.pooling)
             except TinyAttnError as error:

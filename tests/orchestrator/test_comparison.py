@@ -141,6 +141,8 @@ def test_methods_at_one_size() -> None:
         ("rbf", {"score": "rbf", "head_dim": 1}, (4 * 384 + 1) * 6),
         ("additive", {"score": "additive"}, (4 * 384 + 2) * 6),
         ("null-key", {"null_key": True}, (4 * 384 + 2) * 6),
+        ("houlsby", {"site": "both", "r": 1}, 9216),
+        ("pfeiffer", {"site": "feed_forward", "r": 2}, 9216),
     ],
 )
 def test_methods_that_are_brought_to_a_size(

@@ -21,6 +21,7 @@ from test_placement import (
     batch_of,
     bert_layer,
     beside,
+    modules_of,
     randomise,
     tiny_by_hand,
     unpad,
@@ -235,9 +236,7 @@ def test_a_family_against_its_layer_written_by_hand(
     model = AdaptedModel(plm, placement).eval()
     adapter = model.add_adapter("a", AdapterConfig(placement=placement, **SHAPE), 2)
     randomise(adapter, 1)
-    wanted = [
-        forward_by_hand(kind, untouched, dict(adapter.by_call()), placement, row) for row in ROWS
-    ]
+    wanted = [forward_by_hand(kind, untouched, modules_of(adapter), placement, row) for row in ROWS]
     for row, own in zip(ROWS, wanted, strict=True):
         found = plm(torch.tensor([row])).last_hidden_state[0]
         torch.testing.assert_close(found, own, rtol=1e-4, atol=5e-5)

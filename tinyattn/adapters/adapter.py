@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tinyattn.adapters.placement import Place, Site
 from tinyattn.batching.pooling import Pooling
 from tinyattn.compat.deepspeed_compat import whole_size
 from tinyattn.config import (
@@ -32,7 +33,7 @@ from tinyattn.methods.replaced import (
     replaced_modules,
 )
 from tinyattn.methods.variant import AttentionVariant
-from tinyattn.plms.families import family_of, layer_calls, pooling_of, select_layers
+from tinyattn.plms.families import Family, family_of, layer_calls, pooling_of, select_layers
 
 CLASSIFIER_INIT = 0.02
 """Standard deviation of a new classifier's weights, as in transformers."""
@@ -41,7 +42,7 @@ CLASSIFIER_INIT = 0.02
 class Adapter(nn.Module):
     """An adapter and its classifier; a method acts on the PLM in one of three ways.
 
-    Tiny attention, its variants and bottlenecks add a module's output at a layer call: `by_call`.
+    Tiny attention, its variants and bottlenecks add a module's output at a layer call: `by_site`.
     Others change modules of the PLM: `replaced` has those that run in their place. A `prompt` is
     put before each row.
 
@@ -50,7 +51,7 @@ class Adapter(nn.Module):
     index.
 
     Attributes:
-        calls: indices of the layer calls that have a module of `by_call`.
+        calls: indices of the layer calls that have a module of `by_site`.
         first_call: index of the first layer call that it changes; the number of calls if none.
         replaced: modules that run in the PLM's place, by path in the base model.
         pooling: makes of a row's hidden states the embedding that the classifier reads.
@@ -69,14 +70,17 @@ class Adapter(nn.Module):
         hidden, total = plm.config.hidden_size, len(layer_calls(plm))
         generator = torch.Generator().manual_seed(seed)
         self.layers, self.calls = nn.ModuleDict(), list[int]()
+        self._places: dict[str, Place] = {}
         # Not modules of this one: most of their weights are the PLM's.
         self._held = Replaced({})
         if isinstance(config, AdapterConfig | VariantConfig | BottleneckConfig):
             self.calls = select_layers(config.layers, total)
+            self._places = places_of(config, family_of(plm))
             for index in self.calls[:1] if self._is_shared else self.calls:
-                module = _module_of(config, hidden)
-                module.reset_parameters(generator)
-                self.layers[str(index)] = module
+                for name in self._places:
+                    module = _module_of(config, hidden)
+                    module.reset_parameters(generator)
+                    self.layers[f"{index}{name}"] = module
             self.first_call = self.calls[0] if self.calls else total
         else:
             self._held = replaced_modules(plm, config, seed)
@@ -121,10 +125,14 @@ class Adapter(nn.Module):
         if self._held.by_peft is not None:
             write_peft_folder(self._held.by_peft, list(self.replaced), folder / PEFT_FOLDER)
 
-    def by_call(self) -> dict[int, nn.Module]:
-        """Return {index of a layer call: its module}, of the calls that have one."""
+    def by_site(self) -> dict[Site, nn.Module]:
+        """Return {site: its module}, of the sites that have one."""
         shared = self._is_shared and self.calls
-        return {index: self.layers[str(self.calls[0] if shared else index)] for index in self.calls}
+        return {
+            Site(index, place): self.layers[f"{self.calls[0] if shared else index}{name}"]
+            for index in self.calls
+            for name, place in self._places.items()
+        }
 
     def drop_by(self, keys: Tensor | None) -> None:
         """Set the dropout keys of the next pass: [modules, B], one for each module and row.
@@ -148,6 +156,30 @@ class Adapter(nn.Module):
                 for name, buffer in list(part.named_buffers(recurse=False)):
                     setattr(part, name, buffer.to(*args, **kwargs))
         return self
+
+
+def places_of(config: AnyAdapter, family: Family) -> dict[str, Place]:
+    """Return the places of a layer where a method has a module, by the end of the module's name.
+
+    In a pre-LN family no norm follows a residual, so that a bottleneck behind the PLM's norm and
+    one between two norms are the same.
+    """
+    if not isinstance(config, BottleneckConfig):
+        return {"": "placement"}
+    attention: dict[str, Place] = {
+        "before": "placement",
+        "after": "attention output",
+        "both": "placement" if family.pre_norm else "attention norm",
+    }
+    feed_forward: dict[str, Place] = {
+        "before": "layer",
+        "after": "feed-forward output",
+        "both": "layer" if family.pre_norm else "feed-forward norm",
+    }
+    found = {"": attention[config.plm_norm], "-feed_forward": feed_forward[config.plm_norm]}
+    if config.site != "both":
+        del found["-feed_forward" if config.site == "attention" else ""]
+    return found
 
 
 def _module_of(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinyattn.adapters.adapter import Adapter
+from tinyattn.adapters.adapter import Adapter, places_of
 from tinyattn.adapters.checkpoint import (
     AdapterCard,
     PlmCard,
@@ -37,6 +37,7 @@ from tinyattn.errors import (
     UsageError,
     did_you_mean,
 )
+from tinyattn.plms.families import select_layers
 from tinyattn.plms.loading import Plm, PlmMemo
 from tinyattn.plms.miniature import LIMIT, VOCABULARY, shrunk
 from tinyattn.plms.packed_attention import streaming
@@ -112,7 +113,7 @@ class AdaptedModel(nn.Module):
         Raises:
             NameTakenError: there is an adapter of that name.
             UsageError: the name or the placement is not allowed.
-            PlmError: the PLM lacks a layer that is named, or rows cannot be pooled so on it.
+            PlmError: the PLM lacks a layer or a place that the method needs, or cannot pool so.
         """
         self._check_new(name, config)
         adapter = Adapter(self.plm, config, num_outputs, seed, pooling)
@@ -131,6 +132,16 @@ class AdaptedModel(nn.Module):
                 f"adapter '{name}' has placement {config.placement}, but this model's adapters "
                 f"are {self.sites.placement}; attach it to another AdaptedModel"
             )
+        self.sites.reach(places_of(config, self.sites.family).values())
+
+    def fit(self, config: AnyAdapter) -> None:
+        """Prepare this PLM for a method.
+
+        Raises:
+            PlmError: it lacks a layer or a place that the method needs.
+        """
+        select_layers(config.layers, len(self.sites.calls))
+        self.sites.reach(places_of(config, self.sites.family).values())
 
     def _attach(self, name: str, adapter: Adapter) -> None:
         device = next(self.plm.parameters()).device
@@ -169,7 +180,7 @@ class AdaptedModel(nn.Module):
     def _activate(self) -> None:
         """Give the hooks the active adapter's modules, or none if it is disabled."""
         alone = self.active is None or self._disabled
-        self.sites.adapters = {} if alone else self.adapter().by_call()
+        self.sites.adapters = {} if alone else self.adapter().by_site()
         self.sites.replaced = {} if alone else self.adapter().replaced
 
     def adapter(self, name: str | None = None) -> Adapter:
@@ -258,7 +269,7 @@ class AdaptedModel(nn.Module):
         used = [
             Part({}, stream)
             if self._disabled
-            else Part(adapter.by_call(), stream, adapter.replaced)
+            else Part(adapter.by_site(), stream, adapter.replaced)
             for adapter, (_, stream) in zip(adapters, parts, strict=True)
         ]
         return [

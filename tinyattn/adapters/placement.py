@@ -1,7 +1,8 @@
 """AdapterHooks: forward hooks on a PLM's layers that run the active adapters.
 
 In the paper's terms, h enters a layer, attention turns it into z, and the feed-forward net reads
-z + z̃ and carries it in its residual. `plms/families.py` names the modules in each PLM family.
+z + z̃ and carries it in its residual. Bottlenecks have further places. `plms/families.py` names the
+modules in each PLM family.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,32 @@ from tinyattn.errors import PlmError, UsageError
 from tinyattn.plms.families import family_of, layer_calls, submodule
 from tinyattn.plms.transformers_compat import further_layer
 
+Place = Literal[
+    "placement",
+    "layer",
+    "attention output",
+    "feed-forward output",
+    "attention norm",
+    "feed-forward norm",
+]
+"""Place of a module b in a layer, where attention or the feed-forward net puts out u, h is its
+residual and N the PLM's norm behind both: `placement` as AdapterConfig.placement says; `layer`
+y + b(y) of the layer's output y; `output` N(h + u + b(u)); `norm` N(h + u + b(N(h + u)))."""
+
+
+class Site(NamedTuple):
+    """Where a module of an adapter acts."""
+
+    call: int
+    """Index of the layer call."""
+    place: Place = "placement"
+
 
 class Part(NamedTuple):
     """Consecutive rows of a packed sequence that use the same adapter."""
 
-    adapters: Mapping[int, nn.Module]
-    """Module by index of the layer call, as TinyAttention; empty: none is added."""
+    adapters: Mapping[Site, nn.Module]
+    """Module by site, as TinyAttention; empty: none is added."""
     stream: PackedSequence
     """These rows, as a packed sequence of their own."""
     replaced: Mapping[str, nn.Module] = {}
@@ -45,8 +66,9 @@ class _Pass:
     """The PLM's generation cache; None: there is none."""
     past: int = 0
     """Number of positions in the cache before this pass."""
-    position: dict[nn.Module, int] = field(default_factory=dict)
-    """{layer: number of its calls so far}; a PLM may call a layer several times (ALBERT)."""
+    position: dict[tuple[nn.Module, Place], int] = field(default_factory=dict)
+    """Number of times that a place of a layer was reached; a PLM may call a layer several times
+    (ALBERT)."""
     layer_input: Tensor | None = None
     attention_input: Tensor | None = None
 
@@ -54,9 +76,9 @@ class _Pass:
 class AdapterHooks:
     """Forward hooks on one PLM that run the active adapters.
 
-    `adapters` maps the index of a layer call to its TinyAttention. Replacing the dict switches
-    adapters; with an empty dict the PLM computes as if it had no hooks. For packed sequences
-    `streams` gives the adapters instead. `remove()` removes the hooks.
+    `adapters` maps a site to its module, as TinyAttention. Replacing the dict switches adapters;
+    with an empty dict the PLM computes as if it had no hooks. For packed sequences `streams` gives
+    the adapters instead. `reach` adds hooks for further places. `remove()` removes all.
 
     Args:
         plm: the PLM.
@@ -68,7 +90,7 @@ class AdapterHooks:
     """
 
     def __init__(self, plm: PreTrainedModel, placement: str) -> None:
-        self.adapters: dict[int, nn.Module] = {}
+        self.adapters: dict[Site, nn.Module] = {}
         self.replaced: Mapping[str, nn.Module] = {}
         self._parts: Sequence[Part] = ()
         self.placement = placement
@@ -102,14 +124,47 @@ class AdapterHooks:
         self._signature = inspect.signature(begins.forward)
         self._pass = _Pass()
         self._handles = [begins.register_forward_pre_hook(self._begin, with_kwargs=True)]
+        self._reached: set[Place] = {"placement"}
         for layer in self.indices:
             self._hook_layer(layer)
+
+    def reach(self, places: Iterable[Place]) -> None:
+        """Add the hooks of these places, where they are not there yet.
+
+        Raises:
+            PlmError: the PLM's family does not name their modules.
+        """
+        for place in set(places) - self._reached:
+            modules = {layer: self._module_at(layer, place) for layer in self.indices}
+            hook = self._around_norm if place.endswith("norm") else self._on_output
+            for layer, module in modules.items():
+                own = functools.partial(hook, layer, place)
+                self._handles.append(module.register_forward_hook(own))
+            self._reached.add(place)
+
+    def _module_at(self, layer: nn.Module, place: Place) -> nn.Module:
+        """Return the module of a layer whose output is changed at a place."""
+        if place == "layer":
+            return layer
+        of_attention = place.startswith("attention")
+        if place.endswith("norm"):
+            path = self.family.norms and self.family.norms[0 if of_attention else 1]
+        else:
+            path = self.family.projection if of_attention else self.family.feed_forward
+        if path is None:
+            key = "norms" if place.endswith("norm") else "feed_forward"
+            raise PlmError(
+                f"PLM family '{self.base.config.model_type}' does not say where its {place} is, "
+                f"which this bottleneck needs: set {key} of its Family, or adapter.plm_norm=before"
+            )
+        return submodule(layer, path, self.base)
 
     def remove(self) -> None:
         """Remove all hooks from the PLM."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._reached = set()
         self._pass = _Pass()
 
     @property
@@ -209,35 +264,36 @@ class AdapterHooks:
         causal = torch.ones(length, total, dtype=torch.bool, device=inputs.device).tril(past)
         return (causal if key_mask is None else causal & key_mask[..., :total]), False
 
-    def _run(self, layer: nn.Module, z_BTH: Tensor) -> Tensor | None:
+    def _run(self, layer: nn.Module, z_BTH: Tensor, place: Place = "placement") -> Tensor | None:
         """Run the adapter of this call of `layer` on z; None if the call has no adapter."""
         calls = self.indices[layer]
-        turn = self._pass.position.get(layer, 0)
-        self._pass.position[layer] = turn + 1
-        index = calls[turn]
+        turn = self._pass.position.get((layer, place), 0)
+        self._pass.position[layer, place] = turn + 1
+        site = Site(calls[turn], place)
         if self._parts:
-            return self._run_parts(index, z_BTH)
-        adapter = self.adapters.get(index)
+            return self._run_parts(site, z_BTH)
+        adapter = self.adapters.get(site)
         if adapter is None:
             return None
         extend = None
         if self._pass.cache is not None:
-            extend = functools.partial(self._extend, index)
+            extend = functools.partial(self._extend, site.call)
         return adapter(z_BTH, self._pass.allowed, self._pass.is_causal, extend)
 
-    def _run_parts(self, index: int, z_1NH: Tensor) -> Tensor | None:
+    def _run_parts(self, site: Site, z_1NH: Tensor) -> Tensor | None:
         """Run each part's own adapter on its rows of the packed sequence."""
-        adapters = [part.adapters.get(index) for part in self._parts]
+        adapters = [part.adapters.get(site) for part in self._parts]
         if not any(adapters):
             return None
-        own = z_1NH.split([part.stream.tokens for part in self._parts], dim=1)
+        # Tokens are counted from the end: OPT's feed-forward net has [N, H].
+        own = z_1NH.split([part.stream.tokens for part in self._parts], dim=-2)
         changes = [
             torch.zeros_like(z)
             if adapter is None
             else adapter(z, is_causal=self.family.causal, stream=part.stream)
             for part, adapter, z in zip(self._parts, adapters, own, strict=True)
         ]
-        return changes[0] if len(changes) == 1 else torch.cat(changes, dim=1)
+        return changes[0] if len(changes) == 1 else torch.cat(changes, dim=-2)
 
     def _extend(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Append an adapter's keys and values to the PLM's generation cache; return all of them.
@@ -295,6 +351,27 @@ class AdapterHooks:
         if self._pass.layer_input is not None:
             z = out + self._pass.layer_input
         return _add(output, out, self._run(layer, z))
+
+    def _on_output(
+        self, layer: nn.Module, place: Place, module: nn.Module, args: Any, output: Any
+    ) -> Any:
+        """Places `layer` and `output`: u + b(u) of a module's output u."""
+        if not self._is_on:
+            return output
+        out = output[0] if isinstance(output, tuple) else output
+        return _add(output, out, self._run(layer, out, place))
+
+    def _around_norm(
+        self, layer: nn.Module, place: Place, norm: nn.Module, args: tuple[Tensor], output: Tensor
+    ) -> Tensor:
+        """Places `norm`: N(x + b(N(x))), as Pfeiffer et al. (EACL 2021) found best."""
+        if not self._is_on:
+            return output
+        change = self._run(layer, output, place)
+        if change is None:
+            return output
+        found: Tensor = norm.forward(args[0] + change)  # not called, which would come here again
+        return found
 
     def _parallel(self, layer: nn.Module, module: nn.Module, args: Any, output: Any) -> Any:
         """Placement `parallel`: LN(h + Attn(h)) + tiny(h), figure 3 as in the authors' code."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -37,7 +37,26 @@ def _parse_layers(value: Any) -> Any:
 Layers = Annotated[str | tuple[int, ...], BeforeValidator(_parse_layers)]
 
 
-class AdapterConfig(StrictModel):
+class _Settings(StrictModel):
+    """Settings of a method some of whose keys came later, or are left out.
+
+    Such a key is not written while it has its first value: what is stored, hashed, sealed or
+    compared stays what it was.
+    """
+
+    later_keys: ClassVar[frozenset[str]] = frozenset()
+
+    @model_serializer(mode="wrap")
+    def _as_first(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields, found = type(self).model_fields, written(self)
+        return {
+            key: value
+            for key, value in found.items()
+            if key not in self.later_keys or value != fields[key].default
+        }
+
+
+class AdapterConfig(_Settings):
     """Shape and place of the tiny-attention adapters of one trial."""
 
     method: Literal["tiny"] = "tiny"
@@ -60,21 +79,19 @@ class AdapterConfig(StrictModel):
     share_layers: bool = False
     """One adapter used at every layer (the authors' choice for ALBERT)."""
 
-    @model_serializer(mode="wrap")
-    def _as_first(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the method out, as when there was one: what is stored, hashed, sealed or compared
-        stays what it was."""
-        found: dict[str, Any] = written(self)
-        found.pop("method", None)
-        return found
+    later_keys = frozenset({"method"})  # there was one
 
 
-class BottleneckConfig(StrictModel):
-    """Bottleneck adapters (Houlsby et al., ICML 2019), where tiny attention has its place.
+class BottleneckConfig(_Settings):
+    """Bottleneck adapters, by default where tiny attention has its place.
 
     A linear one is the control without context: at r = 2 and without biases it has the 4H
-    parameters a layer of one head, and sees each position alone.
+    parameters a layer of one head, and sees each position alone. Houlsby et al. (ICML 2019) have
+    `site: both, plm_norm: after, bias: true`, Pfeiffer et al. (EACL 2021) `site: feed_forward,
+    plm_norm: both, bias: true`.
     """
+
+    later_keys = frozenset({"site", "plm_norm"})
 
     method: Literal["bottleneck"]
     """What is trained: bottlenecks."""
@@ -86,10 +103,25 @@ class BottleneckConfig(StrictModel):
     """LayerNorm before the projections: none, without affine parameters, or with them."""
     bias: bool = False
     """Bias of each projection."""
+    site: Literal["attention", "feed_forward", "both"] = "attention"
+    """What a bottleneck follows in a layer: attention, the feed-forward net, or one after each."""
+    plm_norm: Literal["before", "after", "both"] = "before"
+    """Where the PLM adds the residual and normalises: before the bottleneck, which reads and
+    changes their result; after it, so that it reads and changes what attention or the feed-forward
+    net puts out; both: it reads the result, and changes what is added up and normalised again."""
     layers: Layers = "all"
     """As for tiny attention."""
     placement: Literal["sequential", "parallel", "parallel_heads"] = "sequential"
     """As for tiny attention."""
+
+    @model_validator(mode="after")
+    def _in_sequence(self) -> Self:
+        if self.placement != "sequential" and (self.site, self.plm_norm) != ("attention", "before"):
+            raise ValueError(
+                f"placement {self.placement} came with site {self.site} and plm_norm "
+                f"{self.plm_norm}; allowed is sequential, or site attention with plm_norm before"
+            )
+        return self
 
 
 class VariantConfig(StrictModel):

@@ -1,7 +1,7 @@
 """Bottleneck: two projections with a function between them, the adapter of Houlsby et al. (2019).
 
-It sees each position alone; beside tiny attention it shows what context is worth. Its place is that
-of tiny attention, so it is the half of Houlsby's pair that follows attention.
+It sees each position alone; beside tiny attention it shows what context is worth. Where it is put,
+BottleneckConfig says: in the place of tiny attention, or in those of Houlsby or of Pfeiffer.
 """
 
 from __future__ import annotations

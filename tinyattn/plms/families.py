@@ -54,6 +54,12 @@ class Family:
     pooling: PoolingKind = "first"
     """How rows are pooled unless a trial says otherwise. Where it is not `first`, no token stands
     for its row, and `first` is refused."""
+    feed_forward: str | None = None
+    """In a layer: the feed-forward net's output projection; None: unknown, so that no bottleneck
+    can go before the residual there."""
+    norms: tuple[str, str] | None = None
+    """In a layer of a post-LN family: the norm of attention's output with its residual, and that of
+    the feed-forward net's; None: unknown. Families with `pre_norm` have none."""
     calls: Callable[[Any, list[nn.Module]], list[nn.Module]] | None = None
     """Returns the layers in the order of their calls, for PLMs that call a layer several times."""
 
@@ -67,12 +73,19 @@ def _albert_calls(plm: Any, layers: list[nn.Module]) -> list[nn.Module]:
     return [layer for i in range(config.num_hidden_layers) for layer in groups[int(i / per_call)]]
 
 
-_BERT = Family(layers="encoder.layer.*", attention="attention", projection="attention.output.dense")
+_BERT = Family(
+    layers="encoder.layer.*",
+    attention="attention",
+    projection="attention.output.dense",
+    feed_forward="output.dense",
+    norms=("attention.output.LayerNorm", "output.LayerNorm"),
+)
 _ROBERTA = dataclasses.replace(_BERT, positions_after_padding=True)
 _LLAMA = Family(
     layers="layers.*",
     attention="self_attn",
     projection="self_attn.o_proj",
+    feed_forward="mlp.down_proj",
     pre_norm=True,
     causal=True,
 )
@@ -85,6 +98,7 @@ _T5 = Family(
     attention="layer.0.SelfAttention",
     projection="layer.0.SelfAttention.o",
     after="layer.0",
+    feed_forward="layer.1.DenseReluDense.wo",
     encoder_only=True,
     pooling="mean",
 )
@@ -97,39 +111,65 @@ _BUILT_IN = {
     "camembert": _ROBERTA,
     "deberta": _BERT,
     "deberta-v2": _BERT,
-    "mpnet": dataclasses.replace(_ROBERTA, projection="attention.attn.o"),
-    "modernbert": Family(layers="layers.*", attention="attn", projection="attn.Wo", pre_norm=True),
+    "mpnet": dataclasses.replace(
+        _ROBERTA, projection="attention.attn.o", norms=("attention.LayerNorm", "output.LayerNorm")
+    ),
+    "modernbert": Family(
+        layers="layers.*",
+        attention="attn",
+        projection="attn.Wo",
+        pre_norm=True,
+        feed_forward="mlp.Wo",
+    ),
     "distilbert": Family(
         layers="transformer.layer.*",
         attention="attention",
         projection="attention.out_lin",
         after="sa_layer_norm",
+        feed_forward="ffn.lin2",
+        norms=("sa_layer_norm", "output_layer_norm"),
     ),
     "albert": Family(
         layers="encoder.albert_layer_groups.*.albert_layers.*",
         attention="attention",
         projection="attention.dense",
+        feed_forward="ffn_output",
+        norms=("attention.LayerNorm", "full_layer_layer_norm"),
         calls=_albert_calls,
     ),
     "gpt2": Family(
-        layers="h.*", attention="attn", projection="attn.c_proj", pre_norm=True, causal=True
+        layers="h.*",
+        attention="attn",
+        projection="attn.c_proj",
+        pre_norm=True,
+        causal=True,
+        feed_forward="mlp.c_proj",
     ),
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "phi3": _LLAMA,
-    "phi": dataclasses.replace(_LLAMA, projection="self_attn.dense"),
+    "phi": dataclasses.replace(_LLAMA, projection="self_attn.dense", feed_forward="mlp.fc2"),
     "gemma": _LLAMA,
     "gemma2": _GEMMA_2,
     "gemma3_text": _GEMMA_2,
     "opt": dataclasses.replace(
-        _LLAMA, layers="decoder.layers.*", projection="self_attn.out_proj", begins="decoder"
+        _LLAMA,
+        layers="decoder.layers.*",
+        projection="self_attn.out_proj",
+        begins="decoder",
+        feed_forward="fc2",
+    ),
+    "gpt_neox": dataclasses.replace(
+        _LLAMA,
+        attention="attention",
+        projection="attention.dense",
+        feed_forward="mlp.dense_4h_to_h",
     ),
     "t5": _T5,
     "mt5": _T5,
     "umt5": _T5,
-    "gpt_neox": dataclasses.replace(_LLAMA, attention="attention", projection="attention.dense"),
 }
 
 
