@@ -78,7 +78,8 @@ def compare(
     for method in sized:
         share = "a reference" if method.is_reference else f"{method.parameters / size - 1:+.1%}"
         own = f"; a space of its own: {', '.join(method.space)}" if method.space else ""
-        echo(f"{method.name:12} {method.parameters:>12,} parameters, {share}{own}")
+        more = f" ({method.trained:,} in training)" if method.trained > method.parameters else ""
+        echo(f"{method.name:12} {method.parameters:>12,} parameters{more}, {share}{own}")
     workspace = workspace_of(places)
     words = [task, *overrides, "--methods", methods, "--plm", plm, "--name", name]
     words += ["--trials", str(trials), *(["--params", str(params)] if params else [])]

@@ -1,13 +1,14 @@
 """Methods of a comparison: the settings of each at a wanted number of parameters.
 
-The number counts what is trained beside the PLM, without the classifier, which all have alike. Some
-methods have a size of their own (`REFERENCES`): they stand beside the match, not in it.
+The number counts what is saved beside the PLM, without the classifier, which all have alike. It is
+what is trained, except of AdaMix, whose bottlenecks are averaged into one. Some methods have a size
+of their own (`REFERENCES`): they stand beside the match, not in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 from orchestrator.comparison.method_file import ENDINGS, OwnMethod, read_methods
 from orchestrator.spec.space import Domain
 from orchestrator.spec.values import Json
-from tinyattn.adapters.model import AdaptedModel
+from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import TrainConfig, build
 from tinyattn.errors import ConfigError, TinyAttnError, UsageError, did_you_mean
 from tinyattn.plms.families import family_of, layer_calls, submodule
@@ -88,18 +89,20 @@ class Sized:
     adapter: Mapping[str, Json]
     """Its settings: the `adapter` section of a sweep."""
     parameters: int
-    """Parameters without the classifier."""
+    """Parameters without the classifier, as they are saved."""
     rates: tuple[float, float]
     """Bounds of the learning rate that is searched."""
     is_reference: bool = False
     """Whether its size is its own, so that it stands beside the match."""
     space: Mapping[str, Domain] = field(default_factory=dict)
     """What its search tries beside what all have alike."""
+    trained: int = 0
+    """Parameters in training: more where several are averaged into what is saved."""
 
 
 def names() -> list[str]:
     """Return the names of all methods, in the order of the table."""
-    return ["tiny", *VARIANTS, *BOTTLENECKS, *TUNERS_HERE, *REFERENCES]
+    return ["tiny", *VARIANTS, *BOTTLENECKS, "adamix", *TUNERS_HERE, *REFERENCES]
 
 
 def one_head_size(plm: str) -> int:
@@ -143,9 +146,10 @@ def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
     for name, method in own.items():
         try:
             if method is None:
-                found.append(_sized(model, name, params))
+                one = _sized(model, name, params)
             else:
-                found.append(_of_file(model, name, method, params))
+                one = _of_file(model, name, method, params)
+            found.append(replace(one, trained=_counts(model, one.adapter).adapter))
         except TinyAttnError as error:
             faults.append(f"--methods: {name}: {error}")
     if faults:
@@ -229,6 +233,8 @@ def _settings(name: str) -> dict[str, Json]:
         return {"method": "variant", "bias": False, **VARIANTS[name], "knob": "head_dim"}
     if name in BOTTLENECKS:
         return {"method": "bottleneck", **BOTTLENECKS[name], "knob": "r"}
+    if name == "adamix":
+        return {"method": "adamix", "bias": False, "knob": "r"}
     tuner, knob = TUNERS_HERE[name]
     found: dict[str, Json] = {"method": "peft", "tuner": tuner}
     return {**found, "knob": knob} if knob else found
@@ -257,10 +263,14 @@ def _ia3_targets(plm: PreTrainedModel) -> Iterator[list[str]]:
 
 
 def _count(plm: PreTrainedModel, adapter: Mapping[str, Json]) -> int:
+    return _counts(plm, adapter).saved
+
+
+def _counts(plm: PreTrainedModel, adapter: Mapping[str, Json]) -> Counts:
     config = build(TrainConfig, {"task": "rte", "plm": "minilm", "adapter": adapter}, "size")
     model = AdaptedModel(plm)
     try:
         model.add_adapter("count", config.adapter)
-        return model.counts().adapter
+        return model.counts()
     finally:
         model.detach()

@@ -209,7 +209,8 @@ def predict_cost(
     # bytes a number (Korthikanti et al., 2022, table 2). An upper bound: frozen weights need no
     # gradient, so their inputs are not kept.
     per_token = 34 * hidden + 5 * shape.num_attention_heads * config.max_length
-    activations = micro * config.max_length * layers * per_token * size / 2
+    runs = 2 if config.adapter.method == "adamix" else 1  # of a training row, by two routes
+    activations = runs * micro * config.max_length * layers * per_token * size / 2
     trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
     parts = sweep.resources.ranks if config.zero_stage == 3 else 1
     each = 6 if config.adapter.method == "full" else 4
@@ -218,7 +219,7 @@ def predict_cost(
         memory_gb=(counts.plm * size / parts + activations + 16 * counts.trainable) / 1e9,
         # Operations a weight: 2 forward, 2 backward for the activations, none for frozen weights
         # but 2 for those that are trained.
-        trial_pflop=body * (each * trained + 2 * scored) / 1e15,
+        trial_pflop=body * (each * runs * trained + 2 * scored) / 1e15,
     )
 
 

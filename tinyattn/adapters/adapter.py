@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -13,6 +16,7 @@ from tinyattn.adapters.placement import Place, Site
 from tinyattn.batching.pooling import Pooling
 from tinyattn.compat.deepspeed_compat import whole_size
 from tinyattn.config import (
+    AdaMixConfig,
     AdapterConfig,
     AnyAdapter,
     BottleneckConfig,
@@ -20,6 +24,7 @@ from tinyattn.config import (
     PoolingKind,
     VariantConfig,
 )
+from tinyattn.methods.adamix import AdaMix
 from tinyattn.methods.allocation import RankAllocation
 from tinyattn.methods.attention import AttentionAdapter, TinyAttention
 from tinyattn.methods.bottleneck import Bottleneck
@@ -46,7 +51,7 @@ class Adapter(nn.Module):
     Others change modules of the PLM: `replaced` has those that run in their place. A `prompt` is
     put before each row.
 
-    It is trained, saved and switched as a whole; its state dict is the content of an adapter file.
+    It is trained, saved and switched as a whole; `saved` is the content of an adapter file.
     With `share_layers` all calls use one module, which is stored once, under the first call's
     index.
 
@@ -71,6 +76,7 @@ class Adapter(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         self.layers, self.calls = nn.ModuleDict(), list[int]()
         self._places: dict[str, Place] = {}
+        self._routes: np.ndarray | None = None
         # Not modules of this one: most of their weights are the PLM's.
         self._held = Replaced({})
         if isinstance(config, AdapterConfig | VariantConfig | BottleneckConfig):
@@ -142,6 +148,54 @@ class Adapter(nn.Module):
         for number, module in enumerate(self.layers.values()):
             module.row_keys = None if keys is None else keys[number]  # type: ignore[assignment]
 
+    def draw_routes(self, seed: Sequence[int]) -> np.ndarray | None:
+        """Return the routes of a training step, [runs, modules, 2], as `AdaMix.draw` draws them.
+
+        None: of any other method, and without layers; each row runs once.
+        """
+        if not isinstance(self.config, AdaMixConfig) or not self.calls:
+            return None
+        draws = np.random.RandomState(seed)
+        found = [each.draw(draws) for each in self.layers.values() if isinstance(each, AdaMix)]
+        return np.stack(found, axis=1)
+
+    def route_by(self, routes: np.ndarray | None) -> None:
+        """Set the routes of the next training pass, from `draw_routes`; None: there are none."""
+        self._routes = routes
+
+    def runs(self) -> list[Mapping[Site, Callable[..., Tensor]]]:
+        """Return `by_site` of each run of the rows: one, but in training one for each route."""
+        if self._routes is None or not self.training:
+            return [self.by_site()]
+        modules = self.by_site().items()
+        return [
+            {
+                site: functools.partial(module, route=(int(down), int(up)))
+                for (site, module), (down, up) in zip(modules, route, strict=True)
+            }
+            for route in self._routes
+        ]
+
+    def saved(self) -> tuple[AnyAdapter, dict[str, Tensor]]:
+        """Return the settings and weights of an adapter file: its own, of AdaMix the average's."""
+        state = self.state_dict()
+        if not isinstance(self.config, AdaMixConfig):
+            return self.config, state
+        kept = {key: value for key, value in state.items() if not key.startswith("layers.")}
+        for index, module in self.layers.items():
+            assert isinstance(module, AdaMix)
+            own = module.averaged()
+            kept |= {f"layers.{index}.{key}": value for key, value in own.items()}
+        return self.config.averaged(), kept
+
+    def num_saved(self) -> int:
+        """Return the number of parameters that an adapter file has, without the classifier."""
+        adapter, _ = self.num_parameters()
+        if not isinstance(self.config, AdaMixConfig):
+            return adapter
+        weights = self.saved()[1].items()
+        return sum(value.numel() for key, value in weights if key.startswith("layers."))
+
     def num_parameters(self) -> tuple[int, int]:
         """Return the numbers of parameters of the adapter and of its classifier with pooling."""
         classifier = _count(self.pooling)
@@ -169,12 +223,12 @@ def places_of(config: AnyAdapter, family: Family) -> dict[str, Place]:
     attention: dict[str, Place] = {
         "before": "placement",
         "after": "attention output",
-        "both": "placement" if family.pre_norm else "attention norm",
+        "both": "placement" if family.normalises_first else "attention norm",
     }
     feed_forward: dict[str, Place] = {
         "before": "layer",
         "after": "feed-forward output",
-        "both": "layer" if family.pre_norm else "feed-forward norm",
+        "both": "layer" if family.normalises_first else "feed-forward norm",
     }
     found = {"": attention[config.plm_norm], "-feed_forward": feed_forward[config.plm_norm]}
     if config.site != "both":
@@ -184,9 +238,19 @@ def places_of(config: AnyAdapter, family: Family) -> dict[str, Place]:
 
 def _module_of(
     config: AdapterConfig | VariantConfig | BottleneckConfig, hidden: int
-) -> AttentionAdapter | Bottleneck:
+) -> AttentionAdapter | Bottleneck | AdaMix:
     if isinstance(config, VariantConfig):
         return AttentionVariant(hidden, config)
+    if isinstance(config, AdaMixConfig):
+        return AdaMix(
+            hidden,
+            config.r,
+            config.num_experts,
+            config.share,
+            config.activation,
+            norm=config.norm,
+            bias=config.bias,
+        )
     if isinstance(config, BottleneckConfig):
         return Bottleneck(hidden, config.r, config.activation, norm=config.norm, bias=config.bias)
     return TinyAttention(

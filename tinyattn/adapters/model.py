@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tinyattn.adapters.checkpoint import (
     read_weights,
     write_adapter,
 )
-from tinyattn.adapters.placement import AdapterHooks, Part
+from tinyattn.adapters.placement import AdapterHooks, Part, Site
 from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
 from tinyattn.batching.pooling import Pooling
 from tinyattn.compat.deepspeed_compat import whole_size
@@ -54,6 +54,8 @@ class Counts:
     adapter: int
     classifier: int
     plm: int
+    saved: int
+    """Of the adapter as it is saved and used: fewer than are trained if they are averaged."""
 
     @property
     def trainable(self) -> int:
@@ -229,23 +231,40 @@ class AdaptedModel(nn.Module):
             batch: inputs of the PLM, each [B, T]: `input_ids`, `attention_mask` and so on.
 
         Returns:
-            Logits [B, num_outputs] in fp32; without a classifier the PLM's own output.
+            Logits [B, num_outputs] in fp32; without a classifier the PLM's own output. In a
+            training pass of AdaMix they are [2·B, num_outputs]: of all rows by the first route,
+            then of all by the second.
         """
         if parts is not None:
             return self.run_streams(parts)
         adapter = None if self.active is None else self.adapter()
-        prompt = None if adapter is None or self._disabled else adapter.prompt
-        options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
         with self.sites.replacing():
             if adapter is None or adapter.classifier is None:
-                if prompt is not None:
+                if adapter is not None and adapter.prompt is not None and not self._disabled:
                     raise UsageError(f"'{self.active}' is a prompt and has no classifier")
                 return self.plm(**batch)
-            if prompt is None:
-                hidden = self.plm.base_model(**batch, **options).last_hidden_state
-            else:
-                hidden = prompt.hidden(self.plm.base_model, **batch, **options)
-        return adapter.classifier(adapter.pooling(hidden, batch.get("attention_mask")))
+            pooled = self._pooled(adapter, batch)
+        return adapter.classifier(pooled)
+
+    def _pooled(self, adapter: Adapter, batch: dict[str, Tensor]) -> Tensor:
+        """Return the pooled embeddings of padded rows, [B, H] in fp32, run after run."""
+        options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
+        prompt, found = None if self._disabled else adapter.prompt, []
+        try:
+            for modules in self._runs(adapter):
+                self.sites.adapters = modules
+                if prompt is None:
+                    hidden = self.plm.base_model(**batch, **options).last_hidden_state
+                else:
+                    hidden = prompt.hidden(self.plm.base_model, **batch, **options)
+                found.append(adapter.pooling(hidden, batch.get("attention_mask")))
+        finally:
+            self._activate()
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+    def _runs(self, adapter: Adapter) -> list[Mapping[Site, Callable[..., Tensor]]]:
+        """Return the modules of each run of an adapter's rows: one run, but see `Adapter.runs`."""
+        return [{}] if self._disabled else adapter.runs()
 
     def run_streams(self, parts: Sequence[tuple[str, PackedSequence]]) -> list[Tensor]:
         """Run packed sequences of several adapters through the PLM in one pass.
@@ -255,7 +274,8 @@ class AdaptedModel(nn.Module):
                 (`can_stream` says whether this PLM takes packed sequences).
 
         Returns:
-            The logits of each part, [B, num_outputs] in fp32, from its adapter's own classifier.
+            The logits of each part, [B, num_outputs] in fp32, from its adapter's own classifier;
+            [2·B, num_outputs] as in `forward`.
 
         Raises:
             UsageError: a name is unknown, or its adapter has no classifier.
@@ -266,16 +286,18 @@ class AdaptedModel(nn.Module):
                 raise UsageError(f"adapter '{name}' has no classifier, so it has no logits")
             if adapter.prompt is not None:
                 raise UsageError(f"adapter '{name}' is a prompt, whose rows must be padded")
+        runs = [self._runs(adapter) for adapter in adapters]
         used = [
-            Part({}, stream)
-            if self._disabled
-            else Part(adapter.by_site(), stream, adapter.replaced)
-            for adapter, (_, stream) in zip(adapters, parts, strict=True)
+            Part(modules, stream, {} if self._disabled else adapter.replaced)
+            for adapter, own, (_, stream) in zip(adapters, runs, parts, strict=True)
+            for modules in own
         ]
-        return [
-            adapter.classifier(adapter.pooling.packed(*found))  # type: ignore[misc]
-            for adapter, found in zip(adapters, self._run_stream(used), strict=True)
+        hidden = iter(self._run_stream(used))
+        found = [
+            [adapter.classifier(adapter.pooling.packed(*next(hidden))) for _ in own]  # type: ignore[misc]
+            for adapter, own in zip(adapters, runs, strict=True)
         ]
+        return [torch.cat(logits) if len(logits) > 1 else logits[0] for logits in found]
 
     def run_bare(self, stream: PackedSequence) -> Tensor:
         """Return the first token's embedding of each row, [B, H] in fp32, without adapters.
@@ -393,7 +415,8 @@ class AdaptedModel(nn.Module):
         """Return the parameter counts of an adapter (by default the active one) and of the PLM."""
         name = name or self.active
         adapter, classifier = self.adapter(name).num_parameters() if name else (0, 0)
-        return Counts(adapter, classifier, _count(self.plm))
+        saved = self.adapter(name).num_saved() if name else 0
+        return Counts(adapter, classifier, _count(self.plm), saved)
 
     # ---- files ----
 
@@ -409,6 +432,9 @@ class AdaptedModel(nn.Module):
     ) -> None:
         """Write an adapter with its classifier as an adapter folder.
 
+        A mixture of bottlenecks is written as the one of their mean; the card's lineage tells it as
+        `averaged_from`.
+
         Args:
             folder: the folder; one that exists is replaced.
             plm: this model's PLM, which the card names.
@@ -422,8 +448,12 @@ class AdaptedModel(nn.Module):
             StorageError: no space or no permission.
         """
         adapter = self.adapter(name)
+        config, weights = adapter.saved()
+        if config != adapter.config:
+            origin = {"averaged_from": adapter.config.model_dump(mode="json")}
+            lineage = {**(lineage or {}), **origin}
         card = AdapterCard(
-            adapter=adapter.config,
+            adapter=config,
             plm=plm_card(plm),
             num_outputs=adapter.num_outputs,
             pooling=adapter.pooling.kind,
@@ -431,7 +461,7 @@ class AdaptedModel(nn.Module):
             scores=dict(scores or {}),
             lineage=dict(lineage or {}),
         )
-        write_adapter(folder, card, adapter.state_dict(), adapter.save_for_peft)
+        write_adapter(folder, card, weights, adapter.save_for_peft)
 
     def load(self, folder: Path, plm: Plm, name: str = "loaded") -> AdapterCard:
         """Load an adapter folder under `name` and make it active, after verifying files and PLM.

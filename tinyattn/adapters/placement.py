@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -47,7 +47,7 @@ class Site(NamedTuple):
 class Part(NamedTuple):
     """Consecutive rows of a packed sequence that use the same adapter."""
 
-    adapters: Mapping[Site, nn.Module]
+    adapters: Mapping[Site, Callable[..., Tensor]]
     """Module by site, as TinyAttention; empty: none is added."""
     stream: PackedSequence
     """These rows, as a packed sequence of their own."""
@@ -90,7 +90,7 @@ class AdapterHooks:
     """
 
     def __init__(self, plm: PreTrainedModel, placement: str) -> None:
-        self.adapters: dict[Site, nn.Module] = {}
+        self.adapters: Mapping[Site, Callable[..., Tensor]] = {}
         self.replaced: Mapping[str, nn.Module] = {}
         self._parts: Sequence[Part] = ()
         self.placement = placement

@@ -124,6 +124,37 @@ class BottleneckConfig(_Settings):
         return self
 
 
+class AdaMixConfig(BottleneckConfig):
+    """AdaMix (Wang et al., EMNLP 2022): several bottlenecks a layer, averaged into one.
+
+    A training step draws which of them its rows go through, twice. What is evaluated, saved and
+    used is one bottleneck, of the mean of their weights. The defaults are the published settings.
+    """
+
+    later_keys = frozenset()
+
+    method: Literal["adamix"]  # type: ignore[assignment]
+    """What is trained: a mixture of bottlenecks."""
+    num_experts: int = Field(4, ge=2, le=64)
+    """M, bottlenecks of each layer."""
+    share: Literal["none", "up", "down"] = "up"
+    """Projection that the M bottlenecks have in common, so that the other alone is drawn; none:
+    both are drawn, each by itself."""
+    r: int = Field(16, ge=1, le=65_536)
+    """Width of each bottleneck."""
+    activation: Literal["none", "relu", "gelu"] = "gelu"
+    """Function between the two projections."""
+    bias: bool = True
+    """Bias of each projection."""
+    site: Literal["attention", "feed_forward", "both"] = "feed_forward"
+    """As for bottlenecks."""
+
+    def averaged(self) -> BottleneckConfig:
+        """Return the settings of the one bottleneck that the M are averaged into."""
+        own = {key: getattr(self, key) for key in BottleneckConfig.model_fields if key != "method"}
+        return BottleneckConfig(method="bottleneck", **own)
+
+
 class VariantConfig(StrictModel):
     """Variants of tiny attention: another score, or another choice of what is attended to."""
 
@@ -334,6 +365,7 @@ METHODS: dict[str, type[StrictModel]] = {
     "tiny": AdapterConfig,
     "variant": VariantConfig,
     "bottleneck": BottleneckConfig,
+    "adamix": AdaMixConfig,
     "bitfit": UnfrozenConfig,
     "full": UnfrozenConfig,
     "peft": PeftAdapter,
@@ -362,6 +394,7 @@ AnyAdapter = Annotated[
     Annotated[AdapterConfig, Tag(tag_of(AdapterConfig))]
     | Annotated[VariantConfig, Tag(tag_of(VariantConfig))]
     | Annotated[BottleneckConfig, Tag(tag_of(BottleneckConfig))]
+    | Annotated[AdaMixConfig, Tag(tag_of(AdaMixConfig))]
     | Annotated[UnfrozenConfig, Tag(tag_of(UnfrozenConfig))]
     | Annotated[PeftAdapter, Tag(tag_of(PeftAdapter))],
     Discriminator(lambda value: tag_of(METHODS[_method_of(value)])),

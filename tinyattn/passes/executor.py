@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ class TrainingPass:
     inputs: PackedSequence | dict[str, Tensor]
     """The rows, as `inputs_of` returns them."""
     loss_of: Callable[[Tensor], Tensor]
-    """Logits [B, num_outputs] → the rows' summed loss."""
+    """Logits [B, num_outputs] → the rows' summed loss; with routes those of all runs come."""
     share: float
     """Factor of the summed loss before the backward pass."""
     row_keys: Tensor
@@ -53,6 +54,8 @@ class TrainingPass:
     rng: Callable[[], AbstractContextManager[None]] | None = None
     """The context in which the PLM's own dropout draws this trial's numbers; such a pass is never
     shared. None: the PLM has no dropout."""
+    routes: np.ndarray | None = None
+    """The routes by which each row runs, as for `Adapter.route_by`; None: each runs once."""
     thread: threading.Thread = field(default_factory=threading.current_thread, init=False)
     """The trial's thread."""
     loss: Tensor | None = field(default=None, init=False)
@@ -70,6 +73,18 @@ class TrainingPass:
     def is_told(self) -> bool:
         """Whether its thread can go on: it has a loss or an error, or has to run alone."""
         return self.loss is not None or self.error is not None or self.is_single
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that go through the PLM, of a packed sequence."""
+        assert self.stream is not None
+        return self.stream.tokens * (1 if self.routes is None else len(self.routes))
+
+    def prepare(self) -> None:
+        """Give the adapter what it draws in this pass."""
+        adapter = self.model.adapter(self.name)
+        adapter.drop_by(self.row_keys)
+        adapter.route_by(self.routes)
 
 
 class PassExecutor:
@@ -204,7 +219,7 @@ class PassExecutor:
             # A spoilt thread raises the same error again later, without any lack of memory.
             again = is_thread_spoilt(failed) and threading.current_thread() in self._spoilt
             if is_out_of_memory(failed) and not again:
-                self._most_tokens = sum(_tokens(request) for request in requests) // 2
+                self._most_tokens = sum(request.tokens for request in requests) // 2
             error: Exception | None = failed
         else:
             error = None
@@ -229,24 +244,19 @@ def _fitting(requests: list[TrainingPass], most: int) -> list[list[TrainingPass]
     found: list[list[TrainingPass]] = []
     room = 0
     for request in requests:
-        if not found or _tokens(request) > room:
+        if not found or request.tokens > room:
             found.append([])
             room = most
         found[-1].append(request)
-        room -= _tokens(request)
+        room -= request.tokens
     return found
-
-
-def _tokens(request: TrainingPass) -> int:
-    assert request.stream is not None
-    return request.stream.tokens
 
 
 def run_single(request: TrainingPass) -> Tensor:
     """Run one trial's rows forward and backward by its engine; return their summed loss."""
     try:
         request.model.ready_to_train()
-        request.model.adapter(request.name).drop_by(request.row_keys)
+        request.prepare()
         with contextlib.nullcontext() if request.rng is None else request.rng():
             logits = logits_of(request.model, request.name, request.inputs, request.engine)
             loss = request.loss_of(logits)
@@ -263,7 +273,7 @@ def run_together(requests: list[TrainingPass]) -> list[Tensor]:
     model = requests[0].model
     model.ready_to_train()
     for request in requests:
-        model.adapter(request.name).drop_by(request.row_keys)
+        request.prepare()
     logits = model.run_streams([(r.name, r.stream) for r in requests])  # type: ignore[misc]
     losses = [r.loss_of(found) for r, found in zip(requests, logits, strict=True)]
     shares = [loss * r.share for r, loss in zip(requests, losses, strict=True)]

@@ -57,11 +57,16 @@ class Family:
     feed_forward: str | None = None
     """In a layer: the feed-forward net's output projection; None: unknown, so that no bottleneck
     can go before the residual there."""
-    norms: tuple[str, str] | None = None
+    norms: tuple[str, str] | tuple[()] | None = None
     """In a layer of a post-LN family: the norm of attention's output with its residual, and that of
-    the feed-forward net's; None: unknown. Families with `pre_norm` have none."""
+    the feed-forward net's; None: unknown; (): no norm follows a residual, as with `pre_norm`."""
     calls: Callable[[Any, list[nn.Module]], list[nn.Module]] | None = None
     """Returns the layers in the order of their calls, for PLMs that call a layer several times."""
+
+    @property
+    def normalises_first(self) -> bool:
+        """Whether no norm follows a residual: norms are before attention and feed-forward nets."""
+        return self.pre_norm or self.norms == ()
 
 
 def _albert_calls(plm: Any, layers: list[nn.Module]) -> list[nn.Module]:
@@ -99,6 +104,7 @@ _T5 = Family(
     projection="layer.0.SelfAttention.o",
     after="layer.0",
     feed_forward="layer.1.DenseReluDense.wo",
+    norms=(),
     encoder_only=True,
     pooling="mean",
 )

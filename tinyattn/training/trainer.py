@@ -40,6 +40,7 @@ from tinyattn.config import AdapterConfig, TrainConfig, unnamed
 from tinyattn.data.tokens import Rows, TaskData
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.files.object_store import fetched
+from tinyattn.methods.adamix import disagreement
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
 from tinyattn.passes.prefix_cache import CachedPrefix
@@ -244,13 +245,20 @@ class Trainer:
         labels = torch.from_numpy(self.train_rows.labels[rows])
         labels = labels.to(self.device, non_blocking=True)
         inputs = inputs_of(self.model, self.name, self.train_rows, rows, self.device, self.prefix)
+        # Seeded as `_row_keys`: the same in all passes and ranks of a step, and after a restart.
+        routes = self.adapter.draw_routes([self.config.seed, self.step, 2])
 
         def loss_of(logits: Tensor) -> Tensor:
-            return row_losses(logits, labels).sum()
+            if routes is None:
+                return row_losses(logits, labels).sum()
+            first, second = logits.chunk(2)
+            return (row_losses(first, labels) + disagreement(first, second)).sum()
 
         rng = self._own_rng if self.config.plm_dropout else None
         return self.executor.run(
-            TrainingPass(self.model, self.name, inputs, loss_of, share, row_keys, self.engine, rng)
+            TrainingPass(
+                self.model, self.name, inputs, loss_of, share, row_keys, self.engine, rng, routes
+            )
         )
 
     @contextlib.contextmanager
