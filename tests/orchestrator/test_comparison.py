@@ -125,6 +125,9 @@ def test_methods_at_one_size() -> None:
         "ln": 9984,
     }
     assert [one.is_reference for one in found] == [False] * 5 + [True]
+    mixed = sized_methods("minilm", ["adamix"], 9216)[0]
+    # Saved is one of width 2, 4 H a layer; trained are four down projections and one up.
+    assert (mixed.parameters, mixed.trained) == (9216, (4 + 1) * 2 * 384 * 6)
     twice = sized_methods("minilm", ["tiny", "lora", "bottleneck", "hra"], 18_000)
     assert [one.parameters for one in twice] == [18_432] * 4
     assert [one.adapter.get("r", one.adapter.get("head_dim")) for one in twice] == [2, 2, 4, 4]

@@ -59,8 +59,12 @@ def one_of_two(rank: int, config: TrainConfig, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"adapter.placement": "parallel"}, {"precision": "bf16"}, {"batch_size": 17}],
-    ids=["parallel", "bf16", "a rank without a row"],
+    [
+        {"adapter.placement": "parallel"},
+        {"precision": "bf16"},
+        {"batch_size": 17, "adapter.method": "adamix", "adapter.r": 2, "optimizer.lr": 1e-2},
+    ],
+    ids=["parallel", "bf16", "a rank without a row, in two routes"],
 )
 def test_each_holds_half_and_both_compute_the_same(
     changes: dict[str, object], tmp_path: Path
