@@ -29,6 +29,7 @@ from tinyattn.tasks import Task
 from tinyattn.training.engine import warmup_steps
 from tinyattn.training.evaluation import evaluation_steps
 from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import refuse_single_texts
 
 LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")
 """Keys that set how many evaluations a trial has."""
@@ -62,6 +63,8 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     lengths = {config.max_length for config in extremes(sweep, ("max_length",))}
     for length in sorted(lengths):
         data = model_cache.data(sweep.train.with_overrides({"max_length": length}))
+    for config in extremes(sweep, ("adapter.segments",)):
+        refuse_single_texts(config, plm, model_cache.batches_of(data.train, plm))
     configs = extremes(_with_experts(sweep), ("max_train_rows",))
     fewest = min((model_cache.data(config).train for config in configs), key=len)
     mean_length = float(np.diff(data.train.flat().offsets).mean())

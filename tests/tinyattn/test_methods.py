@@ -37,6 +37,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "share_kv": True,
         "dropout": 0,
     },
+    "positions": {
+        "method": "variant",
+        "positions": "rotary",
+        "segments": "bonus",
+        "head_dim": 2,
+        "dropout": 0,
+    },
     "bottleneck": {"method": "bottleneck", "r": 3, "activation": "gelu", "bias": True},
     "adamix": {"method": "adamix", "r": 3, "num_experts": 3, "share": "none"},
     "bitfit": {"method": "bitfit"},

@@ -39,6 +39,7 @@ from tinyattn.methods.replaced import (
 )
 from tinyattn.methods.variant import AttentionVariant
 from tinyattn.plms.families import Family, family_of, layer_calls, pooling_of, select_layers
+from tinyattn.plms.segments import segments_of
 
 CLASSIFIER_INIT = 0.02
 """Standard deviation of a new classifier's weights, as in transformers."""
@@ -84,7 +85,7 @@ class Adapter(nn.Module):
             self._places = places_of(config, family_of(plm))
             for index in self.calls[:1] if self._is_shared else self.calls:
                 for name in self._places:
-                    module = _module_of(config, hidden)
+                    module = _module_of(config, plm)
                     module.reset_parameters(generator)
                     self.layers[f"{index}{name}"] = module
             self.first_call = self.calls[0] if self.calls else total
@@ -237,10 +238,12 @@ def places_of(config: AnyAdapter, family: Family) -> dict[str, Place]:
 
 
 def _module_of(
-    config: AdapterConfig | VariantConfig | BottleneckConfig, hidden: int
+    config: AdapterConfig | VariantConfig | BottleneckConfig, plm: PreTrainedModel
 ) -> AttentionAdapter | Bottleneck | AdaMix:
+    hidden = plm.config.hidden_size
     if isinstance(config, VariantConfig):
-        return AttentionVariant(hidden, config)
+        segments = None if config.segments == "all" else segments_of(plm)
+        return AttentionVariant(hidden, config, segments)
     if isinstance(config, AdaMixConfig):
         return AdaMix(
             hidden,

@@ -28,7 +28,7 @@ from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
 from tinyattn.batching.pooling import Pooling
 from tinyattn.compat.deepspeed_compat import whole_size
 from tinyattn.compat.torch_compat import is_out_of_memory
-from tinyattn.config import AnyAdapter, PoolingKind
+from tinyattn.config import AnyAdapter, PoolingKind, VariantConfig
 from tinyattn.errors import (
     AdapterError,
     ConfigError,
@@ -42,6 +42,7 @@ from tinyattn.plms.loading import Plm, PlmMemo
 from tinyattn.plms.miniature import LIMIT, VOCABULARY, shrunk
 from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.products import apart
+from tinyattn.plms.segments import segments_of
 
 LEAST_WEIGHTS = 1_000_000
 """An adapter file may hold this many weights, or as many as its PLM has if those are more."""
@@ -140,8 +141,11 @@ class AdaptedModel(nn.Module):
         """Prepare this PLM for a method.
 
         Raises:
-            PlmError: it lacks a layer or a place that the method needs.
+            PlmError: it lacks a layer or a place that the method needs, or its inputs do not tell
+                texts apart.
         """
+        if isinstance(config, VariantConfig) and config.segments != "all":
+            segments_of(self.plm)
         select_layers(config.layers, len(self.sites.calls))
         self.sites.reach(places_of(config, self.sites.family).values())
 

@@ -20,6 +20,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.errors import PlmError, UsageError
+from tinyattn.methods.attention import Layout
 from tinyattn.plms.families import family_of, layer_calls, submodule
 from tinyattn.plms.transformers_compat import further_layer
 
@@ -69,8 +70,23 @@ class _Pass:
     position: dict[tuple[nn.Module, Place], int] = field(default_factory=dict)
     """Number of times that a place of a layer was reached; a PLM may call a layer several times
     (ALBERT)."""
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    """The PLM's inputs that are there, among `input_ids`, `inputs_embeds`, `attention_mask` and
+    `token_type_ids`."""
     layer_input: Tensor | None = None
     attention_input: Tensor | None = None
+
+    @functools.cached_property
+    def layout(self) -> Layout:
+        """Where the tokens of this pass stand; positions count real tokens alone."""
+        given = self.inputs["input_ids" if "input_ids" in self.inputs else "inputs_embeds"]
+        total = self.past + given.shape[1]
+        if (mask := self.inputs.get("attention_mask")) is None:
+            positions = torch.arange(self.past, total, device=given.device).expand(len(given), -1)
+        else:
+            real = mask.long().cumsum(dim=1) - 1
+            positions = real[:, self.past : total].clamp(min=0)
+        return Layout(self.inputs, positions, total)
 
 
 class AdapterHooks:
@@ -239,7 +255,9 @@ class AdapterHooks:
                 f"attention_mask of shape {tuple(mask.shape)} came, allowed is [B, T] with 1 for a "
                 "real token (generation with a static cache makes others: use the default cache)"
             )
-        self._pass = _Pass(cache=given.get("past_key_values"))
+        names = ("input_ids", "inputs_embeds", "attention_mask", "token_type_ids")
+        there = {name: given[name] for name in names if given.get(name) is not None}
+        self._pass = _Pass(cache=given.get("past_key_values"), inputs=there)
         if not self.family.causal:
             self._pass.allowed = _key_mask(mask)
             return None
@@ -278,7 +296,8 @@ class AdapterHooks:
         extend = None
         if self._pass.cache is not None:
             extend = functools.partial(self._extend, site.call)
-        return adapter(z_BTH, self._pass.allowed, self._pass.is_causal, extend)
+        layout = self._pass.layout if getattr(adapter, "needs_layout", False) else None
+        return adapter(z_BTH, self._pass.allowed, self._pass.is_causal, extend, layout=layout)
 
     def _run_parts(self, site: Site, z_1NH: Tensor) -> Tensor | None:
         """Run each part's own adapter on its rows of the packed sequence."""

@@ -155,8 +155,10 @@ class AdaMixConfig(BottleneckConfig):
         return BottleneckConfig(method="bottleneck", **own)
 
 
-class VariantConfig(StrictModel):
+class VariantConfig(_Settings):
     """Variants of tiny attention: another score, or another choice of what is attended to."""
+
+    later_keys = frozenset({"segments", "positions"})
 
     method: Literal["variant"]
     """What is trained: a variant of tiny attention."""
@@ -171,6 +173,12 @@ class VariantConfig(StrictModel):
     """A learned key and value beside those of the row, to attend to nothing of it."""
     gate: bool = False
     """A factor of the output that starts at 0."""
+    segments: Literal["all", "other", "bonus"] = "all"
+    """Of pairs of texts: `other`: a token sees the other text alone, and nothing where there is
+    none; bonus: a learned number is added to the scores of the other text's tokens."""
+    positions: Literal["none", "sinusoidal", "rotary"] = "none"
+    """What queries and keys know of the place of their token in its row, from 0: sinusoids added
+    before the projections (Vaswani et al., 2017), or a rotation of both (Su et al., 2021)."""
     num_heads: int = Field(1, ge=1, le=256)
     """As for tiny attention, as all that follows."""
     head_dim: int = Field(1, ge=1, le=1024)
@@ -185,6 +193,22 @@ class VariantConfig(StrictModel):
     """Where the adapter acts."""
     layers: Layers = "all"
     """PLM layers that get one."""
+
+    @model_validator(mode="after")
+    def _can_rotate(self) -> Self:
+        if self.positions != "rotary":
+            return self
+        if self.head_dim % 2:
+            raise ValueError(
+                f"positions rotary came with head_dim {self.head_dim}; allowed are even numbers, "
+                "since pairs of numbers are rotated"
+            )
+        if self.score not in ("dot", "rbf"):
+            raise ValueError(
+                f"positions rotary came with score {self.score}; allowed are dot and rbf, in which "
+                "two rotations leave the distance between query and key"
+            )
+        return self
 
 
 class UnfrozenConfig(StrictModel):

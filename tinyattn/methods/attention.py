@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,22 @@ OUT_INIT = 0.01
 """Bound of fresh output weights if D is 1 (section B.1): the adapted model starts nearly as the PLM
 itself."""
 KeysValues = tuple[Tensor, Tensor]
+_ROW_KEYS = "row keys"
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 """Increment of SplitMix64's state from one number to the next: 2⁶⁴ / golden ratio, signed."""
 _AT_ONCE = 2**21
 """Most attention weights for which `kept_weights` draws random numbers at once."""
+
+
+class Layout(NamedTuple):
+    """Where the tokens of a padded batch stand, which some variants know of."""
+
+    inputs: Mapping[str, Tensor]
+    """The PLM's inputs, each [B, T]: `input_ids` and perhaps `token_type_ids`."""
+    positions: Tensor
+    """[B, T] place of each token in its row, from 0; any number for padding."""
+    longest: int
+    """Positions are below this number."""
 
 
 class AttentionAdapter(nn.Module, ABC):
@@ -83,6 +95,7 @@ class AttentionAdapter(nn.Module, ABC):
         allowed: Tensor | None,
         is_causal: bool,
         keys: Tensor | None,
+        known: Mapping[str, Tensor],
     ) -> Tensor:
         """Return what the heads gather, [B, M, T, D]; zeros for a query that may see no key.
 
@@ -93,7 +106,23 @@ class AttentionAdapter(nn.Module, ABC):
             allowed: bool, broadcastable to [B, M, T, S]; None: all.
             is_causal: a query sees itself and earlier positions only; excludes `allowed`.
             keys: [B] dropout keys; None: no dropout.
+            known: what `knows` told, each [B, T].
         """
+
+    @property
+    def needs_layout(self) -> bool:
+        """Whether `forward` needs the layout of a padded batch."""
+        return False
+
+    def knows(self, inputs: Mapping[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
+        """Return what this adapter is to know of its tokens, as [B, T] or [1, N] like these."""
+        return {}
+
+    def placed(
+        self, query: Tensor, key: Tensor, known: Mapping[str, Tensor], longest: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys that know their positions, which are below `longest`."""
+        return query, key
 
     def reset_output(self, generator: torch.Generator | None) -> None:
         """Draw fresh output weights U(±0.01/√D)."""
@@ -107,6 +136,7 @@ class AttentionAdapter(nn.Module, ABC):
         is_causal: bool = False,
         extend: Callable[[Tensor, Tensor], KeysValues] | None = None,
         stream: PackedSequence | None = None,
+        layout: Layout | None = None,
     ) -> Tensor:
         """Return the modification z̃, [B, T, H], in the dtype of `z_BTH`.
 
@@ -118,30 +148,39 @@ class AttentionAdapter(nn.Module, ABC):
                 returns those of all positions [B, M, S, D].
             stream: the packed sequence of which `z_BTH`, then [1, N, H], has the embeddings;
                 excludes `allowed` and `extend`.
+            layout: of the tokens of `z_BTH`, which an adapter that `needs_layout` is given; a
+                stream has its own.
         """
         if stream is not None:
             return self._forward_stream(z_BTH, is_causal, stream)
+        known = {} if layout is None else self.knows(layout.inputs, layout.positions)
         query, key, value = self.split(self._project(z_BTH))
+        query, key = self.placed(query, key, known, layout.longest if layout else 0)
         if extend is not None:
             key, value = extend(key, value)
         keys = self._next_keys(len(z_BTH), z_BTH.device)
-        heads = self.attend(query, key, value, allowed, is_causal, keys)
+        heads = self.attend(query, key, value, allowed, is_causal, keys, known)
         return self._combine(heads.transpose(1, 2).flatten(2), z_BTH)
 
     def _forward_stream(self, z_1NH: Tensor, is_causal: bool, stream: PackedSequence) -> Tensor:
         """`forward` for a packed sequence."""
+        columns = self.knows(stream.inputs, stream.positions)
+        by_token = {name: column[0, :, None] for name, column in columns.items()}  # [N, 1]
+        if (row_keys := self._next_keys(len(stream.lengths), z_1NH.device)) is not None:
+            by_token[_ROW_KEYS] = stream.spread(row_keys)
 
-        def attend(mask: Tensor | None, qkv_BTC: Tensor, *keys_BT1: Tensor) -> Tensor:
+        def attend(mask: Tensor | None, qkv_BTC: Tensor, *told_BT1: Tensor) -> Tensor:
             # Padding is on the right, so a causal query never sees it.
             allowed = None if is_causal else mask
+            known = {name: told[..., 0] for name, told in zip(by_token, told_BT1, strict=True)}
             query, key, value = self.split(qkv_BTC)
-            keys = keys_BT1[0][:, 0, 0] if keys_BT1 else None
-            heads = self.attend(query, key, value, allowed, is_causal, keys)
+            query, key = self.placed(query, key, known, qkv_BTC.shape[1])
+            keys = known[_ROW_KEYS][:, 0] if _ROW_KEYS in known else None
+            heads = self.attend(query, key, value, allowed, is_causal, keys, known)
             return heads.transpose(1, 2).flatten(2)
 
-        keys = self._next_keys(len(stream.lengths), z_1NH.device)
-        by_token = [] if keys is None else [stream.spread(keys)]
-        heads = attend_in(stream.tiny_groups, attend, self._project(z_1NH)[0], *by_token)
+        inputs = (self._project(z_1NH)[0], *by_token.values())
+        heads = attend_in(stream.tiny_groups, attend, *inputs)
         return self._combine(heads[None], z_1NH)
 
     def _project(self, z_BTH: Tensor) -> Tensor:
@@ -251,6 +290,7 @@ class TinyAttention(AttentionAdapter):
         allowed: Tensor | None,
         is_causal: bool,
         keys: Tensor | None,
+        known: Mapping[str, Tensor],
     ) -> Tensor:
         """Attend by equation 3, [B, M, T, D]; a query that may see no key at all gets zeros."""
         if keys is None:

@@ -12,17 +12,32 @@ At D = 1 a dot product grows or falls with the key, so it can only sharpen towar
 the smallest one. Beside the score there are a window |t − s| ≤ w, keys and values that all heads
 share (Shazeer 2019, 2H (M + 1) parameters), a learned key and value beside those of the row, by
 which a position may attend to nothing of it (2 more), and a gate g·z̃ that starts at 0 (1 more).
+
+Of a pair of texts a token may see the other text alone, or a learned β is added to the scores of
+the other text's tokens (1 more). Positions p, from 0 in each row, may be known to queries and keys,
+not to values:
+
+sinusoidal  q and k are of x_p + s_p, with s_p,2i = sin(p / 10000^(2i/H)), s_p,2i+1 = cos(the same)
+            (Vaswani et al. 2017, section 3.5), where x is z behind its norm
+rotary      the pair (q_2i, q_2i+1) turns by p · 10000^(−2i/D), and that of k likewise, so that the
+            score depends on the distance (Su et al. 2021, section 3.2); the learned key stands at 0
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinyattn.config import VariantConfig
 from tinyattn.methods.attention import AttentionAdapter, kept_weights
+from tinyattn.plms.segments import Segments
+
+_BASE = 10_000.0
+"""Of the wavelengths of positions, in both papers."""
 
 
 class AttentionVariant(AttentionAdapter):
@@ -36,6 +51,7 @@ class AttentionVariant(AttentionAdapter):
         log_sharpness: ln τ, [M]; None but with `rbf`.
         null_key, null_value: [1 or M, D], or None.
         gate: [1], or None.
+        bonus: β, [M], or None.
     """
 
     query_weight: nn.Parameter | None
@@ -48,11 +64,23 @@ class AttentionVariant(AttentionAdapter):
     null_key: nn.Parameter | None
     null_value: nn.Parameter | None
     gate: nn.Parameter | None
+    bonus: nn.Parameter | None
 
-    def __init__(self, hidden_size: int, config: VariantConfig) -> None:
+    def __init__(
+        self, hidden_size: int, config: VariantConfig, segments: Segments | None = None
+    ) -> None:
+        """Build the module.
+
+        Args:
+            hidden_size: H.
+            config: the variant.
+            segments: how the PLM's inputs tell texts apart; None: by token types.
+        """
         heads, dim = config.num_heads, config.head_dim
         super().__init__(hidden_size, heads, dim, config.norm, config.dropout)
         self.score, self.window = config.score, config.window
+        self.positions, self.only_other = config.positions, config.segments == "other"
+        self.segments = None if config.segments == "all" else segments or Segments()
         has_inner = config.score in ("additive", "aggregation")
         own = 1 if config.share_kv else heads
         shapes: dict[str, tuple[int, ...] | None] = {
@@ -68,6 +96,7 @@ class AttentionVariant(AttentionAdapter):
             "null_key": (own, dim) if config.null_key else None,
             "null_value": (own, dim) if config.null_key else None,
             "gate": (1,) if config.gate else None,
+            "bonus": (heads,) if config.segments == "bonus" else None,
         }
         for name, shape in shapes.items():
             parameter = None if shape is None else nn.Parameter(torch.empty(shape))
@@ -112,11 +141,19 @@ class AttentionVariant(AttentionAdapter):
         allowed: Tensor | None,
         is_causal: bool,
         keys: Tensor | None,
+        known: Mapping[str, Tensor],
     ) -> Tensor:
         """Attend by this variant's score within its window; as AttentionAdapter.attend."""
         shape = (len(query), self.num_heads, query.shape[2], key.shape[2])  # [B, M, T, S]
         scores = self._scores(query, key).expand(shape)
         allowed = self._within(allowed, is_causal, shape, scores.device)
+        if self.segments is not None:
+            second = self.segments.second(known["segments"])
+            other = (second[:, :, None] != second[:, None, :])[:, None]  # [B, 1, T, S]
+            if self.bonus is not None:
+                scores = scores + self.bonus[:, None, None] * other
+            if self.only_other:
+                allowed = other if allowed is None else allowed & other
         if allowed is not None:
             scores = scores.masked_fill(~allowed, float("-inf"))
         if self.null_key is not None:
@@ -135,6 +172,33 @@ class AttentionVariant(AttentionAdapter):
         if self.null_value is not None:
             heads = heads + weights[..., :first] * self.null_value[None, :, None]
         return heads
+
+    @property
+    def needs_layout(self) -> bool:
+        """Whether positions or segments are asked for."""
+        return self.positions != "none" or self.segments is not None
+
+    def knows(self, inputs: Mapping[str, Tensor], positions: Tensor) -> dict[str, Tensor]:
+        """Return positions, and what tells segments, where they are asked for."""
+        found = {} if self.positions == "none" else {"positions": positions}
+        if self.segments is not None:
+            found["segments"] = self.segments.told_by(inputs)
+        return found
+
+    def placed(
+        self, query: Tensor, key: Tensor, known: Mapping[str, Tensor], longest: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return queries and keys with their positions added, or turned by them."""
+        if self.positions == "none":
+            return query, key
+        places = known["positions"]
+        if self.positions == "rotary":
+            return _turned(query, places), _turned(key, places)
+        # W (x + s) = W x + W s, and W s is computed once for a position.
+        waves = _sinusoids(longest, self.hidden_size, self.key_weight)
+        if self.query_weight is not None:
+            query = query + _by_position(waves, self.query_weight, places)
+        return query, key + _by_position(waves, self.key_weight, places)
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Return scores, broadcastable to [B, M, T, S]."""
@@ -171,3 +235,27 @@ class AttentionVariant(AttentionAdapter):
     def extra_repr(self) -> str:
         """Score and sizes shown by print(module)."""
         return f"{self.score}, {super().extra_repr()}"
+
+
+def _sinusoids(length: int, width: int, like: Tensor) -> Tensor:
+    """Return the sinusoids of positions below `length`, [length, width], in `like`'s format."""
+    exponents = torch.arange(0, width, 2, dtype=like.dtype, device=like.device) / width
+    places = torch.arange(length, dtype=like.dtype, device=like.device)
+    angles = places[:, None] * _BASE**-exponents
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :width]
+
+
+def _by_position(waves: Tensor, weight_MDH: Tensor, places_BT: Tensor) -> Tensor:
+    """Return W s of each token's position, [B, M, T, D]."""
+    shifts = F.linear(waves, weight_MDH.flatten(0, 1))
+    return F.embedding(places_BT, shifts).unflatten(-1, weight_MDH.shape[:2]).transpose(1, 2)
+
+
+def _turned(x_BMTD: Tensor, places_BT: Tensor) -> Tensor:
+    """Return queries or keys with each pair of their numbers rotated by its position's angle."""
+    dim = x_BMTD.shape[-1]
+    exponents = torch.arange(0, dim, 2, dtype=x_BMTD.dtype, device=x_BMTD.device) / dim
+    angles = places_BT[:, None, :, None] * _BASE**-exponents  # [B, 1, T, D/2]
+    cos, sin = angles.cos(), angles.sin()
+    one, two = x_BMTD[..., 0::2], x_BMTD[..., 1::2]
+    return torch.stack([one * cos - two * sin, one * sin + two * cos], dim=-1).flatten(-2)

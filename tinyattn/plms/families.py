@@ -46,6 +46,8 @@ class Family:
     """Whether a position may only see earlier ones (decoders)."""
     positions_after_padding: bool = False
     """Whether position ids start at the padding token's id + 1 instead of 0."""
+    pair_marks: bool = False
+    """Whether two end tokens, `config.eos_token_id`, stand between the texts of a pair."""
     begins: str = ""
     """In the base model: the module whose call begins a pass, where a language model calls that
     instead of the base model; empty: the base model itself."""
@@ -85,7 +87,7 @@ _BERT = Family(
     feed_forward="output.dense",
     norms=("attention.output.LayerNorm", "output.LayerNorm"),
 )
-_ROBERTA = dataclasses.replace(_BERT, positions_after_padding=True)
+_ROBERTA = dataclasses.replace(_BERT, positions_after_padding=True, pair_marks=True)
 _LLAMA = Family(
     layers="layers.*",
     attention="self_attn",

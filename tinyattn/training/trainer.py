@@ -36,7 +36,7 @@ from tinyattn.adapters.model import (
 )
 from tinyattn.batching.batches import Batches, epoch_order
 from tinyattn.compat.torch_compat import is_out_of_memory
-from tinyattn.config import AdapterConfig, TrainConfig, unnamed
+from tinyattn.config import AdapterConfig, TrainConfig, VariantConfig, unnamed
 from tinyattn.data.tokens import Rows, TaskData
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.files.object_store import fetched
@@ -44,11 +44,15 @@ from tinyattn.methods.adamix import disagreement
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
 from tinyattn.passes.prefix_cache import CachedPrefix
+from tinyattn.plms.loading import Plm
+from tinyattn.plms.segments import segments_of
 from tinyattn.tasks import Task, compute_metrics, noise_of
 from tinyattn.training.engine import build_engine, load_optimizer, save_optimizer, warmup_steps
 from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_metrics
 from tinyattn.training.model_cache import ModelCache
 
+_LOOKED_AT = 64
+"""Rows that are looked at for a second text."""
 _GPU_LOSS_CHECK = 16
 """Steps between checks of a GPU's loss for NaN: each check waits for the GPU."""
 
@@ -71,6 +75,7 @@ class Trainer:
         self.data = model_cache.data(config)
         self.device, self.ranks = model_cache.device, model_cache.ranks
         self.train_rows = model_cache.batches_of(self.data.train, self.plm)
+        refuse_single_texts(config, self.plm, self.train_rows)
         self.steps_per_epoch = math.ceil(len(self.train_rows) / config.batch_size)
         self.total_steps = self.steps_per_epoch * config.epochs
         self.warmup_steps = warmup_steps(config.optimizer.warmup, self.total_steps)
@@ -442,6 +447,23 @@ class Trainer:
         if self.name in self.model.adapters:
             self.model.remove_adapter(self.name)
         self.model_cache.release(self.model)
+
+
+def refuse_single_texts(config: TrainConfig, plm: Plm, rows: Batches) -> None:
+    """Check that there are two texts to tell apart, where a trial's adapter does so.
+
+    Raises:
+        ConfigError: no row of the first has tokens of a second text.
+        PlmError: the PLM's inputs do not tell texts apart.
+    """
+    if not isinstance(config.adapter, VariantConfig) or config.adapter.segments == "all":
+        return
+    segments, few = segments_of(plm.model), np.arange(min(_LOOKED_AT, len(rows)))
+    if not bool(segments.second(segments.told_by(rows.batch(few))).any()):
+        raise ConfigError(
+            f"adapter.segments is {config.adapter.segments}, but {config.task} has no pairs "
+            f"of texts for {config.plm}; allowed is all"
+        )
 
 
 class _Own(nn.Module):
