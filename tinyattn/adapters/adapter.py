@@ -34,6 +34,7 @@ from tinyattn.methods.replaced import (
     Modules,
     Replaced,
     first_call,
+    is_norm,
     own_parameters,
     replaced_modules,
 )
@@ -78,6 +79,7 @@ class Adapter(nn.Module):
         self.layers, self.calls = nn.ModuleDict(), list[int]()
         self._places: dict[str, Place] = {}
         self._routes: np.ndarray | None = None
+        self._norms: tuple[str, ...] = ()
         # Not modules of this one: most of their weights are the PLM's.
         self._held = Replaced({})
         if isinstance(config, AdapterConfig | VariantConfig | BottleneckConfig):
@@ -94,6 +96,9 @@ class Adapter(nn.Module):
             prompt = self._held.prompt
             own = own_parameters(self.replaced) if prompt is None else prompt.parameters()
             self.tuned = nn.ParameterDict(own)
+            base: Any = plm.base_model
+            norms = [path for path in self.replaced if is_norm(base.get_submodule(path))]
+            self._norms = tuple(f"{path}.".replace(".", "/") for path in norms)
             self.first_call = first_call(plm, list(self.replaced)) if prompt is None else 0
         kind = pooling_of(plm, pooling)
         self.pooling = Pooling(kind, hidden, family_of(plm).causal)
@@ -202,6 +207,18 @@ class Adapter(nn.Module):
         classifier = _count(self.pooling)
         classifier += 0 if self.classifier is None else _count(self.classifier)
         return _count(self) - classifier, classifier
+
+    def biases_and_norms(self) -> list[nn.Parameter]:
+        """Return biases, parameters of norms, and numbers of variants that are like biases."""
+        return [
+            parameter
+            for module in self.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if isinstance(module, nn.LayerNorm)
+            or name.removesuffix("/default").endswith("bias")  # in peft's names a tuner's own name
+            or name in getattr(module, "beside_biases", ())
+            or name.startswith(self._norms)
+        ]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move also what replaced modules have beside parameters, as VeRA's fixed projections."""

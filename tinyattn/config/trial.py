@@ -29,7 +29,8 @@ class OptimizerConfig(StrictModel):
     weight_decay: float = Field(0.0, ge=0, le=10)
     """Decoupled weight decay."""
     decay_bias_and_norm: bool = True
-    """Whether weight decay also applies to biases and LayerNorm parameters."""
+    """Whether weight decay also applies to biases and LayerNorm parameters, and to the gate, null
+    key and value, ln τ and bonus of a variant."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """Learning-rate decay after warm-up."""
     warmup: float = Field(0.0, ge=0)

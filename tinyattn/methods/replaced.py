@@ -169,7 +169,7 @@ def _tuned(
 
     options = allocation_options(config) if config.gives_up_ranks else dict(config.options)
     if config.tuner == "LN_TUNING":  # peft knows its modules by name in no PLM
-        norms = [path for path in leaves if _is_norm(base.get_submodule(path))]
+        norms = [path for path in leaves if is_norm(base.get_submodule(path))]
         options.setdefault("target_modules", norms)
     kind = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(config.tuner)]
     try:
@@ -235,7 +235,8 @@ def _changed(model: Any, paths: Sequence[str]) -> Modules:
     }
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module of a PLM normalises: LayerNorm, RMSNorm and so on."""
     return "norm" in type(module).__name__.lower()
 
 

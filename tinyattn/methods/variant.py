@@ -54,6 +54,9 @@ class AttentionVariant(AttentionAdapter):
         bonus: β, [M], or None.
     """
 
+    beside_biases = frozenset({"null_key", "null_value", "log_sharpness", "gate", "bonus"})
+    """Names of what no embedding is multiplied by: weight decay spares it where it does biases."""
+
     query_weight: nn.Parameter | None
     key_weight: nn.Parameter
     value_weight: nn.Parameter

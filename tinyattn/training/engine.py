@@ -15,7 +15,7 @@ import functools
 import gc
 import os
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,11 @@ _TAG = "state"
 
 
 def build_engine(
-    model: nn.Module, config: TrainConfig, total_steps: int, ranks: Ranks = ONE
+    model: nn.Module,
+    config: TrainConfig,
+    total_steps: int,
+    ranks: Ranks = ONE,
+    biases_and_norms: Sequence[nn.Parameter] = (),
 ) -> Any:
     """Wrap `model` in a DeepSpeed engine with the optimizer and schedule of `config`.
 
@@ -51,12 +55,13 @@ def build_engine(
         config: the trial.
         total_steps: optimizer steps of the whole trial, for the schedule.
         ranks: this process's rank among those of the trial.
+        biases_and_norms: as for `build_optimizer`.
 
     Raises:
         ConfigError: as `warmup_steps`.
     """
     deepspeed = _deepspeed(ranks)
-    optimizer = build_optimizer(model.named_parameters(), config.optimizer)
+    optimizer = build_optimizer(model.parameters(), config.optimizer, biases_and_norms)
     scheduler = get_scheduler(
         "constant_with_warmup"
         if config.optimizer.schedule == "constant"
@@ -111,14 +116,21 @@ def deepspeed_config(config: TrainConfig, ranks: int = 1) -> dict[str, Any]:
 
 
 def build_optimizer(
-    parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig
+    parameters: Iterable[nn.Parameter],
+    config: OptimizerConfig,
+    biases_and_norms: Sequence[nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
-    """Build AdamW or RAdam, with decoupled weight decay, over the trainable parameters."""
-    trainable = [(name, p) for name, p in parameters if p.requires_grad]
-    spared = [
-        p for name, p in trainable if not config.decay_bias_and_norm and _is_bias_or_norm(name)
-    ]
-    decayed = [p for _, p in trainable if not any(p is other for other in spared)]
+    """Build AdamW or RAdam, with decoupled weight decay, over the trainable parameters.
+
+    Args:
+        parameters: all, of which some may be frozen.
+        config: of the trial.
+        biases_and_norms: those that are not decayed without `decay_bias_and_norm`.
+    """
+    trainable = [p for p in parameters if p.requires_grad]
+    few = set() if config.decay_bias_and_norm else {id(p) for p in biases_and_norms}
+    spared = [p for p in trainable if id(p) in few]
+    decayed = [p for p in trainable if id(p) not in few]
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": spared, "weight_decay": 0.0},
@@ -127,10 +139,6 @@ def build_optimizer(
     if config.name == "radam":
         return torch.optim.RAdam(groups, lr=config.lr, decoupled_weight_decay=True)
     return torch.optim.AdamW(groups, lr=config.lr, fused=True)
-
-
-def _is_bias_or_norm(name: str) -> bool:
-    return name.endswith("bias") or ".norm." in name
 
 
 def warmup_steps(warmup: float, total_steps: int) -> int:

@@ -109,7 +109,8 @@ class Trainer:
         self.prefix = self._prefix_of(self.train_rows)
         self.model.switch(None)  # the active adapter would also act in other models of this PLM
         own = _Own(self.model, self.name, plm=not self.model_cache.shards(config))
-        self.engine = build_engine(own, config, self.total_steps, self.ranks)
+        spared = self.adapter.biases_and_norms()
+        self.engine = build_engine(own, config, self.total_steps, self.ranks, spared)
         self.allocation = self.adapter.allocation(self.total_steps)
         self.micro_batch_size = min(self.ranks.gather(config.micro_batch_size or config.batch_size))
         """Most rows of a pass: the smallest number that any rank asks for."""
