@@ -54,7 +54,9 @@ def config_of(settings: dict[str, Any]) -> AnyAdapter:
     return TrainConfig.model_validate(given).adapter
 
 
-@pytest.mark.parametrize(("settings", "names"), SPARED, ids=str)
+@pytest.mark.parametrize(
+    ("settings", "names"), SPARED, ids=[str(settings) for settings, _ in SPARED]
+)
 def test_decay_spares_biases_and_norms(
     build_plm: Any, settings: dict[str, Any], names: set[str]
 ) -> None:

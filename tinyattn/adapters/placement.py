@@ -164,7 +164,7 @@ class AdapterHooks:
             return layer
         of_attention = place.startswith("attention")
         if place.endswith("norm"):
-            path = self.family.norms and self.family.norms[0 if of_attention else 1]
+            path = self.family.norms[0 if of_attention else 1] if self.family.norms else None
         else:
             path = self.family.projection if of_attention else self.family.feed_forward
         if path is None:
