@@ -23,7 +23,7 @@ from tinyattn.data.labels import label_rows
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.methods.allocation import refuse_too_few_steps
 from tinyattn.plms.families import pooling_of
-from tinyattn.plms.loading import empty_plm
+from tinyattn.plms.loading import Plm, empty_plm
 from tinyattn.plugins import load_all
 from tinyattn.tasks import Task
 from tinyattn.training.engine import warmup_steps
@@ -60,9 +60,11 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     load_all(sweep.imports)
     plm = model_cache.plm(sweep.train.plm, sweep.train.precision)
     check_shapes(sweep)
-    lengths = {config.max_length for config in extremes(sweep, ("max_length",))}
-    for length in sorted(lengths):
-        data = model_cache.data(sweep.train.with_overrides({"max_length": length}))
+    check_prompts(sweep, plm)
+    # The longest rows last: the facts are about them.
+    sized = extremes(sweep, ("adapter.num_virtual_tokens", "max_length"))
+    for config in sorted(sized, key=lambda one: one.max_length):
+        data = model_cache.data(config)
     for config in extremes(sweep, ("adapter.segments",)):
         refuse_single_texts(config, plm, model_cache.batches_of(data.train, plm))
     configs = extremes(_with_experts(sweep), ("max_train_rows",))
@@ -112,6 +114,21 @@ def _with_experts(sweep: Sweep) -> Sweep:
 
 def _is_carved(sweep: Sweep, task: Task) -> bool:
     return sweep.train.protocol == "heldout" or task.splits.validation is None
+
+
+def check_prompts(sweep: Sweep, plm: Plm) -> None:
+    """Put each prompt before a few tokens of the PLM: by its shape alone none is refused.
+
+    Raises:
+        ConfigError: the PLM cannot run behind it.
+    """
+    for config in extremes(sweep, ("adapter.tuner",)):
+        if isinstance(config.adapter, PeftAdapter) and config.adapter.is_prompt:
+            model = AdaptedModel(plm.model, config.adapter.placement)
+            try:
+                model.add_adapter("tried", config.adapter)
+            finally:
+                model.detach()
 
 
 def values_of(sweep: Sweep, key: str) -> list[Any]:

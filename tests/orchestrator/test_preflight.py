@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
-from transformers import T5Config
+from transformers import DistilBertConfig, DistilBertModel, T5Config
 
 from orchestrator.cli import main
 from orchestrator.planning.cores import PRODUCT, Cores, product_seconds
@@ -66,6 +67,24 @@ def test_facts_are_those_of_the_data(tiny: str) -> None:
 def test_no_heldout_rows_under_the_papers_protocol(tiny: str) -> None:
     facts = inspect(sweep(tiny, train={"protocol": "paper", "max_train_rows": 64}), ModelCache())
     assert facts.heldout_rows == 0
+
+
+def test_a_prompt_is_tried_before_the_plm_at_every_size_of_the_space(
+    tiny: str, tmp_path: Path
+) -> None:
+    prompt = {"method": "peft", "tuner": "PROMPT_TUNING"}
+    space = {"adapter.num_virtual_tokens": {"type": "choice", "values": [4, 16, 17]}}
+    with pytest.raises(ConfigError, match="at most 47 tokens behind a prompt of 17"):
+        inspect(sweep(tiny, space, train={"adapter": prompt}), ModelCache())
+    fits = {"adapter.num_virtual_tokens": {"type": "choice", "values": [4, 16]}}
+    inspect(sweep(tiny, fits, train={"adapter": prompt, "max_train_rows": 32}), ModelCache())
+    other = shutil.copytree(tiny, tmp_path / "distilbert")
+    shape = {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 30522}
+    config = DistilBertConfig(max_position_embeddings=64, **shape)
+    DistilBertModel(config).save_pretrained(other)
+    prefix = {"method": "peft", "tuner": "PREFIX_TUNING"}
+    with pytest.raises(ConfigError, match=r"PREFIX_TUNING cannot be put on this PLM .distilbert."):
+        inspect(sweep(str(other), train={"adapter": prefix}), ModelCache())
 
 
 def test_every_length_of_the_space_is_tried_against_the_plm(tiny: str) -> None:

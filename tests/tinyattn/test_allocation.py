@@ -166,6 +166,9 @@ def test_peft_loads_what_is_left_of_the_ranks(config: TrainConfig, tmp_path: Pat
             "target_r is 4, adapter.init_r is 4: allowed is a target_r",
         ),
         ({"adapter.tinit": 25}, "are 25 and 6 steps, training has 30 in all; allowed are fewer"),
+        ({"adapter.deltaT": 0}, "option deltaT: 0 came, allowed are whole numbers from 1"),
+        ({"adapter.init_r": "12"}, "option init_r: '12' came, allowed are whole numbers from 1"),
+        ({"adapter.tfinal": None}, "option tfinal: None came, allowed are whole numbers from 0"),
         ({"adapter.beta1": 2.0}, "ADALORA with .* cannot be put on this PLM"),
     ],
 )

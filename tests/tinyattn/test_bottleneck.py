@@ -17,7 +17,7 @@ from test_placement import DECODERS, ENCODERS, attend_by_hand, batch_of, unpad
 from torch import Tensor, nn
 
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import AdapterConfig, BottleneckConfig, TrainConfig
+from tinyattn.config import AdapterConfig, BottleneckConfig, TrainConfig, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
 from tinyattn.passes.prefix_cache import outputs_below
 from tinyattn.plms.families import FAMILIES, Family, layer_calls, register_family
@@ -298,3 +298,35 @@ def test_a_family_that_does_not_name_its_feed_forward_net(build_plm: Any) -> Non
             with pytest.raises(PlmError, match="does not say where its feed-forward"):
                 model.add_adapter(f"a{number}", config_of(**settings), 2)
         assert [*model.adapters] == ["one"]
+
+
+@pytest.mark.parametrize("kind", ["distilbert", "bert", "gpt2"])
+def test_neighbours_at_other_sites_and_in_the_place_of_modules_do_not_matter(
+    build_plm: Any, kind: str
+) -> None:
+    """In DistilBERT one module is the site of several."""
+    model = AdaptedModel(build_plm(kind, dtype=torch.float32))
+    methods: dict[str, Any] = {
+        "tiny": AdapterConfig(dropout=0.0),
+        "attention": config_of(site="both", plm_norm="both", r=3),
+        "before": config_of(site="both", plm_norm="before", r=3),
+        "after": config_of(site="both", plm_norm="after", r=3),
+        "bitfit": UnfrozenConfig(method="bitfit"),
+        "full": UnfrozenConfig(method="full"),
+    }
+    parts = []
+    for number, (name, config) in enumerate(methods.items()):
+        adapter = model.add_adapter(name, config, 2, seed=number)
+        draws = torch.Generator().manual_seed(number)
+        with torch.no_grad():
+            for parameter in adapter.parameters():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=draws))
+        parts.append((name, stream_of(ROWS["one"])))
+    alone = [model.run_streams([part])[0] for part in parts]
+    bare = model.run_bare(parts[0][1])
+    together = model.run_streams(parts)
+    for (name, _), found, wanted in zip(parts, together, alone, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6, msg=name)
+        classifier = model.adapter(name).classifier
+        assert classifier is not None
+        assert not torch.allclose(found, classifier(bare), atol=1e-4), name

@@ -91,6 +91,17 @@ def test_norms_of_decoders_are_known_by_what_they_are(build_plm: Any, kind: str)
         assert (id(parameter) in spared) == expected, name
 
 
+def test_biases_of_a_prompt_by_lstm_are_biases(build_plm: Any) -> None:
+    settings = {"method": "peft", "tuner": "P_TUNING", "encoder_reparameterization_type": "LSTM"}
+    given = {"task": "rte", "plm": "minilm", "adapter": settings}
+    config = TrainConfig.model_validate(given).adapter
+    adapter = AdaptedModel(build_plm("bert", dtype=torch.float32)).add_adapter("one", config)
+    spared = {id(parameter) for parameter in adapter.biases_and_norms()}
+    found = {name for name, p in adapter.named_parameters() if id(p) in spared}
+    assert found == {name for name, p in adapter.named_parameters() if p.ndim == 1}
+    assert len(found) == 10, "four of each LSTM layer, two of the network behind them"
+
+
 @pytest.mark.slow
 def test_a_trial_spares_them(tmp_path: Path) -> None:
     config = TrainConfig(

@@ -183,6 +183,23 @@ def test_a_prompt_takes_positions_of_the_rows() -> None:
     with pytest.raises(ConfigError, match=r"at most 504 tokens behind a prompt of 8; set max_len"):
         ModelCache().data(config)
     ModelCache().data(config.with_overrides({"max_length": 504}))
+    with pytest.raises(ConfigError, match=r"has 512 positions; set num_virtual_tokens=504 or less"):
+        ModelCache().data(config.with_overrides({"adapter.num_virtual_tokens": 505}))
+    alone = {"adapter.layers": "none", "adapter.num_virtual_tokens": 505}
+    ModelCache().data(config.with_overrides(alone))
+
+
+@pytest.mark.parametrize("value", ["abc", 0, None, 2.5, True])
+def test_a_prompt_has_a_whole_number_of_vectors(value: Any) -> None:
+    config = TrainConfig(task="rte", plm="minilm")
+    with pytest.raises(ConfigError, match=r"num_virtual_tokens: .* came, allowed are whole number"):
+        config.with_overrides(
+            {
+                "adapter.method": "peft",
+                "adapter.tuner": "P_TUNING",
+                "adapter.num_virtual_tokens": value,
+            }
+        )
 
 
 def test_a_prompt_is_before_all_layers(build_plm: Any) -> None:

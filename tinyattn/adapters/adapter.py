@@ -216,6 +216,7 @@ class Adapter(nn.Module):
             for name, parameter in module.named_parameters(recurse=False)
             if isinstance(module, nn.LayerNorm)
             or name.removesuffix("/default").endswith("bias")  # in peft's names a tuner's own name
+            or name.rpartition("/")[2].startswith("bias_")  # those of an LSTM
             or name in getattr(module, "beside_biases", ())
             or name.startswith(self._norms)
         ]

@@ -152,10 +152,12 @@ class AdapterHooks:
         """
         for place in set(places) - self._reached:
             modules = {layer: self._module_at(layer, place) for layer in self.indices}
-            hook = self._around_norm if place.endswith("norm") else self._on_output
+            is_norm = place.endswith("norm")
+            hook = self._around_norm if is_norm else self._on_output
             for layer, module in modules.items():
                 own = functools.partial(hook, layer, place)
-                self._handles.append(module.register_forward_hook(own))
+                # Norms first: in DistilBERT `placement` adds to the same module's output.
+                self._handles.append(module.register_forward_hook(own, prepend=is_norm))
             self._reached.add(place)
 
     def _module_at(self, layer: nn.Module, place: Place) -> nn.Module:

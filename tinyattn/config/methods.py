@@ -305,6 +305,12 @@ MOST_RANK = 65_536
 _MOST = {"UNILORA": 256, "VERA": 4096, "RANDLORA": 4096}
 """The same of tuners that have as many fixed numbers as their rank says, which nobody counts."""
 _MOST_DEPTH = 64
+_LEAST = {
+    **dict.fromkeys(("num_virtual_tokens", "init_r", "target_r", "deltaT"), 1),
+    **dict.fromkeys(("encoder_hidden_size", "encoder_num_layers"), 1),
+    **dict.fromkeys(("tinit", "tfinal"), 0),
+}
+"""Least values of options that peft itself does not check, or only in training."""
 
 
 class PeftAdapter(StrictModel):
@@ -341,8 +347,9 @@ class PeftAdapter(StrictModel):
 
     @property
     def prompt_length(self) -> int:
-        """Positions that a prompt takes before each row; 0 if the tuner is none."""
-        return int(self.options.get("num_virtual_tokens", 8)) if self.is_prompt else 0
+        """Positions that a prompt takes before each row; 0 if there is none."""
+        is_put = self.is_prompt and self.layers != "none"
+        return int(self.options.get("num_virtual_tokens", 8)) if is_put else 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -367,17 +374,31 @@ class PeftAdapter(StrictModel):
                 "are all and none"
             )
         for option, value in self.options.items():
-            is_size = isinstance(value, int) and not option.endswith(("seed", "key"))
-            most = _MOST.get(self.tuner, MOST_RANK) if option == "r" else MOST_RANK
-            most = _MOST_DEPTH if option == "depth" else most
-            if is_size and value > most:
-                raise ValueError(f"option {option}: {value} came, allowed are {most:,}")
-            if option not in TUNERS[self.tuner]:
-                raise ValueError(
-                    f"option {option} came{did_you_mean(option, TUNERS[self.tuner])}; {self.tuner} "
-                    f"takes {', '.join(sorted(TUNERS[self.tuner]))}"
-                )
+            self._check_option(option, value)
+        first, last = self.options.get("init_r", 12), self.options.get("target_r", 8)
+        if self.gives_up_ranks and last >= first:
+            raise ValueError(
+                f"adapter.target_r is {last}, adapter.init_r is {first}: allowed is a target_r "
+                "below init_r; use tuner LORA for ranks that stay"
+            )
         return self
+
+    def _check_option(self, option: str, value: Any) -> None:
+        if option not in TUNERS[self.tuner]:
+            raise ValueError(
+                f"option {option} came{did_you_mean(option, TUNERS[self.tuner])}; {self.tuner} "
+                f"takes {', '.join(sorted(TUNERS[self.tuner]))}"
+            )
+        is_size = isinstance(value, int) and not option.endswith(("seed", "key"))
+        most = _MOST.get(self.tuner, MOST_RANK) if option == "r" else MOST_RANK
+        most = _MOST_DEPTH if option == "depth" else most
+        if is_size and value > most:
+            raise ValueError(f"option {option}: {value} came, allowed are {most:,}")
+        least = _LEAST.get(option)
+        if least is not None and (type(value) is not int or value < least):
+            raise ValueError(
+                f"option {option}: {shown(value)} came, allowed are whole numbers from {least}"
+            )
 
 
 def method_name(adapter: BaseModel) -> str:

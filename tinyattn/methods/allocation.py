@@ -107,18 +107,8 @@ def refuse_too_few_steps(config: PeftAdapter, total_steps: int) -> None:
 
 
 def allocation_options(config: PeftAdapter) -> dict[str, Any]:
-    """Return the options of peft's config, which must know a number of steps to be made.
-
-    Raises:
-        ConfigError: no rank would be given up.
-    """
+    """Return the options of peft's config, which must know a number of steps to be made."""
     options = dict(config.options)
-    first, last = options.get("init_r", 12), options.get("target_r", 8)
-    if last >= first:
-        raise ConfigError(
-            f"adapter.target_r is {last}, adapter.init_r is {first}: allowed is a target_r below "
-            "init_r; use tuner LORA for ranks that stay"
-        )
     enough = 1 + sum(int(options.get(key, 0)) for key in ("tinit", "tfinal"))
     return {**options, "total_step": enough}
 

@@ -173,7 +173,12 @@ def load_optimizer(engine: Any, folder: Path, zero_stage: int, state: dict[str, 
         DamagedError: a file is missing or damaged.
     """
     if zero_stage == 0:
-        engine.optimizer.load_state_dict(state["optimizer"])
+        try:
+            engine.optimizer.load_state_dict(state["optimizer"])
+        except ValueError as error:  # other groups: parameters that decay are others
+            raise DamagedError(
+                f"{folder}: its optimizer is of another version of tinyattn: {error}"
+            ) from None
     else:
         read_without_executing(engine)
         try:

@@ -45,6 +45,10 @@ KEPT_BATCHES = 4 * _KEPT_DATA
 """Splits whose Batches are kept; a trial uses three or four."""
 
 
+LEAST_TOKENS = 8
+"""Least max_length that a trial may have."""
+
+
 class ModelCache:
     """A cache of loaded PLMs and data; equal requests get the same object.
 
@@ -139,6 +143,11 @@ class ModelCache:
         plm = self.plm_of(config)
         prompt = getattr(config.adapter, "prompt_length", 0)
         most = plm.max_positions - prompt
+        if most < LEAST_TOKENS:
+            raise ConfigError(
+                f"adapter.num_virtual_tokens is {prompt}, but {config.plm} has {plm.max_positions} "
+                f"positions; set num_virtual_tokens={plm.max_positions - LEAST_TOKENS} or less"
+            )
         if config.max_length > most:
             behind = f" behind a prompt of {prompt}" if prompt else ""
             raise ConfigError(
