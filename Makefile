@@ -38,19 +38,18 @@ MEMORY := $(shell test "$$(df -m --output=avail /dev/shm 2> /dev/null | tail -1)
   2> /dev/null && echo /dev/shm || dirname "$$(mktemp -u)")
 in_memory = set -e; d=$$(mktemp -d "$(MEMORY)/tinyattn-tests-XXXX"); \
   trap 'rm -rf "$$d"' INT TERM; \
-  PYTEST_DEBUG_TEMPROOT=$$d $(BIN)/python -m pytest -n $(1) --dist loadfile $(2); rm -rf "$$d"
+  PYTEST_DEBUG_TEMPROOT=$$d $(BIN)/python -m pytest -n 2 --dist loadfile $(1); rm -rf "$$d"
 
 test: setup
-	$(call in_memory,2,--no-loadscope-reorder -m "not cluster and not long")
+	$(call in_memory,--no-loadscope-reorder -m "not cluster and not long")
 
 # What a change is checked with meanwhile: no sweeps, no processes that are killed, no Ray.
 test-unit: setup
-	$(call in_memory,2,-q -m "not cluster and not slow")
+	$(call in_memory,-q -m "not cluster and not slow")
 
-# Sweeps that are killed and resumed, memory limits, ranks, the scripts of benchmarks. They wait for
-# processes to start and end, so three at a time keep two cores busy.
+# Sweeps that are killed and resumed, memory limits, ranks, the scripts of benchmarks.
 test-long: setup
-	$(call in_memory,3,--no-loadscope-reorder -m "long and not cluster")
+	$(call in_memory,--no-loadscope-reorder -m "long and not cluster")
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m "$(MARKS)"

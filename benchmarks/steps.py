@@ -286,6 +286,7 @@ def written_out(
     allowed: Tensor | None,
     is_causal: bool,
     keys: Tensor | None,
+    known: Mapping[str, Tensor],
 ) -> Tensor:
     """Compute equation 3 with a score matrix, as the authors' code does; without dropout."""
     assert keys is None
