@@ -33,6 +33,7 @@ from tinyattn.config.schema import (
 )
 from tinyattn.config.trial import (
     FIRST_VERSIONS,
+    LEAST_LENGTH,
     OptimizerConfig,
     PoolingKind,
     StartConfig,
@@ -43,6 +44,7 @@ from tinyattn.config.trial import (
 
 __all__ = [
     "FIRST_VERSIONS",
+    "LEAST_LENGTH",
     "LEFT_OUT",
     "METHODS",
     "MOST_RANK",

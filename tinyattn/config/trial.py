@@ -18,6 +18,9 @@ from tinyattn.config.methods import (
 )
 from tinyattn.config.schema import StrictModel, build
 
+LEAST_LENGTH = 8
+"""Least `max_length` of a trial."""
+
 
 class OptimizerConfig(StrictModel):
     """How the adapter and classifier are trained."""
@@ -92,7 +95,7 @@ class TrainConfig(StrictModel):
     """Rows per forward pass; gradients accumulate to batch_size. None: batch_size."""
     evaluate_every: int | None = Field(None, ge=1)
     """Optimizer steps between evaluations; None: twice an epoch."""
-    max_length: int = Field(128, ge=8, le=1_000_000)
+    max_length: int = Field(128, ge=LEAST_LENGTH, le=1_000_000)
     """Tokens per row; longer rows are truncated."""
     max_train_rows: int | None = Field(None, ge=1)
     """Use a fixed random subset of this many training rows; None: all."""

@@ -53,12 +53,12 @@ class RankAllocation:
         penalty: Tensor = self._config.orth_reg_weight * torch.stack(found).mean()
         return penalty
 
-    def taken(self, engine: Any, step: int, add_up: Callable[[Tensor], Tensor]) -> None:
+    def take_step(self, engine: Any, number: int, add_up: Callable[[Tensor], Tensor]) -> None:
         """Take an optimizer step: penalty, update, and ranks by the step's gradients.
 
         Args:
             engine: the trial's DeepSpeed engine, after the backward passes of the rows.
-            step: number of this step, from 1.
+            number: of this step, from 1.
             add_up: sums a gradient over all ranks, since each has seen other rows.
         """
         engine.backward(self.penalty())
@@ -67,7 +67,7 @@ class RankAllocation:
         engine.step()  # which clears them
         for name, weight in own.items():
             weight.grad = gradients[name]
-        self._allocate(step)
+        self._allocate(number)
         for weight in own.values():
             weight.grad = None
 

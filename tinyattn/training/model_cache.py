@@ -24,7 +24,7 @@ import torch
 
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches, batches_of
-from tinyattn.config import TrainConfig
+from tinyattn.config import LEAST_LENGTH, TrainConfig
 from tinyattn.data.tokens import DataRequest, Rows, TaskData
 from tinyattn.errors import ConfigError
 from tinyattn.passes.executor import PassExecutor
@@ -43,10 +43,6 @@ IDLE_SHARE = 0.25
 _KEPT_DATA = 16  # tokenised data are memory-mapped
 KEPT_BATCHES = 4 * _KEPT_DATA
 """Splits whose Batches are kept; a trial uses three or four."""
-
-
-LEAST_TOKENS = 8
-"""Least max_length that a trial may have."""
 
 
 class ModelCache:
@@ -143,10 +139,10 @@ class ModelCache:
         plm = self.plm_of(config)
         prompt = getattr(config.adapter, "prompt_length", 0)
         most = plm.max_positions - prompt
-        if most < LEAST_TOKENS:
+        if most < LEAST_LENGTH:
             raise ConfigError(
                 f"adapter.num_virtual_tokens is {prompt}, but {config.plm} has {plm.max_positions} "
-                f"positions; set num_virtual_tokens={plm.max_positions - LEAST_TOKENS} or less"
+                f"positions; set num_virtual_tokens={plm.max_positions - LEAST_LENGTH} or less"
             )
         if config.max_length > most:
             behind = f" behind a prompt of {prompt}" if prompt else ""

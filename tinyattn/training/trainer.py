@@ -232,7 +232,7 @@ class Trainer:
         if self.allocation is None:
             self.engine.step()
         else:
-            self.allocation.taken(self.engine, self.step + 1, self.ranks.add_up)
+            self.allocation.take_step(self.engine, self.step + 1, self.ranks.add_up)
         return self.ranks.add_up(total)
 
     def _row_keys(self, rows: int) -> np.ndarray:
