@@ -91,6 +91,15 @@ def batch_name(name: str, content: Json, folder: Path) -> str:
     return old if (folder / f"{old}.jsonl").exists() else new
 
 
+def content_of(base: TrainConfig, what: Json) -> Json:
+    """Return what a batch's name is made of: the common settings, and what is tried.
+
+    Without a pooling it is as it was before there were poolings, so that a batch of then is found.
+    """
+    settings = base.model_dump(mode="json", exclude={"pooling"} if base.pooling is None else None)
+    return [settings, what]
+
+
 class Caches:
     """The caches of PLM and data that all sweeps which are finalized together use, one after the
     other: their PLMs must not all be in memory at once."""
@@ -278,7 +287,7 @@ class Finalizing:
     ) -> TrialBatch:
         """Return a batch named after its content, so that an interrupted one is found again."""
         return TrialBatch(
-            name=batch_name(name, [base.model_dump(mode="json"), what], self.checkpoints.folder),
+            name=batch_name(name, content_of(base, what), self.checkpoints.folder),
             title=f"{self.sweep.name} {name}",
             kind=kind,
             base=base,

@@ -17,7 +17,7 @@ from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.execution.tuner import BatchRun
 from orchestrator.selection import collapsing, finalizer, finalizing
 from orchestrator.selection.baseline import alone_settings
-from orchestrator.selection.finalizing import batch_name, best_one_head
+from orchestrator.selection.finalizing import batch_name, best_one_head, content_of
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import BY_USER, Outcome
@@ -129,6 +129,14 @@ def test_a_batch_keeps_its_name_when_the_runs_folder_moves(tmp_path: Path) -> No
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:6]
     (there / "x" / f"experts-{digest}.jsonl").touch()
     assert batch_name("experts", content, there / "x") == f"experts-{digest}"
+
+
+def test_a_batch_is_called_as_before_there_were_poolings(tmp_path: Path) -> None:
+    """As commit c2e3589 called it: else what an interrupted finalize had done is done again."""
+    base, points = TrainConfig(task="agreement", plm="minilm"), [{"seed": 1000}]
+    assert batch_name("finalists", content_of(base, points), tmp_path) == "finalists-ddc64d"
+    pooled = content_of(base.with_overrides({"pooling": "mean"}), points)
+    assert batch_name("finalists", pooled, tmp_path) != "finalists-ddc64d"
 
 
 def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
