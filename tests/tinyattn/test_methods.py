@@ -16,7 +16,8 @@ from test_placement import batch_of
 from torch import Tensor, nn
 
 from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, read_card, write_adapter
-from tinyattn.adapters.model import AdaptedModel, read_adapter_for
+from tinyattn.adapters.folder import read_adapter_for
+from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdaMixConfig, AdapterConfig, AnyAdapter, TrainConfig
 from tinyattn.errors import ConfigError, PlmError
 from tinyattn.plms.loading import Plm, load_plm
@@ -225,7 +226,7 @@ def test_all_weights_of_any_plm_are_read_again(
     build_plm: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are as many as the PLM's, and the classifier's beside them."""
-    monkeypatch.setattr("tinyattn.adapters.model.LEAST_WEIGHTS", 0)
+    monkeypatch.setattr("tinyattn.adapters.folder.LEAST_WEIGHTS", 0)
     plm = build_plm(kind, dtype=torch.float32)
     adapter = AdaptedModel(plm).add_adapter("one", config_of("full"), 2)
     size = plm.config.hidden_size

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tinyattn.adapters.placement import Place, Site
 from tinyattn.batching.pooling import Pooling
-from tinyattn.compat.deepspeed_compat import whole_size
+from tinyattn.compat.deepspeed_compat import parameter_count
 from tinyattn.config import (
     AdaMixConfig,
     AdapterConfig,
@@ -204,9 +204,9 @@ class Adapter(nn.Module):
 
     def num_parameters(self) -> tuple[int, int]:
         """Return the numbers of parameters of the adapter and of its classifier with pooling."""
-        classifier = _count(self.pooling)
-        classifier += 0 if self.classifier is None else _count(self.classifier)
-        return _count(self) - classifier, classifier
+        classifier = parameter_count(self.pooling)
+        classifier += 0 if self.classifier is None else parameter_count(self.classifier)
+        return parameter_count(self) - classifier, classifier
 
     def biases_and_norms(self) -> list[nn.Parameter]:
         """Return biases, parameters of norms, and numbers of variants that are like biases."""
@@ -282,7 +282,3 @@ def _module_of(
         bias=config.bias,
         dropout=config.dropout,
     )
-
-
-def _count(module: nn.Module) -> int:
-    return sum(map(whole_size, module.parameters()))

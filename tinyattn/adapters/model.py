@@ -9,29 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinyattn.adapters.adapter import Adapter, places_of
-from tinyattn.adapters.checkpoint import (
-    AdapterCard,
-    PlmCard,
-    TaskCard,
-    read_card,
-    read_weights,
-    write_adapter,
-)
+from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card, write_adapter
+from tinyattn.adapters.folder import check_plm, plm_card, read_adapter_for
 from tinyattn.adapters.placement import AdapterHooks, Part, Site
+from tinyattn.adapters.stream_check import copy_streams, streams_equal_padded
 from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
 from tinyattn.batching.pooling import Pooling
-from tinyattn.compat.deepspeed_compat import whole_size
-from tinyattn.compat.torch_compat import is_out_of_memory
+from tinyattn.compat.deepspeed_compat import parameter_count
 from tinyattn.config import AnyAdapter, PoolingKind, VariantConfig
 from tinyattn.errors import (
-    AdapterError,
-    ConfigError,
     NameTakenError,
     PlmError,
     UsageError,
@@ -39,13 +30,9 @@ from tinyattn.errors import (
 )
 from tinyattn.plms.families import select_layers
 from tinyattn.plms.loading import Plm, PlmMemo
-from tinyattn.plms.miniature import LIMIT, VOCABULARY, shrunk
 from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.products import apart
 from tinyattn.plms.segments import segments_of
-
-LEAST_WEIGHTS = 1_000_000
-"""An adapter file may hold this many weights, or as many as its PLM has if those are more."""
 
 
 @dataclass(frozen=True)
@@ -351,34 +338,10 @@ class AdaptedModel(nn.Module):
         if name is not None and self.adapter(name).prompt is not None:
             return False
         if self.memo.can_stream is None:
-            self.memo.can_stream = self._streams_are_equal() and _copy_streams(self.plm)
+            self.memo.can_stream = streams_equal_padded(self) and copy_streams(
+                self.plm, AdaptedModel
+            )
         return self.memo.can_stream
-
-    @torch.no_grad()  # not inference_mode: ranks that split a PLM may keep weights of this pass
-    def _streams_are_equal(self) -> bool:
-        device = next(self.plm.parameters()).device
-        ids = torch.arange(8, device=device) + min(100, self.plm.config.vocab_size - 8)
-        lengths = np.array([5, 3])
-        padded = torch.full((2, 5), self.plm.config.pad_token_id or 0, device=device)
-        padded[0], padded[1, :3] = ids[:5], ids[5:]
-        mask = torch.tensor([[1] * 5, [1] * 3 + [0] * 2], device=device)
-        positions = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]], device=device)
-        stream = PackedSequence({"input_ids": ids[None]}, positions, (lengths,))
-        was_training = self.plm.training
-        self.plm.eval()
-        try:
-            with self.disable_adapter():
-                hidden = self.plm.base_model(input_ids=padded, attention_mask=mask)
-                wanted = hidden.last_hidden_state[mask.bool()]
-            found = self.hidden_states(stream)
-        except Exception as error:  # of any class: the PLM may not know these arguments
-            if is_out_of_memory(error):
-                raise
-            return False
-        finally:
-            self.plm.train(was_training)
-        rounding = torch.finfo(self.plm.dtype).eps ** 0.5
-        return bool((found - wanted).float().norm() <= rounding * wanted.float().norm())
 
     def pool(self, hidden_BTH: Tensor, mask: Tensor | None) -> Tensor:
         """Return the embedding of each row that the active adapter's classifier reads, [B, H].
@@ -420,7 +383,7 @@ class AdaptedModel(nn.Module):
         name = name or self.active
         adapter, classifier = self.adapter(name).num_parameters() if name else (0, 0)
         saved = self.adapter(name).num_saved() if name else 0
-        return Counts(adapter, classifier, _count(self.plm), saved)
+        return Counts(adapter, classifier, parameter_count(self.plm), saved)
 
     # ---- files ----
 
@@ -483,125 +446,3 @@ class AdaptedModel(nn.Module):
         self._attach(name, adapter)
         self.switch(name)
         return card
-
-
-def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> Adapter:
-    """Build the adapter of a folder for a PLM; its memory is allocated after its files are checked.
-
-    Raises:
-        AdapterError: the files are damaged, or the adapter does not fit the PLM.
-    """
-    classifier = (card.num_outputs or 0) * (plm.config.hidden_size + 1)
-    most = max(_count(plm) + classifier + plm.config.hidden_size, LEAST_WEIGHTS)
-    numbers, planned = most, None
-    try:
-        with torch.device("meta"):  # takes no memory
-            planned = Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling)
-        numbers = _count(planned)
-    except PlmError as error:  # layers that the PLM it was made for does not have
-        raise AdapterError(f"{folder}: {error}; restore a copy") from None
-    except ConfigError:  # some tuners of peft compute with their fresh weights
-        pass
-    if numbers > most:
-        raise AdapterError(
-            f"{folder}: an adapter of {numbers:,} weights came, allowed with this PLM are {most:,}"
-        )
-    weights = read_weights(folder, card, numbers)
-    if planned is not None:
-        refuse_other_weights(planned, weights, folder)
-    try:
-        adapter = Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling)
-    except ConfigError as error:
-        raise AdapterError(f"{folder}: {error}; restore a copy") from None
-    refuse_other_weights(adapter, weights, folder)
-    adapter.load_state_dict(weights)
-    return adapter
-
-
-@torch.no_grad()
-def _copy_streams(plm: PreTrainedModel) -> bool:
-    """Whether a small copy of a PLM gives packed rows of all lengths the results of single rows."""
-    lengths = np.array([LIMIT + 4, 5, LIMIT + 1, LIMIT, LIMIT - 1, 2 * LIMIT + 1])
-    try:
-        model = AdaptedModel(shrunk(plm))
-        ids = torch.randint(
-            3, VOCABULARY, (int(lengths.sum()),), generator=torch.Generator().manual_seed(0)
-        )
-        rows = ids.split(lengths.tolist())
-        positions = torch.cat([torch.arange(len(row)) for row in rows])
-        # Short rows first: in some PLMs a long row changes the results of later ones.
-        alone = {
-            place: model.plm.base_model(input_ids=rows[place][None]).last_hidden_state[0]
-            for place in np.argsort(lengths).tolist()
-        }
-        wanted = torch.cat([alone[place] for place in range(len(rows))])
-        found = model.hidden_states(
-            PackedSequence({"input_ids": ids[None]}, positions[None], (lengths,))
-        )
-    except Exception as error:  # a PLM that cannot be shrunk cannot be checked: it takes none
-        if is_out_of_memory(error):
-            raise
-        return False
-    rounding = torch.finfo(torch.float32).eps ** 0.5
-    return bool((found - wanted).norm() <= rounding * wanted.norm())
-
-
-def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
-    """Copy an adapter file's tensors into an adapter.
-
-    Args:
-        adapter: the adapter.
-        weights: tensors by their names in its state dict.
-        source: file or folder, for messages.
-
-    Raises:
-        AdapterError: names or shapes differ from the adapter's.
-    """
-    refuse_other_weights(adapter, weights, source)
-    adapter.load_state_dict(dict(weights))
-
-
-def refuse_other_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
-    """Raise AdapterError unless names and shapes of the weights are exactly the adapter's."""
-    expected = adapter.state_dict()
-    wrong = sorted(set(expected) ^ set(weights))
-    wrong += [k for k in expected if k in weights and expected[k].shape != weights[k].shape]
-    if wrong:
-        raise AdapterError(
-            f"{source}: the weights do not fit adapter_config.json ({wrong[0]}"
-            f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}); restore a copy"
-        )
-
-
-def plm_card(plm: Plm) -> PlmCard:
-    """Return the card by which an adapter folder describes its PLM."""
-    return PlmCard(
-        name=plm.name,
-        revision=plm.revision,
-        family=plm.model.config.model_type,
-        hidden_size=plm.hidden_size,
-        fingerprint=plm.fingerprint,
-        precision=plm.precision,
-    )
-
-
-def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
-    """Raise AdapterError unless `plm` is the one that the adapter was trained on."""
-    if card.plm.fingerprint != plm.fingerprint:
-        raise AdapterError(
-            f"{source}: made for the PLM {card.plm.name} (fingerprint {card.plm.fingerprint}), "
-            f"loaded is {plm.name} (fingerprint {plm.fingerprint}); use the PLM it was made for"
-        )
-    tokens = 0 if card.task is None else card.task.max_length
-    for what, came, most in (
-        ("hidden_size", card.plm.hidden_size, plm.hidden_size),
-        ("max_length", tokens, plm.max_positions),
-    ):
-        if came > most:
-            raise AdapterError(
-                f"{source}: {what} {came} came, the PLM {plm.name} has {most}; restore a copy"
-            )
-
-
-def _count(module: nn.Module) -> int:
-    return sum(map(whole_size, module.parameters()))

@@ -52,6 +52,11 @@ def whole_size(weight: Tensor) -> int:
     return size
 
 
+def parameter_count(module: nn.Module) -> int:
+    """Return how many numbers a module's weights have, those split between ranks included."""
+    return sum(map(whole_size, module.parameters()))
+
+
 @contextlib.contextmanager
 def linear_kept_to(plm: nn.Module) -> Iterator[None]:
     """Let only the PLM that the block splits multiply in the way that ZeRO 3 needs.

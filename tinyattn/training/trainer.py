@@ -24,16 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card, read_state, write_state
 from tinyattn.adapters.experts import perturb
-from tinyattn.adapters.model import (
-    AdaptedModel,
-    Adapter,
-    Counts,
-    check_plm,
-    load_weights,
-    read_adapter_for,
-)
+from tinyattn.adapters.folder import check_plm, load_weights, read_adapter_for
+from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import Batches, epoch_order
 from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import AdapterConfig, TrainConfig, VariantConfig, unnamed

@@ -1,0 +1,110 @@
+"""Adapter folders and PLMs: whether a folder's adapter fits a PLM, and the adapter built for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tinyattn.adapters.adapter import Adapter
+from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, read_weights
+from tinyattn.compat.deepspeed_compat import parameter_count
+from tinyattn.errors import AdapterError, ConfigError, PlmError
+from tinyattn.plms.loading import Plm
+
+LEAST_WEIGHTS = 1_000_000
+"""An adapter file may hold this many weights, or as many as its PLM has if those are more."""
+
+
+def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> Adapter:
+    """Build the adapter of a folder for a PLM; its memory is allocated after its files are checked.
+
+    Raises:
+        AdapterError: the files are damaged, or the adapter does not fit the PLM.
+    """
+    classifier = (card.num_outputs or 0) * (plm.config.hidden_size + 1)
+    most = max(parameter_count(plm) + classifier + plm.config.hidden_size, LEAST_WEIGHTS)
+    numbers, planned = most, None
+    try:
+        with torch.device("meta"):  # takes no memory
+            planned = Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling)
+        numbers = parameter_count(planned)
+    except PlmError as error:  # layers that the PLM it was made for does not have
+        raise AdapterError(f"{folder}: {error}; restore a copy") from None
+    except ConfigError:  # some tuners of peft compute with their fresh weights
+        pass
+    if numbers > most:
+        raise AdapterError(
+            f"{folder}: an adapter of {numbers:,} weights came, allowed with this PLM are {most:,}"
+        )
+    weights = read_weights(folder, card, numbers)
+    if planned is not None:
+        refuse_other_weights(planned, weights, folder)
+    try:
+        adapter = Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling)
+    except ConfigError as error:
+        raise AdapterError(f"{folder}: {error}; restore a copy") from None
+    refuse_other_weights(adapter, weights, folder)
+    adapter.load_state_dict(weights)
+    return adapter
+
+
+def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
+    """Copy an adapter file's tensors into an adapter.
+
+    Args:
+        adapter: the adapter.
+        weights: tensors by their names in its state dict.
+        source: file or folder, for messages.
+
+    Raises:
+        AdapterError: names or shapes differ from the adapter's.
+    """
+    refuse_other_weights(adapter, weights, source)
+    adapter.load_state_dict(dict(weights))
+
+
+def refuse_other_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:
+    """Raise AdapterError unless names and shapes of the weights are exactly the adapter's."""
+    expected = adapter.state_dict()
+    wrong = sorted(set(expected) ^ set(weights))
+    wrong += [k for k in expected if k in weights and expected[k].shape != weights[k].shape]
+    if wrong:
+        raise AdapterError(
+            f"{source}: the weights do not fit adapter_config.json ({wrong[0]}"
+            f"{f' and {len(wrong) - 1} more' if len(wrong) > 1 else ''}); restore a copy"
+        )
+
+
+def plm_card(plm: Plm) -> PlmCard:
+    """Return the card by which an adapter folder describes its PLM."""
+    return PlmCard(
+        name=plm.name,
+        revision=plm.revision,
+        family=plm.model.config.model_type,
+        hidden_size=plm.hidden_size,
+        fingerprint=plm.fingerprint,
+        precision=plm.precision,
+    )
+
+
+def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
+    """Raise AdapterError unless `plm` is the one that the adapter was trained on."""
+    if card.plm.fingerprint != plm.fingerprint:
+        raise AdapterError(
+            f"{source}: made for the PLM {card.plm.name} (fingerprint {card.plm.fingerprint}), "
+            f"loaded is {plm.name} (fingerprint {plm.fingerprint}); use the PLM it was made for"
+        )
+    tokens = 0 if card.task is None else card.task.max_length
+    for what, came, most in (
+        ("hidden_size", card.plm.hidden_size, plm.hidden_size),
+        ("max_length", tokens, plm.max_positions),
+    ):
+        if came > most:
+            raise AdapterError(
+                f"{source}: {what} {came} came, the PLM {plm.name} has {most}; restore a copy"
+            )
