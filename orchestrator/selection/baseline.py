@@ -24,7 +24,7 @@ from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
-from tinyattn.config import AdapterConfig, TrainConfig
+from tinyattn.config import AttentionConfig, TrainConfig
 from tinyattn.errors import DivergedError
 from tinyattn.training.model_cache import ModelCache
 
@@ -113,7 +113,7 @@ def train_alone(
     """
     if not (missing := missing_rates(tracker, trial)):
         return
-    one_head = {"adapter.num_heads": 1} if isinstance(config.adapter, AdapterConfig) else {}
+    one_head = {"adapter.num_heads": 1} if isinstance(config.adapter, AttentionConfig) else {}
     single = config.with_overrides({**one_head, "start": None})
     tags = {key: trial.tags[key] for key in _INHERITED if key in trial.tags}
     tags["primary_metric"] = model_cache.task(config).metrics[0]

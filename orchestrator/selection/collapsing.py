@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 
 from orchestrator.spec.values import Json
 from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.checkpoint import read_card
-from tinyattn.adapters.experts import CollapseMethod, collapse
+from tinyattn.adapters.experts import CollapseMethod, collapse, collapse_methods
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import labels_of
 from tinyattn.config import TrainConfig
@@ -84,7 +83,7 @@ def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
     """
     wide, before = loaded.model.adapter(), loaded.outputs(rows)
     found: list[Collapse] = []
-    for method in get_args(CollapseMethod):
+    for method in collapse_methods(wide):
         single = collapse(wide, loaded.model.plm, method)
         loaded.use(single)
         after = loaded.outputs(rows)

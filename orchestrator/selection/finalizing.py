@@ -36,7 +36,7 @@ from orchestrator.tracking.records import SweepRecord
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.batching.batches import groups_of, labels_of
-from tinyattn.config import AdapterConfig, TrainConfig, method_name
+from tinyattn.config import AdapterConfig, AnyAdapter, AttentionConfig, TrainConfig, method_name
 from tinyattn.errors import TinyAttnError, UsageError
 from tinyattn.training.evaluation import final_metrics
 from tinyattn.training.model_cache import ModelCache
@@ -76,6 +76,11 @@ def best_one_head(
             + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
         )
     return found[: sweep.finalize.finalists]
+
+
+def has_one_head(adapter: AnyAdapter) -> bool:
+    """Return whether a method has a head, and one alone: experts are made of it."""
+    return isinstance(adapter, AttentionConfig) and adapter.num_heads == 1
 
 
 def batch_name(name: str, content: Json, folder: Path) -> str:
@@ -246,9 +251,9 @@ class Finalizing:
     def experts(self) -> BatchRun | None:
         """Return M perturbed copies of the head, in a small search over their hyper-parameters.
 
-        None: the winner's method has no heads.
+        None: the winner's method has no heads, or it has several already.
         """
-        if not isinstance(self._config.adapter, AdapterConfig):
+        if not has_one_head(self._config.adapter):
             return None
         final = self.sweep.finalize
         assert self._one_head.adapter is not None
@@ -310,6 +315,7 @@ class Finalizing:
             one_head=self._one_head,
             best=collapsed,
             judgement=judgement,
+            grows=has_one_head(self._config.adapter),
             rates=len(RATES),
         )
         tracker.keep_verdict(self.record.run_id, findings(verdict).to_json())

@@ -57,6 +57,8 @@ class Verdict:
     """The judgement on `best` against the one head."""
     rates: int = 1
     """Number of learning rates of which the classifier alone is the best."""
+    grows: bool = True
+    """Whether the winner of the search has one head, which experts are made of."""
 
     @property
     def helps(self) -> bool:
@@ -122,9 +124,9 @@ def gain(verdict: Verdict) -> str:
 
 def sentence(verdict: Verdict) -> str:
     """Return the verdict in one sentence: what was decided and why."""
-    name = verdict.one_head.name.partition(",")[0]
-    if name != "1 head":
-        return f"{name} has no heads to grow: its best seed is the winner."
+    if not verdict.grows:
+        name = verdict.one_head.name.partition(",")[0]
+        return f"{name} has no single head to grow: its best seed is the winner."
     if verdict.best is None or verdict.judgement is None:
         return "No expert of several heads completed: the one-head adapter is kept."
     change = 100 * (verdict.best.single.select - verdict.best.expert.select)

@@ -41,7 +41,7 @@ from orchestrator.spec.space import (
 )
 from orchestrator.spec.values import Json, Point, Value
 from tinyattn.config import (
-    AdapterConfig,
+    AttentionConfig,
     StrictModel,
     TrainConfig,
     build,
@@ -487,7 +487,7 @@ def check_extremes(sweep: Sweep, source: str = "sweep") -> None:
         ConfigError: one line a fault.
     """
     faults = _extreme_faults(sweep.train, sweep.space, f"{source}: space")
-    if isinstance(sweep.train.adapter, AdapterConfig):
+    if isinstance(sweep.train.adapter, AttentionConfig):
         grown = sweep.train.with_overrides(
             {
                 "adapter.num_heads": sweep.finalize.heads,

@@ -26,7 +26,7 @@ from orchestrator.spec.trial import Trial
 from orchestrator.state.event_log import EventLog
 from orchestrator.state.sweep_trials import searched_trials
 from orchestrator.state.workspace import Workspace
-from tinyattn.config import TrainConfig
+from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.errors import UsageError
 
 SWEEP = Sweep(
@@ -245,7 +245,7 @@ def test_a_collapse_whose_logits_are_not_finite_is_no_candidate(
     """NaN from one method, infinity from another: neither may end the finalizer or win."""
     answers = iter(np.array([1.0, 2.0]) * factor for factor in (1, np.nan, 1.5, np.inf))
     loaded: Any = SimpleNamespace(
-        model=SimpleNamespace(adapter=lambda: None, plm=None),
+        model=SimpleNamespace(adapter=lambda: SimpleNamespace(config=AdapterConfig()), plm=None),
         outputs=lambda rows: next(answers),
         use=lambda adapter: None,
     )

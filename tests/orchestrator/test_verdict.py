@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -80,3 +82,14 @@ def test_heads_are_kept_by_the_selection_rows_unless_held_out_ones_object(
     assert verdict.winner.name == ("4 heads collapsed" if kept else "1 head")
     assert ("are kept" in said) == kept
     assert ("p =" in said or "p <" in said) == (heldout is not None)
+
+
+def test_a_winner_without_a_single_head_is_not_said_to_have_lost_experts() -> None:
+    found = verdict(0.80, 0.70, 0.02)
+    assert sentence(found) == (
+        "No expert of several heads completed: the one-head adapter is kept."
+    )
+    lora = dataclasses.replace(
+        found, one_head=dataclasses.replace(found.one_head, name="lora, best seed"), grows=False
+    )
+    assert sentence(lora) == "lora has no single head to grow: its best seed is the winner."

@@ -392,7 +392,7 @@ def test_what_is_saved_is_the_averaged_bottleneck(
         ({"adapter.num_experts": 1}, "num_experts: 1 came.*2"),
         ({"adapter.share": "both"}, "share"),
         ({"adapter.experts": 4}, "experts.*did you mean 'num_experts'"),
-        ({"start": {"adapter": "a"}}, "start came with adapter.method adamix, allowed is tiny"),
+        ({"start": {"adapter": "a"}}, "start came with adapter.method adamix, allowed are tiny"),
     ],
 )
 def test_settings_that_do_not_fit(overrides: dict[str, Any], message: str) -> None:

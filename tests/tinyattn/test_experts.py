@@ -13,9 +13,10 @@ from torch import Tensor
 from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.experts import CollapseMethod, collapse, perturb
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import AdapterConfig
+from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig, VariantConfig
 from tinyattn.errors import UsageError
-from tinyattn.methods.attention import TinyAttention
+from tinyattn.methods.attention import Layout, TinyAttention
+from tinyattn.methods.variant import AttentionVariant
 
 METHODS: tuple[CollapseMethod, ...] = get_args(CollapseMethod)
 PER_HEAD = ("qkv_weight", "query_bias", "out_weight")
@@ -340,3 +341,130 @@ def test_alignment_undoes_rotations(plm: Any) -> None:
     assert distance(turned, one) < 1e-12
     assert distance(collapse(turned, plm, "average"), one) > 0.1
     assert distance(collapse(turned, plm, "aligned"), one) < 1e-12
+
+
+# ---- variants ----
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dot": {"null_key": True, "gate": True},
+    "additive": {"score": "additive", "head_dim": 3, "null_key": True},
+    "rbf": {"score": "rbf", "head_dim": 2, "null_key": True},
+    "aggregation": {"score": "aggregation", "head_dim": 2},
+    "rotary": {"positions": "rotary", "head_dim": 4, "null_key": True},
+    "sinusoidal": {"positions": "sinusoidal", "head_dim": 2},
+    "shared": {"share_kv": True, "null_key": True, "head_dim": 2},
+    "window": {"window": 2},
+    "bonus": {"segments": "bonus"},
+}
+WAYS = [
+    (name, method)
+    for name in VARIANTS
+    for method in METHODS
+    if method != "products" or name in ("dot", "sinusoidal", "shared", "window", "bonus")
+]
+SHARED = ("key_weight", "value_weight", "null_key", "null_value")
+
+
+def variant(plm: Any, heads: int, name: str, seed: int = 0) -> Adapter:
+    """A variant in float64 whose parameters are all large and random."""
+    options = {"method": "variant", "layers": [1], "dropout": 0.0, **VARIANTS[name]}
+    config = VariantConfig(num_heads=heads, **options)
+    adapter = Adapter(plm, config, num_outputs=2).double().eval()
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.copy_(0.7 * torch.randn(parameter.shape, generator=draws))
+    return adapter
+
+
+def run(adapter: Adapter) -> Tensor:
+    """The output on Z, whose rows are pairs of texts of two and four tokens."""
+    module = adapter.layers["1"]
+    assert isinstance(module, AttentionVariant)
+    types = torch.tensor([[0, 0, 1, 1, 1, 1]] * 2)
+    layout = Layout({"token_type_ids": types}, torch.arange(6).expand(2, 6), 6)
+    found: Tensor = module(Z, layout=layout if module.needs_layout else None)
+    return found
+
+
+def far(found: Adapter, wanted: Adapter) -> float:
+    return ((run(found) - run(wanted)).norm() / run(wanted).norm()).item()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variants_head_grows_without_another_function_and_comes_back(plm: Any, name: str) -> None:
+    one = variant(plm, 1, name)
+    assert far(perturb(one, plm, 4, noise=0.0, seed=0), one) < 1e-14
+    wide = perturb(one, plm, 4, noise=0.01, seed=1)
+    assert 0 < far(wide, one) < 2e-2
+    for parameter, before in one.layers["1"].named_parameters():
+        after = wide.layers["1"].get_parameter(parameter)
+        is_shared = parameter in ("gate", "out_bias") or (name == "shared" and parameter in SHARED)
+        assert after.shape[0] == (before.shape[0] if is_shared else 4)
+        assert torch.equal(after, before) is is_shared
+    back = collapse(wide, plm, "average")
+    assert back.config == one.config
+    for key, value in back.state_dict().items():
+        torch.testing.assert_close(value, one.state_dict()[key], rtol=1e-14, atol=1e-14)
+    # Rows are turned by as little as the noise, whose effect is of second order.
+    assert far(collapse(wide, plm, "aligned"), one) < 1e-3
+
+
+@pytest.mark.parametrize(("name", "method"), WAYS)
+def test_a_variants_collapse_is_exact_while_its_heads_attend_alike(
+    plm: Any, name: str, method: CollapseMethod
+) -> None:
+    one = variant(plm, 1, name)
+    wide = perturb(one, plm, 3, noise=0.0, seed=0)
+    weight = wide.layers["1"].get_parameter("out_weight")
+    with torch.no_grad():
+        weight.copy_(randn(*weight.shape, seed=4))
+    assert far(wide, one) > 0.1
+    assert far(collapse(wide, plm, method), wide) < 1e-12
+
+
+def turned(adapter: Adapter, name: str) -> Adapter:
+    """Each head changed, in a way that another calculation shows to leave its function alone."""
+    changed = copy.deepcopy(adapter)
+    named = dict(changed.layers["1"].named_parameters())
+    dim = named["out_weight"].shape[1]
+    draws = torch.Generator().manual_seed(11)
+    scores = ("query_weight", "query_bias", "key_weight", "null_key", "inner_bias", "outer")
+    values = ("value_weight", "null_value", "out_weight")
+    for m in range(1, len(named["out_weight"])):
+        matrix = torch.linalg.qr(torch.randn(dim, dim, generator=draws, dtype=torch.float64))[0]
+        if name in ("additive", "aggregation"):  # tanh is odd, and a sum has no order
+            signs = torch.where(torch.rand(dim, generator=draws) < 0.5, -1.0, 1.0).double()
+            of_scores = torch.diag(signs)[torch.randperm(dim, generator=draws)]
+        elif name == "rotary":  # complex numbers times e^(i·angle), as positions turn them
+            angles = torch.rand(dim // 2, generator=draws, dtype=torch.float64) * 6
+            of_scores = torch.block_diag(
+                *(torch.tensor([[a.cos(), -a.sin()], [a.sin(), a.cos()]]) for a in angles)
+            ).double()
+        else:
+            of_scores = matrix
+        for group, turn in ((scores, of_scores), (values, matrix)):
+            for part in (named[key] for key in group if key in named):
+                with torch.no_grad():
+                    part[m] = turn @ part[m]
+    return changed
+
+
+@pytest.mark.parametrize("name", sorted(set(VARIANTS) - {"shared"}))
+def test_alignment_undoes_what_a_variants_heads_may_turn(plm: Any, name: str) -> None:
+    one = variant(plm, 1, name)
+    other = turned(perturb(one, plm, 3, noise=0.0, seed=0), name)
+    assert far(other, one) < 1e-12
+    if VARIANTS[name].get("head_dim", 1) > 1:  # one number may have kept its sign
+        assert far(collapse(other, plm, "average"), one) > 0.05
+    assert far(collapse(other, plm, "aligned"), one) < 1e-12
+    if (name, "products") in WAYS:
+        assert far(collapse(other, plm, "products"), one) < 1e-12
+
+
+def test_what_has_no_heads_or_no_products_is_said(plm: Any) -> None:
+    with pytest.raises(UsageError, match=r"products came, allowed with this .* average, aligned$"):
+        collapse(variant(plm, 2, "rbf"), plm, "products")
+    config: AnyAdapter = BottleneckConfig(method="bottleneck")
+    with pytest.raises(UsageError, match="bottleneck came, allowed are tiny and variant"):
+        perturb(Adapter(plm, config, num_outputs=2), plm, 4, noise=0.0, seed=0)

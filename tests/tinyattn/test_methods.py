@@ -288,7 +288,7 @@ def test_layers_limit_what_is_changed(build_plm: Any) -> None:
         ({"adapter.method": "full", "zero_stage": 3}, "zero_stage 3 came with adapter.method full"),
         (
             {"adapter.method": "full", "start": {"adapter": "a"}},
-            "start came with adapter.method full, allowed is tiny",
+            "start came with adapter.method full, allowed are tiny",
         ),
     ],
 )

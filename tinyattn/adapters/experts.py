@@ -10,19 +10,20 @@ Shapes as in attention.py: M heads, D dimension of a head, H hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinyattn.adapters.adapter import Adapter
-from tinyattn.config import AdapterConfig
+from tinyattn.config import AttentionConfig, VariantConfig
 from tinyattn.errors import UsageError
-from tinyattn.methods.attention import TinyAttention
+from tinyattn.methods.attention import AttentionAdapter, Symmetry
 
 CollapseMethod = Literal["average", "aligned", "products"]
-PER_HEAD = ("qkv_weight", "query_bias", "out_weight")
 
 
 def perturb(
@@ -44,7 +45,7 @@ def perturb(
     Raises:
         UsageError: `adapter` is of another method, or has neither 1 nor `num_heads` heads.
     """
-    one = _tiny(adapter)
+    one = _with_heads(adapter)
     heads = one.num_heads
     if heads not in (1, num_heads):
         raise UsageError(
@@ -54,20 +55,17 @@ def perturb(
     config = one.model_copy(update={"num_heads": num_heads})
     wide = _fresh(plm, config, adapter)
     generator = torch.Generator().manual_seed(seed)
+    axes = {
+        f"layers.{index}.{name}": axis
+        for index, module in _modules(adapter)
+        for name, axis in module.head_axes.items()
+    }
     state = {
-        key: _copies(value.cpu(), num_heads // heads, noise, generator, _head_axis(key))
+        key: _copies(value.cpu(), num_heads // heads, noise, generator, axes.get(key))
         for key, value in adapter.state_dict().items()
     }
     wide.load_state_dict(state)
     return wide
-
-
-def _head_axis(key: str) -> int | None:
-    """The axis of the heads in a state-dict entry; None for one that heads share (norm, bias)."""
-    name = key.rsplit(".", 1)[-1]
-    if not key.startswith("layers.") or name not in PER_HEAD:
-        return None
-    return 1 if name == "qkv_weight" else 0
 
 
 def _copies(
@@ -92,22 +90,53 @@ def collapse(adapter: Adapter, plm: PreTrainedModel, method: CollapseMethod = "a
             products q·kᵀ and v·oᵀ, which do not change when a head is rotated (see `align`), and
             take the best rank-D factors of the means.
 
-    All three are exact while heads share Q, K and V.
+    All three are exact while heads share Q, K and V, and in variants all that scores them.
+
+    Raises:
+        UsageError: `adapter` is of a method without heads, or its score is no product.
     """
-    config = _tiny(adapter).model_copy(update={"num_heads": 1})
+    if method not in collapse_methods(adapter):
+        raise UsageError(
+            f"collapse method {method} came, allowed with this adapter are "
+            f"{', '.join(collapse_methods(adapter))}"
+        )
+    config = _with_heads(adapter).model_copy(update={"num_heads": 1})
     single = _fresh(plm, config, adapter)
     single.load_state_dict(adapter.state_dict() | _collapsed(adapter, method))
     return single
 
 
-def _tiny(adapter: Adapter) -> AdapterConfig:
-    """Return the settings of a tiny-attention adapter; UsageError if it is of another method."""
-    if not isinstance(adapter.config, AdapterConfig):
-        raise UsageError(f"an adapter of method {adapter.config.method} came, allowed is tiny")
+def collapse_methods(adapter: Adapter) -> tuple[CollapseMethod, ...]:
+    """Return the ways to collapse an adapter's heads.
+
+    Products are among them where a score depends on q·kᵀ alone.
+    """
+    config = _with_heads(adapter)
+    if isinstance(config, VariantConfig) and (
+        config.score != "dot" or config.positions == "rotary"
+    ):
+        return "average", "aligned"
+    return "average", "aligned", "products"
+
+
+def _with_heads(adapter: Adapter) -> AttentionConfig:
+    """Return the settings of an adapter that has heads; UsageError if it has none."""
+    if not isinstance(adapter.config, AttentionConfig):
+        raise UsageError(
+            f"an adapter of method {adapter.config.method} came, allowed are tiny and variant, "
+            "which have heads"
+        )
     return adapter.config
 
 
-def _fresh(plm: PreTrainedModel, config: AdapterConfig, model: Adapter) -> Adapter:
+def _modules(adapter: Adapter) -> Iterator[tuple[str, AttentionAdapter]]:
+    """Yield the attention of each layer call that has one, by the call's index."""
+    for index, module in adapter.layers.items():
+        assert isinstance(module, AttentionAdapter)
+        yield index, module
+
+
+def _fresh(plm: PreTrainedModel, config: AttentionConfig, model: Adapter) -> Adapter:
     """Return a new adapter on `model`'s device, in its number format and mode (train or eval)."""
     like = next(model.parameters(), torch.empty(0))
     adapter = Adapter(plm, config, model.num_outputs, pooling=model.pooling.kind)
@@ -116,51 +145,48 @@ def _fresh(plm: PreTrainedModel, config: AdapterConfig, model: Adapter) -> Adapt
 
 def _collapsed(adapter: Adapter, method: CollapseMethod) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
-    for index, module in adapter.layers.items():
-        assert isinstance(module, TinyAttention)
-        heads = heads_of(module)
-        if method == "aligned":
-            heads = align(heads)
-        one = _best_factors(heads) if method == "products" else [h.mean(0) for h in heads]
-        dtype = module.qkv_weight.dtype
-        query, key, value, out = (part.to(dtype) for part in one)
-        hidden = module.hidden_size
-        state[f"layers.{index}.qkv_weight"] = torch.stack([query[:, :hidden], key, value])[:, None]
-        state[f"layers.{index}.out_weight"] = out[None]
-        if module.query_bias is not None:
-            state[f"layers.{index}.query_bias"] = query[None, :, hidden]
+    for index, module in _modules(adapter):
+        heads = {name: part.detach().double() for name, part in module.heads().items()}
+        if method == "products":
+            heads |= _best_factors(heads)
+        elif method == "aligned":
+            heads |= align(heads, module.symmetries)
+        means = {name: part.mean(0, keepdim=True) for name, part in heads.items()}
+        merged = module.with_heads(means)
+        dtype = module.out_weight.dtype
+        state |= {f"layers.{index}.{name}": part.to(dtype) for name, part in merged.items()}
     return state
 
 
-Heads = tuple[Tensor, Tensor, Tensor, Tensor]
+Heads = Mapping[str, Tensor]
+"""Parameters of heads in float64 by name, each [M, D, H], [M, D] or [M], or with 1 in place of M
+where heads share it."""
 
 
-def heads_of(module: TinyAttention) -> Heads:
-    """Return (query, key, value, out) of all heads in float64, each [M, D, H].
+def align(heads: Heads, symmetries: Iterable[Symmetry]) -> dict[str, Tensor]:
+    """Turn each head towards the first one, without changing what it computes.
 
-    `query` is [M, D, H + 1] where there is a query bias: the last column is that bias.
+    In tiny attention (q, k) → (Rq, Rk) and (v, o) → (Sv, So) leave a head's function unchanged for
+    orthogonal R and S; with D = 1 these are signs. R brings q and k nearest to head 0's, S brings v
+    nearest to head 0's (orthogonal Procrustes). S is chosen by v alone: heads with equal V then
+    average exactly, whatever their O. Variants have symmetries of their own.
     """
-    query, key, value = module.qkv_weight.detach().double().unbind(0)
-    if module.query_bias is not None:
-        query = torch.cat([query, module.query_bias.detach().double()[..., None]], dim=-1)
-    return query, key, value, module.out_weight.detach().double()
+    found = {name: part.clone() for name, part in heads.items()}
+    for turn, guides, followers in symmetries:
+        guided = [found[name] for name in guides if name in found]
+        turned = guided + [found[name] for name in followers]
+        for m in range(1, len(found["out_weight"]) if turn != "none" else 0):
+            overlap = sum(_rows(part[0]) @ _rows(part[m]).T for part in guided)
+            assert isinstance(overlap, Tensor)  # there are guides
+            matrix = _TURNS[turn](overlap)
+            for part in turned:
+                part[m] = (matrix @ _rows(part[m])).view_as(part[m])
+    return found
 
 
-def align(heads: Heads) -> Heads:
-    """Rotate each head towards the first one, without changing what it computes.
-
-    (q, k) → (Rq, Rk) and (v, o) → (Sv, So) leave a head's function unchanged for orthogonal R and
-    S; with D = 1 these are signs. R brings q and k nearest to head 0's, S brings v nearest to head
-    0's (orthogonal Procrustes). S is chosen by v alone: heads with equal V then average exactly,
-    whatever their O.
-    """
-    query, key, value, out = (part.clone() for part in heads)
-    for m in range(1, len(query)):
-        turn = _procrustes(query[0] @ query[m].T + key[0] @ key[m].T)
-        query[m], key[m] = turn @ query[m], turn @ key[m]
-        turn = _procrustes(value[0] @ value[m].T)
-        value[m], out[m] = turn @ value[m], turn @ out[m]
-    return query, key, value, out
+def _rows(part: Tensor) -> Tensor:
+    """Return a head's parameter [D, ...] as a matrix of D rows."""
+    return part.flatten(1) if part.dim() > 1 else part[:, None]
 
 
 def _procrustes(overlap: Tensor) -> Tensor:
@@ -169,10 +195,50 @@ def _procrustes(overlap: Tensor) -> Tensor:
     return left @ right
 
 
-def _best_factors(heads: Heads) -> list[Tensor]:
-    """Return the best rank-D factors of the mean over heads of q·kᵀ and of v·oᵀ."""
-    query, key, value, out = heads
-    return [*_mean_product(query, key), *_mean_product(value, out)]
+def _pair_rotations(overlap: Tensor) -> Tensor:
+    """Return the R of a rotation of each pair of rows that maximises trace(Rᵀ · overlap)."""
+    blocks = [overlap[i : i + 2, i : i + 2] for i in range(0, len(overlap), 2)]
+    angles = [torch.atan2(b[1, 0] - b[0, 1], b[0, 0] + b[1, 1]) for b in blocks]
+    turns = [torch.stack([a.cos(), -a.sin(), a.sin(), a.cos()]).view(2, 2) for a in angles]
+    return torch.block_diag(*turns)
+
+
+def _signed_permutation(overlap: Tensor) -> Tensor:
+    """Return the R of a permutation with signs that maximises trace(Rᵀ · overlap)."""
+    rows, columns = linear_sum_assignment(overlap.abs().cpu().numpy(), maximize=True)
+    turn = torch.zeros_like(overlap)
+    turn[rows, columns] = torch.where(overlap[rows, columns] < 0, -1.0, 1.0).to(turn.dtype)
+    return turn
+
+
+_TURNS = {"rotation": _procrustes, "pairs": _pair_rotations, "signs": _signed_permutation}
+
+
+def _best_factors(heads: Heads) -> dict[str, Tensor]:
+    """Return the best rank-D factors of the mean over heads of q·kᵀ and of v·oᵀ, [1, D, H] each.
+
+    Biases of queries, and keys and values of no token, are columns beside those of the embedding.
+    """
+    query, key = _mean_product(
+        _beside(heads, "query_weight", "query_bias"), _beside(heads, "key_weight", "null_key")
+    )
+    value, out = _mean_product(_beside(heads, "value_weight", "null_value"), heads["out_weight"])
+    hidden = heads["out_weight"].shape[-1]
+    found = {"query_weight": query, "key_weight": key, "value_weight": value, "out_weight": out}
+    columns = {"query_bias": query, "null_key": key, "null_value": value}
+    apart = {name: factor[:, hidden] for name, factor in columns.items() if name in heads}
+    return {name: part[None] for name, part in {**_cut(found, hidden), **apart}.items()}
+
+
+def _cut(parts: Heads, hidden: int) -> dict[str, Tensor]:
+    return {name: part[:, :hidden] for name, part in parts.items()}
+
+
+def _beside(heads: Heads, weight: str, column: str) -> Tensor:
+    """Return a weight with a vector of each head as a further column, where there is one."""
+    if column not in heads:
+        return heads[weight]
+    return torch.cat([heads[weight], heads[column][..., None]], dim=-1)
 
 
 def _mean_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,7 +248,9 @@ def _mean_product(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     most M·D, so its SVD is that of a small core between two QR factors; the H × H matrix is never
     built.
     """
-    heads, dim, _ = left.shape
+    heads = max(len(left), len(right))  # what heads share is there once
+    left, right = left.expand(heads, -1, -1), right.expand(heads, -1, -1)
+    dim = left.shape[1]
     basis_l, core_l = torch.linalg.qr(left.flatten(0, 1).T)
     basis_r, core_r = torch.linalg.qr(right.flatten(0, 1).T)
     u, s, vh = torch.linalg.svd(core_l @ core_r.T / heads)

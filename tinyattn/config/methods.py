@@ -211,6 +211,10 @@ class VariantConfig(_Settings):
         return self
 
 
+AttentionConfig = AdapterConfig | VariantConfig
+"""Settings of the methods that have attention heads."""
+
+
 class UnfrozenConfig(StrictModel):
     """Weights of the PLM itself that are trained, as a copy of the trial's own."""
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, model_validator
 from tinyattn.config.methods import (
     AdapterConfig,
     AnyAdapter,
+    AttentionConfig,
     PeftAdapter,
     UnfrozenConfig,
     set_all,
@@ -125,10 +126,10 @@ class TrainConfig(StrictModel):
 
     @model_validator(mode="after")
     def _method_fits(self) -> Self:
-        if self.start is not None and not isinstance(self.adapter, AdapterConfig):
+        if self.start is not None and not isinstance(self.adapter, AttentionConfig):
             raise ValueError(
-                f"start came with adapter.method {self.adapter.method}, allowed is tiny, whose "
-                "heads can be perturbed"
+                f"start came with adapter.method {self.adapter.method}, allowed are tiny and "
+                "variant, whose heads can be perturbed"
             )
         if self.zero_stage == 3 and isinstance(self.adapter, UnfrozenConfig | PeftAdapter):
             raise ValueError(

@@ -43,6 +43,21 @@ class Layout(NamedTuple):
     """Positions are below this number."""
 
 
+class Symmetry(NamedTuple):
+    """Parameters of a head whose D rows may be turned together without changing what it computes.
+
+    Turning multiplies each parameter [D, ...] of the head by the same matrix [D, D].
+    """
+
+    turn: Literal["none", "rotation", "pairs", "signs"]
+    """The matrices that are allowed. rotation: orthogonal ones; pairs: a rotation of each pair of
+    rows; signs: permutations with signs; none: the identity alone."""
+    guides: tuple[str, ...]
+    """Parameters that are brought near to those of another head."""
+    followers: tuple[str, ...] = ()
+    """Parameters that turn with them."""
+
+
 class AttentionAdapter(nn.Module, ABC):
     """An adapter that attends: what tiny attention and its variants have alike.
 
@@ -108,6 +123,28 @@ class AttentionAdapter(nn.Module, ABC):
             keys: [B] dropout keys; None: no dropout.
             known: what `knows` told, each [B, T].
         """
+
+    @property
+    @abstractmethod
+    def head_axes(self) -> Mapping[str, int]:
+        """The axis of the heads in each parameter that heads do not share, by its name."""
+
+    @abstractmethod
+    def heads(self) -> dict[str, Tensor]:
+        """Return the parameters of heads by name, each [M, ...], or [1, ...] where shared."""
+
+    @abstractmethod
+    def with_heads(self, heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what `heads` gave, or its like of another M, as parameters of the state dict."""
+
+    @property
+    def symmetries(self) -> tuple[Symmetry, Symmetry]:
+        """What may be turned in a head without changing its function: scores, and what it gathers.
+
+        The output is not among the guides: heads with equal values then average exactly.
+        """
+        score = Symmetry("rotation", ("query_weight", "query_bias", "key_weight"))
+        return score, Symmetry("rotation", ("value_weight",), ("out_weight",))
 
     @property
     def needs_layout(self) -> bool:
@@ -276,6 +313,24 @@ class TinyAttention(AttentionAdapter):
         if self.query_bias is not None:
             bias = F.pad(self.query_bias.flatten(), (0, 2 * self.num_heads * self.head_dim))
         return self.qkv_weight.flatten(0, 2), bias
+
+    @property
+    def head_axes(self) -> Mapping[str, int]:
+        """See AttentionAdapter."""
+        return {"qkv_weight": 1, "query_bias": 0, "out_weight": 0}
+
+    def heads(self) -> dict[str, Tensor]:
+        """Return the parameters of heads, each [M, ...]; see AttentionAdapter."""
+        names = ("query_weight", "key_weight", "value_weight")
+        found = dict(zip(names, self.qkv_weight.unbind(0), strict=True))
+        found["out_weight"] = self.out_weight
+        return found if self.query_bias is None else found | {"query_bias": self.query_bias}
+
+    def with_heads(self, heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return them as parameters of the state dict; see AttentionAdapter."""
+        parts = [heads[name] for name in ("query_weight", "key_weight", "value_weight")]
+        others = {name: heads[name] for name in ("query_bias", "out_weight") if name in heads}
+        return {"qkv_weight": torch.stack(parts), **others}
 
     def split(self, qkv_BTC: Tensor) -> tuple[Tensor, ...]:
         """Return q, k and v, each [B, M, T, D]."""

@@ -33,9 +33,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinyattn.config import VariantConfig
-from tinyattn.methods.attention import AttentionAdapter, kept_weights
+from tinyattn.methods.attention import AttentionAdapter, Symmetry, kept_weights
 from tinyattn.plms.segments import Segments
 
+_OF_HEADS = (
+    "query_weight",
+    "query_bias",
+    "out_weight",
+    "inner_bias",
+    "outer",
+    "log_sharpness",
+    "bonus",
+)
+_OF_KEYS = ("key_weight", "value_weight", "null_key", "null_value")
+"""Parameters of heads, and those of them that heads may share."""
 _BASE = 10_000.0
 """Of the wavelengths of positions, in both papers."""
 
@@ -86,6 +97,7 @@ class AttentionVariant(AttentionAdapter):
         self.segments = None if config.segments == "all" else segments or Segments()
         has_inner = config.score in ("additive", "aggregation")
         own = 1 if config.share_kv else heads
+        self.share_kv = config.share_kv
         shapes: dict[str, tuple[int, ...] | None] = {
             "query_weight": None if config.score == "aggregation" else (heads, dim, hidden_size),
             "key_weight": (own, dim, hidden_size),
@@ -117,6 +129,36 @@ class AttentionVariant(AttentionAdapter):
             elif name != "out_weight":
                 nn.init.zeros_(parameter)
         self.reset_output(generator)
+
+    @property
+    def head_axes(self) -> Mapping[str, int]:
+        """See AttentionAdapter."""
+        names = _OF_HEADS if self.share_kv else (*_OF_HEADS, *_OF_KEYS)
+        return {name: 0 for name in names if getattr(self, name) is not None}
+
+    def heads(self) -> dict[str, Tensor]:
+        """Return the parameters of heads, each [1 or M, ...]; see AttentionAdapter."""
+        named = {name: getattr(self, name) for name in (*_OF_HEADS, *_OF_KEYS)}
+        return {name: parameter for name, parameter in named.items() if parameter is not None}
+
+    def with_heads(self, heads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return them as they are; see AttentionAdapter."""
+        return dict(heads)
+
+    @property
+    def symmetries(self) -> tuple[Symmetry, Symmetry]:
+        """See AttentionAdapter.
+
+        Heads that share keys and values have no turn of their own. The tanh of two scores leaves
+        signs and order of the D rows, and rotary positions a rotation of each pair of rows.
+        """
+        names = ("query_weight", "query_bias", "key_weight", "null_key", "inner_bias", "outer")
+        if self.share_kv:
+            return Symmetry("none", names), Symmetry("none", ("value_weight",))
+        values = Symmetry("rotation", ("value_weight", "null_value"), ("out_weight",))
+        if self.score in ("additive", "aggregation"):
+            return Symmetry("signs", names), values
+        return Symmetry("pairs" if self.positions == "rotary" else "rotation", names), values
 
     def projection(self) -> tuple[Tensor, Tensor | None]:
         """Return the matrices of q, where there is one, k and v, as one, and its bias."""

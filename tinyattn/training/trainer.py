@@ -31,7 +31,7 @@ from tinyattn.adapters.folder import check_plm, load_weights, read_adapter_for
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import Batches, epoch_order
 from tinyattn.compat.torch_compat import is_out_of_memory
-from tinyattn.config import AdapterConfig, TrainConfig, VariantConfig, unnamed
+from tinyattn.config import AttentionConfig, TrainConfig, VariantConfig, unnamed
 from tinyattn.data.tokens import Rows, TaskData
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.files.object_store import fetched
@@ -118,7 +118,7 @@ class Trainer:
         )
         if config.start is None:
             return adapter
-        assert isinstance(config.adapter, AdapterConfig)  # TrainConfig allows no other with `start`
+        assert isinstance(config.adapter, AttentionConfig)  # as TrainConfig demands
         place = config.start.adapter
         with fetched(place) as there:
             card = read_card(there)
