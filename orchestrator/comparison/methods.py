@@ -8,7 +8,7 @@ of their own (`REFERENCES`): they stand beside the match, not in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -88,16 +88,24 @@ class Sized:
     """As the user typed it, such as `lora`."""
     adapter: Mapping[str, Json]
     """Its settings: the `adapter` section of a sweep."""
-    parameters: int
-    """Parameters without the classifier, as they are saved."""
+    counts: Counts
+    """Numbers of parameters."""
     rates: tuple[float, float]
     """Bounds of the learning rate that is searched."""
     is_reference: bool = False
     """Whether its size is its own, so that it stands beside the match."""
     space: Mapping[str, Domain] = field(default_factory=dict)
     """What its search tries beside what all have alike."""
-    trained: int = 0
-    """Parameters in training: more where several are averaged into what is saved."""
+
+    @property
+    def parameters(self) -> int:
+        """Parameters without the classifier, as they are saved."""
+        return self.counts.saved
+
+    @property
+    def trained(self) -> int:
+        """Parameters in training: more where several are averaged into what is saved."""
+        return self.counts.adapter
 
 
 def names() -> list[str]:
@@ -107,7 +115,7 @@ def names() -> list[str]:
 
 def one_head_size(plm: str) -> int:
     """Return the parameters of tiny attention with one head and no biases: 4 H a layer."""
-    return _count(empty_plm(plm), {"method": "tiny", "num_heads": 1, "bias": False})
+    return _count(empty_plm(plm), {"method": "tiny", "num_heads": 1, "bias": False}).saved
 
 
 def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
@@ -146,10 +154,9 @@ def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
     for name, method in own.items():
         try:
             if method is None:
-                one = _sized(model, name, params)
+                found.append(_sized(model, name, params))
             else:
-                one = _of_file(model, name, method, params)
-            found.append(replace(one, trained=_counts(model, one.adapter).adapter))
+                found.append(_of_file(model, name, method, params))
         except TinyAttnError as error:
             faults.append(f"--methods: {name}: {error}")
     if faults:
@@ -162,7 +169,7 @@ def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
     if name in REFERENCES:
         adapter = _reference(name)
         return Sized(name, adapter, _count(plm, adapter), rates, is_reference=True)
-    found = [Sized(name, adapter, size, rates) for adapter, size in _sizes(plm, name, params)]
+    found = [Sized(name, adapter, counts, rates) for adapter, counts in _sizes(plm, name, params)]
     best = min(found, key=lambda one: abs(one.parameters - params))
     if not _is_near(best.parameters, params):
         near_by = ", ".join(f"{one.parameters:,}" for one in found)
@@ -173,8 +180,8 @@ def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
     return best
 
 
-def _sizes(plm: PreTrainedModel, name: str, params: int) -> list[tuple[dict[str, Json], int]]:
-    """Return settings of a method near the wanted size, each with its number of parameters."""
+def _sizes(plm: PreTrainedModel, name: str, params: int) -> list[tuple[dict[str, Json], Counts]]:
+    """Return settings of a method near the wanted size, each with its numbers of parameters."""
     if name == "ia3":
         return _counted(plm, [_ia3(targets) for targets in _ia3_targets(plm)])
     settings = _settings(name)
@@ -183,17 +190,17 @@ def _sizes(plm: PreTrainedModel, name: str, params: int) -> list[tuple[dict[str,
         return _counted(plm, [settings])
     if name in _BY_STEPS:
         tried = _counted(plm, [{**settings, str(knob): step} for step in _STEPS])
-        return sorted(tried, key=lambda one: abs(one[1] - params))[:2]
-    one, two = (_count(plm, {**settings, str(knob): size}) for size in (1, 2))
+        return sorted(tried, key=lambda one: abs(one[1].saved - params))[:2]
+    one, two = (_count(plm, {**settings, str(knob): size}).saved for size in (1, 2))
     near = max(1, 1 + (params - one) // max(1, two - one))
     return _counted(plm, [{**settings, str(knob): size} for size in (near, near + 1)])
 
 
 def _counted(
     plm: PreTrainedModel, settings: Sequence[dict[str, Json]]
-) -> list[tuple[dict[str, Json], int]]:
+) -> list[tuple[dict[str, Json], Counts]]:
     """Return the settings that a PLM takes, with their sizes; ConfigError if it takes none."""
-    found: list[tuple[dict[str, Json], int]] = []
+    found: list[tuple[dict[str, Json], Counts]] = []
     refused: ConfigError | None = None
     for adapter in settings:
         try:
@@ -208,7 +215,7 @@ def _counted(
 def _of_file(plm: PreTrainedModel, name: str, method: OwnMethod, params: int) -> Sized:
     """Return a method of a file; ConfigError if its search may bring it too far from the size."""
     counts = [_count(plm, adapter) for adapter in method.sizes()]
-    far = [count for count in counts if not _is_near(count, params)]
+    far = [one.saved for one in counts if not _is_near(one.saved, params)]
     if far and not method.reference:
         raise ConfigError(
             f"{params:,} parameters are wanted, {far[0]:,} came; allowed is {OTHER:.0%} more or "
@@ -262,11 +269,7 @@ def _ia3_targets(plm: PreTrainedModel) -> Iterator[list[str]]:
         yield found[:number]
 
 
-def _count(plm: PreTrainedModel, adapter: Mapping[str, Json]) -> int:
-    return _counts(plm, adapter).saved
-
-
-def _counts(plm: PreTrainedModel, adapter: Mapping[str, Json]) -> Counts:
+def _count(plm: PreTrainedModel, adapter: Mapping[str, Json]) -> Counts:
     config = build(TrainConfig, {"task": "rte", "plm": "minilm", "adapter": adapter}, "size")
     model = AdaptedModel(plm)
     try:
