@@ -16,6 +16,7 @@ import numpy as np
 
 from orchestrator.spec.config import Sweep, rungs
 from orchestrator.spec.facts import Facts
+from orchestrator.spec.space import merged, with_children, with_parents
 from orchestrator.tracking.provenance import code_tags
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import PeftAdapter, TrainConfig
@@ -122,7 +123,7 @@ def check_prompts(sweep: Sweep, plm: Plm) -> None:
     Raises:
         ConfigError: the PLM cannot run behind it.
     """
-    for config in extremes(sweep, ("adapter.tuner",)):
+    for config in extremes(sweep, ("adapter.method", "adapter.tuner")):
         if isinstance(config.adapter, PeftAdapter) and config.adapter.is_prompt:
             model = AdaptedModel(plm.model, config.adapter.placement)
             try:
@@ -199,10 +200,19 @@ def check_shapes(sweep: Sweep) -> None:
 
 
 def extremes(sweep: Sweep, keys: tuple[str, ...]) -> Iterator[TrainConfig]:
-    """Yield the common configuration with every combination of the extremes of these keys."""
-    searched = [key for key in keys if key in sweep.space]
-    for values in itertools.product(*(sweep.space[key].extremes() for key in searched)):
-        yield sweep.trial_config(dict(zip(searched, values, strict=True)))
+    """Yield the common configuration with every combination of the extremes of these keys.
+
+    Each has what its values are searched with, and what is searched with them.
+    """
+    space = sweep.space
+    points = [
+        [with_parents(space, key, value) for value in space[key].extremes()]
+        for key in keys
+        if key in space
+    ]
+    for combination in itertools.product(*points):
+        if (point := merged(combination)) is not None:
+            yield sweep.trial_config(with_children(space, point))
 
 
 def predict_cost(

@@ -36,10 +36,12 @@ from orchestrator.spec.space import (
     count,
     endless,
     fix,
+    merged,
     point_faults,
-    same,
+    with_children,
+    with_parents,
 )
-from orchestrator.spec.values import Json, Point, Value
+from orchestrator.spec.values import Json, Point
 from tinyattn.config import (
     AttentionConfig,
     StrictModel,
@@ -500,7 +502,7 @@ def check_extremes(sweep: Sweep, source: str = "sweep") -> None:
 
 
 def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
-    singles = [_with_parents(space, k, v) for k, d in space.items() for v in d.extremes()]
+    singles = [with_parents(space, k, v) for k, d in space.items() for v in d.extremes()]
     sizes = [len(domain.extremes()) for domain in space.values()]
     pairs = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
     if pairs > MOST_PAIRS:
@@ -508,21 +510,11 @@ def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
             f"{source}: {pairs:,} pairs of choices came, checked can be {MOST_PAIRS:,}; take fewer "
             "values, or type int, uniform or log_uniform for numbers"
         ]
-    return _build_faults(train, singles, source) or _build_faults(train, _pairs(singles), source)
-
-
-def _with_parents(space: Space, key: str, value: Value) -> dict[str, Value]:
-    """The point {key: value}, with values for the keys that switch this one on."""
-    point: dict[str, Value] = {}
-    for parent, values in space[key].when.items():
-        point.update(_with_parents(space, parent, values[0]))
-    return {**point, key: value}
-
-
-def _pairs(points: Iterable[dict[str, Value]]) -> Iterator[dict[str, Value]]:
-    for a, b in itertools.combinations(points, 2):
-        if all(same(a[key], b[key]) for key in a.keys() & b.keys()):
-            yield {**a, **b}
+    both = (merged(pair) for pair in itertools.combinations(singles, 2))
+    for points in (singles, (point for point in both if point is not None)):
+        if faults := _build_faults(train, (with_children(space, p) for p in points), source):
+            return faults
+    return []
 
 
 def _build_faults(train: TrainConfig, points: Iterable[Point], source: str) -> list[str]:

@@ -7,7 +7,7 @@ only where the keys it names have one of the values given. Nothing here knows th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -310,6 +310,33 @@ def complete(
         if key not in full and domain.active(full) and domain.contains(defaults.get(key)):
             full[key] = defaults[key]
     return full
+
+
+def with_parents(space: Mapping[str, Domain], key: str, value: Value) -> dict[str, Value]:
+    """Return the point {key: value}, with values for the keys that switch this one on."""
+    point: dict[str, Value] = {}
+    for parent, values in space[key].when.items():
+        point.update(with_parents(space, parent, values[0]))
+    return {**point, key: value}
+
+
+def with_children(space: Mapping[str, Domain], point: Point) -> dict[str, Value]:
+    """Return `point` with a value for each key that it switches on: no trial is without them."""
+    whole = dict(point)
+    for key, domain in space.items():
+        if key not in whole and domain.when and domain.active(whole):
+            whole[key] = domain.extremes()[0]
+    return whole
+
+
+def merged(points: Iterable[Point]) -> dict[str, Value] | None:
+    """Return the point that holds all of these; None where they differ in a key."""
+    whole: dict[str, Value] = {}
+    for point in points:
+        if any(key in whole and not same(whole[key], value) for key, value in point.items()):
+            return None
+        whole.update(point)
+    return whole
 
 
 def fix(space: Mapping[str, Domain], fixed: Mapping[str, object]) -> dict[str, Domain]:

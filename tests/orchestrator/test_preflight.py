@@ -85,6 +85,42 @@ def test_a_prompt_is_tried_before_the_plm_at_every_size_of_the_space(
     prefix = {"method": "peft", "tuner": "PREFIX_TUNING"}
     with pytest.raises(ConfigError, match=r"PREFIX_TUNING cannot be put on this PLM .distilbert."):
         inspect(sweep(str(other), train={"adapter": prefix}), ModelCache())
+    methods = _methods(["IA3", "PREFIX_TUNING"])
+    with pytest.raises(ConfigError, match=r"PREFIX_TUNING cannot be put on this PLM .distilbert."):
+        inspect(sweep(str(other), methods), ModelCache())
+    inspect(sweep(str(other), _methods(["IA3"]), train={"max_train_rows": 32}), ModelCache())
+
+
+def _methods(tuners: list[str]) -> dict[str, Any]:
+    """A space of methods, each with the keys that belong to it; peft's need one of them."""
+    return {
+        "adapter.method": {"type": "choice", "values": ["tiny", "variant", "peft"]},
+        "adapter.head_dim": {
+            "type": "choice", "values": [1, 2], "when": {"adapter.method": ["tiny", "variant"]},
+        },
+        "adapter.score": {
+            "type": "choice", "values": ["dot", "rbf"], "when": {"adapter.method": ["variant"]},
+        },
+        "adapter.tuner": {
+            "type": "choice", "values": tuners, "when": {"adapter.method": ["peft"]},
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "parents", "message"),
+    [
+        ("adapter.layers", ["all", "top-3"], {"adapter.method": ["peft"]}, r"adapter\.layers"),
+        ("adapter.segments", ["other"], {"adapter.method": ["variant"]}, "no pairs of texts"),
+        ("adapter.num_virtual_tokens", [4], {"adapter.tuner": ["IA3"]}, "num_virtual_tokens"),
+    ],
+)
+def test_what_belongs_to_one_method_of_a_space_is_checked_with_it(
+    tiny: str, key: str, values: list[Any], parents: dict[str, Any], message: str
+) -> None:
+    space = _methods(["IA3"]) | {key: {"type": "choice", "values": values, "when": parents}}
+    with pytest.raises(ConfigError, match=message):
+        inspect(sweep(tiny, space), ModelCache())
 
 
 def test_every_length_of_the_space_is_tried_against_the_plm(tiny: str) -> None:
