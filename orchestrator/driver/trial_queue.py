@@ -54,9 +54,9 @@ class Points:
         """Learn nothing."""
 
     def catch_up(self, trials: Iterable[Trial]) -> None:
-        """Leave out the points that have had their trials; points are tried in order."""
-        for _ in trials:
-            self._waiting.popleft()
+        """Leave out the points that have had their trials."""
+        had = [trial.params for trial in trials]
+        self._waiting = deque(point for point in self._waiting if point not in had)
 
     def finish(self, outcome: Outcome) -> None:
         """There is nothing to settle."""

@@ -25,9 +25,9 @@ from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial, is_alone
-from orchestrator.spec.values import Json
+from orchestrator.spec.values import Json, Point
 from orchestrator.state.checkpoint_store import best_adapter
-from orchestrator.state.event_log import refuse_damaged
+from orchestrator.state.event_log import read_event_log, refuse_damaged
 from orchestrator.state.ranking import candidates, no_candidate, passed_over, standing_of
 from orchestrator.state.sweep_trials import searched_trials
 from orchestrator.state.workspace import Workspace
@@ -208,16 +208,45 @@ class Finalizing:
 
     # ---- finalists ----
 
-    def finalists(self) -> BatchRun:
-        """Return the best configurations on fresh seeds, and the baseline of the best one."""
+    def finalists(self) -> BatchRun | None:
+        """Return the best configurations on fresh seeds, and the baseline of the best one.
+
+        What an earlier finalize of this sweep trained, with fewer seeds or finalists, is taken as
+        it is. None: that is all.
+        """
         seeds = [FRESH_SEED + i for i in range(self.sweep.finalize.seeds)]
         rate = self.sweep.trial_config(self.best[0].params).optimizer.lr
         first = self.best[0].params
         settings = [*(trial.params for trial in self.best), *alone_settings(first, rate)]
         points = [{**setting, "seed": seed} for setting in settings for seed in seeds]
         batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
-        self._take_in = self._take_finalists
-        return self._run_of(batch, Points(points))
+        taken = self._earlier_finalists(batch.name, points)
+        left = [point for point in points if _written(point) not in taken]
+
+        def take_in(ended: list[Trial]) -> None:
+            self._take_finalists([*taken.values(), *ended])
+
+        if not left:
+            take_in([])
+            return None
+        self._take_in = take_in
+        return self._run_of(replace(batch, trials=len(left)), Points(left))
+
+    def _earlier_finalists(self, batch: str, points: Sequence[Point]) -> dict[str, Trial]:
+        """Return the trials that completed in other batches than this one, by their points.
+
+        A point that this batch has begun stays its own, as an interrupted one is gone on with.
+        """
+        wanted = set(map(_written, points))
+        found: dict[str, Trial] = {}
+        for path in sorted(self.checkpoints.folder.glob("finalists-*.jsonl")):
+            for trial in read_event_log(path).values():
+                point, completed = _written(trial.params), trial.outcome is Outcome.COMPLETED
+                if path.stem == batch:
+                    wanted.discard(point)
+                elif completed:
+                    found.setdefault(point, trial)
+        return {point: trial for point, trial in found.items() if point in wanted}
 
     def _take_finalists(self, ended: list[Trial]) -> None:
         done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
@@ -466,8 +495,12 @@ def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
     """Group trials that differ only in their seed; the group with the best mean is first."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
-        setting = json.dumps({**trial.params, "seed": 0}, sort_keys=True)
-        groups.setdefault(setting, []).append(trial)
+        groups.setdefault(_written({**trial.params, "seed": 0}), []).append(trial)
     return sorted(
         groups.values(), key=lambda group: -statistics.mean(t.last.best_score for t in group)
     )
+
+
+def _written(point: Point) -> str:
+    """Return a point as text, equal for equal points."""
+    return json.dumps(point, sort_keys=True)

@@ -139,6 +139,48 @@ def test_a_batch_is_called_as_before_there_were_poolings(tmp_path: Path) -> None
     assert batch_name("finalists", pooled, tmp_path) != "finalists-ddc64d"
 
 
+def test_seeds_that_an_earlier_finalize_trained_are_not_trained_again(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three seeds two are known, but one of the two began in this batch, which goes on."""
+    found: list[BatchRun] = []
+
+    def stop(batches: list[BatchRun], **rest: object) -> None:
+        found.extend(batches)
+        raise UsageError("finalist would begin")
+
+    sweeps.start("first")
+    sweeps.trial("whole", [0.6, 0.7])
+    sweeps.runs.close_all(Outcome.COMPLETED)
+    sweeps.runs.settle()
+    workspace = Workspace(tmp_path / "runs")
+    settings = SWEEP.finalize.model_copy(update={"finalists": 1, "seeds": 3})
+    sweep = SWEEP.model_copy(update={"finalize": settings})
+
+    def points() -> tuple[str, list[dict[str, Any]]]:
+        found.clear()
+        monkeypatch.setattr(finalizer, "run_batches", stop)
+        with pytest.raises(UsageError):
+            finalizer.finalize(sweep, workspace)
+        (run,) = found
+        given = [point for _ in range(run.batch.trials) if (point := run.source.suggest("t"))]
+        assert run.source.suggest("t") is None
+        assert len(given) == run.batch.trials
+        return run.batch.name, given
+
+    begin(workspace, monkeypatch, sweep)
+    name, whole = points()
+    first = [point for point in whole if point.get("adapter.layers") != "none"]
+    assert [point["seed"] for point in first] == [1000, 1001, 1002]
+    folder = workspace.path_of("first")
+    earlier, own = EventLog(folder / "finalists-aaaaaa.jsonl"), EventLog(folder / f"{name}.jsonl")
+    for number, outcome in enumerate((Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED)):
+        earlier.start(f"t{number}", first[number])
+        earlier.end(f"t{number}", outcome)
+    own.start("u", first[1])
+    assert points() == (name, whole[1:])
+
+
 def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
     sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
