@@ -12,10 +12,13 @@ from tinyattn.plms.loading import find_plm
 from tinyattn.training.model_cache import ModelCache
 
 
-def save_tiny_plm(folder: Path, *, seed: int = 0, spread: float = 0.02) -> Path:
+def save_tiny_plm(
+    folder: Path, *, seed: int = 0, spread: float = 0.02, masked: bool = False
+) -> Path:
     """Write a two-layer BERT, H = 32, with 64 positions; return its folder.
 
-    Adapters change little of what it computes unless its weights are spread more.
+    Adapters change little of what it computes unless its weights are spread more. A masked one has
+    its masked-LM head with it.
     """
     torch.manual_seed(seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(find_plm("minilm"))
@@ -28,7 +31,8 @@ def save_tiny_plm(folder: Path, *, seed: int = 0, spread: float = 0.02) -> Path:
         max_position_embeddings=64,
         initializer_range=spread,
     )
-    transformers.BertModel(config).save_pretrained(folder)
+    made = transformers.BertForMaskedLM if masked else transformers.BertModel
+    made(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

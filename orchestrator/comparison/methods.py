@@ -110,7 +110,7 @@ class Sized:
 
 def names() -> list[str]:
     """Return the names of all methods, in the order of the table."""
-    return ["tiny", *VARIANTS, *BOTTLENECKS, "adamix", *TUNERS_HERE, *REFERENCES]
+    return ["tiny", *VARIANTS, *BOTTLENECKS, "adamix", "warp", *TUNERS_HERE, *REFERENCES]
 
 
 def one_head_size(plm: str) -> int:
@@ -242,6 +242,8 @@ def _settings(name: str) -> dict[str, Json]:
         return {"method": "bottleneck", **BOTTLENECKS[name], "knob": "r"}
     if name == "adamix":
         return {"method": "adamix", "bias": False, "knob": "r"}
+    if name == "warp":
+        return {"method": "warp", "knob": "length"}
     tuner, knob = TUNERS_HERE[name]
     found: dict[str, Json] = {"method": "peft", "tuner": tuner}
     return {**found, "knob": knob} if knob else found

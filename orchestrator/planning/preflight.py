@@ -19,7 +19,7 @@ from orchestrator.spec.facts import Facts
 from orchestrator.spec.space import merged, with_children, with_parents
 from orchestrator.tracking.provenance import code_tags
 from tinyattn.adapters.model import AdaptedModel, Counts
-from tinyattn.config import PeftAdapter, TrainConfig
+from tinyattn.config import PeftAdapter, TrainConfig, WarpConfig
 from tinyattn.data.labels import label_rows
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.methods.allocation import refuse_too_few_steps
@@ -63,7 +63,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     check_shapes(sweep)
     check_prompts(sweep, plm)
     # The longest rows last: the facts are about them.
-    sized = extremes(sweep, ("adapter.num_virtual_tokens", "max_length"))
+    sized = extremes(sweep, ("adapter.num_virtual_tokens", "adapter.length", "max_length"))
     for config in sorted(sized, key=lambda one: one.max_length):
         data = model_cache.data(config)
     for config in extremes(sweep, ("adapter.segments",)):
@@ -118,16 +118,19 @@ def _is_carved(sweep: Sweep, task: Task) -> bool:
 
 
 def check_prompts(sweep: Sweep, plm: Plm) -> None:
-    """Put each prompt before a few tokens of the PLM: by its shape alone none is refused.
+    """Put each prompt into a few tokens of the PLM: by its shape alone none is refused.
 
     Raises:
-        ConfigError: the PLM cannot run behind it.
+        ConfigError: the PLM cannot run with it.
+        PlmError: its files lack the masked-LM head that WARP reads.
     """
     for config in extremes(sweep, ("adapter.method", "adapter.tuner")):
-        if isinstance(config.adapter, PeftAdapter) and config.adapter.is_prompt:
-            model = AdaptedModel(plm.model, config.adapter.placement)
+        adapter = config.adapter
+        is_prompt = isinstance(adapter, PeftAdapter) and adapter.is_prompt
+        if is_prompt or isinstance(adapter, WarpConfig):
+            model = AdaptedModel(plm.model, adapter.placement, memo=plm.memo)
             try:
-                model.add_adapter("tried", config.adapter)
+                model.add_adapter("tried", adapter)
             finally:
                 model.detach()
 

@@ -23,13 +23,15 @@ from tinyattn.config import (
     PeftAdapter,
     PoolingKind,
     VariantConfig,
+    WarpConfig,
 )
+from tinyattn.errors import PlmError
 from tinyattn.methods.adamix import AdaMix
 from tinyattn.methods.allocation import RankAllocation
 from tinyattn.methods.attention import AttentionAdapter, TinyAttention
 from tinyattn.methods.bottleneck import Bottleneck
 from tinyattn.methods.peft_folder import PEFT_FOLDER, write_peft_folder
-from tinyattn.methods.prompt import Prompt
+from tinyattn.methods.prompt import RowPrompt
 from tinyattn.methods.replaced import (
     Modules,
     Replaced,
@@ -39,7 +41,9 @@ from tinyattn.methods.replaced import (
     replaced_modules,
 )
 from tinyattn.methods.variant import AttentionVariant
+from tinyattn.methods.warp import warp_of
 from tinyattn.plms.families import Family, family_of, layer_calls, pooling_of, select_layers
+from tinyattn.plms.mlm_head import MlmHead
 from tinyattn.plms.segments import segments_of
 
 CLASSIFIER_INIT = 0.02
@@ -51,7 +55,7 @@ class Adapter(nn.Module):
 
     Tiny attention, its variants and bottlenecks add a module's output at a layer call: `by_site`.
     Others change modules of the PLM: `replaced` has those that run in their place. A `prompt` is
-    put before each row.
+    put into each row. The classifier is linear; of WARP it is the classes' vectors, without bias.
 
     It is trained, saved and switched as a whole; `saved` is the content of an adapter file.
     With `share_layers` all calls use one module, which is stored once, under the first call's
@@ -62,6 +66,18 @@ class Adapter(nn.Module):
         first_call: index of the first layer call that it changes; the number of calls if none.
         replaced: modules that run in the PLM's place, by path in the base model.
         pooling: makes of a row's hidden states the embedding that the classifier reads.
+
+    Args:
+        plm: the PLM.
+        config: the method's settings.
+        num_outputs: outputs of the classifier; None: it has none.
+        seed: seed of initial weights.
+        pooling: what the classifier reads of a row; None: as the PLM's family does.
+        mlm_head: the PLM's, where the method reads rows by it.
+
+    Raises:
+        PlmError: the PLM lacks a layer or a place that the method needs, or cannot pool so.
+        ConfigError: the method cannot be put on this PLM.
     """
 
     def __init__(
@@ -71,6 +87,7 @@ class Adapter(nn.Module):
         num_outputs: int | None,
         seed: int = 0,
         pooling: PoolingKind | None = None,
+        mlm_head: MlmHead | None = None,
     ) -> None:
         super().__init__()
         self.config, self.num_outputs = config, num_outputs
@@ -92,7 +109,10 @@ class Adapter(nn.Module):
                     self.layers[f"{index}{name}"] = module
             self.first_call = self.calls[0] if self.calls else total
         else:
-            self._held = replaced_modules(plm, config, seed)
+            if isinstance(config, WarpConfig):
+                self._held = Replaced({}, prompt=warp_of(plm, config, mlm_head))
+            else:
+                self._held = replaced_modules(plm, config, seed)
             prompt = self._held.prompt
             own = own_parameters(self.replaced) if prompt is None else prompt.parameters()
             self.tuned = nn.ParameterDict(own)
@@ -100,12 +120,10 @@ class Adapter(nn.Module):
             norms = [path for path in self.replaced if is_norm(base.get_submodule(path))]
             self._norms = tuple(f"{path}.".replace(".", "/") for path in norms)
             self.first_call = first_call(plm, list(self.replaced)) if prompt is None else 0
-        kind = pooling_of(plm, pooling)
-        self.pooling = Pooling(kind, hidden, family_of(plm).causal)
-        self.classifier = None if num_outputs is None else nn.Linear(hidden, num_outputs)
+        self.pooling = Pooling(_pooling_of(plm, config, pooling), hidden, family_of(plm).causal)
+        self.classifier = None if num_outputs is None else _classifier(num_outputs, plm, mlm_head)
         if self.classifier is not None:
             nn.init.normal_(self.classifier.weight, std=CLASSIFIER_INIT, generator=generator)
-            nn.init.zeros_(self.classifier.bias)
 
     @property
     def _is_shared(self) -> bool:
@@ -117,8 +135,8 @@ class Adapter(nn.Module):
         return self._held.modules
 
     @property
-    def prompt(self) -> Prompt | None:
-        """What is put before each row; None: nothing."""
+    def prompt(self) -> RowPrompt | None:
+        """What is put into each row; None: nothing."""
         return self._held.prompt
 
     def allocation(self, total_steps: int) -> RankAllocation | None:
@@ -229,6 +247,27 @@ class Adapter(nn.Module):
                 for name, buffer in list(part.named_buffers(recurse=False)):
                     setattr(part, name, buffer.to(*args, **kwargs))
         return self
+
+
+def _pooling_of(
+    plm: PreTrainedModel, config: AnyAdapter, wanted: PoolingKind | None
+) -> PoolingKind:
+    """Return how rows are pooled; of what WARP reads, `first` is all."""
+    found = pooling_of(plm, wanted)
+    if isinstance(config, WarpConfig) and found != "first":
+        raise PlmError(
+            f"pooling is {found}, but WARP reads a row at its [MASK] alone; allowed is first"
+        )
+    return found
+
+
+def _classifier(num_outputs: int, plm: PreTrainedModel, mlm_head: MlmHead | None) -> nn.Linear:
+    """Return a classifier whose bias is 0; behind a masked-LM head there is none."""
+    if mlm_head is not None:
+        return nn.Linear(mlm_head.width, num_outputs, bias=False)
+    found = nn.Linear(plm.config.hidden_size, num_outputs)
+    nn.init.zeros_(found.bias)
+    return found
 
 
 def places_of(config: AnyAdapter, family: Family) -> dict[str, Place]:

@@ -15,13 +15,22 @@ from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, read_weights
 from tinyattn.compat.deepspeed_compat import parameter_count
 from tinyattn.errors import AdapterError, ConfigError, PlmError
 from tinyattn.plms.loading import Plm
+from tinyattn.plms.mlm_head import MlmHead
 
 LEAST_WEIGHTS = 1_000_000
 """An adapter file may hold this many weights, or as many as its PLM has if those are more."""
 
 
-def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> Adapter:
+def read_adapter_for(
+    plm: PreTrainedModel, folder: Path, card: AdapterCard, mlm_head: MlmHead | None = None
+) -> Adapter:
     """Build the adapter of a folder for a PLM; its memory is allocated after its files are checked.
+
+    Args:
+        plm: the PLM.
+        folder: the adapter folder.
+        card: its card.
+        mlm_head: the PLM's, where the method reads rows by it.
 
     Raises:
         AdapterError: the files are damaged, or the adapter does not fit the PLM.
@@ -29,9 +38,13 @@ def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> A
     classifier = (card.num_outputs or 0) * (plm.config.hidden_size + 1)
     most = max(parameter_count(plm) + classifier + plm.config.hidden_size, LEAST_WEIGHTS)
     numbers, planned = most, None
+
+    def build() -> Adapter:
+        return Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling, mlm_head=mlm_head)
+
     try:
         with torch.device("meta"):  # takes no memory
-            planned = Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling)
+            planned = build()
         numbers = parameter_count(planned)
     except PlmError as error:  # layers that the PLM it was made for does not have
         raise AdapterError(f"{folder}: {error}; restore a copy") from None
@@ -45,7 +58,7 @@ def read_adapter_for(plm: PreTrainedModel, folder: Path, card: AdapterCard) -> A
     if planned is not None:
         refuse_other_weights(planned, weights, folder)
     try:
-        adapter = Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling)
+        adapter = build()
     except ConfigError as error:
         raise AdapterError(f"{folder}: {error}; restore a copy") from None
     refuse_other_weights(adapter, weights, folder)

@@ -21,7 +21,7 @@ from tinyattn.adapters.stream_check import copy_streams, streams_equal_padded
 from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
 from tinyattn.batching.pooling import Pooling
 from tinyattn.compat.deepspeed_compat import parameter_count
-from tinyattn.config import AnyAdapter, PoolingKind, VariantConfig
+from tinyattn.config import AnyAdapter, PoolingKind, VariantConfig, WarpConfig
 from tinyattn.errors import (
     NameTakenError,
     PlmError,
@@ -29,7 +29,8 @@ from tinyattn.errors import (
     did_you_mean,
 )
 from tinyattn.plms.families import select_layers
-from tinyattn.plms.loading import Plm, PlmMemo
+from tinyattn.plms.loading import Plm, PlmMemo, mlm_head_of
+from tinyattn.plms.mlm_head import MlmHead
 from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.products import apart
 from tinyattn.plms.segments import segments_of
@@ -37,7 +38,7 @@ from tinyattn.plms.segments import segments_of
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of parameters: of adapter, classifier and PLM."""
+    """Numbers of parameters: of adapter, classifier (of WARP the classes' vectors) and PLM."""
 
     adapter: int
     classifier: int
@@ -73,6 +74,7 @@ class AdaptedModel(nn.Module):
         super().__init__()
         self.plm = plm
         self.memo = memo or PlmMemo()
+        self.mlm_head: MlmHead | None = None
         self.plm_dropout = plm_dropout
         self.adapters = nn.ModuleDict()
         self.active: str | None = None
@@ -103,10 +105,12 @@ class AdaptedModel(nn.Module):
         Raises:
             NameTakenError: there is an adapter of that name.
             UsageError: the name or the placement is not allowed.
-            PlmError: the PLM lacks a layer or a place that the method needs, or cannot pool so.
+            PlmError: the PLM lacks a layer, a place or a head that the method needs, or cannot pool
+                so.
         """
         self._check_new(name, config)
-        adapter = Adapter(self.plm, config, num_outputs, seed, pooling)
+        head = self._head_for(config)
+        adapter = Adapter(self.plm, config, num_outputs, seed, pooling, head)
         self._attach(name, adapter)
         return adapter
 
@@ -128,13 +132,22 @@ class AdaptedModel(nn.Module):
         """Prepare this PLM for a method.
 
         Raises:
-            PlmError: it lacks a layer or a place that the method needs, or its inputs do not tell
-                texts apart.
+            PlmError: it lacks a layer, a place or a head that the method needs, or its inputs do
+                not tell texts apart.
         """
+        self._head_for(config)
         if isinstance(config, VariantConfig) and config.segments != "all":
             segments_of(self.plm)
         select_layers(config.layers, len(self.sites.calls))
         self.sites.reach(places_of(config, self.sites.family).values())
+
+    def _head_for(self, config: AnyAdapter) -> MlmHead | None:
+        """Return the PLM's masked-LM head if a method reads rows by it; else None."""
+        if not isinstance(config, WarpConfig):
+            return None
+        # A module of this one, so that it moves with it to another device.
+        self.mlm_head = mlm_head_of(self.plm, self.memo)
+        return self.mlm_head
 
     def _attach(self, name: str, adapter: Adapter) -> None:
         device = next(self.plm.parameters()).device
@@ -240,7 +253,9 @@ class AdaptedModel(nn.Module):
     def _pooled(self, adapter: Adapter, batch: dict[str, Tensor]) -> Tensor:
         """Return the pooled embeddings of padded rows, [B, H] in fp32, run after run."""
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
-        prompt, found = None if self._disabled else adapter.prompt, []
+        prompt, found = adapter.prompt, []
+        if prompt is not None and self._disabled:
+            prompt = prompt.untrained()
         try:
             for modules in self._runs(adapter):
                 self.sites.adapters = modules
@@ -437,12 +452,12 @@ class AdaptedModel(nn.Module):
 
         Raises:
             AdapterError: the files are damaged, or the adapter was made for another PLM.
-            NameTakenError, UsageError: as `add_adapter`.
+            NameTakenError, UsageError, PlmError: as `add_adapter`.
         """
         card = read_card(folder)
         check_plm(card, plm, folder)
         self._check_new(name, card.adapter)
-        adapter = read_adapter_for(self.plm, folder, card)
+        adapter = read_adapter_for(self.plm, folder, card, self._head_for(card.adapter))
         self._attach(name, adapter)
         self.switch(name)
         return card

@@ -20,6 +20,7 @@ from tinyattn.config.methods import (
     PeftAdapter,
     UnfrozenConfig,
     VariantConfig,
+    WarpConfig,
     method_name,
     set_all,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "TrainConfig",
     "UnfrozenConfig",
     "VariantConfig",
+    "WarpConfig",
     "build",
     "dotted_keys",
     "is_tag",

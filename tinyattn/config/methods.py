@@ -229,6 +229,41 @@ class UnfrozenConfig(StrictModel):
         return "sequential"
 
 
+class WarpConfig(StrictModel):
+    """WARP (Hambardzumyan et al., ACL 2021): embeddings around a row, read at a [MASK] beside them.
+
+    The PLM's own masked-LM head, without its output embedding, reads the mask. A class has one
+    trained vector, and no bias: its logit is that vector times what the head reads.
+    """
+
+    method: Literal["warp"]
+    """What is trained: embeddings in each row, and a vector for each class."""
+    length: int = Field(20, ge=1, le=10_000)
+    """K, trained embeddings: the first half (of an odd number the larger one) stands after a row's
+    first token, the other half, and [MASK] behind it, before the row's last token."""
+    layers: Layers = "all"
+    """all; none: no embeddings, so that the vectors of the classes alone are trained (WARP_0)."""
+
+    @property
+    def placement(self) -> str:
+        """Any: it acts before all layers."""
+        return "sequential"
+
+    @property
+    def prompt_length(self) -> int:
+        """Positions that it takes in each row, that of [MASK] among them."""
+        return 1 + (0 if self.layers == "none" else self.length)
+
+    @model_validator(mode="after")
+    def _in_rows(self) -> Self:
+        if self.layers not in ("all", "none"):
+            raise ValueError(
+                f"layers {self.layers} came with method warp, which acts before all layers: "
+                "allowed are all and none"
+            )
+        return self
+
+
 TUNERS: dict[str, frozenset[str]] = {
     "LORA": frozenset({"r", "lora_alpha", "target_modules", "use_rslora", "use_dora"}),
     "IA3": frozenset({"target_modules", "feedforward_modules"}),
@@ -417,6 +452,7 @@ METHODS: dict[str, type[StrictModel]] = {
     "adamix": AdaMixConfig,
     "bitfit": UnfrozenConfig,
     "full": UnfrozenConfig,
+    "warp": WarpConfig,
     "peft": PeftAdapter,
 }
 """{method: the model of its settings}."""
@@ -445,6 +481,7 @@ AnyAdapter = Annotated[
     | Annotated[BottleneckConfig, Tag(tag_of(BottleneckConfig))]
     | Annotated[AdaMixConfig, Tag(tag_of(AdaMixConfig))]
     | Annotated[UnfrozenConfig, Tag(tag_of(UnfrozenConfig))]
+    | Annotated[WarpConfig, Tag(tag_of(WarpConfig))]
     | Annotated[PeftAdapter, Tag(tag_of(PeftAdapter))],
     Discriminator(lambda value: tag_of(METHODS[_method_of(value)])),
     BeforeValidator(_with_known_method),

@@ -15,6 +15,7 @@ from tinyattn.config.methods import (
     AttentionConfig,
     PeftAdapter,
     UnfrozenConfig,
+    WarpConfig,
     set_all,
 )
 from tinyattn.config.schema import StrictModel, build
@@ -131,10 +132,17 @@ class TrainConfig(StrictModel):
                 f"start came with adapter.method {self.adapter.method}, allowed are tiny and "
                 "variant, whose heads can be perturbed"
             )
-        if self.zero_stage == 3 and isinstance(self.adapter, UnfrozenConfig | PeftAdapter):
+        if self.zero_stage == 3 and isinstance(
+            self.adapter, UnfrozenConfig | PeftAdapter | WarpConfig
+        ):
             raise ValueError(
                 f"zero_stage 3 came with adapter.method {self.adapter.method}, which needs the "
                 "PLM's weights whole; allowed are 0, 1 and 2"
+            )
+        if isinstance(self.adapter, WarpConfig) and self.pooling not in (None, "first"):
+            raise ValueError(
+                f"pooling {self.pooling} came with adapter.method warp, which reads a row at its "
+                "[MASK] alone; leave pooling out"
             )
         gives_up = isinstance(self.adapter, PeftAdapter) and self.adapter.gives_up_ranks
         if self.zero_stage and gives_up:

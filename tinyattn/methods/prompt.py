@@ -8,7 +8,7 @@ that belong to no token of a row.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,32 @@ from transformers import PreTrainedModel
 from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import PeftAdapter
 from tinyattn.errors import ConfigError
+
+
+class RowPrompt(Protocol):
+    """What a trial puts into each row of a shared PLM, whose rows are padded for it."""
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Return what is trained, by name."""
+
+    def hidden(
+        self,
+        base: Any,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        **inputs: Tensor | bool,
+    ) -> Tensor:
+        """Run padded rows with it through the PLM's base model; return what pooling reads of them.
+
+        Args:
+            base: the PLM's base model.
+            input_ids: [B, T].
+            attention_mask: [B, T], 1 for a real token; None: all are real.
+            inputs: further inputs of the PLM.
+        """
+
+    def untrained(self) -> RowPrompt | None:
+        """Return what is left where an adapter is disabled; None: the rows alone."""
 
 
 class Prompt:
@@ -71,6 +97,9 @@ class Prompt:
         embedded = torch.cat([prompt.to(embedded.dtype), embedded], dim=1)
         hidden = base(inputs_embeds=embedded, **given).last_hidden_state
         return hidden[:, length:]
+
+    def untrained(self) -> None:
+        """Return None: without it rows are as they are."""
 
     @torch.no_grad()
     def check(self, base: PreTrainedModel, config: PeftAdapter) -> None:

@@ -22,7 +22,7 @@ from tinyattn.config import PeftAdapter, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
 from tinyattn.methods.allocation import allocation_options
 from tinyattn.methods.peft_folder import limited
-from tinyattn.methods.prompt import Prompt, prompt_options
+from tinyattn.methods.prompt import Prompt, RowPrompt, prompt_options
 from tinyattn.plms.families import layer_calls, select_layers
 
 Modules = dict[str, nn.Module]
@@ -36,8 +36,8 @@ class Replaced:
     modules: Modules
     by_peft: Any = None
     """peft's model of the trial's skeleton, which holds the same modules; None: not by peft."""
-    prompt: Prompt | None = None
-    """What is put before each row; None: nothing."""
+    prompt: RowPrompt | None = None
+    """What is put into each row; None: nothing."""
 
 
 def replaced_modules(

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForMaskedLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
     PretrainedConfig,
@@ -32,6 +33,7 @@ from transformers import (
 from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
 from tinyattn.plms.families import Family, family_of
+from tinyattn.plms.mlm_head import MlmHead, has_masked_lm, head_of, one_kind
 from tinyattn.plms.transformers_compat import revision_of
 from tinyattn.telemetry import switch_telemetry_off
 
@@ -63,6 +65,8 @@ class PlmMemo:
     """Result of `AdaptedModel.can_stream`; None: it was not tried yet."""
     is_shared: bool = False
     """Whether `share_weights` was called."""
+    mlm_head: MlmHead | None = None
+    """Its masked-LM head; None: no adapter has asked for it yet."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,11 @@ class Plm:
             digest.update(f"{name} {weight.dtype}".encode())
             digest.update(_bytes_of(weight))
         return digest.hexdigest()
+
+    @property
+    def mlm_head(self) -> MlmHead:
+        """Its masked-LM head, loaded when first asked for; PlmError: as `mlm_head_of`."""
+        return mlm_head_of(self.model, self.memo)
 
     @property
     def hidden_size(self) -> int:
@@ -270,6 +279,64 @@ def empty_plm(name: str) -> PreTrainedModel:
     with torch.device("meta"):
         found: PreTrainedModel = _auto_class(config).from_config(config)
     return found
+
+
+def mlm_head_of(plm: PreTrainedModel, memo: PlmMemo) -> MlmHead:
+    """Return the masked-LM head of a PLM, frozen, on its device and in its number format.
+
+    It comes from the files that the PLM came from, once for all trials; of a PLM on the meta device
+    it has shapes alone.
+
+    Args:
+        plm: a base model that `load_plm` or `empty_plm` made.
+        memo: keeps the head.
+
+    Raises:
+        PlmError: its family has none, its files hold none, or they are no longer those of the PLM.
+    """
+    if memo.mlm_head is None:
+        memo.mlm_head = _load_mlm_head(plm)
+    return memo.mlm_head
+
+
+_NO_HEAD = "use a PLM with one, as roberta-large, or a method that needs none"
+
+
+def _load_mlm_head(plm: PreTrainedModel) -> MlmHead:
+    name, kind = plm.name_or_path, plm.config.model_type
+    if not has_masked_lm(plm.config):
+        raise PlmError(f"PLMs of the family {kind} have no masked-LM head; {_NO_HEAD}")
+    if plm.device.type == "meta":
+        with plm.device:
+            return head_of(AutoModelForMaskedLM.from_config(one_kind(plm.config)[0]), plm, 0)
+    if not name:
+        raise PlmError(f"a {kind} PLM that came from no files has no masked-LM head; {_NO_HEAD}")
+    config, keys = one_kind(plm.config)
+    options: dict[str, Any] = {"dtype": plm.dtype, "config": config, "key_mapping": keys}
+    if not Path(name).is_dir():  # the hub may have newer files by now
+        options["revision"] = revision_of(plm)
+    with _loading(name) as source:
+        options["adapter_kwargs"] = {"local_files_only": source["local_files_only"]}
+        masked, info = AutoModelForMaskedLM.from_pretrained(
+            **source, **options, output_loading_info=True
+        )
+        mask = AutoTokenizer.from_pretrained(**source).mask_token_id
+    missing = sorted(key for key in info["missing_keys"] if not _is_pooler(key))
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise PlmError(
+            f"PLM '{name}' has no masked-LM head: its files lack {missing[0]}{more}; {_NO_HEAD}"
+        )
+    if mask is None:
+        raise PlmError(f"PLM '{name}' has no [MASK]: its tokenizer names none; {_NO_HEAD}")
+    masked.to(plm.device)
+    own = dict(_weights(masked))
+    if not all(torch.equal(own[key], weight) for key, weight in _weights(plm)):
+        raise PlmError(
+            f"PLM '{name}': its files have changed since it was loaded; begin again, so that PLM "
+            "and masked-LM head are of the same files"
+        )
+    return head_of(masked, plm, mask)
 
 
 def fingerprint(model: PreTrainedModel) -> str:

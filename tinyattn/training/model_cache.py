@@ -24,7 +24,7 @@ import torch
 
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches, batches_of
-from tinyattn.config import LEAST_LENGTH, TrainConfig
+from tinyattn.config import LEAST_LENGTH, TrainConfig, WarpConfig
 from tinyattn.data.tokens import DataRequest, Rows, TaskData
 from tinyattn.errors import ConfigError
 from tinyattn.passes.executor import PassExecutor
@@ -137,12 +137,15 @@ class ModelCache:
             TaskError: the task or its data are missing, or do not fit.
         """
         plm = self.plm_of(config)
-        prompt = getattr(config.adapter, "prompt_length", 0)
+        prompt: int = getattr(config.adapter, "prompt_length", 0)
         most = plm.max_positions - prompt
         if most < LEAST_LENGTH:
+            option, size = "num_virtual_tokens", prompt
+            if isinstance(config.adapter, WarpConfig):
+                option, size = "length", config.adapter.length
             raise ConfigError(
-                f"adapter.num_virtual_tokens is {prompt}, but {config.plm} has {plm.max_positions} "
-                f"positions; set num_virtual_tokens={plm.max_positions - LEAST_LENGTH} or less"
+                f"adapter.{option} is {size}, but {config.plm} has {plm.max_positions} positions; "
+                f"set {option}={plm.max_positions - LEAST_LENGTH - prompt + size} or less"
             )
         if config.max_length > most:
             behind = f" behind a prompt of {prompt}" if prompt else ""
