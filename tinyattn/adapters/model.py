@@ -207,7 +207,10 @@ class AdaptedModel(nn.Module):
 
     @contextlib.contextmanager
     def disable_adapter(self) -> Iterator[None]:
-        """Run the bare PLM within the block; the active adapter's classifier still gives logits."""
+        """Run the bare PLM within the block; the active adapter's classifier still gives logits.
+
+        Of WARP it reads a [MASK], which stays in the rows.
+        """
         before, self._disabled = self._disabled, True
         self._activate()
         try:

@@ -233,7 +233,8 @@ class WarpConfig(StrictModel):
     """WARP (Hambardzumyan et al., ACL 2021): embeddings around a row, read at a [MASK] beside them.
 
     The PLM's own masked-LM head, without its output embedding, reads the mask. A class has one
-    trained vector, and no bias: its logit is that vector times what the head reads.
+    trained vector (the verbalizer has these) and no bias: its logit is that vector times what the
+    head reads.
     """
 
     method: Literal["warp"]

@@ -7,7 +7,8 @@ t_1 ... t_n becomes
 
 where t_1 and t_n are the tokens that begin and end a row ([CLS] and [SEP]). The logit of class c is
 v_c · g(h), where h is the last hidden state at [MASK], g the frozen masked-LM head without its
-output embedding, and v_c the trained vector of the class, which the adapter's classifier has.
+output embedding, and v_c the trained vector of the class; the adapter's classifier has these
+vectors, the verbalizer.
 
 The paper puts embeddings also between the texts of a pair; here all that are not before the texts
 are after them. An embedding starts as that of [MASK], as the authors' code may set it.
@@ -136,7 +137,7 @@ class Warp:
                 ids = torch.tensor([[*few[:3], mask, few[3]]])
                 wanted = base(input_ids=ids).last_hidden_state[0, 3]
             rounding = torch.finfo(base.dtype).eps ** 0.5
-            fits = torch.allclose(found, wanted, rtol=rounding, atol=rounding)
+            fits = bool((found - wanted).float().norm() <= rounding * wanted.float().norm())
             reason = "it treats embeddings otherwise than the tokens they are of"
         except Exception as error:  # of any class: the PLM may not know these arguments
             if is_out_of_memory(error):
