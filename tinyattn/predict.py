@@ -75,6 +75,7 @@ class Predictor:
             version=card.token_version,
             types=token_types(tokenizer, card.token_version, self.plm.has_types),
             separator=card.separator,
+            chunked=self.card.pooling == "hierarchical",
         )
         return tokenise(rows, self.task, tokenizer, card.max_length, name="predict", rules=rules)
 

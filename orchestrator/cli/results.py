@@ -306,6 +306,7 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, places:
     all rows share passes through the PLM. Each may also be an adapter folder, as `train` writes.
     """
     from orchestrator.registry.prediction import lines_of, predict_file, predict_mixed
+    from tinyattn.data.tokens import MOST_CHUNKS
     from tinyattn.files.atomic import check_output, write_output
 
     prints = output is None or str(output) == "-"
@@ -319,8 +320,8 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, places:
     text = lines_of(answers)
     if truncated:
         click.echo(
-            f"note: {truncated:,} of the rows are longer than the adapter's max_length; they were "
-            "cut",
+            f"note: {truncated:,} of the rows are longer than the adapter reads (its max_length, "
+            f"or {MOST_CHUNKS} chunks of it where it pools by hierarchical); they were cut",
             err=True,
         )
     if output is None or prints:

@@ -334,7 +334,8 @@ def _measured(context: TrialContext, one: Resources, most: int) -> dict[int, flo
 def _key(context: TrialContext, one: Resources, kind: str) -> str:
     """All that decides how much time sharing saves."""
     config: TrainConfig = context.base
-    rows = f"{config.task} {config.max_length} {config.batch_size} {config.micro_batch_size}"
+    length = f"{config.max_length}{' in chunks' if config.chunked else ''}"
+    rows = f"{config.task} {length} {config.batch_size} {config.micro_batch_size}"
     plm = f"{config.plm} {context.fingerprints.get('plm_fingerprint')} {config.precision}"
     return f"{rows} {plm} {config.adapter} {one.cpus} {one.gpus} on {kind}"
 

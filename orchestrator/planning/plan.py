@@ -16,6 +16,7 @@ from orchestrator.planning.preflight import (
     Cost,
     check_shapes,
     check_warmup,
+    extremes,
     inspect,
     max_evaluations,
     predict_cost,
@@ -29,6 +30,7 @@ from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
 from orchestrator.state.workspace import Workspace
 from tinyattn.data.labels import check_labels
+from tinyattn.data.tokens import MOST_CHUNKS
 from tinyattn.errors import (
     AbsentDataError,
     AbsentError,
@@ -126,10 +128,13 @@ class Plan:
         facts = self.facts
         if facts is None:
             return []
+        most = str(self.sweep.train.max_length)
+        if any(config.chunked for config in extremes(self.sweep, ("pooling",))):
+            most = f"{MOST_CHUNKS} chunks of {most}"
         return [
             f"rows        train {facts.train_rows:,}, select {facts.select_rows:,}, held-out "
             f"{facts.heldout_rows:,}; {facts.mean_length:.0f} tokens a row, "
-            f"{facts.truncated_rows:,} rows cut to {self.sweep.train.max_length}",
+            f"{facts.truncated_rows:,} rows cut to {most}",
             *(f"beware      {note}" for note in facts.carve_notes),
         ]
 
@@ -278,7 +283,8 @@ def plan_of(
     rows = facts.train_rows if facts else assumed_rows(sweep)
     length = facts.mean_length if facts else TYPICAL_LENGTH
     scored = facts.select_rows * facts.evaluations if facts else 0
-    cost = predict_cost(sweep, rows, length, task.num_outputs, scored)
+    chunks = facts.most_chunks if facts else 1
+    cost = predict_cost(sweep, rows, length, task.num_outputs, scored, chunks)
     taken = False
     try:
         taken = workspace.has_store() and not workspace.store().name_is_free(sweep.name)

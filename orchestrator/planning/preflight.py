@@ -63,17 +63,22 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     check_shapes(sweep)
     check_prompts(sweep, plm)
     # The longest rows last: the facts are about them.
-    sized = extremes(sweep, ("adapter.num_virtual_tokens", "adapter.length", "max_length"))
-    for config in sorted(sized, key=lambda one: one.max_length):
+    sized = extremes(
+        sweep, ("adapter.num_virtual_tokens", "adapter.length", "max_length", "pooling")
+    )
+    for config in sorted(sized, key=lambda one: (one.max_length, one.chunked)):
         data = model_cache.data(config)
     for config in extremes(sweep, ("adapter.segments",)):
         refuse_single_texts(config, plm, model_cache.batches_of(data.train, plm))
     configs = extremes(_with_experts(sweep), ("max_train_rows",))
     fewest = min((model_cache.data(config).train for config in configs), key=len)
-    mean_length = float(np.diff(data.train.flat().offsets).mean())
+    rows = data.train.flat()
+    mean_length = float(np.diff(rows.offsets).mean())
+    most_chunks = int(np.diff(rows.first_chunks()).max())
     evaluations = max_evaluations(sweep, len(data.train))
+    scored = len(data.select) * evaluations
     cost = predict_cost(
-        sweep, len(data.train), mean_length, data.task.num_outputs, len(data.select) * evaluations
+        sweep, len(data.train), mean_length, data.task.num_outputs, scored, most_chunks
     )
     return Facts(
         task=data.task.name,
@@ -89,6 +94,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         mean_length=mean_length,
         evaluations=evaluations,
         fewest_rows=len(fewest),
+        most_chunks=most_chunks,
         trial_pflop=cost.trial_pflop,
         label_rows=label_rows(data.task, fewest),
     )
@@ -219,7 +225,12 @@ def extremes(sweep: Sweep, keys: tuple[str, ...]) -> Iterator[TrainConfig]:
 
 
 def predict_cost(
-    sweep: Sweep, train_rows: int, mean_length: float, num_outputs: int = 2, scored_rows: int = 0
+    sweep: Sweep,
+    train_rows: int,
+    mean_length: float,
+    num_outputs: int = 2,
+    scored_rows: int = 0,
+    most_chunks: int = 1,
 ) -> Cost:
     """Predict parameters, memory and arithmetic of a trial from the PLM's shape.
 
@@ -229,6 +240,7 @@ def predict_cost(
         mean_length: mean tokens of a row.
         num_outputs: outputs of the classifier.
         scored_rows: rows that all evaluations of a trial score together.
+        most_chunks: chunks of the longest row, which one pass takes whole.
     """
     config, plm = sweep.train, empty_plm(sweep.train.plm)
     model = AdaptedModel(plm, config.adapter.placement)
@@ -237,7 +249,8 @@ def predict_cost(
     shape = plm.config
     layers, hidden = shape.num_hidden_layers, shape.hidden_size
     body = layers * 12 * hidden**2  # weights that every token passes: attention and feed-forward
-    micro, size = config.micro_batch_size or config.batch_size, BYTES[config.precision]
+    micro = max(config.micro_batch_size or config.batch_size, most_chunks)
+    size = BYTES[config.precision]
     # Activations kept for the backward pass, per token and layer: 34 H + 5 heads T bytes at two
     # bytes a number (Korthikanti et al., 2022, table 2). An upper bound: frozen weights need no
     # gradient, so their inputs are not kept.

@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.tracking.provenance import refuse_other_data
 from orchestrator.tracking.records import TrialRun
-from tinyattn.adapters.checkpoint import TaskCard, read_card
+from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.config import TrainConfig, build, set_dotted, stored_config
 from tinyattn.data.tokens import Rows, TaskData
@@ -79,7 +79,7 @@ def benchmarks(
         def outputs_of(folder: Path) -> np.ndarray:
             predictor = Predictor(folder, model_cache, config.plm)
             try:
-                return predictor.outputs(heldout_for(_task_card(folder), config, model_cache))
+                return predictor.outputs(heldout_for(predictor.card, config, model_cache))
             finally:
                 predictor.close()
 
@@ -95,9 +95,14 @@ def benchmarks(
     return benchmark_of
 
 
-def heldout_for(card: TaskCard, config: TrainConfig, model_cache: ModelCache) -> Rows:
+def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache) -> Rows:
     """Return the held-out rows of `config`, tokenised as for the adapter's predictions."""
-    own = {"token_version": card.token_version, "max_length": card.max_length}
+    assert card.task is not None  # a Predictor has checked it
+    own: dict[str, Any] = {
+        "token_version": card.task.token_version,
+        "max_length": card.task.max_length,
+        "pooling": card.pooling,  # which decides whether rows are cut into chunks
+    }
     rows = model_cache.data(config.with_overrides(own)).heldout
     assert rows is not None
     return rows

@@ -28,6 +28,8 @@ class Facts:
     """Evaluations of the longest trial of the space."""
     fewest_rows: int
     """Training rows of an epoch of whichever trial or expert has the fewest."""
+    most_chunks: int = 1
+    """Chunks of the training row that has most; 1 where rows are not cut."""
     trial_pflop: float = 0.0
     """Predicted operations of one whole trial, in 10^15; 0: not known."""
     label_rows: Mapping[str, int] = field(default_factory=dict)

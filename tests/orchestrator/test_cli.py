@@ -617,7 +617,8 @@ def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
     assert all(sum(answer["probabilities"].values()) == pytest.approx(1) for answer in answers)
     assert (
         result.stderr
-        == "note: 1 of the rows are longer than the adapter's max_length; they were cut\n"
+        == "note: 1 of the rows are longer than the adapter reads (its max_length, or 32 chunks of "
+        "it where it pools by hierarchical); they were cut\n"
     )
 
     named = here / "named.csv"

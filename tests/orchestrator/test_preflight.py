@@ -146,7 +146,7 @@ def test_a_pooling_and_a_placement_that_the_plm_has_no_place_for(tmp_path: Path)
     config alone."""
     T5Config(d_model=16, d_kv=3, num_heads=4, num_layers=2, vocab_size=40).save_pretrained(tmp_path)
     poolings: dict[str, Any] = {"pooling": {"type": "choice", "values": ["mean", "first"]}}
-    with pytest.raises(ConfigError, match=r"^space: pooling: pooling is first, .* mean and atten"):
+    with pytest.raises(ConfigError, match=r"^space: pooling: pooling is first, .* mean, atten"):
         check_shapes(sweep(str(tmp_path), poolings))
     with pytest.raises(ConfigError, match=r"^pooling is first"):
         check_shapes(sweep(str(tmp_path), train={"pooling": "first"}))
@@ -160,9 +160,20 @@ def test_a_pooling_and_a_placement_that_the_plm_has_no_place_for(tmp_path: Path)
 def test_the_query_of_a_pooling_is_counted_in_the_plan(tiny: str) -> None:
     counts = [
         predict_cost(sweep(tiny, train={"pooling": kind}), 10, 8.0).counts.classifier
-        for kind in ("first", "mean", "attention")
+        for kind in ("first", "mean", "attention", "hierarchical")
     ]
-    assert counts == [66, 66, 66 + 32]
+    assert counts == [66, 66, 66 + 32, 66 + 2 * 32]
+
+
+def test_a_row_of_many_chunks_is_in_the_memory_that_a_trial_takes(tiny: str) -> None:
+    made = sweep(tiny, train={"pooling": "hierarchical", "batch_size": 4})
+    few, same, many = (
+        predict_cost(made, 10, 8.0, most_chunks=chunks).memory_gb for chunks in (1, 4, 12)
+    )
+    counts = predict_cost(made, 10, 8.0).counts
+    rest = (4 * counts.plm + 16 * counts.trainable) / 1e9
+    assert few == same
+    assert (many - rest) / (few - rest) == pytest.approx(3)
 
 
 def test_all_placements_and_layers_that_fit_are_allowed(tiny: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tiny_plm import save_tiny_plm
 
 from orchestrator.registry.benchmarks import fingerprint_of, heldout_for, objection_to
-from tinyattn.adapters.checkpoint import TaskCard
+from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, TaskCard
 from tinyattn.config import TrainConfig
 from tinyattn.training.model_cache import ModelCache
 
@@ -52,7 +52,7 @@ def config_of(task: Path, plm: str, **changes: Any) -> TrainConfig:
     return TrainConfig(**{"task": str(task), "plm": plm, "max_length": 8} | changes)
 
 
-def card_of(config: TrainConfig) -> TaskCard:
+def task_card_of(config: TrainConfig) -> TaskCard:
     return TaskCard(
         name="pairs", text_columns=("first", "second"), labels=("zero", "one"), score_range=None,
         metrics=("accuracy",), max_length=config.max_length, carve_version=config.carve_version,
@@ -60,11 +60,23 @@ def card_of(config: TrainConfig) -> TaskCard:
     )  # fmt: skip
 
 
+def card_of(config: TrainConfig) -> AdapterCard:
+    plm = PlmCard(name="p", revision="", family="bert", hidden_size=32, fingerprint="f")
+    pooling = config.pooling or "first"
+    return AdapterCard(
+        adapter=config.adapter, plm=plm, num_outputs=2, pooling=pooling, task=task_card_of(config)
+    )
+
+
 def test_an_adapter_is_judged_on_rows_cut_as_it_was_trained(pairs: Path, plm: str) -> None:
     newcomer, champion = config_of(pairs, plm), config_of(pairs, plm, max_length=32)
     rows = heldout_for(card_of(champion), newcomer, ModelCache())
     # Two texts of ten tokens, each followed by [SEP], and [CLS] before them.
     assert np.diff(rows.flat().offsets).tolist() == 20 * [23]
+    champion = config_of(pairs, plm, pooling="hierarchical")
+    rows = heldout_for(card_of(champion), newcomer, ModelCache())
+    # Chunks of 8 tokens, of which 3 are special: twenty take 4 chunks.
+    assert np.diff(rows.flat().offsets).tolist() == 20 * [20 + 4 * 3]
 
 
 def test_a_budget_is_of_rows_whatever_their_tokens_and_the_rows_to_train_on(
@@ -94,10 +106,10 @@ def test_carved_dev_rows_are_others_for_each_carve_and_do_not_compare(
     names = [fingerprint_of(model_cache.data(config), config) for config in (one, two)]
     assert len(set(names)) == 2
     task = model_cache.data(one).task
-    assert objection_to(card_of(one), task, one) == ""
-    assert "carve_version=1" in objection_to(card_of(one), task, two)
+    assert objection_to(task_card_of(one), task, one) == ""
+    assert "carve_version=1" in objection_to(task_card_of(one), task, two)
 
 
 def test_adapters_of_any_carve_compare_on_dev_rows_of_their_own_file(pairs: Path, plm: str) -> None:
     one, two = (config_of(pairs, plm, carve_version=version) for version in (1, 2))
-    assert objection_to(card_of(one), ModelCache().data(two).task, two) == ""
+    assert objection_to(task_card_of(one), ModelCache().data(two).task, two) == ""

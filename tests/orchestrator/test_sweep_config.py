@@ -382,7 +382,8 @@ def test_poolings_are_searched_like_any_word(tmp_path):
     points = enumerate_points({"pooling": sweep.space["pooling"]})
     assert [sweep.trial_config(point).pooling for point in points] == ["first", "mean", "attention"]
     text = with_space("pooling: {type: choice, values: [mean, max]}")
-    assert "pooling: 'max' came, allowed is 'first', 'mean' or 'attention'" in fault(tmp_path, text)
+    allowed = "allowed is 'first', 'mean', 'attention' or 'hierarchical'"
+    assert f"pooling: 'max' came, {allowed}" in fault(tmp_path, text)
 
 
 def test_a_sweep_stored_before_there_were_versions_goes_on_with_the_first(tmp_path):

@@ -34,6 +34,8 @@ from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
 KINDS: tuple[PoolingKind, ...] = get_args(PoolingKind)
+WEIGHTED = ("attention", "hierarchical")
+"""Here rows are one chunk each, which both pool alike; test_hierarchical.py has rows of several."""
 __all__ = ["group_cost"]
 
 
@@ -60,7 +62,7 @@ def with_pooling(plm: Any, kind: PoolingKind, name: str, model: AdaptedModel | N
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "deberta-v2"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["first", "mean", "attention"])
 def test_logits_and_gradients_are_those_of_loops_over_tokens(
     build_plm: Any, kind: PoolingKind, family: str, group_cost: None
 ) -> None:
@@ -68,7 +70,7 @@ def test_logits_and_gradients_are_those_of_loops_over_tokens(
     model, adapter = with_pooling(build_plm(family), kind, "one")
     adapter.double()
     pooling, classifier = adapter.pooling, adapter.classifier
-    assert (pooling.query is not None) == (kind == "attention")
+    assert (pooling.query is not None) == (kind in WEIGHTED)
     logits = []
     for row in ROWS["one"]:
         hidden = model.plm(torch.tensor([row])).last_hidden_state[0]
@@ -137,7 +139,7 @@ def test_trials_of_all_poolings_share_a_pass_to_the_bit(
     """Logits and gradients are what each gives alone; a tuner of peft is among them."""
     plm = build_plm(family, dtype=dtype)
     model = AdaptedModel(plm)
-    names = dict(zip(["one", "two", "three"], KINDS, strict=True))
+    names = dict(zip(["one", "two", "three"], ("first", "mean", "hierarchical"), strict=True))
     for name, kind in names.items():
         with_pooling(plm, kind, name, model)
     tuner = PeftAdapter(method="peft", tuner="LORA", r=2)
@@ -202,7 +204,8 @@ def test_what_stands_in_padding_is_not_read(kind: PoolingKind) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_query_is_counted_with_the_classifier(build_plm: Any, kind: PoolingKind) -> None:
     _, adapter = with_pooling(build_plm("bert"), kind, "one")
-    assert adapter.num_parameters()[1] == 16 * 2 + 2 + (16 if kind == "attention" else 0)
+    queries = {"attention": 1, "hierarchical": 2}.get(kind, 0)
+    assert adapter.num_parameters()[1] == 16 * 2 + 2 + 16 * queries
 
 
 # ---- trials ----
@@ -250,7 +253,7 @@ def test_a_trial_above_cached_layers_trains_as_one_that_runs_them(
     found, again = trained(config)
     assert list((tmp_path / "cache" / "mapped").rglob("*.bin"))
     assert found == pytest.approx(whole, rel=1e-5)
-    assert (query is None) == (kind != "attention")
+    assert (query is None) == (kind not in WEIGHTED)
     if query is not None:
         torch.testing.assert_close(again, query, rtol=1e-4, atol=1e-6)
         assert query.abs().max() > 1e-4  # it was trained
@@ -263,13 +266,13 @@ def test_without_pooling_a_trial_is_the_one_it_always_was(config: TrainConfig) -
     # Printed by the commit before there were poolings.
     assert TrainConfig(task="rte", plm="minilm").identity("a", "b") == "d69a4e212da67adc"
     names = {config.with_overrides({"pooling": kind}).identity("a", "b") for kind in KINDS}
-    assert len(names | {config.identity("a", "b")}) == 4
+    assert len(names | {config.identity("a", "b")}) == len(KINDS) + 1
 
 
 def test_a_pooling_that_nobody_knows_is_refused(config: TrainConfig) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"pooling: 'men' came, allowed is 'first', 'mean' or 'attention' — did you mean 'me",
+        match=r"pooling: 'men' came, allowed is 'first', .* or 'hierarchical' — did you mean 'me",
     ):
         config.with_overrides({"pooling": "men"})
 

@@ -104,7 +104,9 @@ def test_a_trial_needs_no_setting_for_it(
 
 
 def test_first_is_refused_by_name(config: TrainConfig) -> None:
-    with pytest.raises(PlmError, match=r"pooling is first, .* allowed are mean and attention"):
+    with pytest.raises(
+        PlmError, match=r"pooling is first, .* are mean, attention and hierarchical"
+    ):
         Trainer(config.with_overrides({"pooling": "first"}), ModelCache())
     with contextlib.closing(
         Trainer(config.with_overrides({"pooling": "attention"}), ModelCache())

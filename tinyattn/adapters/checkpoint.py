@@ -4,7 +4,8 @@ An adapter folder holds an adapter and its classifier, without the PLM:
 
 adapter_config.json         AdapterCard: shapes, PLM, task, lineage, SHA-256 of the weights
 adapter_model.safetensors   `layers.<call>.<parameter>`, `classifier.{weight,bias}` and, where
-                            attention pools, `pooling.query`, all in fp32
+                            attention pools, `pooling.query` and perhaps
+                            `pooling.chunk_query`, all in fp32
 peft/                       of a tuner of peft only: the same without the classifier, for peft
 
 A trial's state is one file, `trial_state.pt`, written by torch.

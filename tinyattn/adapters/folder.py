@@ -36,7 +36,8 @@ def read_adapter_for(
         AdapterError: the files are damaged, or the adapter does not fit the PLM.
     """
     classifier = (card.num_outputs or 0) * (plm.config.hidden_size + 1)
-    most = max(parameter_count(plm) + classifier + plm.config.hidden_size, LEAST_WEIGHTS)
+    queries = 2 * plm.config.hidden_size  # of its pooling, at most
+    most = max(parameter_count(plm) + classifier + queries, LEAST_WEIGHTS)
     numbers, planned = most, None
 
     def build() -> Adapter:

@@ -227,7 +227,10 @@ class AdaptedModel(nn.Module):
     # ---- running ----
 
     def forward(
-        self, parts: Sequence[tuple[str, PackedSequence]] | None = None, **batch: Tensor
+        self,
+        parts: Sequence[tuple[str, PackedSequence]] | None = None,
+        chunks: Tensor | None = None,
+        **batch: Tensor,
     ) -> Any:
         """Run the PLM with the active adapter; with `parts`, return `run_streams(parts)`.
 
@@ -235,6 +238,8 @@ class AdaptedModel(nn.Module):
 
         Args:
             parts: pairs of an adapter's name and its packed rows; None: `batch` is given.
+            chunks: [B] number of chunks of each row, where `batch` has those one after the other;
+                for an adapter that pools by `hierarchical`. None: each row is one.
             batch: inputs of the PLM, each [B, T]: `input_ids`, `attention_mask` and so on.
 
         Returns:
@@ -250,11 +255,12 @@ class AdaptedModel(nn.Module):
                 if adapter is not None and adapter.prompt is not None and not self._disabled:
                     raise UsageError(f"'{self.active}' is a prompt and has no classifier")
                 return self.plm(**batch)
-            pooled = self._pooled(adapter, batch)
+            pooled = self._pooled(adapter, batch, chunks)
         return adapter.classifier(pooled)
 
-    def _pooled(self, adapter: Adapter, batch: dict[str, Tensor]) -> Tensor:
+    def _pooled(self, adapter: Adapter, batch: dict[str, Tensor], chunks: Tensor | None) -> Tensor:
         """Return the pooled embeddings of padded rows, [B, H] in fp32, run after run."""
+        numbers = None if chunks is None else chunks.cpu().numpy()
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
         prompt, found = adapter.prompt, []
         if prompt is not None and self._disabled:
@@ -266,7 +272,7 @@ class AdaptedModel(nn.Module):
                     hidden = self.plm.base_model(**batch, **options).last_hidden_state
                 else:
                     hidden = prompt.hidden(self.plm.base_model, **batch, **options)
-                found.append(adapter.pooling(hidden, batch.get("attention_mask")))
+                found.append(adapter.pooling(hidden, batch.get("attention_mask"), numbers))
         finally:
             self._activate()
         return torch.cat(found) if len(found) > 1 else found[0]

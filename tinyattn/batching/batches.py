@@ -23,7 +23,9 @@ class Batches:
 
     Attributes:
         labels: [N] class ids (int64) or scores (float32); empty where the split has none.
-        lengths: [N] number of tokens of each row.
+        lengths: [N] number of tokens of each row, of all its chunks.
+        chunks: [N] number of chunks of each row, 1 where rows are not cut. Each is a row for the
+            PLM.
         offsets: [N + 1] index in `columns` of each row's first token, and of the end.
         columns: the PLM's inputs by name (token ids, token types), [all tokens], row after row.
     """
@@ -33,6 +35,11 @@ class Batches:
         self.columns = dict(flat.columns)
         self.offsets, self.labels = flat.offsets, flat.labels
         self.lengths: np.ndarray = np.diff(self.offsets)
+        self.bounds = flat.chunks
+        """[C + 1] index in `columns` of each chunk's first token, and of the end; None: rows are
+        not cut."""
+        self._first_chunks = flat.first_chunks()
+        self.chunks: np.ndarray = np.diff(self._first_chunks)
         self._pad = {
             "input_ids": pad_id(tokenizer),
             "token_type_ids": tokenizer.pad_token_type_id,
@@ -44,33 +51,44 @@ class Batches:
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
         """Return a padded batch: PLM inputs [B, T], `attention_mask`, and `labels` [B] if known.
 
-        Rows are padded on the right to the longest of them.
+        Rows are padded on the right to the longest of them. Where they are cut, inputs have a row
+        for each chunk, and `chunks` [B] tells how many each row has.
         """
-        lengths = self.lengths[indices]
-        shape = (len(indices), int(lengths.max()))
+        starts, lengths = self._spans(indices)
+        shape = (len(lengths), int(lengths.max()))
         batch = {
-            name: torch.from_numpy(self._padded(name, indices, shape)) for name in self.columns
+            name: torch.from_numpy(self._padded(name, starts, lengths, shape))
+            for name in self.columns
         }
         mask = np.arange(shape[1])[None, :] < lengths[:, None]
         batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
         if len(self.labels):
             batch["labels"] = torch.from_numpy(self.labels[indices])
+        if self.bounds is not None:
+            batch["chunks"] = torch.from_numpy(self.chunks[indices])
         return batch
 
-    def _padded(self, name: str, indices: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where each chunk of some rows begins in `columns`, and its tokens, [C] each."""
+        if self.bounds is None:
+            return self.offsets[indices], self.lengths[indices]
+        chunks = ranges(self._first_chunks[indices], self.chunks[indices])
+        return self.bounds[chunks], self.bounds[chunks + 1] - self.bounds[chunks]
+
+    def _padded(
+        self, name: str, starts: np.ndarray, lengths: np.ndarray, shape: tuple[int, int]
+    ) -> np.ndarray:
         padded = np.full(shape, self._pad[name], dtype=np.int64)
         values = self.columns[name]
-        for row, index in enumerate(indices):
-            first, last = self.offsets[index], self.offsets[index + 1]
-            padded[row, : last - first] = values[first:last]
+        for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+            padded[row, :length] = values[start : start + length]
         return padded
 
     def stream(self, indices: np.ndarray, device: torch.device) -> PackedSequence:
-        """Return rows as a packed sequence, in the order of `indices`."""
-        lengths = self.lengths[indices]
-        starts = np.cumsum(lengths) - lengths
-        positions = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-        tokens = np.repeat(self.offsets[indices], lengths) + positions
+        """Return rows as a packed sequence, in the order of `indices`; see `batch` on chunks."""
+        starts, lengths = self._spans(indices)
+        positions = ranges(np.zeros_like(starts), lengths)
+        tokens = ranges(starts, lengths)
 
         def tensor(values: np.ndarray) -> Tensor:
             return torch.from_numpy(values.astype(np.int64))[None].to(device, non_blocking=True)
@@ -79,7 +97,14 @@ class Batches:
             inputs={name: tensor(values[tokens]) for name, values in self.columns.items()},
             positions=tensor(positions),
             lots=(lengths,),
+            chunks=None if self.bounds is None else self.chunks[indices],
         )
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the numbers from each start on, so many as its length, one range after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
 def batches_of(split: Rows, tokenizer: PreTrainedTokenizerBase) -> Batches:

@@ -73,6 +73,8 @@ class PackedSequence:
         start: number of the PLM's layer calls that are skipped: `hidden` is their output.
         hidden: [1, N, H] output of the skipped layers; None: none is skipped.
         filler: number of filler tokens behind each lot, copies of the token before them.
+        chunks: number of chunks of each labelled row of one trial; the rows of this sequence are
+            its chunks then. None: rows are not cut, or those of several trials are joined.
     """
 
     inputs: dict[str, Tensor]
@@ -81,6 +83,7 @@ class PackedSequence:
     start: int = 0
     hidden: Tensor | None = None
     filler: tuple[int, ...] = (0,)
+    chunks: np.ndarray | None = None
 
     @property
     def tokens(self) -> int:

@@ -51,7 +51,7 @@ class OptimizerConfig(StrictModel):
         return self
 
 
-PoolingKind = Literal["first", "mean", "attention"]
+PoolingKind = Literal["first", "mean", "attention", "hierarchical"]
 """How a row's hidden states become the embedding that the classifier reads."""
 
 
@@ -85,8 +85,10 @@ class TrainConfig(StrictModel):
     """What is trained beside the frozen PLM: shape and place of the adapters."""
     pooling: PoolingKind | None = None
     """What the classifier reads of a row. first: its first token, in a decoder its last one; mean:
-    the mean of its tokens; attention: their mean by weights that a learned query gives. None: as
-    the PLM's family does, first or, where no token stands for a row (T5), mean."""
+    the mean of its tokens; attention: their mean by weights that a learned query gives;
+    hierarchical: a row longer than max_length is cut into chunks, each is pooled by attention, and
+    a second learned query weighs the chunks. None: as the PLM's family does, first or, where no
+    token stands for a row (T5), mean."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How adapter and classifier are trained."""
     epochs: int = Field(20, ge=1, le=10_000)
@@ -94,11 +96,12 @@ class TrainConfig(StrictModel):
     batch_size: int = Field(16, ge=1, le=65_536)
     """Rows per optimizer step."""
     micro_batch_size: int | None = Field(None, ge=1)
-    """Rows per forward pass; gradients accumulate to batch_size. None: batch_size."""
+    """Rows, or chunks of rows, per forward pass; gradients accumulate to batch_size. A row of more
+    chunks is a pass by itself. None: batch_size."""
     evaluate_every: int | None = Field(None, ge=1)
     """Optimizer steps between evaluations; None: twice an epoch."""
     max_length: int = Field(128, ge=LEAST_LENGTH, le=1_000_000)
-    """Tokens per row; longer rows are truncated."""
+    """Tokens per row; longer rows are truncated, or cut into chunks (see `pooling`)."""
     max_train_rows: int | None = Field(None, ge=1)
     """Use a fixed random subset of this many training rows; None: all."""
     max_select_rows: int | None = Field(None, ge=1)
@@ -170,6 +173,11 @@ class TrainConfig(StrictModel):
         data = self.model_dump(mode="json")
         set_all(data, overrides)
         return build(type(self), data, source)
+
+    @property
+    def chunked(self) -> bool:
+        """Whether rows longer than `max_length` are cut into chunks instead of truncated."""
+        return self.pooling == "hierarchical"
 
     @property
     def protocol_name(self) -> str:

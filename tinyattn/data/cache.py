@@ -89,13 +89,16 @@ def _key(
     rules: TokenRules,
     source: Source,
 ) -> str:
+    about_rules = asdict(rules)
+    if not rules.chunked:  # as rows were named before they could be cut
+        del about_rules["chunked"]
     content = [
         _FORMAT,
         [task.text_columns, task.label_column, task.group_column, task.labels, task.score_range],
         [task.splits.train, task.splits.validation, dict(task.splits.extra)],
         dict(source.digests),
         tokenizer_fingerprint(tokenizer),
-        asdict(rules),
+        about_rules,
         max_length,
     ]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

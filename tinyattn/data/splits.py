@@ -46,7 +46,9 @@ def load_data(
         TaskError: data are missing or do not fit the task.
         StorageError: the cache cannot be written.
     """
-    rules = token_rules(tokenizer, len(task.text_columns), request.token_version, types)
+    rules = token_rules(
+        tokenizer, len(task.text_columns), request.token_version, types, request.chunked
+    )
     stored = stored_splits(task, tokenizer, request.max_length, rules, find_source(task, data_dir))
     carved = stored.carved[str(request.carve_version)]
     left, select, dev = _divide(task, stored, request, carved)

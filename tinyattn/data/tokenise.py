@@ -1,9 +1,18 @@
-"""Tokenising: rows of text to rows of token ids, one for one and in order."""
+"""Tokenising: rows of text to rows of token ids, one for one and in order.
+
+Rows of more than `max_length` tokens are truncated, or cut into chunks (`TokenRules.chunked`). A
+chunk has at most `max_length` tokens, of which the special tokens are those of a whole row; the
+other tokens of all chunks of a row are those of the row, each once and in order. A chunk ends at
+the last end of a sentence in its last quarter, or where it is full. Of a pair the shorter text
+stands whole in every chunk if it takes at most half the room; else both texts are cut, and a chunk
+has the next part of each.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,16 +21,20 @@ from typing import Any
 
 import datasets
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from tinyattn.data.files import quiet_datasets
 from tinyattn.data.rows import LABEL
-from tinyattn.data.tokens import GROUPS, Split, pad_id
+from tinyattn.data.tokens import GROUPS, MOST_CHUNKS, Split, pad_id
+from tinyattn.errors import PlmError
 from tinyattn.tasks.base import Task
 
 _NEWLINE, _BAR = "\n", " | "
 _PASSES = 8
 """Most rounds in which special tokens that a text spells are broken up."""
+_SENTENCE_END = re.compile(r"[.!?…][\"'”’»)\]]*(?=\s|$)|[。！？]|\S(?=[^\S\n]*\n)")
+"""The last sign of a sentence, or of a line."""
+_MARKS = "marks"
 
 
 @dataclass(frozen=True)
@@ -35,10 +48,16 @@ class TokenRules:
     """Whether tokens have types (segments), which tell the texts of a pair apart."""
     separator: str | None
     """Text between the two of a pair; None where the tokenizer separates them itself."""
+    chunked: bool = False
+    """Whether rows that are too long are cut into chunks; else they are truncated."""
 
 
 def token_rules(
-    tokenizer: PreTrainedTokenizerBase, num_texts: int, version: int, types: bool | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    num_texts: int,
+    version: int,
+    types: bool | None = None,
+    chunked: bool = False,
 ) -> TokenRules:
     """Return the rules of a version for one PLM and kind of task.
 
@@ -47,9 +66,10 @@ def token_rules(
         num_texts: texts of a row.
         version: version of the rules.
         types: whether the PLM has more than one token type; None: as the tokenizer says.
+        chunked: whether rows that are too long are cut into chunks.
     """
     separator = _separator(tokenizer) if version > 1 and num_texts > 1 else None
-    return TokenRules(version, token_types(tokenizer, version, types), separator)
+    return TokenRules(version, token_types(tokenizer, version, types), separator, chunked)
 
 
 def token_types(tokenizer: PreTrainedTokenizerBase, version: int, types: bool | None) -> bool:
@@ -89,8 +109,16 @@ def tokenise(
         name: name of the split.
         rules: from `token_rules`; None: the newest.
         file: Arrow file to write and memory-map; None: the rows stay in memory.
+
+    Raises:
+        PlmError: rows are to be cut into chunks, and the tokenizer is not a fast one.
     """
     rules = rules or token_rules(tokenizer, len(task.text_columns), version=2)
+    if rules.chunked and not tokenizer.is_fast:
+        raise PlmError(
+            f"pooling is hierarchical, but {type(tokenizer).__name__} does not say where in a text "
+            "a token stands; allowed are PLMs with a fast tokenizer, or pooling=attention"
+        )
     features = {
         "input_ids": datasets.List(datasets.Value("int32")),
         "length": datasets.Value("int32"),
@@ -98,11 +126,13 @@ def tokenise(
     }
     if rules.types:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
+    if rules.chunked:
+        features["chunks"] = datasets.List(datasets.Value("int32"))
     kept = [column for column in (LABEL, GROUPS) if column in rows.column_names]
     features |= {column: rows.features[column] for column in kept}
     with quiet_datasets():
         encoded = rows.map(
-            lambda batch: _encode(
+            lambda batch: (_encode_chunks if rules.chunked else _encode)(
                 [batch[column] for column in task.text_columns], tokenizer, max_length, rules
             ),
             batched=True,
@@ -150,6 +180,71 @@ def _encode(
     return encoded
 
 
+def _encode_chunks(
+    texts: Sequence[list[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    rules: TokenRules,
+) -> dict[str, list[Any]]:
+    """Tokenise one batch, as `_encode` does, with the rows that are too long cut into chunks."""
+    texts = _separated(texts, tokenizer, rules)
+    tokens = _tokens(texts, tokenizer, rules, marked_from=max_length + 1)
+    names = ["input_ids", *(["token_type_ids"] if rules.types else [])]
+    encoded: dict[str, list[Any]] = {name: [] for name in (*names, "length", "truncated", "chunks")}
+    for row, marks in enumerate(tokens[_MARKS]):
+        own = {name: tokens[name][row] for name in names}
+        whole = len(own["input_ids"])
+        places = [np.arange(whole)] if marks is None else _cut(marks[0], marks[1], max_length)
+        left = tokenizer.truncation_side == "left"
+        kept = places[-MOST_CHUNKS:] if left else places[:MOST_CHUNKS]
+        order = np.concatenate(kept).tolist()
+        for name, values in own.items():
+            empty = pad_id(tokenizer) if name == "input_ids" else 0
+            encoded[name].append([values[place] for place in order] or [empty])
+        encoded["length"].append(len(encoded["input_ids"][-1]))
+        encoded["truncated"].append(len(places) > MOST_CHUNKS)
+        encoded["chunks"].append([max(1, len(chunk)) for chunk in kept])
+    return encoded
+
+
+def _cut(text: np.ndarray, ends: np.ndarray, max_length: int) -> list[np.ndarray]:
+    """Return the places of the tokens of each chunk of a row.
+
+    Args:
+        text: [T] the text of each token, 0 or 1; -1 for those that every chunk has.
+        ends: [T] bool: tokens at which a sentence ends.
+        max_length: most tokens of a chunk.
+    """
+    common, first, second = (np.flatnonzero(text == number) for number in (-1, 0, 1))
+    room = max_length - len(common)
+    assert room > 0, "the least max_length leaves room for text"
+    found, short = [], min(first, second, key=len)
+    if len(short) <= room // 2:
+        common, room = np.concatenate([common, short]), room - len(short)
+        first, second = max(second, first, key=len), short[:0]
+    while len(first) + len(second):
+        most = max(room - room // 2, room - len(second))
+        own = first[: _size(ends[first], most)]
+        other = second[: _size(ends[second], room - len(own))]
+        found.append(np.sort(np.concatenate([common, own, other])))
+        first, second = first[len(own) :], second[len(other) :]
+    return found
+
+
+def _size(ends: np.ndarray, most: int) -> int:
+    """Return how many of a text's next tokens a chunk gets, `most` or a few less.
+
+    Args:
+        ends: bool of each token: whether a sentence ends there.
+        most: most tokens.
+    """
+    if len(ends) <= most:
+        return len(ends)
+    least = max(1, most - most // 4)
+    at = np.flatnonzero(ends[least - 1 : most])
+    return least + int(at[-1]) if len(at) else most
+
+
 def _separated(
     texts: Sequence[list[str]], tokenizer: PreTrainedTokenizerBase, rules: TokenRules
 ) -> Sequence[list[str]]:
@@ -166,14 +261,30 @@ def _tokens(
     texts: Sequence[list[str]],
     tokenizer: PreTrainedTokenizerBase,
     rules: TokenRules,
+    marked_from: int | None = None,
     **cut: Any,
-) -> dict[str, list[list[int]]]:
-    """Tokenise texts; under version 2 no part of a text becomes a special token."""
+) -> dict[str, list[Any]]:
+    """Tokenise texts; under version 2 no part of a text becomes a special token.
+
+    With `marked_from`, rows of so many tokens and more have `_marks`, and others None.
+    """
     options = {"return_attention_mask": False, "verbose": False, **cut}
+    if rules.version > 1:
+        options |= {"return_token_type_ids": rules.types, "split_special_tokens": True}
+
+    def call(texts: Sequence[list[str]]) -> dict[str, list[Any]]:
+        if marked_from is None:
+            return dict(tokenizer(*texts, **options))
+        found = tokenizer(*texts, return_offsets_mapping=True, **options)
+        marks = [
+            None if len(ids) < marked_from else _marks(found, row, texts, tokenizer, rules)
+            for row, ids in enumerate(found["input_ids"])
+        ]
+        return {**found, _MARKS: marks}
+
+    found = call(texts)
     if rules.version == 1:
-        return dict(tokenizer(*texts, **options))
-    options |= {"return_token_type_ids": rules.types, "split_special_tokens": True}
-    found = dict(tokenizer(*texts, **options))
+        return found
     special = _special_tokens(tokenizer)
     most = sum(i in special for i in tokenizer(*["a"] * len(texts))["input_ids"])
     # Vocabularies that hold special tokens as words (Unigram's, a list of words) find them so too.
@@ -187,7 +298,7 @@ def _tokens(
         if not spelt:
             break
         broken = _broken([[text[row] for row in spelt] for text in whole], tokenizer, special, cut)
-        again = tokenizer(*broken, **options)
+        again = call(broken)
         for text, own in zip(whole, broken, strict=True):
             for row, value in zip(spelt, own, strict=True):
                 text[row] = value
@@ -195,6 +306,32 @@ def _tokens(
             for row, values in zip(spelt, again[key], strict=True):
                 found[key][row] = values
     return found
+
+
+def _marks(
+    found: BatchEncoding,
+    row: int,
+    texts: Sequence[list[str]],
+    tokenizer: PreTrainedTokenizerBase,
+    rules: TokenRules,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `text` and `ends` of a row's tokens, as `_cut` takes them."""
+    spans = np.array(found["offset_mapping"][row])
+    text = np.array([-1 if number is None else number for number in found.sequence_ids(row)])
+    ends = np.zeros(len(text), bool)
+    for number, column in enumerate(texts):
+        own = np.flatnonzero(text == number)
+        stops = spans[own, 1]
+        at = [match.end() for match in _SENTENCE_END.finditer(column[row])]
+        # Several tokens may stand at one place: a sentence ends at the last.
+        ends[own] = np.isin(stops, at) & (np.diff(stops, append=-1) != 0)
+    if rules.separator is not None:
+        if tokenizer.truncation_side == "left":
+            begin = len(texts[0][row]) - len(rules.separator)
+            text[(text == 0) & (spans[:, 0] >= begin)] = -1
+        else:
+            text[(text == 1) & (spans[:, 1] <= len(rules.separator))] = -1
+    return text, ends
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:

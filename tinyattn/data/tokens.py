@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 GROUPS = "tinyattn:groups"
 """Name of the column of group numbers; a plain `groups` could be a user's own column."""
+MOST_CHUNKS = 32
+"""Most chunks of a row, which bound its memory; what is longer still is truncated."""
 _MOST_PASSED_OVER = 0.05
 """Share of rows passed over by carving from which a note says so."""
 
@@ -39,6 +41,15 @@ class FlatRows:
     groups: np.ndarray
     """[N] int64 number of each row's group (`data/groups.py`), as of rows that share a premise or
     are a minimal pair; a number of its own for each row if groups were not computed."""
+    chunks: np.ndarray | None = None
+    """[C + 1] where each chunk begins in `columns`, and where the last one ends: a long row has
+    several, each with special tokens of its own. None: rows are not cut."""
+
+    def first_chunks(self) -> np.ndarray:
+        """Return the number of each row's first chunk, and of all chunks, [N + 1]."""
+        if self.chunks is None:
+            return np.arange(len(self.offsets))
+        return np.searchsorted(self.chunks, self.offsets)
 
 
 class Rows(Protocol):
@@ -66,7 +77,8 @@ class Split:
 
     rows: datasets.Dataset
     """Columns `input_ids`, `length` (tokens), `truncated` (bool); where they exist also
-    `token_type_ids`, `label` (class id or score; all rows have one) and GROUPS."""
+    `token_type_ids`, `chunks` (tokens of each chunk, whose sum is `length`), `label` (class id or
+    score; all rows have one) and GROUPS."""
     name: str
     """Name of the split, e.g. `train` or `validation_matched`."""
     truncated: int
@@ -80,13 +92,18 @@ class Split:
         table = self.rows.with_format("arrow")[:]
         names = [name for name in ("input_ids", "token_type_ids") if name in table.column_names]
         lists = {name: table[name].combine_chunks() for name in names}
+        offsets, chunks = lists["input_ids"].offsets.to_numpy(), None
+        if "chunks" in table.column_names:
+            sizes = table["chunks"].combine_chunks().flatten().to_numpy()
+            chunks = offsets[0] + np.concatenate([[0], np.cumsum(sizes)])
         return FlatRows(
             columns={name: values.values.to_numpy() for name, values in lists.items()},
-            offsets=lists["input_ids"].offsets.to_numpy(),
+            offsets=offsets,
             labels=table["label"].to_numpy() if "label" in table.column_names else np.empty(0),
             groups=(
                 table[GROUPS].to_numpy() if GROUPS in table.column_names else np.arange(len(self))
             ),
+            chunks=chunks,
         )
 
 
@@ -112,6 +129,9 @@ class DataRequest:
     """See `tinyattn.data.carve`."""
     token_version: int = 2
     """See `tinyattn.data.tokenise`."""
+    chunked: bool = False
+    """Whether rows of more than `max_length` tokens are cut into chunks of so many, for pooling
+    `hierarchical`; else they are truncated."""
 
     def __post_init__(self) -> None:
         if self.protocol not in ("paper", "heldout"):
@@ -140,7 +160,7 @@ class TaskData:
     fingerprint: str
     """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""
     truncated: int
-    """Rows in these splits whose text was cut to max_length."""
+    """Rows in these splits whose text was truncated: to max_length, chunked to MOST_CHUNKS."""
     carve_notes: tuple[str, ...] = ()
     """Remarks that belong beside scores on carved rows."""
     separator: str | None = None

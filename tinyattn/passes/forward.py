@@ -34,25 +34,50 @@ def cut(
     streams: bool,
     device: torch.device,
     passes: int | None = None,
+    chunks: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """Cut a batch into passes; how it is cut changes speed and memory, but not the gradients.
 
     Args:
         lengths: [N] tokens of each row.
-        most: largest number of rows of a pass.
+        most: largest number of rows of a pass, or of their chunks; a row that has more is a pass.
         streams: whether passes are packed sequences; else padded batches.
         device: the device that runs them.
         passes: number of passes, of which some may have no rows; None: as few as possible if
             packed, as many as are fastest if padded.
+        chunks: [N] number of chunks of each row; None: each is one.
 
     Returns:
         Positions in `lengths`, one array for each pass, longest rows first.
     """
+    if chunks is not None and (chunks > 1).any():
+        if streams or passes is not None:
+            found = _filled(np.argsort(-lengths, kind="stable"), chunks, most)
+            return found + [np.empty(0, np.int64)] * ((passes or 0) - len(found))
+        # Rows that were cut have chunks of full length, others are of all lengths.
+        short = np.flatnonzero(chunks == 1)
+        own = cut(lengths[short], most, streams, device)
+        whole = np.flatnonzero(chunks > 1)
+        order = whole[np.argsort(-lengths[whole], kind="stable")]
+        return _filled(order, chunks, most) + [short[positions] for positions in own]
     if passes is None and not streams:
         return split_by_length(lengths, most, PASS_COST[device.type])
     order = np.argsort(-lengths, kind="stable")
     passes = passes or math.ceil(len(order) / most)  # 0 if there are no rows
     return np.array_split(order, passes) if passes else []
+
+
+def _filled(order: np.ndarray, chunks: np.ndarray, most: int) -> list[np.ndarray]:
+    """Divide rows, in their order, into passes of at most `most` chunks, or of a single row."""
+    found: list[list[int]] = []
+    room = 0
+    for row in order.tolist():
+        if not found or chunks[row] > room:
+            found.append([])
+            room = most
+        found[-1].append(row)
+        room -= chunks[row]
+    return [np.array(rows) for rows in found]
 
 
 def inputs_of(
@@ -206,7 +231,10 @@ def in_passes(lengths: np.ndarray, streams: bool, run: Callable[[np.ndarray], No
 
 
 def by_length(lengths: np.ndarray, streams: bool) -> Iterator[np.ndarray]:
-    """Yield the rows of each evaluation pass of at most EVAL_TOKENS tokens, longest rows first."""
+    """Yield the rows of each evaluation pass of at most EVAL_TOKENS tokens, longest rows first.
+
+    Padding of chunks is not counted: all but a row's last one are nearly full.
+    """
     order = np.argsort(-lengths, kind="stable")
     sizes, first = lengths[order], 0
     while first < len(order):

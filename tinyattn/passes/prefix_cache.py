@@ -95,6 +95,8 @@ def _name(key: str, rows: Batches) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(values).data)
     digest.update(np.ascontiguousarray(rows.offsets).data)
+    if rows.bounds is not None:
+        digest.update(np.ascontiguousarray(rows.bounds).data)
     return digest.hexdigest()
 
 

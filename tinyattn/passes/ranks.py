@@ -38,13 +38,9 @@ class Ranks:
         """Whether this process writes the files that the ranks have in common."""
         return self.rank == 0
 
-    def share(self, rows: np.ndarray) -> np.ndarray:
-        """Return this rank's share of a batch; the shares of all ranks are the whole batch."""
-        return rows[self.rank :: self.size]
-
-    def rows(self, rows: np.ndarray) -> int:
-        """Return the number of rows in the largest rank's share of a batch."""
-        return -(-len(rows) // self.size)
+    def shares(self, rows: np.ndarray) -> list[np.ndarray]:
+        """Return each rank's share of a batch; together they are the whole batch."""
+        return [rows[rank :: self.size] for rank in range(self.size)]
 
     def add_up(self, value: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place, and return it."""

@@ -276,7 +276,7 @@ def pooling_of(plm: PreTrainedModel, wanted: PoolingKind | None) -> PoolingKind:
     if wanted == "first" != own:
         raise PlmError(
             f"pooling is first, but no token of a {plm.config.model_type} PLM stands for its row; "
-            f"allowed are mean and attention (without pooling it is {own})"
+            f"allowed are mean, attention and hierarchical (without pooling it is {own})"
         )
     return wanted or own
 

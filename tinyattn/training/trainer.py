@@ -29,7 +29,7 @@ from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card, read_
 from tinyattn.adapters.experts import perturb
 from tinyattn.adapters.folder import check_plm, load_weights, read_adapter_for
 from tinyattn.adapters.model import AdaptedModel, Counts
-from tinyattn.batching.batches import Batches, epoch_order
+from tinyattn.batching.batches import Batches, epoch_order, ranges
 from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import AttentionConfig, TrainConfig, VariantConfig, unnamed
 from tinyattn.data.tokens import Rows, TaskData
@@ -211,34 +211,56 @@ class Trainer:
 
     def _train_step(self, indices: np.ndarray) -> Tensor:
         """One optimizer step on the mean loss of these rows; returns the sum over rows."""
-        micro, total = self.micro_batch_size, torch.zeros((), device=self.device)
-        places, keys = self.ranks.share(np.arange(len(indices))), self._row_keys(len(indices))
-        own = indices[places]
-        lengths = self.train_rows.lengths[own]
-        passes = None if self.ranks.size == 1 else math.ceil(self.ranks.rows(indices) / micro)
-        for positions in cut(lengths, micro, self.can_stream, self.device, passes):
-            if len(positions) == 0:  # from ZeRO 2 on, all ranks must run the same number of passes
-                self._pass(indices[:1], 0.0, keys[:, :1])
+        total, keys = torch.zeros((), device=self.device), self._row_keys(indices)
+        chunks = self.train_rows.chunks[indices]
+        first = np.cumsum(chunks) - chunks  # of each row's keys
+
+        def run(rows: np.ndarray, share: float) -> Tensor:
+            own = ranges(first[rows], chunks[rows])
+            return self._pass(indices[rows], share, keys[:, own])
+
+        # From ZeRO 2 on, all ranks must run the same number of passes.
+        shares, passes = self.ranks.shares(np.arange(len(indices))), None
+        if self.ranks.size > 1:
+            passes = max(len(self._cut(indices[rows], streams=True)) for rows in shares)
+        places = shares[self.ranks.rank]
+        for positions in self._cut(indices[places], self.can_stream, passes):
+            if len(positions) == 0:
+                run(np.array([0]), 0.0)
                 continue
             # The loss is the mean over the whole batch, whatever its micro-batches and ranks.
             # DeepSpeed divides the sum of the ranks' gradients by their number.
-            share = self.ranks.size / len(indices)
-            total += self._pass(own[positions], share, keys[:, places[positions]])
+            total += run(places[positions], self.ranks.size / len(indices))
         if self.allocation is None:
             self.engine.step()
         else:
             self.allocation.take_step(self.engine, self.step + 1, self.ranks.add_up)
         return self.ranks.add_up(total)
 
-    def _row_keys(self, rows: int) -> np.ndarray:
-        """Return the dropout keys of this step's rows, [modules, rows].
+    def _cut(self, rows: np.ndarray, streams: bool, passes: int | None = None) -> list[np.ndarray]:
+        """Return the places in `rows` of the training rows of each pass, as `cut` does."""
+        lengths, chunks = self.train_rows.lengths[rows], self.train_rows.chunks[rows]
+        return cut(lengths, self.micro_batch_size, streams, self.device, passes, chunks)
+
+    def _row_keys(self, indices: np.ndarray) -> np.ndarray:
+        """Return the dropout keys of this step's rows, [modules, chunks of all rows].
 
         They do not depend on how the step is cut into passes or shared between ranks.
         """
         # Seeded by three numbers, since `epoch_order` is by two: no stream is used twice.
         draws = np.random.RandomState([self.config.seed, self.step, 1])
-        limits, shape = np.iinfo(np.int64), (len(self.adapter.layers), rows)
-        return draws.randint(limits.min, limits.max, shape, dtype=np.int64)
+        limits, modules = np.iinfo(np.int64), len(self.adapter.layers)
+
+        def drawn(count: int) -> np.ndarray:
+            return draws.randint(limits.min, limits.max, (modules, count), dtype=np.int64)
+
+        chunks = self.train_rows.chunks[indices]
+        is_first = np.zeros(chunks.sum(), bool)
+        is_first[np.cumsum(chunks) - chunks] = True
+        keys = np.empty((modules, len(is_first)), np.int64)
+        keys[:, is_first] = drawn(len(indices))  # a row of one chunk has the keys of an uncut row
+        keys[:, ~is_first] = drawn(len(is_first) - len(indices))
+        return keys
 
     def _pass(self, rows: np.ndarray, share: float, keys: np.ndarray) -> Tensor:
         """Run rows forward and backward, in a pass shared with other trials of this process."""
@@ -525,8 +547,9 @@ def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         micro = config.micro_batch_size or config.batch_size
+        rows = "chunks" if config.chunked else "rows"
         smaller = f"set micro_batch_size={micro // 2} (the same mathematics)"
         raise OutOfMemoryError(
-            f"out of memory with micro-batches of {micro} rows of up to {config.max_length} "
+            f"out of memory with micro-batches of {micro} {rows} of up to {config.max_length} "
             f"tokens; {smaller if micro > 1 else 'set a smaller max_length, or use a smaller PLM'}"
         ) from error
