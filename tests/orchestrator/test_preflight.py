@@ -64,6 +64,20 @@ def test_facts_are_those_of_the_data(tiny: str) -> None:
     assert facts.evaluations == 6  # twice an epoch
 
 
+def test_rows_in_chunks_are_told_of_as_they_are_read(tiny: str, tmp_path: Path) -> None:
+    """Also where only some trials of the space read them so."""
+    short = {"max_length": 10, "max_train_rows": 69}
+    cut = inspect(sweep(tiny, train=short), ModelCache())
+    poolings: dict[str, Any] = {"pooling": {"type": "choice", "values": ["mean", "hierarchical"]}}
+    made = sweep(tiny, poolings, train=short)
+    facts = inspect(made, ModelCache())
+    assert (cut.most_chunks, facts.most_chunks) == (1, 2)
+    assert cut.truncated_rows > facts.truncated_rows == 0
+    assert facts.mean_length > cut.mean_length
+    plan = plan_of(made, Workspace(tmp_path / "runs"), cores=Cores(lambda dtype: 1e-3))
+    assert "0 rows cut to 32 chunks of 10\n" in str(plan)
+
+
 def test_no_heldout_rows_under_the_papers_protocol(tiny: str) -> None:
     facts = inspect(sweep(tiny, train={"protocol": "paper", "max_train_rows": 64}), ModelCache())
     assert facts.heldout_rows == 0

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 GROUPS = "tinyattn:groups"
 """Name of the column of group numbers; a plain `groups` could be a user's own column."""
 MOST_CHUNKS = 32
-"""Most chunks of a row, which bound its memory; what is longer still is truncated."""
+"""Most chunks of a row, which bound its memory; what is longer still is truncated. Adapters are
+trained with it, and stored tokens too (`data/cache.py`)."""
 _MOST_PASSED_OVER = 0.05
 """Share of rows passed over by carving from which a note says so."""
 
