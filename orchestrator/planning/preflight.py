@@ -211,11 +211,15 @@ def check_shapes(sweep: Sweep) -> None:
 def extremes(sweep: Sweep, keys: tuple[str, ...]) -> Iterator[TrainConfig]:
     """Yield the common configuration with every combination of the extremes of these keys.
 
-    Each has what its values are searched with, and what is searched with them.
+    Each has what its values are searched with, and what is searched with them. A key that is not
+    always searched is also left out: another may be searched only where it is not.
     """
     space = sweep.space
-    points = [
-        [with_parents(space, key, value) for value in space[key].extremes()]
+    points: list[list[dict[str, Any]]] = [
+        [
+            *([{}] if space[key].when else []),
+            *(with_parents(space, key, value) for value in space[key].extremes()),
+        ]
         for key in keys
         if key in space
     ]

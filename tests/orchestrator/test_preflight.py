@@ -137,6 +137,20 @@ def test_what_belongs_to_one_method_of_a_space_is_checked_with_it(
         inspect(sweep(tiny, space), ModelCache())
 
 
+def test_keys_of_which_no_trial_has_both_are_each_tried(tiny: str) -> None:
+    def space(longest: int) -> dict[str, Any]:
+        lengths = {"max_length": {"type": "choice", "values": [16, longest]}}
+        lengths["max_length"]["when"] = {"adapter.method": ["tiny"]}
+        prompts = {"adapter.num_virtual_tokens": {"type": "choice", "values": [4, 16]}}
+        prompts["adapter.num_virtual_tokens"]["when"] = {"adapter.tuner": ["PROMPT_TUNING"]}
+        return _methods(["PROMPT_TUNING"]) | lengths | prompts
+
+    few = {"max_train_rows": 32}
+    inspect(sweep(tiny, space(64), train=few), ModelCache())
+    with pytest.raises(ConfigError, match=r"max_length is 65, .* at most 64 tokens"):
+        inspect(sweep(tiny, space(65), train=few), ModelCache())
+
+
 def test_every_length_of_the_space_is_tried_against_the_plm(tiny: str) -> None:
     space = {"max_length": {"type": "choice", "values": [16, 32, 65]}}
     with pytest.raises(ConfigError, match=r"max_length is 65, .* at most 64 tokens"):
