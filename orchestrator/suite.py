@@ -88,7 +88,8 @@ def prepare_suite(suite: Suite, workspace: Workspace) -> dict[str, Facts]:
     for name in (suite.name, *(sweep.name for sweep in suite.sweeps)):
         refuse_taken(name, workspace)
     model_cache = ModelCache(workspace.data_dir, device="cpu")  # GPUs are for trials
-    facts = _of_all({m.name: partial(checked_facts, m.sweep, model_cache) for m in suite.members})
+    checks = {m.name: partial(checked_facts, m.sweep, model_cache) for m in suite.members}
+    facts = _of_all(checks, suite.listed_by)
     workspace.tracker(create=True)
     return facts
 
@@ -206,7 +207,8 @@ def prepare_growth(suite: Suite, workspace: Workspace) -> dict[str, Facts]:
     for member in (*new, *taken):
         refuse_taken(member.sweep.name, workspace)
     model_cache = ModelCache(workspace.data_dir, device="cpu")
-    return _of_all({m.name: partial(checked_facts, m.sweep, model_cache) for m in new})
+    checks = {m.name: partial(checked_facts, m.sweep, model_cache) for m in new}
+    return _of_all(checks, suite.listed_by)
 
 
 def grow_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) -> None:
@@ -401,11 +403,14 @@ class _Running:
         return replace(search, weight=self._definition.weights.get(member, 1.0), on_end=end)
 
 
-def _of_all(made: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:
+def _of_all(
+    made: Mapping[str, Callable[[], Found]], listed_by: str | None = None
+) -> dict[str, Found]:
     """Return what each function returns; raise what they raise as one error, a line for each sweep.
 
     Args:
         made: functions by the names of their sweeps within the suite.
+        listed_by: see `Suite.listed_by`.
 
     Raises:
         UsageError, StorageError: with the names of the sweeps to leave out, if not all are at
@@ -426,7 +431,10 @@ def _of_all(made: Mapping[str, Callable[[], Found]]) -> dict[str, Found]:
     lines = [f"{', '.join(members)}: {fault}" for fault, members in of_each.items()]
     if found:
         flags = " ".join(f"--without {member}" for member in faults)
-        lines.append(f"mend that, or let the others run without by {flags}")
+        without = f"let the others run without by {flags}"
+        if listed_by is not None:
+            without = f"leave {', '.join(faults)} out of {listed_by}"
+        lines.append(f"mend that, or {without}")
     is_storage = any(isinstance(fault, StorageError) for fault in faults.values())
     raise (StorageError if is_storage else UsageError)("\n".join(lines))
 

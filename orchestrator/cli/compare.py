@@ -75,11 +75,12 @@ def compare(
     name = name or f"compare-{task.rpartition('/')[2].removesuffix('.yaml')}"
     suite = comparison_suite(name, task, plm, sized, {**chosen, "search.trials": trials})
     suite = suite.with_imports(imported())
+    width = max(12, *(len(method.name) for method in sized))
     for method in sized:
         share = "a reference" if method.is_reference else f"{method.parameters / size - 1:+.1%}"
         own = f"; a space of its own: {', '.join(method.space)}" if method.space else ""
         more = f" ({method.trained:,} in training)" if method.trained > method.parameters else ""
-        echo(f"{method.name:12} {method.parameters:>12,} parameters{more}, {share}{own}")
+        echo(f"{method.name:{width}} {method.parameters:>12,} parameters{more}, {share}{own}")
     workspace = workspace_of(places)
     words = [task, *overrides, "--methods", methods, "--plm", plm, "--name", name]
     words += ["--trials", str(trials), *(["--params", str(params)] if params else [])]

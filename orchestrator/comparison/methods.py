@@ -61,6 +61,8 @@ VARIANTS: dict[str, dict[str, Json]] = {
     "window": {"window": 8},
     "null-key": {"null_key": True},
     "gated": {"gate": True},
+    "cross-segment": {"segments": "other"},
+    "sinusoidal": {"positions": "sinusoidal"},
 }
 """{name: what is other than in tiny attention}; its size grows by the head's dimension."""
 BOTTLENECKS: dict[str, dict[str, Json]] = {

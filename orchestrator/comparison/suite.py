@@ -64,4 +64,4 @@ def comparison_suite(
             faults |= dict.fromkeys(str(error).splitlines())
     if faults:
         raise ConfigError("\n".join(faults))
-    return Suite(name, tuple(members))
+    return Suite(name, tuple(members), listed_by="--methods")

@@ -94,6 +94,9 @@ class Suite:
     members: tuple[Member, ...]
     gpu_hours: float | None = None
     """GPU-hours after which no trial begins; None: no limit."""
+    listed_by: str | None = None
+    """Option by which the user lists its members; None: it has all of a file, but for those that
+    `--without` names."""
 
     @property
     def sweeps(self) -> list[Sweep]:

@@ -20,9 +20,11 @@ from orchestrator.comparison.cost import step_bytes
 from orchestrator.comparison.judging import Comparison, Judged, Pair, holm
 from orchestrator.comparison.methods import REFERENCES, one_head_size, sized_methods
 from orchestrator.comparison.page import keep, publish
+from orchestrator.comparison.run import prepare_comparison
 from orchestrator.comparison.suite import comparison_suite
 from orchestrator.comparison.table import render, sentences
 from orchestrator.selection.significance import primary_metric
+from orchestrator.state.workspace import Workspace
 from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, UsageError
 from tinyattn.tasks import find_task
@@ -144,6 +146,8 @@ def test_methods_at_one_size() -> None:
         ("rbf", {"score": "rbf", "head_dim": 1}, (4 * 384 + 1) * 6),
         ("additive", {"score": "additive"}, (4 * 384 + 2) * 6),
         ("null-key", {"null_key": True}, (4 * 384 + 2) * 6),
+        ("cross-segment", {"segments": "other"}, 4 * 384 * 6),
+        ("sinusoidal", {"positions": "sinusoidal"}, 4 * 384 * 6),
         ("houlsby", {"site": "both", "r": 1}, 9216),
         ("pfeiffer", {"site": "feed_forward", "r": 2}, 9216),
     ],
@@ -208,6 +212,20 @@ def comparison(p: float, judges: str = "held-out") -> Comparison:
     ]
     pairs = [Pair("tiny", "lora", 0.25, p, p)]
     return Comparison("accuracy", 4, judges, methods, pairs, 0.053, [])
+
+
+def test_a_method_that_does_not_fit_the_task_is_left_out_of_the_list(tmp_path: Path) -> None:
+    sized = sized_methods("minilm", ["tiny", "cross-segment"], 9216)
+    few = {"max_train_rows": 32, "max_select_rows": 16, "search.trials": 1}
+    suite = comparison_suite("c", "agreement", "minilm", sized, few)
+    with pytest.raises(UsageError) as refused:
+        prepare_comparison(suite, Workspace(tmp_path / "runs"))
+    assert str(refused.value).splitlines() == [
+        "cross-segment: adapter.segments is other, but agreement has no pairs of texts for minilm; "
+        "allowed is all",
+        "mend that, or leave cross-segment out of --methods",
+    ]
+    assert not (tmp_path / "runs" / "sweeps" / "c").exists()
 
 
 def test_the_table_and_what_it_shows() -> None:
