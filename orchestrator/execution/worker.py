@@ -116,7 +116,8 @@ class Worker:
         try:
             evaluation = self.thread.run(self._next_evaluation)
         except OutOfMemoryError as error:
-            if self.rows > 1 or self.model_cache.idle_plms(self._config()):
+            least = 1 if self.trainer is None else self.trainer.least_rows
+            if self.rows > least or self.model_cache.idle_plms(self._config()):
                 raise
             if is_larger_elsewhere(gpu=torch.cuda.is_available()):
                 raise TooSmallError(f"{error}; another machine has more memory") from None

@@ -218,7 +218,7 @@ def extremes(sweep: Sweep, keys: tuple[str, ...]) -> Iterator[TrainConfig]:
     points: list[list[dict[str, Any]]] = [
         [
             *([{}] if space[key].when else []),
-            *(with_parents(space, key, value) for value in space[key].extremes()),
+            *(p for value in space[key].extremes() for p in with_parents(space, key, value)),
         ]
         for key in keys
         if key in space

@@ -102,8 +102,11 @@ def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache)
         "token_version": card.task.token_version,
         "max_length": card.task.max_length,
         "pooling": card.pooling,  # which decides whether rows are cut into chunks
+        "adapter": card.adapter,  # whose prompt takes positions from rows
+        "start": None,
     }
-    rows = model_cache.data(config.with_overrides(own)).heldout
+    # Not checked as a trial's is: the trial may be of another method than the adapter.
+    rows = model_cache.data(config.model_copy(update=own)).heldout
     assert rows is not None
     return rows
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.driver.listeners import MlflowListener
 from orchestrator.driver.trial_queue import Points, Source
 from orchestrator.execution.tuner import BatchRun
 from orchestrator.planning.preflight import inspect, run_tags, warmup_note
@@ -37,7 +38,7 @@ from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.config import AdapterConfig, AnyAdapter, AttentionConfig, TrainConfig, method_name
-from tinyattn.errors import TinyAttnError, UsageError
+from tinyattn.errors import StorageError, TinyAttnError, UsageError
 from tinyattn.training.evaluation import final_metrics
 from tinyattn.training.model_cache import ModelCache
 
@@ -75,7 +76,11 @@ def best_one_head(
             "to finalize"
             + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
         )
-    return found[: sweep.finalize.finalists]
+    # Settings that a searcher tried twice, or on two seeds, are one finalist.
+    different: dict[str, Trial] = {}
+    for trial in found:
+        different.setdefault(_written({**trial.params, "seed": 0}), trial)
+    return list(different.values())[: sweep.finalize.finalists]
 
 
 def has_one_head(adapter: AnyAdapter) -> bool:
@@ -221,12 +226,16 @@ class Finalizing:
         points = [{**setting, "seed": seed} for setting in settings for seed in seeds]
         batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
         taken = self._earlier_finalists(batch.name, points)
+        listener = MlflowListener(self.runs, batch, self.checkpoints)
+        for trial in taken.values():  # the store may lag behind what a killed driver logged
+            listener.caught_up(trial)
         left = [point for point in points if _written(point) not in taken]
 
         def take_in(ended: list[Trial]) -> None:
             self._take_finalists([*taken.values(), *ended])
 
         if not left:
+            self.runs.settle()
             take_in([])
             return None
         self._take_in = take_in
@@ -235,7 +244,8 @@ class Finalizing:
     def _earlier_finalists(self, batch: str, points: Sequence[Point]) -> dict[str, Trial]:
         """Return the trials that completed in other batches than this one, by their points.
 
-        A point that this batch has begun stays its own, as an interrupted one is gone on with.
+        A point that this batch has begun stays its own, as an interrupted one is gone on with. One
+        whose adapter is gone is trained again.
         """
         wanted = set(map(_written, points))
         found: dict[str, Trial] = {}
@@ -246,7 +256,11 @@ class Finalizing:
                     wanted.discard(point)
                 elif completed:
                     found.setdefault(point, trial)
-        return {point: trial for point, trial in found.items() if point in wanted}
+        return {
+            point: trial
+            for point, trial in found.items()
+            if point in wanted and best_adapter(self.checkpoints, trial) is not None
+        }
 
     def _take_finalists(self, ended: list[Trial]) -> None:
         done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
@@ -263,7 +277,7 @@ class Finalizing:
             for i, g in enumerate(groups, 1)
         ]
         best = self._candidate(f"{self._named(winner)}, best seed", winner)
-        self._one_head = replace(best, evaluations=looks)
+        self._one_head = replace(best, adapter=self._adapter(winner), evaluations=looks)
         self._config = self.sweep.trial_config(winner.params)
 
     def _named(self, trial: Trial) -> str:
@@ -285,7 +299,7 @@ class Finalizing:
         if not has_one_head(self._config.adapter):
             return None
         final = self.sweep.finalize
-        assert self._one_head.adapter is not None
+        assert self._one_head.adapter is not None  # as `_take_finalists` saw to
         base = self._config.with_overrides(
             {
                 "adapter.num_heads": final.heads,
@@ -457,9 +471,11 @@ class Finalizing:
         return self.runs.run_of(trial_id)
 
     def _adapter(self, trial: Trial) -> Path:
-        """Return the adapter of a trial that completed."""
+        """Return the adapter of a trial that completed; StorageError if it is gone."""
         adapter = best_adapter(self.checkpoints, trial)
-        assert adapter is not None
+        if adapter is None:
+            folder = self.checkpoints.folder / "adapters" / trial.name
+            raise StorageError(f"{folder}: the trial's adapter is gone; restore a copy")
         return adapter
 
     def _candidate(self, name: str, trial: Trial) -> Candidate:

@@ -502,8 +502,11 @@ def check_extremes(sweep: Sweep, source: str = "sweep") -> None:
 
 
 def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
-    singles = [with_parents(space, k, v) for k, d in space.items() for v in d.extremes()]
-    sizes = [len(domain.extremes()) for domain in space.values()]
+    of_keys = [
+        [point for value in domain.extremes() for point in with_parents(space, key, value)]
+        for key, domain in space.items()
+    ]
+    singles, sizes = list(itertools.chain(*of_keys)), list(map(len, of_keys))
     pairs = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
     if pairs > MOST_PAIRS:
         return [

@@ -6,6 +6,7 @@ only where the keys it names have one of the values given. Nothing here knows th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -312,12 +313,15 @@ def complete(
     return full
 
 
-def with_parents(space: Mapping[str, Domain], key: str, value: Value) -> dict[str, Value]:
-    """Return the point {key: value}, with values for the keys that switch this one on."""
-    point: dict[str, Value] = {}
-    for parent, values in space[key].when.items():
-        point.update(with_parents(space, parent, values[0]))
-    return {**point, key: value}
+def with_parents(space: Mapping[str, Domain], key: str, value: Value) -> Iterator[dict[str, Value]]:
+    """Yield the point {key: value} with values for the keys that switch it on, in all ways."""
+    of_parents = [
+        [point for value in values for point in with_parents(space, parent, value)]
+        for parent, values in space[key].when.items()
+    ]
+    for points in itertools.product(*of_parents):
+        if (point := merged(points)) is not None:
+            yield {**point, key: value}
 
 
 def with_children(space: Mapping[str, Domain], point: Point) -> dict[str, Value]:

@@ -142,7 +142,8 @@ def test_a_batch_is_called_as_before_there_were_poolings(tmp_path: Path) -> None
 def test_seeds_that_an_earlier_finalize_trained_are_not_trained_again(
     sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of three seeds two are known, but one of the two began in this batch, which goes on."""
+    """Of four seeds three are known, of which one began in this batch, which goes on, and one has
+    no adapter any more."""
     found: list[BatchRun] = []
 
     def stop(batches: list[BatchRun], **rest: object) -> None:
@@ -154,8 +155,11 @@ def test_seeds_that_an_earlier_finalize_trained_are_not_trained_again(
     sweeps.runs.close_all(Outcome.COMPLETED)
     sweeps.runs.settle()
     workspace = Workspace(tmp_path / "runs")
-    settings = SWEEP.finalize.model_copy(update={"finalists": 1, "seeds": 3})
+    settings = SWEEP.finalize.model_copy(update={"finalists": 1, "seeds": 4})
     sweep = SWEEP.model_copy(update={"finalize": settings})
+
+    def record() -> Any:
+        return sweeps.tracker.find_sweep("first")
 
     def points() -> tuple[str, list[dict[str, Any]]]:
         found.clear()
@@ -171,14 +175,23 @@ def test_seeds_that_an_earlier_finalize_trained_are_not_trained_again(
     begin(workspace, monkeypatch, sweep)
     name, whole = points()
     first = [point for point in whole if point.get("adapter.layers") != "none"]
-    assert [point["seed"] for point in first] == [1000, 1001, 1002]
+    assert [point["seed"] for point in first] == [1000, 1001, 1002, 1003]
     folder = workspace.path_of("first")
     earlier, own = EventLog(folder / "finalists-aaaaaa.jsonl"), EventLog(folder / f"{name}.jsonl")
-    for number, outcome in enumerate((Outcome.COMPLETED, Outcome.COMPLETED, Outcome.FAILED)):
-        earlier.start(f"t{number}", first[number])
-        earlier.end(f"t{number}", outcome)
+    outcomes = [Outcome.COMPLETED] * 3 + [Outcome.FAILED]
+    for number, outcome in enumerate(outcomes):
+        trial = f"t{number}"
+        earlier.start(trial, first[number])
+        scored = {"score": 0.5, "best_score": 0.5, "best_index": 1}
+        earlier.result(trial, Result(evaluation=1, total=1, **scored))
+        earlier.end(trial, outcome)
+        if number < 2:
+            (folder / "adapters" / trial / "000001").mkdir(parents=True)
     own.start("u", first[1])
     assert points() == (name, whole[1:])
+    # The driver that trained it was killed before the store had it.
+    (run,) = [run for run in sweeps.tracker.trials_of(record()) if run.trial.name == "t0"]
+    assert (run.trial.outcome, run.trial.evaluations) == (Outcome.COMPLETED, 1)
 
 
 def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(

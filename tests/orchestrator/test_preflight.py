@@ -127,6 +127,7 @@ def _methods(tuners: list[str]) -> dict[str, Any]:
         ("adapter.layers", ["all", "top-3"], {"adapter.method": ["peft"]}, r"adapter\.layers"),
         ("adapter.segments", ["other"], {"adapter.method": ["variant"]}, "no pairs of texts"),
         ("adapter.num_virtual_tokens", [4], {"adapter.tuner": ["IA3"]}, "num_virtual_tokens"),
+        ("adapter.layers", ["top-3"], {"adapter.method": ["tiny", "peft"]}, r"adapter\.layers"),
     ],
 )
 def test_what_belongs_to_one_method_of_a_space_is_checked_with_it(

@@ -77,6 +77,12 @@ def test_an_adapter_is_judged_on_rows_cut_as_it_was_trained(pairs: Path, plm: st
     rows = heldout_for(card_of(champion), newcomer, ModelCache())
     # Chunks of 8 tokens, of which 3 are special: twenty take 4 chunks.
     assert np.diff(rows.flat().offsets).tolist() == 20 * [20 + 4 * 3]
+    # A newcomer's prompt takes no positions from the champion's rows, nor does [MASK] its pooling.
+    newcomer = config_of(pairs, plm, adapter={"method": "warp", "length": 4})
+    longest = config_of(pairs, plm, max_length=64)
+    assert len(heldout_for(card_of(longest), newcomer, ModelCache())) == 20
+    rows = heldout_for(card_of(champion), newcomer, ModelCache())
+    assert np.diff(rows.flat().offsets).tolist() == 20 * [20 + 4 * 3]
 
 
 def test_a_budget_is_of_rows_whatever_their_tokens_and_the_rows_to_train_on(

@@ -241,6 +241,14 @@ def test_condition_faults(tmp_path, when, said):
     assert said in fault(tmp_path, with_space(space))
 
 
+def test_a_key_is_tried_with_each_value_that_switches_it_on(tmp_path):
+    space = (
+        "adapter.method: {type: choice, values: [tiny, warp]}, adapter.layers: "
+        "{type: choice, values: [all, top-2], when: {adapter.method: [tiny, warp]}}"
+    )
+    assert "layers top-2 came with method warp" in fault(tmp_path, with_space(space))
+
+
 def test_a_longer_circle(tmp_path):
     space = (
         "epochs: {type: int, low: 1, high: 2, when: {adapter.bias: [true]}}, "

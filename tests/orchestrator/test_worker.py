@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_plm import fingerprints_of, save_tiny_plm
 
 from orchestrator.driver.context import TrialContext
 from orchestrator.execution.nodes import MachineError
 from orchestrator.execution.worker import Worker
-from orchestrator.spec.messages import Assignment, Evaluated
+from orchestrator.spec.messages import Assignment, EndedEarly, Evaluated
+from orchestrator.spec.outcome import Outcome
 from orchestrator.state.checkpoint_store import SharedFolder
 from tinyattn.config import TrainConfig
 
@@ -38,6 +40,29 @@ def test_halving_leaves_half_the_rows_of_a_pass(plm: Path, tmp_path: Path) -> No
     assert isinstance(before, Evaluated)
     assert isinstance(after, Evaluated)
     assert (before.micro_batch_size, after.micro_batch_size) == (12, 6)
+
+
+def test_a_row_whose_chunks_do_not_fit_is_an_outcome_and_no_smaller_pass_is_tried(
+    plm: Path, tmp_path: Path
+) -> None:
+    """Chunks of 8 tokens: a row of ten words has two or more, and is a pass by itself."""
+    found = worker(plm, tmp_path)
+    point = {"max_length": 8, "pooling": "hierarchical", "batch_size": 2}
+    found.begin(Assignment("t", point))
+    assert isinstance(found.step(), Evaluated)
+    assert found.trainer is not None
+    assert found.trainer.least_rows >= 2
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    hook = found.trainer.model.plm.register_forward_pre_hook(full)
+    ended = found.step()
+    hook.remove()
+    assert isinstance(ended, EndedEarly)
+    assert ended.outcome is Outcome.OUT_OF_MEMORY
+    assert "chunks of up to 8 tokens; set a smaller max_length" in ended.error
+    assert not found.memory.exists(), "short rows of later trials are not held to it"
 
 
 def test_a_plm_that_is_not_on_a_machine_is_the_machines_fault(plm: Path, tmp_path: Path) -> None:

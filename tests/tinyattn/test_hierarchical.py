@@ -362,6 +362,18 @@ def test_chunks_for_an_adapter_that_does_not_weigh_them_are_refused(
         model.run_streams([("one", stream_of_rows())])
 
 
+@pytest.mark.parametrize("chunks", [[2, 1], [4, 0], [-1, 5], [3, 2]])
+def test_chunks_that_are_not_those_of_the_batch_are_refused(
+    build_plm: Any, chunks: list[int]
+) -> None:
+    model = AdaptedModel(build_plm("bert", dtype=torch.float32))
+    with_adapter(model, pooling="hierarchical")
+    ids = torch.arange(12).reshape(4, 3) + 5
+    assert len(model(input_ids=ids, chunks=torch.tensor([3, 1]))) == 2
+    with pytest.raises(UsageError, match=r"came for a batch of 4; allowed are numbers from 1"):
+        model(input_ids=ids, chunks=torch.tensor(chunks))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_trials_beside_others_compute_what_they_do_alone_to_the_bit(

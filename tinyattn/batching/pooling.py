@@ -60,8 +60,14 @@ class Pooling(nn.Module):
             chunks: [B] number of chunks of each row; None: each row is one, or is not cut.
 
         Raises:
-            UsageError: rows are cut, and not pooled by `hierarchical`.
+            UsageError: rows are cut, and not pooled by `hierarchical`, or these are not their
+                chunks.
         """
+        if chunks is not None and (chunks.min(initial=1) < 1 or chunks.sum() != len(hidden_CTH)):
+            raise UsageError(
+                f"chunks {chunks.tolist()} came for a batch of {len(hidden_CTH)}; allowed are "
+                "numbers from 1, one for each row, which add up to the batch"
+            )
         if self.kind == "first":
             pooled = self._edges(hidden_CTH, mask_CT)
         else:

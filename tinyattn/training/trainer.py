@@ -71,6 +71,8 @@ class Trainer:
         self.device, self.ranks = model_cache.device, model_cache.ranks
         self.train_rows = model_cache.batches_of(self.data.train, self.plm)
         refuse_single_texts(config, self.plm, self.train_rows)
+        self.least_rows = int(self.train_rows.chunks.max(initial=1))
+        """Rows of the smallest pass that may be: the chunks of the row that has most, else 1."""
         self.steps_per_epoch = math.ceil(len(self.train_rows) / config.batch_size)
         self.total_steps = self.steps_per_epoch * config.epochs
         self.warmup_steps = warmup_steps(config.optimizer.warmup, self.total_steps)
@@ -171,7 +173,7 @@ class Trainer:
         """
         done = 0 if self.last is None else self.last.index
         for index, until in enumerate(self.evaluation_steps[done:], start=done + 1):
-            with out_of_memory_is_an_error(self.config):
+            with out_of_memory_is_an_error(self.config, self.least_rows):
                 begin = time.perf_counter()
                 with self.executor.training():
                     loss, lr = self._train_until(until)
@@ -535,8 +537,12 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
 
 
 @contextlib.contextmanager
-def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
+def out_of_memory_is_an_error(config: TrainConfig, least: int = 1) -> Iterator[None]:
     """Turn out-of-memory errors of torch and other libraries in the block into OutOfMemoryError.
+
+    Args:
+        config: the trial's.
+        least: rows of its smallest possible pass, see `Trainer.least_rows`.
 
     Raises:
         OutOfMemoryError: memory ran out; its cause is the library's error.
@@ -549,7 +555,9 @@ def out_of_memory_is_an_error(config: TrainConfig) -> Iterator[None]:
         micro = config.micro_batch_size or config.batch_size
         rows = "chunks" if config.chunked else "rows"
         smaller = f"set micro_batch_size={micro // 2} (the same mathematics)"
+        if micro <= least:
+            smaller = "set a smaller max_length, or use a smaller PLM"
         raise OutOfMemoryError(
-            f"out of memory with micro-batches of {micro} {rows} of up to {config.max_length} "
-            f"tokens; {smaller if micro > 1 else 'set a smaller max_length, or use a smaller PLM'}"
+            f"out of memory with micro-batches of {max(micro, least)} {rows} of up to "
+            f"{config.max_length} tokens; {smaller}"
         ) from error
