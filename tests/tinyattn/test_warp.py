@@ -319,7 +319,7 @@ def test_in_a_comparison_its_size_is_its_length(build_plm: Any, tmp_path: Path) 
         ({"adapter.layers": "top-2"}, "layers top-2 came with method warp.*all and none"),
         ({"pooling": "mean"}, r"pooling mean came with adapter.method warp.*\[MASK\] alone"),
         ({"zero_stage": 3}, "zero_stage 3 came with adapter.method warp"),
-        ({"start": {"adapter": "a"}}, "start came with adapter.method warp, allowed is tiny"),
+        ({"start": {"adapter": "a"}}, "start came with adapter.method warp, allowed are tiny"),
     ],
 )
 def test_settings_that_do_not_fit(overrides: dict[str, Any], message: str) -> None:
