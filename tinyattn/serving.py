@@ -26,7 +26,7 @@ from mlflow.types import ColSpec, DataType, Schema
 from packaging.version import Version
 
 from tinyattn.adapters.checkpoint import read_card
-from tinyattn.config import PeftAdapter
+from tinyattn.config import QUANTIZED, PeftAdapter
 from tinyattn.errors import StorageError
 from tinyattn.files.wheel import write_wheel
 from tinyattn.plms.loading import package_of
@@ -58,6 +58,7 @@ def save_model(
     plm_package = package_of(card.plm.name)
     packages = (*REQUIREMENTS, *([plm_package] if plm_package else []))
     packages += ("peft",) if isinstance(card.adapter, PeftAdapter) else ()
+    packages += ("bitsandbytes",) if card.plm.precision in QUANTIZED else ()
     try:
         with tempfile.TemporaryDirectory() as scratch:
             wheel = write_wheel(Path(scratch))

@@ -48,7 +48,7 @@ class Cores:
 
     def flops(self, precision: str) -> float:
         """Return the operations per second of a trial on one core."""
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        dtype = torch.float32 if precision == "fp32" else torch.bfloat16
         before = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -61,16 +61,17 @@ class Cores:
         return self._seconds(torch.bfloat16) / self._seconds(torch.float32)
 
     def slow_bf16(self, sweep: Sweep) -> str:
-        """Return a warning if a sweep uses bf16 and that is slower than fp32 here, else ''.
+        """Return a warning if a sweep computes in bf16 and that is slower than fp32 here, else ''.
 
         A processor without bf16 instructions takes many times as long.
         """
-        if sweep.train.precision != "bf16" or sweep.resources.gpus:
+        precision = sweep.train.precision
+        if precision == "fp32" or sweep.resources.gpus:
             return ""
         ratio = self.bf16_ratio()
         if ratio < WORTH_SAYING:
             return ""
         return (
-            f"precision=bf16 will be slower than fp32: this processor takes {ratio:.1f} times as "
-            "long for a product of matrices in it; precision=fp32 does without"
+            f"precision={precision} will be slower than fp32: this processor takes {ratio:.1f} "
+            "times as long for a product of matrices in bf16; precision=fp32 does without"
         )

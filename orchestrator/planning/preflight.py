@@ -25,6 +25,7 @@ from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.methods.allocation import refuse_too_few_steps
 from tinyattn.plms.families import pooling_of
 from tinyattn.plms.loading import Plm, empty_plm
+from tinyattn.plms.quantized import saved_bytes
 from tinyattn.plugins import load_all
 from tinyattn.tasks import Task
 from tinyattn.training.engine import warmup_steps
@@ -34,8 +35,8 @@ from tinyattn.training.trainer import refuse_single_texts
 
 LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")
 """Keys that set how many evaluations a trial has."""
-BYTES = {"fp32": 4, "bf16": 2}
-"""Bytes of a number."""
+BYTES = {"fp32": 4, "bf16": 2, "int8": 2, "nf4": 2}
+"""Bytes of a number of the PLM's activations, and of its weights that are not quantized."""
 A4000_FLOPS = 8e12
 """Sustained fp32 operations per second assumed of an RTX A4000 (16 GB): 40 % of its peak."""
 
@@ -262,11 +263,12 @@ def predict_cost(
     runs = 2 if config.adapter.method == "adamix" else 1  # of a training row, by two routes
     activations = runs * micro * config.max_length * layers * per_token * size / 2
     trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
+    weights = counts.plm * size - saved_bytes(plm, config.precision)
     parts = sweep.resources.ranks if config.zero_stage == 3 else 1
     each = 6 if config.adapter.method == "full" else 4
     return Cost(
         counts=counts,
-        memory_gb=(counts.plm * size / parts + activations + 16 * counts.trainable) / 1e9,
+        memory_gb=(weights / parts + activations + 16 * counts.trainable) / 1e9,
         # Operations a weight: 2 forward, 2 backward for the activations, none for frozen weights
         # but 2 for those that are trained.
         trial_pflop=body * (each * runs * trained + 2 * scored) / 1e15,

@@ -26,11 +26,11 @@ from tinyattn.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
-# 40 steps of 4 rows an epoch, 240 in all.
-LONG: dict[str, Any] = {"epochs": 6, "max_train_rows": 160, "batch_size": 4, "max_length": 32}
+# 40 steps of 4 rows an epoch, 160 in all.
+LONG: dict[str, Any] = {"epochs": 4, "max_train_rows": 160, "batch_size": 4, "max_length": 32}
 POINTS: list[dict[str, Any]] = [
     {"optimizer.lr": 3e-3, "adapter.dropout": 0.1, "optimizer.max_grad_norm": 0.5},
-    {"optimizer.lr": 1e-2, "adapter.num_heads": 4, "seed": 7, "batch_size": 16, "epochs": 24},
+    {"optimizer.lr": 1e-2, "adapter.num_heads": 4, "seed": 7, "batch_size": 16, "epochs": 16},
     {"adapter.head_dim": 3, "adapter.norm": "affine", "adapter.layers": [0]},
     {"optimizer.name": "radam", "adapter.layers": "top-1", "batch_size": 5, "adapter.norm": "none"},
     {"adapter.placement": "parallel", "optimizer.warmup": 0.2, "adapter.dropout": 0.2},

@@ -10,6 +10,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ from torch import Tensor, nn
 
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.packed_sequence import PackedSequence, attend_in, group_rows, joined
-from tinyattn.config import AdapterConfig
+from tinyattn.config import QUANTIZED, AdapterConfig
 from tinyattn.errors import UsageError
 from tinyattn.plms.families import FAMILIES, Families
-from tinyattn.plms.loading import DTYPES
+from tinyattn.plms.loading import DTYPES, find_plm, load_plm
 from tinyattn.plms.packed_attention import stream_attention, varlen_works
 
 STREAMED = [kind for kind in ENCODERS + DECODERS if kind != "deberta-v2"]
@@ -322,12 +323,19 @@ def wide_plm(kind: str, dtype: torch.dtype) -> Any:
     return plm.to(dtype).eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32", "int8", "nf4"])
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
-def test_neighbours_change_no_bit_of_logits_and_gradients(kind: str, precision: str) -> None:
+def test_neighbours_change_no_bit_of_logits_and_gradients(
+    kind: str, precision: str, tmp_path: Path
+) -> None:
     """In bf16 where a processor has AMX, and in fp32 with few tokens, their number chooses in which
     order a product adds up its terms."""
-    model = AdaptedModel(wide_plm(kind, DTYPES[precision]))
+    plm = wide_plm(kind, DTYPES[precision])
+    if precision in QUANTIZED:
+        plm.save_pretrained(tmp_path)
+        transformers.AutoTokenizer.from_pretrained(find_plm("minilm")).save_pretrained(tmp_path)
+        plm = load_plm(str(tmp_path), precision).model
+    model = AdaptedModel(plm)
     draws = np.random.default_rng(0)
     rows = {
         name: [draws.integers(3, 200, draws.integers(5, longest)).tolist() for _ in range(count)]

@@ -25,7 +25,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from tinyattn.config import AnyAdapter, PoolingKind, StrictModel, is_tag, unnamed
+from tinyattn.config import AnyAdapter, PoolingKind, Precision, StrictModel, is_tag, unnamed
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
@@ -52,7 +52,7 @@ class PlmCard(StrictModel):
     family: str
     hidden_size: int = Field(ge=1, le=10**6)
     fingerprint: str
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision = "fp32"
     """Number format of the PLM in training; predictions repeat to the bit only in this format."""
 
 

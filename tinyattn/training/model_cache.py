@@ -76,7 +76,7 @@ class ModelCache:
 
         Args:
             name: name or folder, as for `load_plm`.
-            precision: number format of its weights, `fp32` or `bf16`.
+            precision: number format of its weights, as for `load_plm`.
             sharded: whether its weights are split between the ranks.
 
         Raises:
