@@ -253,6 +253,11 @@ def test_half_the_bytes_and_half_the_micro_batch_need_less_memory() -> None:
         return predict_cost(made, 1000, 50).memory_gb
 
     assert memory(precision="bf16") == pytest.approx(memory() / 2, rel=0.01)
+    # 24 layers of four H × H and two H × 4H matrices; the rest is as in bf16.
+    matrices = 24 * 12 * 1024**2
+    for precision, saved in {"int8": 2 - 1, "nf4": 2 - (0.5 + 4 / 64)}.items():
+        less = memory(precision="bf16") - memory(precision=precision)
+        assert less == pytest.approx(saved * matrices / 1e9, rel=1e-6)
     assert memory(micro_batch_size=4) < memory(micro_batch_size=8) < memory()
 
 
@@ -281,6 +286,7 @@ def test_a_plan_says_what_is_missing_and_leaves_nothing(
     ("train", "gpus", "bf16", "said"),
     [
         ({"precision": "bf16"}, 0, 8.0, "takes 8.0 times as long"),
+        ({"precision": "nf4"}, 0, 8.0, "precision=nf4 will be slower than fp32"),
         ({"precision": "bf16"}, 0, 1.1, ""),
         ({"precision": "bf16"}, 0.5, 8.0, ""),  # its trials compute on a GPU
         ({}, 0, 8.0, ""),

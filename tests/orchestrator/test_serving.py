@@ -36,9 +36,9 @@ TASK = find_task("sst2")
 """Its text column is that of the film adapter."""
 
 
-def made_by(adapter: AnyAdapter, folder: Path) -> Path:
+def made_by(adapter: AnyAdapter, folder: Path, precision: str = "fp32") -> Path:
     """An adapter folder of any method, beside a PLM of its own."""
-    plm = load_plm(str(save_tiny_plm(folder / "plm")))
+    plm = load_plm(str(save_tiny_plm(folder / "plm")), precision)
     model = AdaptedModel(plm.model)
     model.add_adapter("made", adapter, 2)
     model.save(folder / "film", plm, task=CARD)
@@ -84,6 +84,21 @@ def test_a_tuner_of_peft_is_served_with_the_peft_it_was_made_by(tuner: str, tmp_
     wanted = [answer["probabilities"]["no"] for answer in alone.predict(rows)]
     alone.close()
     assert list(table["probability_no"]) == pytest.approx(wanted, abs=1e-6)
+
+
+def test_a_quantized_plm_is_served_by_what_quantizes_it(tmp_path: Path) -> None:
+    film = made_by(AdapterConfig(), tmp_path, "nf4")
+    save_model(film, tmp_path / "model", task=TASK)
+    lines = (tmp_path / "model" / "requirements.txt").read_text().splitlines()
+    assert f"bitsandbytes=={metadata.version('bitsandbytes')}" in lines
+    table = mlflow.pyfunc.load_model(str(tmp_path / "model")).predict(
+        pd.DataFrame([{"sentence": "fine"}])
+    )
+    alone = load_predictor(film)
+    assert alone.plm.precision == "nf4"
+    wanted = alone.predict([{"sentence": "fine"}])[0]["probabilities"]["no"]
+    alone.close()
+    assert table["probability_no"][0] == pytest.approx(wanted, abs=1e-6)
 
 
 def test_a_champion_of_an_earlier_version_loads(film: Path, tmp_path: Path) -> None:

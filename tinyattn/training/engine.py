@@ -22,8 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from transformers import get_scheduler
 
+from tinyattn.compat.bitsandbytes_compat import silence
 from tinyattn.compat.deepspeed_compat import (
     add_up_with_nobody,
     import_deepspeed,
@@ -60,6 +60,9 @@ def build_engine(
     Raises:
         ConfigError: as `warmup_steps`.
     """
+    silence()
+    from transformers import get_scheduler  # imports peft, and with that bitsandbytes if installed
+
     deepspeed = _deepspeed(ranks)
     optimizer = build_optimizer(model.parameters(), config.optimizer, biases_and_norms)
     scheduler = get_scheduler(
