@@ -87,14 +87,14 @@ def test_equal_methods_are_seldom_told_apart_though_seeds_differ() -> None:
     luck, labels = np.random.default_rng(0), np.zeros(2000, int)
     metric = primary_metric(find_task("rte"))
     told = 0
-    for _ in range(60):
+    for _ in range(30):
         pair = []
         for name in "ab":
             levels = luck.normal(0.85, 0.01, 3)
             rights = [(luck.random(2000) < level).astype(int).tolist() for level in levels]
             pair.append(judged(name, drawn(rights, labels), labels))
         told += judging.tested(*pair, metric, labels, None)[0] < 0.05
-    assert told <= 6  # 3 are expected
+    assert told <= 4  # 1.5 are expected, and by rows alone 10
 
 
 def test_a_difference_beyond_seeds_and_rows_is_told() -> None:

@@ -117,7 +117,7 @@ def test_resumed_equals_uninterrupted(
 
 
 def test_used_and_fresh_worker_give_identical_losses(model_cache: ModelCache) -> None:
-    config = BASE.with_overrides({"adapter.dropout": 0.1})
+    config = BASE.with_overrides({"adapter.dropout": 0.1, "epochs": 1})
     run(config.with_overrides({"optimizer.lr": 1e-2, "adapter.num_heads": 4}), model_cache)
     used = run(config, model_cache)
     assert used == run(config, FewRows())
@@ -126,7 +126,7 @@ def test_used_and_fresh_worker_give_identical_losses(model_cache: ModelCache) ->
 
 def test_micro_batches_are_the_same_mathematics(model_cache: ModelCache) -> None:
     """With dropout, which drops the same however rows are cut, grouped and padded."""
-    config = BASE.with_overrides({"adapter.dropout": 0.2})
+    config = BASE.with_overrides({"adapter.dropout": 0.2, "epochs": 1})
     passed: list[str] = []
 
     def look(plm: nn.Module, args: Any, given: dict[str, Any]) -> None:
