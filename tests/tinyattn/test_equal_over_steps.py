@@ -26,7 +26,11 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "tiny": {"dropout": 0.0},
     **{name: made for name, made in METHODS.items() if made["method"] != "peft"},
     **{t: {"method": "peft", "tuner": t, **settings(t, "bert")} for t in OPTIONS},
+    "warp": {"method": "warp", "length": 3},
+    "chunks": {"dropout": 0.0},
 }
+CHUNKS: dict[str, Any] = {"pooling": "hierarchical", "max_length": 16}
+"""Rows of up to 32 tokens, of which many are more than one chunk."""
 UNSTEADY = {"DELORA"}
 """It divides by the norm of a factor that starts at 0, so that rounding grows: padded in two ways,
 its losses differ by 0.1 within these steps, where LoRA's differ by 5e-7."""
@@ -35,7 +39,7 @@ its losses differ by 0.1 within these steps, where LoRA's differ by 5e-7."""
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainConfig]:
     """On rows of unlike lengths, and a PLM in which each method changes the loss."""
-    plm = save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny", spread=0.2)
+    plm = save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny", spread=0.2, masked=True)
     base = TrainConfig(
         task="rte",
         plm=str(plm),
@@ -46,7 +50,9 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainConfig]:
         optimizer={"lr": 0.01},
     )
     return {
-        name: TrainConfig.model_validate({**base.model_dump(), "adapter": adapter})
+        name: TrainConfig.model_validate(
+            {**base.model_dump(), "adapter": adapter, **(CHUNKS if name == "chunks" else {})}
+        )
         for name, adapter in ADAPTERS.items()
     }
 
