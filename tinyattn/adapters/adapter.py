@@ -66,6 +66,7 @@ class Adapter(nn.Module):
         first_call: index of the first layer call that it changes; the number of calls if none.
         replaced: modules that run in the PLM's place, by path in the base model.
         pooling: makes of a row's hidden states the embedding that the classifier reads.
+        recomputes: whether the PLM's layers run again in the backward passes of its training.
 
     Args:
         plm: the PLM.
@@ -97,6 +98,7 @@ class Adapter(nn.Module):
         self._places: dict[str, Place] = {}
         self._routes: np.ndarray | None = None
         self._norms: tuple[str, ...] = ()
+        self.recomputes = False
         # Not modules of this one: most of their weights are the PLM's.
         self._held = Replaced({})
         if isinstance(config, AdapterConfig | VariantConfig | BottleneckConfig):

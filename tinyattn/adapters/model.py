@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -268,14 +268,28 @@ class AdaptedModel(nn.Module):
         try:
             for modules in self._runs(adapter):
                 self.sites.adapters = modules
-                if prompt is None:
-                    hidden = self.plm.base_model(**batch, **options).last_hidden_state
-                else:
-                    hidden = prompt.hidden(self.plm.base_model, **batch, **options)
+                with self._recomputing([adapter]):
+                    if prompt is None:
+                        hidden = self.plm.base_model(**batch, **options).last_hidden_state
+                    else:
+                        hidden = prompt.hidden(self.plm.base_model, **batch, **options)
                 found.append(adapter.pooling(hidden, batch.get("attention_mask"), numbers))
         finally:
             self._activate()
         return torch.cat(found) if len(found) > 1 else found[0]
+
+    def _recomputing(
+        self, adapters: Iterable[Adapter], first: int = 0
+    ) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which layers run again in the backward pass, if an adapter says so.
+
+        Args:
+            adapters: those of the pass.
+            first: number of layer calls that are skipped.
+        """
+        trains = self.training and torch.is_grad_enabled()
+        wanted = trains and any(adapter.recomputes for adapter in adapters)
+        return self.sites.recomputing(first) if wanted else contextlib.nullcontext()
 
     def _runs(self, adapter: Adapter) -> list[Mapping[Site, Callable[..., Tensor]]]:
         """Return the modules of each run of an adapter's rows: one run, but see `Adapter.runs`."""
@@ -307,7 +321,7 @@ class AdaptedModel(nn.Module):
             for adapter, own, (_, stream) in zip(adapters, runs, parts, strict=True)
             for modules in own
         ]
-        hidden = iter(self._run_stream(used))
+        hidden = iter(self._run_stream(used, adapters))
         found = [
             [adapter.classifier(adapter.pooling.packed(*next(hidden))) for _ in own]  # type: ignore[misc]
             for adapter, own in zip(adapters, runs, strict=True)
@@ -329,7 +343,9 @@ class AdaptedModel(nn.Module):
     def _first(self) -> Pooling:
         return Pooling("first", self.plm.config.hidden_size, self.sites.family.causal)
 
-    def _run_stream(self, parts: Sequence[Part]) -> list[tuple[Tensor, PackedSequence]]:
+    def _run_stream(
+        self, parts: Sequence[Part], adapters: Sequence[Adapter] = ()
+    ) -> list[tuple[Tensor, PackedSequence]]:
         """Return each part's last hidden states, [N, H], and its rows with the filler it got."""
         streams = [own.filled(filler_of(own.tokens, self.plm)) for _, own, _ in parts]
         parts = [part._replace(stream=own) for part, own in zip(parts, streams, strict=True)]
@@ -341,6 +357,7 @@ class AdaptedModel(nn.Module):
             streaming(self.plm),
             apart(self.plm, [own.tokens for own in streams]),
             self.sites.replacing(),  # within `apart`, whose products it divides by trial already
+            self._recomputing(adapters, whole.start),
         ):
             hidden = self.plm.base_model(
                 **whole.inputs,

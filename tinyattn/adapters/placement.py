@@ -8,20 +8,25 @@ modules in each PLM family.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 
 from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.errors import PlmError, UsageError
-from tinyattn.methods.attention import Layout
+from tinyattn.methods.attention import AttentionAdapter, Layout
 from tinyattn.plms.families import family_of, layer_calls, submodule
+from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.transformers_compat import further_layer
 
 Place = Literal[
@@ -76,6 +81,13 @@ class _Pass:
     layer_input: Tensor | None = None
     attention_input: Tensor | None = None
 
+    def copied(self) -> _Pass:
+        """Return a copy for the same layer call, which changes neither."""
+        found = copy.copy(self)
+        found.position = dict(self.position)
+        found.attention_input = None  # of the layer before
+        return found
+
     @functools.cached_property
     def layout(self) -> Layout:
         """Where the tokens of this pass stand; positions count real tokens alone."""
@@ -109,6 +121,7 @@ class AdapterHooks:
         self.adapters: Mapping[Site, Callable[..., Tensor]] = {}
         self.replaced: Mapping[str, nn.Module] = {}
         self._parts: Sequence[Part] = ()
+        self._recomputes = False
         self.placement = placement
         self.family = family_of(plm)
         if getattr(plm.config, "is_decoder", False) and not self.family.causal:
@@ -204,18 +217,14 @@ class AdapterHooks:
         parts = [(part.replaced, part.stream.tokens) for part in self._parts]
         runs = parts or [(self.replaced, 0)]
         paths = {path for modules, _ in runs for path in modules}
-        found = [(path, self.base.get_submodule(path)) for path in paths]
-        before = {path: module.__dict__.get("forward") for path, module in found}
-        for path, module in found:
+        tokens = [tokens for _, tokens in runs]
+        found: dict[nn.Module, Callable[..., Any]] = {}
+        for path in paths:
+            module = self.base.get_submodule(path)
             own = [modules.get(path, module.forward) for modules, _ in runs]
-            module.forward = functools.partial(_run_own, own, [tokens for _, tokens in runs])
-        try:
+            found[module] = functools.partial(_run_own, own, tokens)
+        with _forwards(found):
             yield
-        finally:
-            for path, module in found:
-                del module.forward
-                if before[path] is not None:
-                    module.forward = before[path]
 
     @contextlib.contextmanager
     def starting_at(self, call: int, hidden_1NH: Tensor | None) -> Iterator[None]:
@@ -224,13 +233,98 @@ class AdapterHooks:
         With `hidden_1NH` None it skips none.
         """
         left_out = [] if hidden_1NH is None else self.calls[:call]
-        for layer in left_out:
-            layer.forward = lambda *args, **kwargs: hidden_1NH
-        try:
+        with _forwards({layer: lambda *args, **kwargs: hidden_1NH for layer in left_out}):
             yield
+
+    @contextlib.contextmanager
+    def recomputing(self, first: int) -> Iterator[None]:
+        """Within the block layer calls keep their inputs alone, and run again in a backward pass.
+
+        transformers' own switch does nothing while a PLM is in eval mode, nor in a family of a
+        user's own. The last call keeps all: the backward pass begins with it.
+
+        Args:
+            first: number of layer calls that are skipped.
+        """
+        turns = Counter[nn.Module]()
+        own = {
+            layer: functools.partial(self._recomputed, layer, layer.forward, turns)
+            for layer in dict.fromkeys(self.calls[first:])
+        }
+        self._recomputes = True
+        try:
+            with _forwards(own):
+                yield
         finally:
-            for layer in left_out:
-                del layer.forward
+            self._recomputes = False
+
+    def _recomputed(
+        self,
+        layer: nn.Module,
+        forward: Callable[..., Any],
+        turns: Counter[nn.Module],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Run a layer in the place of its `forward`."""
+        call = self.indices[layer][turns[layer]]
+        turns[layer] += 1
+        again, runs = self._state_at(layer, call), itertools.count()
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with again() if next(runs) else contextlib.nullcontext():
+                output = forward(*args, **kwargs)
+                return self._changed(layer, "layer", output) if self._is_on else output
+
+        if call == len(self.calls) - 1:
+            return run(*args, **kwargs)
+        return checkpoint(run, *args, use_reentrant=False, **kwargs)
+
+    def _state_at(
+        self, layer: nn.Module, call: int
+    ) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Return a context in which a layer runs again as it would run now.
+
+        Most of what it depends on ends with the forward pass: the hooks' state, modules that run in
+        the PLM's place, the PLM's attention on packed sequences, and the keys of dropout.
+        """
+        parts, adapters, then = self._parts, self.adapters, self._pass.copied()
+        forwards = {
+            module: module.__dict__["forward"]
+            for module in layer.modules()
+            if module is not layer and "forward" in module.__dict__
+        }
+        sites = [Site(call, place) for place in self._reached]
+        every = [own.get(site) for own in self._adapters_now for site in sites]
+        keys = {one: one.row_keys for one in every if isinstance(one, AttentionAdapter)}
+
+        @contextlib.contextmanager
+        def again() -> Iterator[None]:
+            before = self._parts, self.adapters, self._pass, {one: one.row_keys for one in keys}
+            self._set_state(parts, adapters, then.copied(), keys)
+            try:
+                with streaming(self.base) if parts else contextlib.nullcontext():
+                    with _forwards(forwards):
+                        yield
+            finally:
+                self._set_state(*before)
+
+        return again
+
+    def _set_state(
+        self,
+        parts: Sequence[Part],
+        adapters: Mapping[Site, Callable[..., Tensor]],
+        now: _Pass,
+        keys: Mapping[AttentionAdapter, Tensor | None],
+    ) -> None:
+        self._parts, self.adapters, self._pass = parts, adapters, now
+        for module, own in keys.items():
+            module.row_keys = own
+
+    @property
+    def _adapters_now(self) -> list[Mapping[Site, Callable[..., Tensor]]]:
+        return [part.adapters for part in self._parts] or [self.adapters]
 
     @property
     def first_position(self) -> int:
@@ -377,8 +471,11 @@ class AdapterHooks:
         self, layer: nn.Module, place: Place, module: nn.Module, args: Any, output: Any
     ) -> Any:
         """Places `layer` and `output`: u + b(u) of a module's output u."""
-        if not self._is_on:
+        if not self._is_on or (place == "layer" and self._recomputes):  # there it runs within
             return output
+        return self._changed(layer, place, output)
+
+    def _changed(self, layer: nn.Module, place: Place, output: Any) -> Any:
         out = output[0] if isinstance(output, tuple) else output
         return _add(output, out, self._run(layer, out, place))
 
@@ -413,6 +510,21 @@ class AdapterHooks:
             return None
         self._refuse_width(heads.shape[-1])
         return (heads + change, *args[1:])
+
+
+@contextlib.contextmanager
+def _forwards(own: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Within the block modules run these functions in the place of their `forward`."""
+    before = {module: module.__dict__.get("forward") for module in own}
+    for module, run in own.items():
+        module.forward = run
+    try:
+        yield
+    finally:
+        for module, earlier in before.items():
+            del module.forward
+            if earlier is not None:
+                module.forward = earlier
 
 
 def _run_own(own: Sequence[Any], tokens: Sequence[int], x: Tensor, *args: Any, **kw: Any) -> Tensor:

@@ -37,8 +37,8 @@ def _parse_layers(value: Any) -> Any:
 Layers = Annotated[str | tuple[int, ...], BeforeValidator(_parse_layers)]
 
 
-class _Settings(StrictModel):
-    """Settings of a method some of whose keys came later, or are left out.
+class Settings(StrictModel):
+    """Settings some of whose keys came later, or are left out.
 
     Such a key is not written while it has its first value: what is stored, hashed, sealed or
     compared stays what it was.
@@ -56,7 +56,7 @@ class _Settings(StrictModel):
         }
 
 
-class AdapterConfig(_Settings):
+class AdapterConfig(Settings):
     """Shape and place of the tiny-attention adapters of one trial."""
 
     method: Literal["tiny"] = "tiny"
@@ -82,7 +82,7 @@ class AdapterConfig(_Settings):
     later_keys = frozenset({"method"})  # there was one
 
 
-class BottleneckConfig(_Settings):
+class BottleneckConfig(Settings):
     """Bottleneck adapters, by default where tiny attention has its place.
 
     A linear one is the control without context: at r = 2 and without biases it has the 4H
@@ -155,7 +155,7 @@ class AdaMixConfig(BottleneckConfig):
         return BottleneckConfig(method="bottleneck", **own)
 
 
-class VariantConfig(_Settings):
+class VariantConfig(Settings):
     """Variants of tiny attention: another score, or another choice of what is attended to."""
 
     later_keys = frozenset({"segments", "positions"})

@@ -14,6 +14,7 @@ from tinyattn.config.methods import (
     AnyAdapter,
     AttentionConfig,
     PeftAdapter,
+    Settings,
     UnfrozenConfig,
     WarpConfig,
     set_all,
@@ -70,8 +71,10 @@ class StartConfig(StrictModel):
     """σ of the zero-sum perturbation between heads, relative to each weight's own scale."""
 
 
-class TrainConfig(StrictModel):
+class TrainConfig(Settings):
     """The complete configuration of one trial: task, PLM, adapter, optimizer, length, precision."""
+
+    later_keys = frozenset({"gradient_checkpointing"})
 
     task: str
     """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
@@ -103,6 +106,9 @@ class TrainConfig(StrictModel):
     micro_batch_size: int | None = Field(None, ge=1)
     """Rows, or chunks of rows, per forward pass; gradients accumulate to batch_size. A row of more
     chunks is a pass by itself. None: batch_size."""
+    gradient_checkpointing: bool = False
+    """Whether a PLM layer keeps its input alone for the backward pass, and is run again there: less
+    memory, longer steps, the same mathematics."""
     evaluate_every: int | None = Field(None, ge=1)
     """Optimizer steps between evaluations; None: twice an epoch."""
     max_length: int = Field(128, ge=LEAST_LENGTH, le=1_000_000)

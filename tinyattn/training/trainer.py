@@ -96,6 +96,7 @@ class Trainer:
         """Attach the adapter and build the DeepSpeed engine."""
         config = self.config
         self.adapter = self._start()
+        self.adapter.recomputes = config.gradient_checkpointing
         seed = config.seed + self.ranks.rank * 2**31  # ranks have different rows, so other dropout
         self._plm_rng = {
             kind: torch.Generator(kind).manual_seed(seed).get_state()
