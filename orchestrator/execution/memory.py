@@ -61,14 +61,16 @@ def note_too_many(config: TrainConfig, rows: int, path: Path) -> None:
 
 def _key(config: TrainConfig) -> str:
     """All that decides how much memory a row takes: of adapters their method and layers, of
-    variants what their scores are computed from, and whether a pass counts rows or chunks."""
+    variants what their scores are computed from, whether a pass counts rows or chunks, and whether
+    layers run again in the backward pass."""
     top = "" if config.adapter.layers in ("all", "none") else f" layers {config.adapter.layers}"
     split = " zero 3" if config.zero_stage == 3 else ""
     method = "" if config.adapter.method == "tiny" else f" {method_name(config.adapter)}"
     if isinstance(own := config.adapter, VariantConfig):
         method += f" {own.score} {own.num_heads}x{own.head_dim}"
     chunks = " in chunks" if config.chunked else ""
-    rows = f"{config.plm} {config.precision} {config.max_length}{chunks}{top}{split}{method}"
+    again = " recomputed" if config.gradient_checkpointing else ""
+    rows = f"{config.plm} {config.precision} {config.max_length}{chunks}{top}{split}{method}{again}"
     return f"{rows} on {device_name()}"
 
 

@@ -337,7 +337,8 @@ def _key(context: TrialContext, one: Resources, kind: str) -> str:
     length = f"{config.max_length}{' in chunks' if config.chunked else ''}"
     rows = f"{config.task} {length} {config.batch_size} {config.micro_batch_size}"
     plm = f"{config.plm} {context.fingerprints.get('plm_fingerprint')} {config.precision}"
-    return f"{rows} {plm} {config.adapter} {one.cpus} {one.gpus} on {kind}"
+    again = " recomputed" if config.gradient_checkpointing else ""
+    return f"{rows} {plm} {config.adapter}{again} {one.cpus} {one.gpus} on {kind}"
 
 
 def _note(path: Path, measured: Mapping[str, Mapping[int, float]]) -> None:

@@ -24,7 +24,7 @@ from orchestrator.planning.preflight import (
 )
 from orchestrator.planning.remarks import remarks
 from orchestrator.search.asha import asha_share
-from orchestrator.spec.config import AUTO, Resources, Sweep
+from orchestrator.spec.config import AUTO, Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
@@ -293,7 +293,7 @@ def plan_of(
     notes = workspace.runs if workspace.storage is None else notes_of_machine()
     rows_a_pass = rows_that_fit(sweep.train, notes / FILE)
     there = capacity or Capacity.here()
-    lacking = _lacking(sweep.resources, cost, there)
+    lacking = _lacking(sweep, cost, there)
     on_cores = capacity is None and not sweep.resources.gpus
     cores = cores or Cores()
     speed = cores.flops(sweep.train.precision) if on_cores else 0.0
@@ -301,17 +301,20 @@ def plan_of(
     return Plan(sweep, cost, facts, missing, taken, lacking, there, rows_a_pass, slow, speed)
 
 
-def _lacking(resources: Resources, cost: Cost, there: Capacity) -> str:
+def _lacking(sweep: Sweep, cost: Cost, there: Capacity) -> str:
     """Return why no trial fits the machines; empty if one does."""
+    resources = sweep.resources
     try:
         resources.trials_at_once(there.machines)
     except UsageError as error:
         return str(error)
     room = there.gpu_memory_gb
     if resources.gpus and room is not None and cost.memory_gb > room * resources.gpus:
+        further = ", gradient_checkpointing=true" if sweep.train.could_checkpoint else ""
         return (
             f"a trial may need {cost.memory_gb:.1f} GB, its share of the largest GPU is "
-            f"{room * resources.gpus:.1f} GB; set a smaller micro_batch_size or more resources.gpus"
+            f"{room * resources.gpus:.1f} GB; set a smaller micro_batch_size"
+            f"{further} or more resources.gpus"
         )
     return ""
 

@@ -23,7 +23,7 @@ from tinyattn.config import PeftAdapter, TrainConfig, WarpConfig
 from tinyattn.data.labels import label_rows
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.methods.allocation import refuse_too_few_steps
-from tinyattn.plms.families import pooling_of
+from tinyattn.plms.families import layer_calls, pooling_of, select_layers
 from tinyattn.plms.loading import Plm, empty_plm
 from tinyattn.plms.quantized import saved_bytes
 from tinyattn.plugins import load_all
@@ -194,7 +194,8 @@ def check_shapes(sweep: Sweep) -> None:
     """Check layers, placements and poolings of the space's extremes against the PLM's config.
 
     Raises:
-        ConfigError: the PLM lacks a layer or a place for an adapter, or a token to pool rows by.
+        ConfigError: the PLM lacks a layer or a place for an adapter, or a token to pool rows by, or
+            gradient checkpointing would do nothing.
     """
     plm = empty_plm(sweep.train.plm)
     keys = [key for key in sweep.space if key.startswith("adapter.") or key == "pooling"]
@@ -207,6 +208,23 @@ def check_shapes(sweep: Sweep) -> None:
                 pooling_of(plm, config.pooling)
             except TinyAttnError as error:
                 raise ConfigError(f"space: {key}: {error}" if key else str(error)) from None
+    _check_recomputation(sweep, len(layer_calls(plm)))
+
+
+def _check_recomputation(sweep: Sweep, layers: int) -> None:
+    """Check that gradient checkpointing, where it is on, needs less memory in some trial.
+
+    A classifier alone, which has its place beside other methods, is not looked at.
+    """
+    keys = ("gradient_checkpointing", "adapter.method", "adapter.layers")
+    configs = [config for config in extremes(sweep, keys) if config.gradient_checkpointing]
+    chosen = [select_layers(config.adapter.layers, layers) for config in configs]
+    lowest = [min(indices) for indices in chosen if indices]
+    if lowest and min(lowest) == layers - 1:
+        raise ConfigError(
+            "gradient_checkpointing is true, but no layer below the last has an adapter, so that "
+            "there is nothing to give up; leave it out, or set adapter.layers=all"
+        )
 
 
 def extremes(sweep: Sweep, keys: tuple[str, ...]) -> Iterator[TrainConfig]:
@@ -261,7 +279,10 @@ def predict_cost(
     # gradient, so their inputs are not kept.
     per_token = 34 * hidden + 5 * shape.num_attention_heads * config.max_length
     runs = 2 if config.adapter.method == "adamix" else 1  # of a training row, by two routes
-    activations = runs * micro * config.max_length * layers * per_token * size / 2
+    kept = layers * per_token
+    if config.gradient_checkpointing:  # of each layer its input, and of one layer all
+        kept = layers * 2 * hidden + per_token
+    activations = runs * micro * config.max_length * kept * size / 2
     trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
     weights = counts.plm * size - saved_bytes(plm, config.precision)
     parts = sweep.resources.ranks if config.zero_stage == 3 else 1

@@ -61,7 +61,8 @@ def test_a_row_whose_chunks_do_not_fit_is_an_outcome_and_no_smaller_pass_is_trie
     hook.remove()
     assert isinstance(ended, EndedEarly)
     assert ended.outcome is Outcome.OUT_OF_MEMORY
-    assert "chunks of up to 8 tokens; set a smaller max_length" in ended.error
+    again = "gradient_checkpointing=true (the same mathematics)"
+    assert f"chunks of up to 8 tokens; set {again} or a smaller max_length" in ended.error
     assert not found.memory.exists(), "short rows of later trials are not held to it"
 
 

@@ -303,9 +303,11 @@ class AdapterHooks:
             before = self._parts, self.adapters, self._pass, {one: one.row_keys for one in keys}
             self._set_state(parts, adapters, then.copied(), keys)
             try:
-                with streaming(self.base) if parts else contextlib.nullcontext():
-                    with _forwards(forwards):
-                        yield
+                with (
+                    streaming(self.base) if parts else contextlib.nullcontext(),
+                    _forwards(forwards),
+                ):
+                    yield
             finally:
                 self._set_state(*before)
 

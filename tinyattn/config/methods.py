@@ -381,6 +381,11 @@ class PeftAdapter(StrictModel):
         return self.tuner in PROMPTS
 
     @property
+    def is_prefix(self) -> bool:
+        """Whether it is put before the keys and values of each layer."""
+        return self.tuner == "PREFIX_TUNING"
+
+    @property
     def gives_up_ranks(self) -> bool:
         """Whether it zeroes ranks while it trains (AdaLoRA)."""
         return self.tuner == "ADALORA"

@@ -183,6 +183,25 @@ class TrainConfig(Settings):
             )
 
     @model_validator(mode="after")
+    def _may_run_layers_again(self) -> Self:
+        if self.gradient_checkpointing and not self._can_run_layers_again:
+            raise ValueError(
+                "gradient_checkpointing true came with tuner PREFIX_TUNING, whose keys and values "
+                "a layer lengthens each time it runs; allowed is false, or tuner PROMPT_TUNING"
+            )
+        return self
+
+    @property
+    def _can_run_layers_again(self) -> bool:
+        return not (isinstance(self.adapter, PeftAdapter) and self.adapter.is_prefix)
+
+    @property
+    def could_checkpoint(self) -> bool:
+        """Whether gradient checkpointing is off, and would need less memory."""
+        off = not self.gradient_checkpointing and self._can_run_layers_again
+        return off and self.adapter.layers != "none"
+
+    @model_validator(mode="after")
     def _carved(self) -> Self:
         if self.max_select_rows is not None and self.protocol == "paper":
             raise ValueError(

@@ -504,8 +504,9 @@ class _Own(nn.Module):
 
 
 def _mathematics(config: TrainConfig) -> str:
-    """Return the part of a config that a saved state must match: all but the micro-batch size."""
-    return config.model_dump_json(exclude={"micro_batch_size", *unnamed(config)})
+    """Return the part of a config that a saved state must match: all but what saves memory."""
+    savers = {"micro_batch_size", "gradient_checkpointing"}
+    return config.model_dump_json(exclude={*savers, *unnamed(config)})
 
 
 def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -555,10 +556,18 @@ def out_of_memory_is_an_error(config: TrainConfig, least: int = 1) -> Iterator[N
             raise
         micro = config.micro_batch_size or config.batch_size
         rows = "chunks" if config.chunked else "rows"
-        smaller = f"set micro_batch_size={micro // 2} (the same mathematics)"
-        if micro <= least:
-            smaller = "set a smaller max_length, or use a smaller PLM"
         raise OutOfMemoryError(
             f"out of memory with micro-batches of {max(micro, least)} {rows} of up to "
-            f"{config.max_length} tokens; {smaller}"
+            f"{config.max_length} tokens; {_less_memory(config, micro, least)}"
         ) from error
+
+
+def _less_memory(config: TrainConfig, micro: int, least: int) -> str:
+    """Return what a user may do about a pass that does not fit."""
+    same = [f"micro_batch_size={micro // 2}"] if micro > least else []
+    if config.could_checkpoint:
+        same.append("gradient_checkpointing=true")
+    ways = [f"{' or '.join(same)} (the same mathematics)"] if same else []
+    if micro <= least:
+        ways.append("a smaller max_length, or use a smaller PLM")
+    return f"set {' or '.join(ways)}"
