@@ -207,6 +207,17 @@ def test_rows_one_after_the_other_are_padded_rows(device: str, shape: str, preci
     assert_close(found, wanted, CLOSE[precision])
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("shape", TINY)
+def test_layers_that_run_again_train_alike(device: str, shape: str, precision: str) -> None:
+    config = BASE.with_overrides(
+        {"plm": f"shape:{shape}", "precision": precision, "adapter.dropout": 0.2, "epochs": 1}
+    )
+    wanted = losses(config, device)
+    found = losses(config.with_overrides({"gradient_checkpointing": True}), device)
+    assert found == pytest.approx(wanted, rel=CLOSE[precision])
+
+
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
 def test_all_tokens_of_a_row_are_pooled_as_with_padding(device: str, pooling: str) -> None:
     with trained(BASE.with_overrides({"pooling": pooling}), device) as trainer:

@@ -172,7 +172,7 @@ def test_what_did_not_fit_is_halved_until_it_may(tmp_path: Path) -> None:
     lora = {"adapter.method": "peft", "adapter.tuner": "LORA"}
     for other in (
         {"max_length": 256}, {"plm": "roberta-base"}, {"precision": "bf16"}, lora,
-        {"adapter.method": "full"},
+        {"adapter.method": "full"}, {"gradient_checkpointing": True},
     ):  # fmt: skip
         assert rows_that_fit(CONFIG.with_overrides(other), path) == 48
     assert rows_that_fit(CONFIG.with_overrides({"seed": 3, "adapter.num_heads": 4}), path) == 12

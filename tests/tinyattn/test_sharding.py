@@ -61,10 +61,10 @@ def one_of_two(rank: int, config: TrainConfig, folder: Path) -> None:
     "changes",
     [
         {"adapter.placement": "parallel", "pooling": "hierarchical", "max_length": 10},
-        {"precision": "bf16"},
+        {"precision": "bf16", "gradient_checkpointing": True},
         {"batch_size": 17, "adapter.method": "adamix", "adapter.r": 2, "optimizer.lr": 1e-2},
     ],
-    ids=["parallel, rows in chunks", "bf16", "a rank without a row, in two routes"],
+    ids=["parallel, rows in chunks", "bf16, layers run again", "a rank without a row, in two routes"],
 )
 def test_each_holds_half_and_both_compute_the_same(
     changes: dict[str, object], tmp_path: Path
