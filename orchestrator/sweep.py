@@ -51,8 +51,9 @@ from tinyattn.errors import (
 from tinyattn.training.model_cache import ModelCache
 
 STUDY_FILE = "study.journal"
-CHANGEABLE = ("finalize", "resources")
-"""Sections of a sweep that may be changed after its search."""
+CHANGEABLE = ("finalize", "resources", "gradient_checkpointing")
+"""Sections of a sweep, and keys of its trials, that may be changed after its search: a key that
+changes memory alone."""
 
 
 def prepare(sweep: Sweep, workspace: Workspace) -> Facts:
@@ -250,7 +251,7 @@ def search_of(sweep: Sweep, workspace: Workspace, runs: SweepRuns, facts: Facts)
 def sweep_as_it_ran(
     workspace: Workspace, name: str, overrides: Mapping[str, Json], imports: Sequence[str] = ()
 ) -> Sweep:
-    """Return a sweep of the store, with `overrides` of its finalize and resources sections.
+    """Return a sweep of the store, with `overrides` of what is CHANGEABLE.
 
     Args:
         workspace: its store, and perhaps its folder.
@@ -263,8 +264,8 @@ def sweep_as_it_ran(
     """
     stored = _as_begun(workspace, name, imports)
     for key in overrides:
-        if key.split(".")[0] not in CHANGEABLE:
-            keys = [known for known in dotted_keys(Sweep) if known.split(".")[0] in CHANGEABLE]
+        if not _is_changeable(key):
+            keys = [known for known in dotted_keys(Sweep) if _is_changeable(known)]
             hint = did_you_mean(key, keys) or _of_experts(key)
             raise ConfigError(
                 f"override {key}: the sweep has run; changeable are {', '.join(CHANGEABLE)}{hint}"
@@ -273,6 +274,10 @@ def sweep_as_it_ran(
     sweep = build(Sweep, stored, f"sweep {name}")
     check(sweep, f"sweep {name}")
     return sweep
+
+
+def _is_changeable(key: str) -> bool:
+    return key.removeprefix("train.").split(".")[0] in CHANGEABLE
 
 
 def _of_experts(typed: str) -> str:

@@ -105,8 +105,10 @@ def content_of(base: TrainConfig, what: Json) -> Json:
     """Return what a batch's name is made of: the common settings, and what is tried.
 
     Without a pooling it is as it was before there were poolings, so that a batch of then is found.
+    What changes memory alone is left out: a batch that did not fit goes on with less.
     """
-    settings = base.model_dump(mode="json", exclude={"pooling"} if base.pooling is None else None)
+    left_out = {"gradient_checkpointing"} | ({"pooling"} if base.pooling is None else set())
+    settings = base.model_dump(mode="json", exclude=left_out)
     return [settings, what]
 
 

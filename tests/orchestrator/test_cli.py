@@ -441,7 +441,7 @@ def test_names_that_are_not_there(runs: Path, words: list[str], said: str) -> No
     [
         ("finalists=1", "did you mean 'finalize.finalists'?"),
         ("lr=3e-3", "for the experts alone: finalize.space.optimizer.lr, as in"),
-        ("nosuch=3", "changeable are finalize, resources\n"),
+        ("nosuch=3", "changeable are finalize, resources, gradient_checkpointing\n"),
     ],
 )
 def test_short_keys_of_finalize(runs: Path, word: str, said: str) -> None:

@@ -135,6 +135,8 @@ def test_a_batch_is_called_as_before_there_were_poolings(tmp_path: Path) -> None
     """As commit c2e3589 called it: else what an interrupted finalize had done is done again."""
     base, points = TrainConfig(task="agreement", plm="minilm"), [{"seed": 1000}]
     assert batch_name("finalists", content_of(base, points), tmp_path) == "finalists-ddc64d"
+    less = content_of(base.with_overrides({"gradient_checkpointing": True}), points)
+    assert batch_name("finalists", less, tmp_path) == "finalists-ddc64d", "it goes on"
     pooled = content_of(base.with_overrides({"pooling": "mean"}), points)
     assert batch_name("finalists", pooled, tmp_path) != "finalists-ddc64d"
 

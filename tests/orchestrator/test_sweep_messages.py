@@ -69,6 +69,8 @@ def test_after_the_run_only_what_comes_after_it_may_change(
     sweeps.runs.settle()
     workspace = Workspace(tmp_path / "runs")
     assert sweep_as_it_ran(workspace, "s", {"finalize.heads": 8}).finalize.heads == 8
+    for less in ("gradient_checkpointing", "train.gradient_checkpointing"):
+        assert sweep_as_it_ran(workspace, "s", {less: True}).train.gradient_checkpointing
     with pytest.raises(ConfigError) as caught:
         sweep_as_it_ran(workspace, "s", {key: value})
     assert said in str(caught.value)

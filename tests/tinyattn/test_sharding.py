@@ -64,7 +64,11 @@ def one_of_two(rank: int, config: TrainConfig, folder: Path) -> None:
         {"precision": "bf16", "gradient_checkpointing": True},
         {"batch_size": 17, "adapter.method": "adamix", "adapter.r": 2, "optimizer.lr": 1e-2},
     ],
-    ids=["parallel, rows in chunks", "bf16, layers run again", "a rank without a row, in two routes"],
+    ids=[
+        "parallel, rows in chunks",
+        "bf16, layers run again",
+        "a rank without a row, in two routes",
+    ],
 )
 def test_each_holds_half_and_both_compute_the_same(
     changes: dict[str, object], tmp_path: Path
