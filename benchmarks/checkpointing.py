@@ -2,7 +2,8 @@
 
 Both ways get the same batches of real rows. Memory is measured in processes of their own, by turns:
 the most that they have during a few steps, less what they had before, with PLM, rows and trial in
-memory; and what is kept for the backward pass with what is trained, counted. Time is measured in one process, in a random order in each repeat.
+memory. Beside it stands what is counted: what is kept for the backward pass, and what is trained.
+Time is measured in one process, in a random order in each repeat.
 
     TINYATTN_DATA=... python -m benchmarks.checkpointing [--task rte] [--batch 32] [--repeats 5]
                                                          [KEY=VALUE ...]

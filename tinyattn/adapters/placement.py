@@ -240,8 +240,9 @@ class AdapterHooks:
     def recomputing(self, first: int) -> Iterator[None]:
         """Within the block layer calls keep their inputs alone, and run again in a backward pass.
 
-        transformers' own switch does nothing while a PLM is in eval mode, nor in a family of a
-        user's own. The last call keeps all: the backward pass begins with it.
+        transformers' own switch does nothing while a PLM is in eval mode, and knows nothing of what
+        a pass has set for hooks and attention. The last call keeps all, since the backward pass
+        begins with it.
 
         Args:
             first: number of layer calls that are skipped.
