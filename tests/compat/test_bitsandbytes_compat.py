@@ -61,8 +61,16 @@ def test_other_modules_hold_none() -> None:
     assert stored_matrix(nn.LayerNorm(4)) is None
 
 
-def test_an_import_says_nothing() -> None:
+def test_an_import_says_nothing_and_loads_no_compiler() -> None:
     """Also that of peft, which imports it; bitsandbytes alone may say that it lacks a kernel."""
-    code = "from tinyattn.compat.bitsandbytes_compat import silence; silence(); import peft"
+    code = """
+import sys, torch
+from tinyattn.compat.bitsandbytes_compat import import_before_peft
+compile = torch.compile
+import_before_peft()
+import peft
+assert torch.compile is compile
+print("bitsandbytes" in sys.modules, "torch._inductor.compile_fx" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "kernel" not in done.stdout + done.stderr
+    assert done.stdout + done.stderr == "True False\n"

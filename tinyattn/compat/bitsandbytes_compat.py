@@ -6,12 +6,18 @@ tests/compat/test_bitsandbytes_compat.py fails where bitsandbytes changes one.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
+import sys
+import threading
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+_importing = threading.Lock()
+"""Trials of several threads may load a PLM at once."""
 
 
 class Stored(NamedTuple):
@@ -25,22 +31,37 @@ class Stored(NamedTuple):
     """Numbers in a block, row after row; 0: the scales are the rows'."""
 
 
-def silence() -> None:
-    """Keep bitsandbytes from saying, when it or peft is imported, that it lacks a fast kernel.
-
-    It does so on CPUs where the package `kernels` is not installed. The kernel is for products that
-    are not used here. (bitsandbytes 0.50)
-    """
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-
-
 def import_bitsandbytes() -> Any:
-    """Import bitsandbytes without that message."""
-    silence()
+    """Import bitsandbytes quietly and fast.
+
+    On CPUs where the package `kernels` is not installed, it says that it lacks a kernel; and it
+    calls torch.compile, which loads torch's compiler: a second and 40 MB in each process. Both are
+    for products that are not used here. (bitsandbytes 0.50)
+    """
+    with _importing:
+        if "bitsandbytes" not in sys.modules:
+            logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+            before = torch.compile
+            torch.compile = _leave
+            try:
+                import bitsandbytes
+            finally:
+                torch.compile = before
     import bitsandbytes
     import bitsandbytes.functional
 
     return bitsandbytes
+
+
+def _leave(model: Any = None, **options: Any) -> Any:
+    """Stand in for torch.compile, as a function and as a decorator: nothing is compiled."""
+    return model or (lambda own: own)
+
+
+def import_before_peft() -> None:
+    """Import bitsandbytes as above, if it is installed: peft, which transformers imports, would."""
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        import_bitsandbytes()
 
 
 def stored_matrix(module: nn.Module) -> Stored | None:

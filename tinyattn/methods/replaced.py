@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tinyattn.compat.bitsandbytes_compat import silence
+from tinyattn.compat.bitsandbytes_compat import import_before_peft
 from tinyattn.compat.torch_compat import is_out_of_memory, skeleton_of
 from tinyattn.config import PeftAdapter, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
@@ -216,7 +216,7 @@ def _refused(config: PeftAdapter, base: PreTrainedModel, error: Exception) -> Ex
 
 def _peft() -> Any:
     """Import peft, which imports bitsandbytes where that is installed."""
-    silence()
+    import_before_peft()
     import peft
 
     return peft

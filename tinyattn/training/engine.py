@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tinyattn.compat.bitsandbytes_compat import silence
+from tinyattn.compat.bitsandbytes_compat import import_before_peft
 from tinyattn.compat.deepspeed_compat import (
     add_up_with_nobody,
     import_deepspeed,
@@ -60,7 +60,7 @@ def build_engine(
     Raises:
         ConfigError: as `warmup_steps`.
     """
-    silence()
+    import_before_peft()
     from transformers import get_scheduler  # imports peft, and with that bitsandbytes if installed
 
     deepspeed = _deepspeed(ranks)
