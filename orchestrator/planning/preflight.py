@@ -216,8 +216,9 @@ def _check_recomputation(sweep: Sweep, layers: int) -> None:
 
     A classifier alone, which has its place beside other methods, is not looked at.
     """
-    keys = ("gradient_checkpointing", "adapter.method", "adapter.layers")
-    configs = [config for config in extremes(sweep, keys) if config.gradient_checkpointing]
+    if not sweep.train.gradient_checkpointing:
+        return
+    configs = extremes(sweep, ("adapter.method", "adapter.layers"))
     chosen = [select_layers(config.adapter.layers, layers) for config in configs]
     lowest = [min(indices) for indices in chosen if indices]
     if lowest and min(lowest) == layers - 1:

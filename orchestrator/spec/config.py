@@ -43,6 +43,7 @@ from orchestrator.spec.space import (
 )
 from orchestrator.spec.values import Json, Point
 from tinyattn.config import (
+    QUANTIZED,
     AttentionConfig,
     StrictModel,
     TrainConfig,
@@ -455,6 +456,16 @@ def check(sweep: Sweep, source: str = "sweep") -> None:
         faults.append(
             f"zero_stage: {sorted(stages)} came, allowed is 3 for all trials or for none: a worker "
             "would have to hold the PLM now whole, now split"
+        )
+    searched = sweep.space.get("precision")
+    precisions = {*map(str, searched.extremes() if searched else [sweep.train.precision])}
+    if "precision" in sweep.finalize.space:
+        precisions |= {*map(str, sweep.finalize.space["precision"].extremes())}
+    if len(precisions) > 1 and precisions & set(QUANTIZED):
+        faults.append(
+            f"precision: {', '.join(sorted(precisions))} came, allowed together are fp32 "
+            "and bf16: a quantized PLM is another PLM, and a sweep has one; set precision, and "
+            "compare sweeps"
         )
     if faults:
         raise ConfigError("\n".join(f"{source}: {fault}" for fault in faults))

@@ -18,8 +18,12 @@ from tinyattn.config import StrictModel, TrainConfig, dotted_keys
 from tinyattn.errors import did_you_mean
 
 _MOST_FAULTS = 20  # of one message
-FIXED_KEYS = ("task", "plm", "protocol", "max_select_rows", "carve_version", "token_version")
-"""Keys that hold for a whole sweep: scores of different tasks or protocols do not compare."""
+FIXED_KEYS = (
+    *("task", "plm", "protocol", "max_select_rows", "carve_version", "token_version"),
+    "gradient_checkpointing",
+)
+"""Keys that hold for a whole sweep: scores of different tasks or protocols do not compare, and what
+changes memory alone has no better value."""
 
 
 def same(a: object, b: object) -> bool:

@@ -53,6 +53,8 @@ def sweep(folder: Path, name: str, *changes: str) -> list[TrialRun]:
     [
         pytest.param(("resources.gpus=1",), marks=gpu_ray),
         pytest.param(("resources.gpus=0.5", "precision=bf16"), marks=gpu_ray),
+        pytest.param(("resources.gpus=1", "precision=int8"), marks=gpu_ray),
+        pytest.param(("resources.gpus=1", "precision=nf4"), marks=gpu_ray),
         pytest.param(("resources.gpus=1", "resources.packed=2"), marks=gpu_ray),
         pytest.param(("resources.gpus=1", "resources.packed=auto"), marks=gpu_ray),
         pytest.param(("resources.gpus=1", "resources.concurrent=2"), marks=gpus),

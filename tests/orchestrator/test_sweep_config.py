@@ -181,6 +181,10 @@ def test_a_grid_may_become_finite_by_fixing(tmp_path):
         ("optimizer.lrr: {type: uniform, low: 0, high: 1}", "did you mean 'optimizer.lr'?"),
         ("optimizer: {type: uniform, low: 0, high: 1}", "space.optimizer: unknown key"),
         ("task: {type: choice, values: [rte]}", "holds for a whole sweep"),
+        (
+            "gradient_checkpointing: {type: choice, values: [true, false]}",
+            "holds for a whole sweep and cannot be searched",
+        ),
         ("epochs: {type: integer, low: 1, high: 2}", "did you mean 'int'?"),
         ("epochs: {low: 1, high: 2}", "space.epochs:"),
         ("epochs: 4", "space.epochs: 4 came, allowed is a mapping with type"),

@@ -375,7 +375,6 @@ def sweep_of(base: TrainConfig, space: dict[str, Any], **changes: Any) -> Sweep:
         ("all", {}, True),
         ("none", {}, True),
         ("top-1", {}, False),
-        ([1], {"gradient_checkpointing": {"type": "choice", "values": [True, False]}}, False),
         ([1], {"adapter.layers": {"type": "choice", "values": ["top-1", "top-2"]}}, True),
         ([0], {"adapter.layers": {"type": "choice", "values": ["none", "top-1"]}}, False),
     ],

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, read_weights
 from tinyattn.compat.deepspeed_compat import parameter_count
+from tinyattn.config import QUANTIZED
 from tinyattn.errors import AdapterError, ConfigError, PlmError
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.mlm_head import MlmHead
@@ -108,6 +109,12 @@ def plm_card(plm: Plm) -> PlmCard:
 
 def check_plm(card: AdapterCard, plm: Plm, source: Any) -> None:
     """Raise AdapterError unless `plm` is the one that the adapter was trained on."""
+    made, here = card.plm.precision, plm.precision
+    if made != here and {made, here} & set(QUANTIZED):
+        raise AdapterError(
+            f"{source}: made for the PLM {card.plm.name} in precision {made}, loaded is {plm.name} "
+            f"in {here}; load the PLM with precision={made}"
+        )
     if card.plm.fingerprint != plm.fingerprint:
         raise AdapterError(
             f"{source}: made for the PLM {card.plm.name} (fingerprint {card.plm.fingerprint}), "

@@ -53,12 +53,13 @@ class OptimizerConfig(StrictModel):
 
 
 PoolingKind = Literal["first", "mean", "attention", "hierarchical"]
+"""How a row's hidden states become the embedding that the classifier reads."""
 
 Precision = Literal["fp32", "bf16", "int8", "nf4"]
+"""Number format of a PLM's weights."""
 QUANTIZED = ("int8", "nf4")
 """Precisions with quantized matrices: 8 bits with a scale for each row, and 4-bit NormalFloat with
 one for each 64 numbers (Dettmers et al., 2022 and 2023)."""
-"""How a row's hidden states become the embedding that the classifier reads."""
 
 
 class StartConfig(StrictModel):
@@ -176,6 +177,11 @@ class TrainConfig(Settings):
         if self.adapter.method == "full":
             raise ValueError(
                 f"adapter.method full {quantized} and cannot be trained; allowed are fp32 and bf16"
+            )
+        if isinstance(self.adapter, PeftAdapter) and self.adapter.tuner == "GLORA":
+            raise ValueError(
+                f"tuner GLORA {quantized}, and peft puts it on others alone; allowed are fp32 and "
+                "bf16, or another tuner, as LORA"
             )
         if self.zero_stage == 3:
             raise ValueError(

@@ -228,7 +228,11 @@ def _put(config: Any, base: PreTrainedModel, seed: int) -> Any:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on weights it cannot name in a model card of its own
         torch.manual_seed(seed)
-        return peft.get_peft_model(skeleton_of(base), config).eval()
+        model = peft.get_peft_model(skeleton_of(base), config).eval()
+    for name, parameter in model.named_parameters():
+        if ".ranknum." in name:  # AdaLoRA's number of ranks, which peft's cast to bf16 unfreezes
+            parameter.requires_grad_(False)
+    return model
 
 
 def _changed(model: Any, paths: Sequence[str]) -> Modules:

@@ -35,7 +35,7 @@ from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
 from tinyattn.plms.families import Family, family_of
 from tinyattn.plms.mlm_head import MlmHead, has_masked_lm, head_of, one_kind
-from tinyattn.plms.quantized import is_packed, multiply_here, quantizing_options
+from tinyattn.plms.quantized import is_packed, multiply_here, quantizing_options, stored_precision
 from tinyattn.plms.transformers_compat import revision_of
 from tinyattn.telemetry import switch_telemetry_off
 
@@ -322,6 +322,11 @@ def _load_mlm_head(plm: PreTrainedModel) -> MlmHead:
             return head_of(AutoModelForMaskedLM.from_config(one_kind(plm.config)[0]), plm, 0)
     if not name:
         raise PlmError(f"a {kind} PLM that came from no files has no masked-LM head; {_NO_HEAD}")
+    if (stored := stored_precision(read_config(name))) is not None:
+        raise PlmError(
+            f"PLM '{name}': its files are quantized ({stored}), and a masked-LM head is read from "
+            "files that are not; use those, which precision=int8 or precision=nf4 quantizes"
+        )
     config, keys = one_kind(plm.config)
     options: dict[str, Any] = {"dtype": plm.dtype, "config": config, "key_mapping": keys}
     if not Path(name).is_dir():  # the hub may have newer files by now

@@ -50,8 +50,10 @@ class QuantizedLinear(nn.Linear):
         outputs: O.
         inputs: I.
         bias: [O]; None: there is none.
-        dtype: number format of `weight`.
+        dtype: number format of `weight`, as of a PLM's other weights; `to` changes it.
     """
+
+    like: Tensor
 
     def __init__(
         self,
@@ -66,13 +68,14 @@ class QuantizedLinear(nn.Linear):
         # Parameters, so that they move, are shared and are hashed as other weights of a PLM are.
         self.packed = nn.Parameter(stored.packed, requires_grad=False)
         self.scales = nn.Parameter(stored.scales, requires_grad=False)
-        self.block, self.dtype = stored.block, dtype
+        self.block = stored.block
+        self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
         self.bias = bias  # type: ignore[assignment]
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The dense matrix, [O, I]."""
-        return self.dense(self.dtype)
+        return self.dense(self.like.dtype)
 
     @torch.no_grad()
     def dense(self, dtype: torch.dtype) -> Tensor:
@@ -117,7 +120,7 @@ def quantizing_options(name: str, config: PretrainedConfig, precision: str) -> d
     Raises:
         ConfigError: bitsandbytes is not installed, or the PLM's files are quantized otherwise.
     """
-    stored = _stored_precision(config)
+    stored = stored_precision(config)
     if stored is not None and stored not in QUANTIZED:
         raise ConfigError(
             f"PLM '{name}': its files are quantized by {stored}, through which no gradients can be "
@@ -150,7 +153,7 @@ def quantizing_options(name: str, config: PretrainedConfig, precision: str) -> d
     return options
 
 
-def _stored_precision(config: PretrainedConfig) -> str | None:
+def stored_precision(config: PretrainedConfig) -> str | None:
     """Return in what a PLM's files are quantized: a precision, or a method; None: they are not."""
     found: Any = getattr(config, "quantization_config", None)
     if found is None:
