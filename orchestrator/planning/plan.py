@@ -310,11 +310,12 @@ def _lacking(sweep: Sweep, cost: Cost, there: Capacity) -> str:
         return str(error)
     room = there.gpu_memory_gb
     if resources.gpus and room is not None and cost.memory_gb > room * resources.gpus:
-        further = ", gradient_checkpointing=true" if sweep.train.could_checkpoint else ""
+        ways = ["a smaller micro_batch_size"]
+        ways += ["gradient_checkpointing=true"] if sweep.train.could_checkpoint else []
+        ways += ["precision=nf4"] if sweep.train.could_quantize else []
         return (
             f"a trial may need {cost.memory_gb:.1f} GB, its share of the largest GPU is "
-            f"{room * resources.gpus:.1f} GB; set a smaller micro_batch_size"
-            f"{further} or more resources.gpus"
+            f"{room * resources.gpus:.1f} GB; set {', '.join(ways)} or more resources.gpus"
         )
     return ""
 

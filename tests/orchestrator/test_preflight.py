@@ -349,6 +349,28 @@ def a_task(rows: int, **resources: Any) -> dict[str, Any]:
     return {"train": {"max_train_rows": rows, "epochs": 2}, "resources": resources}
 
 
+@pytest.mark.parametrize(
+    ("train", "ways"),
+    [
+        ({}, "a smaller micro_batch_size, gradient_checkpointing=true, precision=nf4 or"),
+        ({"precision": "int8"}, "a smaller micro_batch_size, gradient_checkpointing=true or"),
+        (
+            {"adapter": {"method": "full"}},
+            "a smaller micro_batch_size, gradient_checkpointing=true",
+        ),
+        ({"adapter": {"layers": "none"}}, "a smaller micro_batch_size, precision=nf4 or"),
+    ],
+)
+def test_a_plan_says_what_makes_a_trial_fit(
+    tiny: str, tmp_path: Path, train: dict[str, Any], ways: str
+) -> None:
+    made = sweep(tiny, train=train, resources={"gpus": 0.5})
+    rack = Capacity("rack", [(8, 2)], 8.0, gpu_memory_gb=0.001)
+    plan = plan_of(made, Workspace(tmp_path), rack)
+    assert f"its share of the largest GPU is 0.0 GB; set {ways}" in plan.lacking
+    assert plan.lacking.endswith("or more resources.gpus")
+
+
 RACK = Capacity("rack", [(8, 2), (8, 2)], 4 * 8.0)
 """Four GPUs of 8 TFLOP/s."""
 

@@ -169,6 +169,16 @@ class TrainConfig(Settings):
             )
         return self
 
+    @property
+    def could_quantize(self) -> bool:
+        """Whether the PLM is not quantized, and might be."""
+        return self.precision not in QUANTIZED and not self._needs_dense and self.zero_stage < 3
+
+    @property
+    def _needs_dense(self) -> bool:
+        is_glora = isinstance(self.adapter, PeftAdapter) and self.adapter.tuner == "GLORA"
+        return self.adapter.method == "full" or is_glora
+
     def _precision_fits(self) -> None:
         """Raise ValueError where a method needs weights that quantized matrices do not have."""
         if self.precision not in QUANTIZED:
@@ -178,7 +188,7 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"adapter.method full {quantized} and cannot be trained; allowed are fp32 and bf16"
             )
-        if isinstance(self.adapter, PeftAdapter) and self.adapter.tuner == "GLORA":
+        if self._needs_dense:
             raise ValueError(
                 f"tuner GLORA {quantized}, and peft puts it on others alone; allowed are fp32 and "
                 "bf16, or another tuner, as LORA"
