@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("tinyattn", "orchestrator", "cluster")
 KEPT = {
     "tinyattn/plms/families.py: FAMILIES": "plugins are imported without an object to add to",
+    "tinyattn/compat/bitsandbytes_compat.py: _importing": "a process imports a library once",
 }
 """Objects of modules that can change, and why."""
 CACHED = {
