@@ -214,7 +214,7 @@ def test_a_card_cannot_ask_for_memory_that_nobody_counts(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target_modules": ["nothing"]}, "LORA with .* cannot be put on this PLM"),
+        ({"target_modules": "nothing"}, "LORA with .* cannot be put on this PLM"),
         ({"r": -1}, "cannot be put on this PLM"),
         ({"target_modules": "("}, "cannot be put on this PLM"),
         ({"layers": [0], "target_modules": ["encoder.layer.1.attention.self.query"]}, "changes no"),
@@ -225,6 +225,65 @@ def test_what_peft_refuses_is_said(build_plm: Any, options: dict[str, Any], mess
     with pytest.raises(ConfigError, match=message):
         model.add_adapter("a", PeftAdapter(method="peft", tuner="LORA", **options), 2)
     assert "a" not in model.adapters
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"target_modules": ["query", "valu"]},
+            "adapter.target_modules: query, valu came, and no module of this PLM (bert) is called "
+            "valu — did you mean 'value'?; its modules with weights are word_embeddings, "
+            "position_embeddings, token_type_embeddings, LayerNorm, query, key, value, dense",
+        ),
+        (
+            {"target_modules": ["encoder.layer.0.attention.self.query", "layer.1.atention"]},
+            "is called layer.1.atention — did you mean 'layer.1.attention'?",
+        ),
+        ({"target_modules": ["uery"]}, "is called uery — did you mean 'query'?"),
+        (
+            {"tuner": "IA3", "target_modules": ["value"], "feedforward_modules": ["densse"]},
+            "adapter.feedforward_modules: densse came",
+        ),
+    ],
+)
+def test_a_mistyped_module_is_refused(
+    build_plm: Any, options: dict[str, Any], message: str
+) -> None:
+    model = AdaptedModel(build_plm("bert", dtype=torch.float32))
+    config = PeftAdapter(**{"method": "peft", "tuner": "LORA", **options})
+    for put in (model.fit, lambda config: model.add_adapter("a", config, 2)):
+        with pytest.raises(ConfigError) as caught:
+            put(config)
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["query", "encoder.layer.0.attention.self.value"],
+        ["layer.0.attention.self.query", "layer.2.attention.self.query"],  # a layer it leaves out
+        ["query", "pooler.dense"],
+    ],
+)
+def test_a_module_in_another_layer_is_no_mistake(build_plm: Any, targets: list[str]) -> None:
+    model = AdaptedModel(build_plm("bert", dtype=torch.float32))
+    config = PeftAdapter(method="peft", tuner="LORA", layers=[0], target_modules=targets)
+    assert model.add_adapter("a", config, 2).replaced
+
+
+def test_an_adapter_saved_with_a_mistyped_module_is_still_read(
+    minilm: Plm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """peft passed over the name before it was refused."""
+    model = AdaptedModel(minilm.model)
+    config = PeftAdapter(method="peft", tuner="LORA", target_modules=["query", "valu"])
+    with monkeypatch.context() as patch:
+        patch.setattr("tinyattn.adapters.model.refuse_unmatched", lambda *_: None)
+        model.add_adapter("one", config, 2)
+    model.save(tmp_path / "a", minilm, name="one")
+    assert model.load(tmp_path / "a", minilm, "back").adapter == config
+    model.detach()
 
 
 @pytest.mark.parametrize("tuner", LAYERED)

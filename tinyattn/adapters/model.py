@@ -20,13 +20,20 @@ from tinyattn.adapters.placement import AdapterHooks, Part, Site
 from tinyattn.adapters.stream_check import copy_streams, streams_equal_padded
 from tinyattn.batching.packed_sequence import PackedSequence, filler_of, joined
 from tinyattn.batching.pooling import Pooling
-from tinyattn.config import AnyAdapter, PoolingKind, VariantConfig, WarpConfig
+from tinyattn.config import (
+    AnyAdapter,
+    PeftAdapter,
+    PoolingKind,
+    VariantConfig,
+    WarpConfig,
+)
 from tinyattn.errors import (
     NameTakenError,
     PlmError,
     UsageError,
     did_you_mean,
 )
+from tinyattn.methods.replaced import refuse_unmatched
 from tinyattn.plms.families import select_layers
 from tinyattn.plms.loading import Plm, PlmMemo, mlm_head_of
 from tinyattn.plms.mlm_head import MlmHead
@@ -107,8 +114,11 @@ class AdaptedModel(nn.Module):
             UsageError: the name or the placement is not allowed.
             PlmError: the PLM lacks a layer, a place or a head that the method needs, or cannot pool
                 so.
+            ConfigError: the method cannot be put on the PLM.
         """
         self._check_new(name, config)
+        if isinstance(config, PeftAdapter):
+            refuse_unmatched(self.plm, config)
         head = self._head_for(config)
         adapter = Adapter(self.plm, config, num_outputs, seed, pooling, head)
         self._attach(name, adapter)
@@ -134,7 +144,10 @@ class AdaptedModel(nn.Module):
         Raises:
             PlmError: it lacks a layer, a place or a head that the method needs, or its inputs do
                 not tell texts apart.
+            ConfigError: it lacks a module that the method names.
         """
+        if isinstance(config, PeftAdapter):
+            refuse_unmatched(self.plm, config)
         self._head_for(config)
         if isinstance(config, VariantConfig) and config.segments != "all":
             segments_of(self.plm)

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from tinyattn.compat.bitsandbytes_compat import import_before_peft
 from tinyattn.compat.torch_compat import is_out_of_memory, skeleton_of
 from tinyattn.config import PeftAdapter, UnfrozenConfig
-from tinyattn.errors import ConfigError, PlmError
+from tinyattn.errors import ConfigError, PlmError, did_you_mean
 from tinyattn.methods.allocation import allocation_options
 from tinyattn.methods.peft_folder import limited
 from tinyattn.methods.prompt import Prompt, RowPrompt, prompt_options
@@ -80,6 +80,50 @@ def replaced_modules(
             for path, module in found.items()
         }
     return Replaced(found, by_peft)
+
+
+def refuse_unmatched(plm: PreTrainedModel, config: PeftAdapter) -> None:
+    """Refuse a tuner with the name of a module that the PLM does not have, as a mistyped one.
+
+    peft is content if one name of a list is a module's path, or the end of one after a dot. Modules
+    in layers that the tuner leaves out count, and so does a word that is a regular expression.
+
+    Raises:
+        ConfigError: a name matches no module.
+    """
+    base: Any = plm.base_model
+    paths = [path for path, _ in base.named_modules() if path]
+    for option in ("target_modules", "feedforward_modules"):
+        came = config.options.get(option)
+        names = came if isinstance(came, list | tuple) else []
+        for name in map(str, names):
+            if not any(f".{path}".endswith(f".{name}") for path in paths):
+                raise ConfigError(
+                    f"adapter.{option}: {', '.join(map(str, names))} came, and no module of this "
+                    f"PLM ({base.config.model_type}) is called {name}{_like(name, paths)}; its "
+                    f"modules with weights are {', '.join(_last_names(base))}"
+                )
+
+
+def _like(name: str, paths: Sequence[str]) -> str:
+    """Return ` — did you mean 'x'?` for the nearest end of a path with as many parts as `name`."""
+    parts = name.count(".") + 1
+    return did_you_mean(name, {".".join(path.split(".")[-parts:]): None for path in paths})
+
+
+def _last_names(base: nn.Module) -> list[str]:
+    """Return the last part of the paths of leaf modules with weights, each once, without poolers'.
+
+    The pooler's output is not used.
+    """
+    found = {
+        path.rpartition(".")[2]: None
+        for path, module in base.named_modules()
+        if not list(module.children())
+        and list(module.parameters())
+        and "pooler" not in path.split(".")
+    }
+    return [*found]
 
 
 def first_call(plm: PreTrainedModel, paths: Sequence[str]) -> int:
