@@ -44,11 +44,15 @@ from orchestrator.spec.space import (
 from orchestrator.spec.values import Json, Point
 from tinyattn.config import (
     QUANTIZED,
+    TUNERS,
+    AnyAdapter,
     AttentionConfig,
+    PeftAdapter,
     StrictModel,
     TrainConfig,
     build,
     dotted_keys,
+    method_name,
     set_all,
     set_dotted,
 )
@@ -288,6 +292,11 @@ def load_sweep(name_or_path: str, overrides: Mapping[str, Json]) -> Sweep:
     path = Path(name_or_path)
     shipped = path.suffix not in (".yaml", ".yml") and not path.is_file()
     data = _read(search_spaces.find(name_or_path) if shipped else path)
+    if "text_columns" in data and "train" not in data:
+        raise ConfigError(
+            f"{name_or_path}: this is a task's file; use task={name_or_path} with a sweep, as in "
+            f"`tinyattn sweep check minilm task={name_or_path}`"
+        )
     stem = name_or_path if shipped else path.stem
     data.setdefault("name", default_name(stem, datetime.now()))
     return resolved(data, overrides, name_or_path)
@@ -305,7 +314,7 @@ def resolved(data: dict[str, Json], overrides: Mapping[str, Json], source: str) 
         ConfigError: one line a fault.
     """
     fixed = apply_overrides(data, overrides)
-    sweep = _without(build(Sweep, data, source), fixed)
+    sweep = _without(build(Sweep, data, source), fixed, overrides)
     check(sweep, source)
     return _with_whole_points(sweep)
 
@@ -406,19 +415,32 @@ def _override_domain(data: dict[str, Any], key: str, value: Json) -> None:
         _merge(space, {name: value}, whole=True)
 
 
-def _without(sweep: Sweep, fixed: Mapping[str, object]) -> Sweep:
-    """Return the sweep without fixed keys in its spaces and points."""
-    space, search = _fix(sweep.space, sweep.search, fixed)
-    final_space, final_search = _fix(sweep.finalize.space, sweep.finalize.search, fixed)
+def _without(sweep: Sweep, fixed: Mapping[str, object], overrides: Mapping[str, Json]) -> Sweep:
+    """Return the sweep without fixed keys in its spaces and points.
+
+    A key that an override of null took out of a space leaves the points, too.
+    """
+    taken, final_taken = _taken("space.", overrides), _taken("finalize.space.", overrides)
+    space, search = _fix(sweep.space, sweep.search, fixed, taken)
+    final = sweep.finalize
+    final_space, final_search = _fix(final.space, final.search, fixed, final_taken)
     finalize = sweep.finalize.model_copy(update={"space": final_space, "search": final_search})
     return sweep.model_copy(update={"space": space, "search": search, "finalize": finalize})
 
 
+def _taken(section: str, overrides: Mapping[str, Json]) -> set[str]:
+    return {
+        key.removeprefix(section)
+        for key, value in overrides.items()
+        if value is None and key.startswith(section)
+    }
+
+
 def _fix(
-    space: Space, search: SearchConfig, fixed: Mapping[str, object]
+    space: Space, search: SearchConfig, fixed: Mapping[str, object], taken: set[str]
 ) -> tuple[Space, SearchConfig]:
     rest = fix(space, fixed)
-    gone = space.keys() - rest.keys()
+    gone = (space.keys() - rest.keys()) | taken
     points: list[dict[str, Any]] = []
     for point in search.points:
         kept = {key: value for key, value in point.items() if key not in gone}
@@ -513,6 +535,13 @@ def check_extremes(sweep: Sweep, source: str = "sweep") -> None:
 
 
 def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
+    if found := _foreign(train.adapter, space):
+        section = source.rpartition(": ")[2]
+        words = " ".join(f"{section}.{key}=null" for key in found)
+        return [
+            f"{source}: {', '.join(found)} came, of other methods than {method_name(train.adapter)}"
+            f"; take {'it' if len(found) == 1 else 'them'} out: {words}"
+        ]
     of_keys = [
         [point for value in domain.extremes() for point in with_parents(space, key, value)]
         for key, domain in space.items()
@@ -529,6 +558,21 @@ def _extreme_faults(train: TrainConfig, space: Space, source: str) -> list[str]:
         if faults := _build_faults(train, (with_children(space, p) for p in points), source):
             return faults
     return []
+
+
+def _foreign(adapter: AnyAdapter, space: Space) -> list[str]:
+    """Return the keys of a space that belong to other methods than the one that all trials have.
+
+    Where methods are searched, a key may be searched with its own by `when`.
+    """
+    if "adapter.method" in space:
+        return []
+    known = set(type(adapter).model_fields)
+    if isinstance(adapter, PeftAdapter):
+        is_one = "adapter.tuner" not in space
+        known |= TUNERS[adapter.tuner] if is_one else {*adapter.further_keys()}
+    groups = [key.partition(".") for key in space]
+    return [f"{head}.{key}" for head, _, key in groups if head == "adapter" and key not in known]
 
 
 def _build_faults(train: TrainConfig, points: Iterable[Point], source: str) -> list[str]:

@@ -333,6 +333,56 @@ def test_every_fault_has_a_line_of_its_own(tmp_path):
     assert "point 2" in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("adapter", "space", "said"),
+    [
+        (
+            "{method: full}",
+            "adapter.norm: {type: choice, values: [plain, affine]}",
+            "space: adapter.norm came, of other methods than full; take it out: "
+            "space.adapter.norm=null",
+        ),
+        (
+            "{method: peft, tuner: LORA}",
+            "adapter.norm: {type: choice, values: [plain, affine]}\n"
+            "  adapter.r: {type: choice, values: [1, 2]}\n"
+            "  adapter.num_vectors: {type: choice, values: [4, 8]}",
+            "space: adapter.norm, adapter.num_vectors came, of other methods than LORA; take them "
+            "out: space.adapter.norm=null space.adapter.num_vectors=null",
+        ),
+    ],
+)
+def test_keys_of_another_method_are_named_with_what_takes_them_out(tmp_path, adapter, space, said):
+    text = f"train: {{task: rte, plm: minilm, adapter: {adapter}}}\nspace:\n  {space}\n"
+    text += "search: {points: [{adapter.norm: affine}, {adapter.norm: plain}]}"
+    message = fault(tmp_path, text)
+    assert message.endswith(f": {said}")
+    words = said.rpartition(": ")[2].split()
+    taken = load_sweep(write(tmp_path, text), dict.fromkeys(w.partition("=")[0] for w in words))
+    assert not taken.space.keys() & {"adapter.norm", "adapter.num_vectors"}
+    assert taken.search.points == []  # a point of no key is none
+
+
+def test_a_key_of_one_of_several_searched_methods_is_no_mistake(tmp_path):
+    text = """\
+        train: {task: rte, plm: minilm}
+        space:
+          adapter.method: {type: choice, values: [tiny, full]}
+          adapter.norm: {type: choice, values: [plain, affine], when: {adapter.method: [tiny]}}
+        """
+    assert len(load_sweep(write(tmp_path, text), {}).space) == 2
+
+
+def test_a_tasks_file_is_no_sweep(tmp_path):
+    path = write(tmp_path, "{name: t, folder: f, text_columns: text, labels: [a, b]}", "t.yaml")
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(path, {})
+    assert str(caught.value) == (
+        f"{path}: this is a task's file; use task={path} with a sweep, as in "
+        f"`tinyattn sweep check minilm task={path}`"
+    )
+
+
 def test_finalize_is_checked_with_its_heads(tmp_path):
     text = BASE + "finalize: {space: {start.noise: {type: uniform, low: 0.01, high: 2}}}"
     assert "finalize.space: start.noise: 2.0 came" in fault(tmp_path, text)

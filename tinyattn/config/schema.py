@@ -61,12 +61,18 @@ def _fault(model: type[BaseModel], fault: Any, data: Any, source: str) -> str:
         allowed = _siblings(model, fault["loc"])
         word = str(fault["loc"][-1])
         known = f"; allowed are {', '.join(allowed)}" if allowed else ""
-        hint = did_you_mean(word, allowed) or did_you_mean(word, dotted_keys(model))
+        keys = dotted_keys(model)
+        if key in keys:  # it is one, with other values of the keys beside it
+            kind = key.rpartition(".")[0]
+            return f"{source}: {key}: this key belongs to another kind of {kind}{known}"
+        hint = did_you_mean(word, allowed) or did_you_mean(word, keys)
         return f"{source}: {key}: unknown key{hint}{known}"
     if fault["type"] == "missing":
         return f"{source}: {key}: this key is required"
     message = fault["msg"].removeprefix("Value error, ").replace("Input should be", "allowed is")
     message = message.partition(", unable to parse")[0]
+    if fault["type"] in ("bool_parsing", "bool_type"):
+        message = "allowed is true or false"
     message = re.sub(r"\ba valid (?=[aeiou])", "an ", message).replace("a valid ", "a ")
     came = fault["input"]
     if fault["type"] == "too_short":
