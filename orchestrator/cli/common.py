@@ -34,6 +34,8 @@ Verb = TypeVar("Verb", bound=Callable[..., None])
 _TYPED = f"{__name__}.typed"
 """Key in click's context of the place options that were typed, as in {"--on": "rack.yaml"}."""
 _IMPORTED = f"{__name__}.imported"
+WHOLE = 10_000
+"""Columns of a table that nothing is cut from; it is printed as wide as its values are."""
 _COMMAND = re.compile(r"`(tinyattn (?!train|doctor)[^`]+)`")
 
 
@@ -240,7 +242,7 @@ def show_leaderboard(
             if tasks
             else f"the store {workspace.place} has no trials; run a sweep first"
         )
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = Console(width=table_width())
     is_suite = _show_suites(workspace, store, sweeps, console)
     if is_suite and suite:
         return
@@ -256,6 +258,14 @@ def show_leaderboard(
         raise UsageError(f"the store {workspace.place} has no ranked trial of a GLUE task")
     for found in suites:
         console.print(board.render_suite(found))
+
+
+def table_width() -> int | None:
+    """Return the columns of a table that is printed; None: those of the terminal, or COLUMNS.
+
+    Into a file or a pipe every value is written whole, in lines as long as that takes.
+    """
+    return None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WHOLE
 
 
 def _show_suites(

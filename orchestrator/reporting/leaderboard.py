@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -50,6 +51,9 @@ LEAST_ROWS = 3
 """Rows of a group on a page of many groups."""
 WIDE_COLUMNS = 130
 """Terminal columns from which each value has a column of its own."""
+LEAST_CONFIG = 24
+"""Terminal columns that a configuration then has at least."""
+_NO_LIMIT = 10_000
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,14 @@ class Leaderboard:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table: one line a row where there is room, two columns in one where not."""
-        groups = WIDE if options.max_width >= WIDE_COLUMNS else NARROW
+        wide = self._table(WIDE)
+        room = options.update(max_width=_NO_LIMIT)
+        values = Measurement.get(console, room, self._table(WIDE[:-1])).maximum
+        fits = options.max_width >= max(WIDE_COLUMNS, values + LEAST_CONFIG)
+        yield wide if fits else self._table(NARROW)
+
+    def _table(self, groups: Sequence[tuple[str, ...]]) -> Table:
+        """Return the table with these columns; what is the same in all rows has none."""
         same = {name for name in ("task", "plm") if len({getattr(r, name) for r in self.rows}) == 1}
         groups = tuple(
             kept for group in groups if (kept := tuple(n for n in group if n not in same))
@@ -229,7 +240,7 @@ class Leaderboard:
             )
             lines = ("\n".join(cells[name] for name in group) for group in groups)
             table.add_row(*lines, style="bold" if row.rank == 1 else None)
-        yield table
+        return table
 
 
 def render(

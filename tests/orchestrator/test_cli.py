@@ -483,6 +483,28 @@ def test_the_leaderboard_names_a_page_of_mlflow_that_is_there(here: Path, sweeps
         assert "MLflow's page" not in run("leaderboard", *words, "--runs", runs).output
 
 
+def test_a_leaderboard_in_a_pipe_is_whole(
+    here: Path, sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    overrides = {"optimizer.lr": 0.00068, "optimizer.schedule": "constant", "adapter.norm": "none"}
+    for name in ("a-sweep-with-a-long-name", "another-sweep-of-that-length"):
+        sweeps.start(name, task="rte" if name[1] == "-" else "sst2")
+        sweeps.trial("search_00001", [0.5325, 0.61], heldout=0.6, overrides=overrides)
+        sweeps.runs.settle()
+    words = ("leaderboard", "--runs", here / "runs")
+    values = ("score", "paper", "config", "61.00", "another-sweep-of-that-length/search_00001")
+    whole = run(*words).stdout
+    assert "…" not in whole
+    assert any("norm=none lr=0.00068 schedule=constant" in line for line in whole.splitlines()[:9])
+    assert all(value in whole for value in values)
+    monkeypatch.setenv("COLUMNS", "140")  # not enough for a column each
+    narrow = run(*words).stdout
+    assert all(value in narrow for value in values)
+    table = [line for line in narrow.splitlines() if line.startswith(("┃", "│"))]
+    assert {len(line) <= 140 for line in table} == {True}
+
+
 def test_a_port_in_use(runs: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -753,6 +775,7 @@ def test_doctor_names_what_is_here(here: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "agreement" in result.stdout
     assert "rte" in result.stdout
     assert "network   sweeps here listen on loopback alone" in result.stdout
+    assert re.search("ok      quantized .*bitsandbytes", result.stdout)
     result = run("doctor", "--data", here / "nowhere")
     assert result.exit_code == 1
     assert f"missing tasks     {here / 'nowhere'} is not there" in result.stdout
