@@ -44,7 +44,7 @@ def train_alone(
         counts = trainer.counts()
         say(
             f"{trainer.task.name} on {config.plm}: {counts.adapter:,} adapter + "
-            f"{counts.classifier:,} classifier parameters, the PLM's {counts.plm:,} are frozen; "
+            f"{counts.classifier:,} classifier parameters, {counts.of_plm(config.adapter)}; "
             f"{len(trainer.data.train):,} rows, {trainer.total_steps:,} steps"
             + (
                 f", the first {trainer.warmup_steps:,} of them warm-up"

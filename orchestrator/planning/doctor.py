@@ -54,6 +54,7 @@ def examine(data_dir: Path | None) -> list[Finding]:
         Finding("libraries", versions),
         Finding("cores", f"{os.cpu_count()}"),
         Finding("bf16", f"takes {Cores().bf16_ratio():.1f} times as long as fp32 on these cores"),
+        Finding("quantized", _quantized()),
         Finding("GPUs", ", ".join(gpus) or "none: sweeps run on cores with resources.gpus=0"),
         Finding("memory", f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"),
         Finding(
@@ -64,6 +65,15 @@ def examine(data_dir: Path | None) -> list[Finding]:
         _plm(),
         _data(data_dir),
     ]
+
+
+def _quantized() -> str:
+    """Say whether there is what quantizes a PLM; nothing else needs it, so it is never missing."""
+    name = "bitsandbytes"
+    try:
+        return f"precision=int8 and nf4 by {name} {metadata.version(name)}"
+    except metadata.PackageNotFoundError:
+        return f"no precision=int8 or nf4 without {name}: pip install {name}==0.50.*"
 
 
 def _plm() -> Finding:

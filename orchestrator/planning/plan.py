@@ -113,8 +113,9 @@ class Plan:
             f"searched    {', '.join(sweep.space) or 'nothing'}",
             f"rungs       {rung_words(sweep, self.evaluations)}",
             f"parameters  adapter {counts.adapter:,} + classifier {counts.classifier:,} = "
-            f"{counts.trainable:,}; PLM {counts.plm:,} frozen",
-            f"memory      at most {self.cost.memory_gb:.1f} GB a trial{self._smaller_passes()}; "
+            f"{counts.trainable:,}; {counts.of_plm(sweep.train.adapter)}",
+            f"memory      at most {self.cost.memory_gb:.1f} GB a trial, of which the PLM in "
+            f"{sweep.train.precision} {self.cost.plm_gb:.2f} GB{self._smaller_passes()}; "
             f"a process takes {PROCESS_GB} GB of main memory beside that",
             f"compute     {self._compute(asha_share(sweep.asha, self.evaluations))}",
             f"resources   {amount(resources.cpus, 'core')}, "

@@ -49,6 +49,8 @@ class Cost:
     """Parameters of a trial with the common config."""
     memory_gb: float
     """Largest memory of a trial: weights and activations of a full micro-batch."""
+    plm_gb: float
+    """Of it the PLM's weights, in its precision."""
     trial_pflop: float
     """Operations of one whole trial, in 10^15."""
 
@@ -285,12 +287,13 @@ def predict_cost(
         kept = layers * 2 * hidden + per_token
     activations = runs * micro * config.max_length * kept * size / 2
     trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
-    weights = counts.plm * size - saved_bytes(plm, config.precision)
     parts = sweep.resources.ranks if config.zero_stage == 3 else 1
+    weights = (counts.plm * size - saved_bytes(plm, config.precision)) / parts
     each = 6 if config.adapter.method == "full" else 4
     return Cost(
         counts=counts,
-        memory_gb=(weights / parts + activations + 16 * counts.trainable) / 1e9,
+        plm_gb=weights / 1e9,
+        memory_gb=(weights + activations + 16 * counts.trainable) / 1e9,
         # Operations a weight: 2 forward, 2 backward for the activations, none for frozen weights
         # but 2 for those that are trained.
         trial_pflop=body * (each * runs * trained + 2 * scored) / 1e15,

@@ -10,6 +10,8 @@ from tinyattn.config import AdapterConfig
 from tinyattn.training.engine import warmup_steps
 
 HEADS = "adapter.num_heads"
+AGAIN = 1.36
+"""Time of a step with gradient checkpointing, relative to one without, as docs/faster.md has it."""
 _SHOWN = 10
 """Most labels that a remark names."""
 _EXACT = 1e-6
@@ -30,6 +32,7 @@ def remarks(sweep: Sweep, fewest_rows: int, absent_labels: Sequence[str] = ()) -
         *_heads(sweep),
         *_rounded(sweep, steps),
         *_rare(sweep, steps),
+        *_run_again(sweep),
     ]
 
 
@@ -79,3 +82,12 @@ def _rare(sweep: Sweep, steps: int) -> Iterator[str]:
                 f"evaluate_every={every:,} is no less than the {steps:,} steps of a training, "
                 "which is evaluated once, at its end"
             )
+
+
+def _run_again(sweep: Sweep) -> Iterator[str]:
+    """Remark on the time that gradient checkpointing takes."""
+    if sweep.train.gradient_checkpointing:
+        yield (
+            f"gradient_checkpointing: PLM layers run again in the backward pass, so a step takes "
+            f"longer ({AGAIN} times as long with MiniLM on two cores); see docs/faster.md"
+        )

@@ -316,6 +316,25 @@ def test_a_plan_says_where_bf16_is_slow(
     assert said in plan.slow
 
 
+def test_a_plan_says_the_precision_and_size_of_the_plm(tiny: str, tmp_path: Path) -> None:
+    for precision, size in (("fp32", 4), ("bf16", 2)):
+        plan = plan_of(sweep(tiny, train={"precision": precision}), Workspace(tmp_path / "runs"))
+        weights = size * plan.cost.counts.plm / 1e9
+        assert plan.cost.plm_gb == pytest.approx(weights)
+        assert f", of which the PLM in {precision} {weights:.2f} GB; " in str(plan)
+
+
+@pytest.mark.parametrize("method", ["full", "bitfit"])
+def test_a_plan_says_that_weights_of_the_plm_are_trained(
+    tiny: str, tmp_path: Path, method: str
+) -> None:
+    plan = plan_of(sweep(tiny, train={"adapter": {"method": method}}), Workspace(tmp_path / "runs"))
+    counts = plan.cost.counts
+    said = f"{counts.adapter:,} of the PLM's {counts.plm:,} are trained, in a copy of the trial's"
+    assert said in str(plan)
+    assert "frozen" not in str(plan)
+
+
 def test_a_plan_says_the_time_on_cores(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -598,6 +617,7 @@ def test_a_warmup_that_is_shorter_than_each_training_is_not_refused(tiny: str) -
         (None, {"optimizer": {"warmup": 0.125}}, ["0.125 of 100 steps is rounded to 12"]),
         (None, {"optimizer": {"warmup": 0.004}}, ["rounded to 0: there is no warm-up"]),
         (None, {"evaluate_every": 100}, ["evaluate_every=100 is no less than the 100 steps"]),
+        (None, {"gradient_checkpointing": True}, ["a step takes longer (1.36 times as long"]),
         (None, {"adapter": {"num_heads": 4}}, ["is never 1: there will be nothing to finalize"]),
         (
             {"adapter.num_heads": {"type": "choice", "values": [1, 2, 4]}},

@@ -24,6 +24,7 @@ from tinyattn.config import (
     AnyAdapter,
     PeftAdapter,
     PoolingKind,
+    UnfrozenConfig,
     VariantConfig,
     WarpConfig,
 )
@@ -57,6 +58,14 @@ class Counts:
     def trainable(self) -> int:
         """Adapter and classifier together."""
         return self.adapter + self.classifier
+
+    def of_plm(self, config: AnyAdapter) -> str:
+        """Return in words what becomes of the PLM's parameters with a method."""
+        if not isinstance(config, UnfrozenConfig):
+            return f"the PLM's {self.plm:,} are frozen"
+        return (
+            f"{self.adapter:,} of the PLM's {self.plm:,} are trained, in a copy of the trial's own"
+        )
 
 
 class AdaptedModel(nn.Module):
