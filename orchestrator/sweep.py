@@ -265,8 +265,9 @@ def sweep_as_it_ran(
     stored = _as_begun(workspace, name, imports)
     for key in overrides:
         if not _is_changeable(key):
-            keys = [known for known in dotted_keys(Sweep) if _is_changeable(known)]
-            hint = did_you_mean(key, keys) or _of_experts(key)
+            known = [one.removeprefix("train.") for one in dotted_keys(Sweep)]
+            keys = [one for one in known if _is_changeable(one)]
+            hint = did_you_mean(key.removeprefix("train."), keys) or _of_experts(key)
             raise ConfigError(
                 f"override {key}: the sweep has run; changeable are {', '.join(CHANGEABLE)}{hint}"
             )

@@ -97,7 +97,8 @@ def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
 
     Of a suite, finalists of all sweeps share the machines, and then their experts.
 
-    Overrides change the sweep's finalize section: finalize.finalists=2 finalize.heads=8
+    Overrides change the sweep's finalize section: finalize.finalists=2 finalize.heads=8, its
+    resources, and gradient_checkpointing=true, where memory is short.
     """
     workspace, chosen = workspace_of(places), parse_overrides(overrides)
     typed = [word for module in imported() for word in ("--import", module)] + [*overrides]

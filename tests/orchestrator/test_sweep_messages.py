@@ -54,6 +54,8 @@ def test_a_sweep_is_not_extended_to_fewer_trials(tmp_path: Path, plm: str, trial
         ("train.epochs", 3, "override train.epochs: the sweep has run; changeable are finalize"),
         ("search.trials", 9, "override search.trials: the sweep has run"),
         ("finalise.heads", 2, "did you mean 'finalize.heads'"),
+        ("gradient_checkpoint", 1, "_checkpointing — did you mean 'gradient_checkpointing'?"),
+        ("train.gradient_checkpoint", 1, "_checkpointing — did you mean 'gradient_checkpointing'?"),
         ("finalize.haeds", 2, "finalize.haeds"),
         ("finalize.heads", 1, "finalize.heads: 1 came"),
     ],

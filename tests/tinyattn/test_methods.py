@@ -272,6 +272,16 @@ def test_layers_limit_what_is_changed(build_plm: Any) -> None:
     ("overrides", "message"),
     [
         ({"adapter.method": "lora"}, "method 'lora' came; allowed are tiny, variant, bottleneck"),
+        (
+            {"adapter.method": "lora"},
+            "; LORA is a tuner of peft: adapter.method=peft adapter.tuner=LORA$",
+        ),
+        ({"adapter.method": "prefix-tuning"}, "adapter.method=peft adapter.tuner=PREFIX_TUNING$"),
+        (
+            {"adapter.method": "full", "adapter.norm": "plain"},
+            "^override: adapter.norm: this key belongs to another kind of adapter; allowed are "
+            "method, layers$",
+        ),
         ({"adapter.method": "bitfitt"}, "did you mean 'bitfit'"),
         ({"adapter.method": ["tiny", "full"]}, r"method \['tiny', 'full'\] came; allowed are"),
         (

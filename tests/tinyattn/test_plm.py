@@ -253,6 +253,16 @@ def test_a_plm_that_is_not_there(name: str) -> None:
     assert time.perf_counter() - begin < 5
 
 
+def test_a_mistyped_name_is_asked_about_and_no_more() -> None:
+    with pytest.raises(PlmError) as caught:
+        load_plm("minlm")
+    assert str(caught.value) == (
+        "PLM 'minlm' cannot be loaded: there is no such folder — did you mean 'minilm'?"
+    )
+    with pytest.raises(PlmError, match="hf download deberta-base"):  # less like roberta-base
+        load_plm("deberta-base")
+
+
 def test_a_mistyped_folder_is_no_name_on_a_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

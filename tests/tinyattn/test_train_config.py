@@ -87,6 +87,8 @@ def test_words_that_are_no_overrides(word: str) -> None:
         ({"start.noise": 0.1}, "start.adapter: this key is required"),
         ({"task": None}, "task: nothing (null) came, allowed is a string"),
         ({"epochs": 1.5}, "epochs: 1.5 came, allowed is an integer"),
+        ({"adapter.bias": "maybe"}, "adapter.bias: 'maybe' came, allowed is true or false"),
+        ({"gradient_checkpointing": 3}, "checkpointing: 3 came, allowed is true or false"),
         ({"zero_stage": 4}, "zero_stage: 4 came, allowed is 0, 1, 2 or 3"),
     ],
 )

@@ -469,9 +469,17 @@ def _with_known_method(value: Any) -> Any:
     if not isinstance(method, str) or method not in METHODS:
         raise ValueError(
             f"method {shown(method)} came{did_you_mean(str(method), METHODS)}; allowed are "
-            f"{', '.join(METHODS)}"
+            f"{', '.join(METHODS)}{_as_tuner(str(method))}"
         )
     return value
+
+
+def _as_tuner(method: str) -> str:
+    """Say of a method that is none how it is had if it is a tuner of peft, in any case."""
+    name = method.upper().replace("-", "_")
+    if name not in TUNERS:
+        return ""
+    return f"; {name} is a tuner of peft: adapter.method=peft adapter.tuner={name}"
 
 
 def _method_of(value: Any) -> Any:

