@@ -110,7 +110,7 @@ def run_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) ->
     sweeps = {member.name: member.sweep for member in suite.members}
     _refuse_too_large(sweeps)
     definition = SuiteDefinition.of(suite)
-    with _locked(suite.name, sweeps.values(), workspace) as release:
+    with _locked(definition, sweeps.values(), workspace) as release:
         for name in (suite.name, *(sweep.name for sweep in suite.sweeps)):
             folder = workspace.path_of(name)
             if SuiteDefinition.is_in(folder) or Definition.is_in(folder):  # another was quicker
@@ -225,7 +225,7 @@ def grow_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) -
         UsageError: another process works on the suite.
     """
     folder = workspace.path_of(suite.name)
-    with workspace.lock(suite.name):
+    with workspace.lock(suite.name, suite.go_on):
         there = SuiteDefinition.read(folder)
         there.with_sweeps(SuiteDefinition.of(suite)).write(folder)
         for member in suite.members:
@@ -264,7 +264,7 @@ def resume_suite(
     """
     sweeps = {member: definition.sweep() for member, definition in suite.sweeps.items()}
     _refuse_too_large(sweeps)
-    with _locked(suite.definition.name, sweeps.values(), workspace) as release:
+    with _locked(suite.definition, sweeps.values(), workspace) as release:
         model_cache = ModelCache(workspace.data_dir, device="cpu")
 
         def checked(member: str) -> Facts:
@@ -318,10 +318,13 @@ class _Running:
         )
         with signals_noted() as stop:  # a run that the store has made is known before all ends
             run = tracker.open_suite(name)
+        if self._definition.go_on is not None:
+            run.mark_comparison()
         openers = [partial(opener, suite=run) for opener in checked.values()]
         outcome = Outcome.FAILED
         try:
-            closed = all_closed_in_any_case(openers, f"sweep resume {name}", [None] * len(openers))
+            go_on = self._definition.goes_on_by
+            closed = all_closed_in_any_case(openers, go_on, [None] * len(openers))
             with closed as opened:
                 if stop.asked:
                     raise KeyboardInterrupt
@@ -446,16 +449,16 @@ def _refuse_too_large(sweeps: Mapping[str, Sweep]) -> None:
 
 @contextmanager
 def _locked(
-    suite: str, sweeps: Collection[Sweep], workspace: Workspace
+    suite: SuiteDefinition, sweeps: Collection[Sweep], workspace: Workspace
 ) -> Iterator[Callable[[str], None]]:
     """Hold the locks of a suite and of its sweeps within the block.
 
     Yields:
         A function that releases the lock of one sweep, by its name.
     """
-    go_on = f"sweep resume {suite}"
+    go_on = suite.goes_on_by
     with ExitStack() as whole:
-        whole.enter_context(workspace.lock(suite, go_on))
+        whole.enter_context(workspace.lock(suite.name, go_on))
         locks = {sweep.name: whole.enter_context(ExitStack()) for sweep in sweeps}
         for sweep, lock in locks.items():
             lock.enter_context(workspace.lock(sweep, go_on))

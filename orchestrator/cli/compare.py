@@ -65,6 +65,7 @@ def compare(
         from orchestrator.comparison.run import prepare_comparison, search_and_repeat
         from orchestrator.comparison.suite import comparison_suite
         from orchestrator.comparison.table import render
+        from orchestrator.state.suite_definition import note_command
 
     size = params or one_head_size(plm)
     sized = sized_methods(plm, [word.strip() for word in methods.split(",")], size)
@@ -84,9 +85,11 @@ def compare(
     workspace = workspace_of(places)
     words = [task, *overrides, "--methods", methods, "--plm", plm, "--name", name]
     words += ["--trials", str(trials), *(["--params", str(params)] if params else [])]
+    words += [word for module in imported() for word in ("--import", module)]
+    go_on = shlex.join(["compare", *words])
     prepared = prepare_comparison(suite, workspace)
     with ray_of(places.on):
-        best = search_and_repeat(prepared, workspace, echo, shlex.join(["compare", *words]))
+        best = search_and_repeat(prepared, workspace, echo, go_on)
     sweeps = {member.name: member.sweep for member in suite.members}
     references = {method.name for method in sized if method.is_reference}
     found = judge(sweeps, best, references, workspace, echo)
@@ -96,4 +99,5 @@ def compare(
     files = keep(found, name, size, workspace.path_of(name))
     echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
     publish(found, name, size, files, workspace.tracker())
+    note_command(workspace, name, go_on, is_judged=True)
     echo(f"next: {next_command(f'tinyattn report {name}')}")

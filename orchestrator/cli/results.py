@@ -215,6 +215,7 @@ def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], forc
     from orchestrator.driver.closing import InterruptedSweepError
     from orchestrator.reporting.suite.page import publish_suite
     from orchestrator.spec.outcome import Outcome
+    from orchestrator.state.suite_definition import command_of_suite
 
     tracker, failed = workspace.tracker(), []
     begun = {sweep.name: sweep for sweep in tracker.sweeps()}
@@ -225,7 +226,7 @@ def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], forc
             if sweep not in begun:
                 raise UsageError("it has not begun: there is nothing to promote")
             if begun[sweep].outcome is not Outcome.COMPLETED:
-                hint = next_command(f"tinyattn sweep resume {name}")
+                hint = next_command(f"tinyattn {command_of_suite(workspace, name)}")
                 click.echo(f"note: its search has not ended; {hint} goes on with it")
             _promote(workspace, sweep, force, again)
         except InterruptedSweepError:

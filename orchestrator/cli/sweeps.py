@@ -356,6 +356,7 @@ def _go_on(
     workspace = workspace_of(places)
     workspace.require_writable(name)
     if _is_suite_here(name, places):
+        _refuse_comparison(name, workspace, changes)
         suite = resumable_suite(
             name, workspace, changes, gpu_hours=gpu_hours, as_it_ran=as_it_ran, without=without
         )
@@ -368,6 +369,19 @@ def _go_on(
     with ray_of(places.on):
         resume_sweep(definition, workspace, echo)
     _say_done(workspace, name)
+
+
+def _refuse_comparison(name: str, workspace: Workspace, changes: dict[str, int]) -> None:
+    """Raise UsageError for a comparison: its methods are yet to be judged after their searches."""
+    from orchestrator.state.suite_definition import SuiteDefinition
+
+    go_on = SuiteDefinition.read(workspace.path_of(name)).go_on
+    if go_on is not None:
+        more = ", for more trials with another --trials" if changes else ""
+        raise UsageError(
+            f"'{name}' is a comparison; `tinyattn {go_on}` goes on with searches and judgement"
+            f"{more}"
+        )
 
 
 @sweep.command("status")

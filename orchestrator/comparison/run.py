@@ -6,7 +6,7 @@ The same call goes on where an earlier one ended, whatever ended it.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.selection.finalizer import repeat_suite
 from orchestrator.spec.facts import Facts
@@ -14,7 +14,7 @@ from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Suite
 from orchestrator.spec.trial import Trial
 from orchestrator.state.definition import Definition
-from orchestrator.state.suite_definition import SuiteDefinition, clear_unbegun
+from orchestrator.state.suite_definition import SuiteDefinition, clear_unbegun, note_command
 from orchestrator.state.workspace import Workspace
 from orchestrator.suite import (
     ResumableSuite,
@@ -130,10 +130,12 @@ def search_and_repeat(
         InterruptedSweepError: Ctrl-C.
         TinyAttnError: a method failed, so that there is nothing to compare it with.
     """
-    suite, result = prepared.suite, SuiteResult()
+    suite, result = replace(prepared.suite, go_on=go_on), SuiteResult()
     if prepared.is_new:
         result = run_suite(suite, prepared.new, workspace)
-    elif not prepared.is_searched:
+    else:
+        note_command(workspace, suite.name, go_on, is_judged=False)
+    if not prepared.is_new and not prepared.is_searched:
         if prepared.new:
             grow_suite(suite, prepared.new, workspace)
         there = SuiteDefinition.read(workspace.path_of(suite.name))

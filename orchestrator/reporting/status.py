@@ -29,6 +29,8 @@ from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import FINAL_KINDS, SweepRecord, TrialRun, protocol_words
 from tinyattn.errors import StorageError, UsageError
 
+_REPEATING = ("finalize ", "compare ")
+"""How the commands begin that run the best of a sweep on fresh seeds."""
 _PAGE_TRIALS = 20
 """Trials that are shown one by one."""
 
@@ -123,7 +125,7 @@ class Status:
     def _state(self) -> str:
         outcome = self.sweep.outcome
         words = f"last sign of life {clock(silence(self.sweep))} ago"
-        is_own = self.driver_here and self.goes_on_by.startswith("finalize ")
+        is_own = self.driver_here and self.goes_on_by.startswith(_REPEATING)
         if outcome is not None and self.suite_runs and not is_own:
             return f"{outcome.value}; suite {self.sweep.suite}, to which it belongs, runs on"
         if self.driver_here:
@@ -161,8 +163,11 @@ class Status:
         return any(run.trial.outcome is None for run in self.finalizing)
 
     def _noted(self, verb: str) -> str:
-        """The command of a verb that goes on: that of its suite, or with overrides, if so noted."""
-        is_noted = self.goes_on_by.startswith(f"{verb} ")
+        """The command of a verb that goes on: that of its suite, or with overrides, if so noted.
+
+        A comparison's goes on with all that it began.
+        """
+        is_noted = self.goes_on_by.startswith((f"{verb} ", "compare "))
         return self.goes_on_by if is_noted else f"{verb} {self.sweep.name}"
 
     @property
@@ -251,7 +256,8 @@ def _suite_runs(workspace: Workspace, sweep: SweepRecord) -> bool:
     """Whether the search of a sweep's suite runs: a sweep that has ended is not held any more."""
     if sweep.suite is None or not workspace.is_held(sweep.suite):
         return False
-    return workspace.goes_on_by(sweep.suite) == f"sweep resume {sweep.suite}"
+    command = workspace.goes_on_by(sweep.suite)
+    return command.startswith("compare ") or command == f"sweep resume {sweep.suite}"
 
 
 def _total(sweep: Sweep) -> int:

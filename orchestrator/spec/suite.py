@@ -97,6 +97,8 @@ class Suite:
     listed_by: str | None = None
     """Option by which the user lists its members; None: it has all of a file, but for those that
     `--without` names."""
+    go_on: str | None = None
+    """Command that goes on with it, without `tinyattn`; None: `sweep resume NAME`."""
 
     @property
     def sweeps(self) -> list[Sweep]:

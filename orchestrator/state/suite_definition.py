@@ -32,6 +32,11 @@ class SuiteDefinition(StrictModel):
     """By name within the suite."""
     gpu_hours: float | None = None
     """GPU-hours after which no trial begins; None: no limit."""
+    go_on: str | None = None
+    """Of a comparison: the command that was typed last, without `tinyattn`, as in `compare rte
+    --name c`; None: it is no comparison, or one that an earlier version began."""
+    is_judged: bool = False
+    """Of a comparison: whether that command has come to its end."""
 
     @staticmethod
     def is_in(folder: Path) -> bool:
@@ -46,6 +51,7 @@ class SuiteDefinition(StrictModel):
             sweeps={member.name: member.sweep.name for member in suite.members},
             weights={member.name: member.weight for member in suite.members},
             gpu_hours=suite.gpu_hours,
+            go_on=suite.go_on,
         )
 
     @classmethod
@@ -75,7 +81,12 @@ class SuiteDefinition(StrictModel):
 
     def write(self, folder: Path) -> None:
         """Write the file as a whole or not at all."""
-        write_text(folder / FILE, self.model_dump_json(indent=1) + "\n")
+        write_text(folder / FILE, self.model_dump_json(indent=1, exclude_defaults=True) + "\n")
+
+    @property
+    def goes_on_by(self) -> str:
+        """Command that goes on with it, without `tinyattn`."""
+        return self.go_on or f"sweep resume {self.name}"
 
     def with_gpu_hours(self, gpu_hours: float) -> Self:
         """Return a copy with another limit of GPU-hours."""
@@ -85,6 +96,26 @@ class SuiteDefinition(StrictModel):
         """Return a copy with the sweeps of another definition beside its own."""
         sweeps, weights = {**self.sweeps, **other.sweeps}, {**self.weights, **other.weights}
         return self.model_copy(update={"sweeps": sweeps, "weights": weights})
+
+
+def note_command(workspace: Workspace, name: str, go_on: str, *, is_judged: bool) -> None:
+    """Note the command of a comparison on disk, and whether it has come to its end.
+
+    Raises:
+        UsageError: another process works on it.
+    """
+    folder = workspace.path_of(name)
+    with workspace.lock(name, go_on):
+        noted = {"go_on": go_on, "is_judged": is_judged}
+        SuiteDefinition.read(folder).model_copy(update=noted).write(folder)
+
+
+def command_of_suite(workspace: Workspace, name: str) -> str:
+    """Return the command that goes on with a suite, without `tinyattn`."""
+    folder = workspace.path_of(name)
+    if SuiteDefinition.is_in(folder):
+        return SuiteDefinition.read(folder).goes_on_by
+    return f"sweep resume {name}"
 
 
 def clear_unbegun(workspace: Workspace, name: str) -> None:

@@ -28,6 +28,8 @@ from tinyattn.tasks import find_task
 TAG = "tinyattn."
 """Prefix of every tag that the project writes."""
 PARENT_TAG = "mlflow.parentRunId"
+COMPARISON = "comparison"
+"""Tag of a suite's run, without the project's prefix: what a comparison of its sweeps shows."""
 FINAL_KINDS = ("finalist", "expert", "collapsed")
 """Kinds of the finalizer's runs."""
 TAG_LENGTH = 5000
@@ -81,6 +83,11 @@ class SuiteRecord:
     """Milliseconds since 1970."""
     tags: dict[str, str]
     """Tags of the project, without their prefix."""
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether its sweeps are methods that are compared, of which no average says anything."""
+        return COMPARISON in self.tags
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from mlflow.entities import Metric, RunTag
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.tracking.pages import NOTE_TAG
-from orchestrator.tracking.records import PARENT_TAG, TAG, TAG_LENGTH, run_tags
+from orchestrator.tracking.records import COMPARISON, PARENT_TAG, TAG, TAG_LENGTH, run_tags
 from orchestrator.tracking.retry_queue import RetryQueue
 
-COMPARISON = "comparison"
-"""Tag of a suite's run, without the project's prefix: what a comparison of its sweeps shows."""
+_NOT_JUDGED = "The methods are not judged yet."
 
 
 class SuiteRun:
@@ -50,6 +49,10 @@ class SuiteRun:
         note = [RunTag(NOTE_TAG, text[:TAG_LENGTH])]
         self._send(metrics=numbers, tags=note)
 
+    def mark_comparison(self) -> None:
+        """Queue that its sweeps are methods that are compared, unless a note says so already."""
+        self._retry_queue.send(self._mark_comparison)
+
     def note_comparison(self, text: str, metrics: Mapping[str, float]) -> None:
         """Queue what a comparison of its sweeps shows, in Markdown, which stands first on its page.
 
@@ -73,6 +76,10 @@ class SuiteRun:
             partial(self._client.set_terminated, self.run_id, status, end_time=end)
         )
         self._send(tags=run_tags({"outcome": outcome.value}))
+
+    def _mark_comparison(self) -> None:
+        if TAG + COMPARISON not in self._client.get_run(self.run_id).data.tags:
+            self._client.set_tag(self.run_id, TAG + COMPARISON, _NOT_JUDGED)
 
     def _forget_outcome(self) -> None:
         if TAG + "outcome" in self._client.get_run(self.run_id).data.tags:

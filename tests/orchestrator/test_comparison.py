@@ -10,23 +10,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 from mlflow_sweeps import Sweeps
 from rich.console import Console
 from tiny_plm import save_tiny_plm
 from transformers import AutoConfig
 
+from orchestrator.cli import main
 from orchestrator.comparison import judging
 from orchestrator.comparison.cost import step_bytes
 from orchestrator.comparison.judging import Comparison, Judged, Pair, holm
 from orchestrator.comparison.methods import REFERENCES, one_head_size, sized_methods
 from orchestrator.comparison.page import keep, publish
-from orchestrator.comparison.run import prepare_comparison
+from orchestrator.comparison.run import Prepared, prepare_comparison, search_and_repeat
 from orchestrator.comparison.suite import comparison_suite
 from orchestrator.comparison.table import render, sentences
+from orchestrator.driver.closing import InterruptedSweepError
+from orchestrator.reporting.suite.status import find_status
 from orchestrator.selection.significance import primary_metric
+from orchestrator.spec.facts import Facts
+from orchestrator.spec.outcome import Outcome
+from orchestrator.state.suite_definition import SuiteDefinition, note_command
 from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
-from tinyattn.errors import ConfigError, UsageError
+from tinyattn.errors import ConfigError, TinyAttnError, UsageError
 from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
 
@@ -226,6 +234,107 @@ def test_a_method_that_does_not_fit_the_task_is_left_out_of_the_list(tmp_path: P
         "mend that, or leave cross-segment out of --methods",
     ]
     assert not (tmp_path / "runs" / "sweeps" / "c").exists()
+
+
+COMMAND = "compare rte --methods tiny,lora --plm minilm --name c --trials 2"
+
+
+@pytest.fixture
+def searched(sweeps: Sweeps, tmp_path: Path) -> Workspace:
+    """A comparison of two methods that are searched, of which one is a finalist."""
+    workspace = Workspace(tmp_path / "runs")
+    run = sweeps.tracker.open_suite("c")
+    for name in ("tiny", "lora"):
+        sweeps.start(f"c-{name}", "rte", run)
+        sweeps.trial("search_00001", [0.6, 0.8], heldout=0.7)
+        sweeps.runs.end_sweep(Outcome.COMPLETED)
+    run.end(Outcome.COMPLETED)
+    sweeps.tracker.settle(30)
+    members = {"tiny": "c-tiny", "lora": "c-lora"}
+    weights = dict.fromkeys(members, 1.0)
+    there = SuiteDefinition(name="c", sweeps=members, weights=weights, go_on=COMMAND)
+    there.write(workspace.sweep_folder("c"))
+    for sweep in members.values():
+        with workspace.lock(sweep, COMMAND):
+            pass
+    return workspace
+
+
+def typed(workspace: Workspace, *words: object, code: int = 0) -> Result:
+    place = ["--runs", str(workspace.runs)]
+    result = CliRunner().invoke(main, [*map(str, words), *place], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def state_of(workspace: Workspace, name: str = "c") -> str:
+    lines = str(find_status(workspace, name)).splitlines()
+    return next(line[9:] for line in lines if line.startswith("state"))
+
+
+def test_what_goes_on_with_a_comparison_is_its_own_command(
+    searched: Workspace, sweeps: Sweeps
+) -> None:
+    assert state_of(searched) == f"searched, not judged; next: `tinyattn {COMMAND}`"
+    run = sweeps.tracker.run_of_suite("c")
+    assert run is not None
+    for outcome in (Outcome.INTERRUPTED, Outcome.FAILED):
+        run.end(outcome)
+        sweeps.tracker.settle(30)
+        assert state_of(searched) == f"{outcome.value}; next: `tinyattn {COMMAND}`"
+    run.reopen()
+    sweeps.tracker.settle(30)
+    assert state_of(searched).endswith(f"`tinyattn {COMMAND}` goes on")
+    run.end(Outcome.COMPLETED)
+    sweeps.runs.end_sweep(Outcome.INTERRUPTED)
+    sweeps.tracker.settle(30)
+    assert state_of(searched, "c-lora") == f"interrupted; next: `tinyattn {COMMAND}`"
+    note_command(searched, "c", COMMAND, is_judged=True)
+    assert state_of(searched) == "completed; next: `tinyattn report c`"
+
+
+@pytest.mark.parametrize("words", [("resume", "c"), ("extend", "c", "trials=4")])
+def test_a_comparison_is_not_resumed_as_a_suite(
+    words: tuple[str, ...], searched: Workspace
+) -> None:
+    """Else it would end after the searches, with a suite's table and no tests."""
+    refused = typed(searched, "sweep", *words, code=2).stderr
+    again = f"`tinyattn {COMMAND} --runs {searched.runs}` goes on"
+    assert f"'c' is a comparison; {again} with searches and judgement" in refused
+    assert ("for more trials with another --trials" in refused) == (words[0] == "extend")
+
+
+def test_a_comparison_of_an_earlier_version_is_a_suite_as_before(searched: Workspace) -> None:
+    file = searched.path_of("c") / "suite.json"
+    kept = json.loads(file.read_text())
+    assert kept.pop("go_on") == COMMAND
+    file.write_text(json.dumps(kept | {"gpu_hours": None}))
+    assert state_of(searched) == "completed; next: `tinyattn finalize c`"
+
+
+def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
+    tmp_path: Path, tracker: TrackingWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.suite.run_batches", interrupt)
+    monkeypatch.setattr("orchestrator.suite.concurrency", lambda resources: 1)
+    workspace = Workspace(tmp_path / "runs")
+    sized = sized_methods("minilm", ["tiny", "lora"], 9216)
+    suite = comparison_suite("c", "rte", "minilm", sized, {"search.trials": 2})
+    facts = Facts("rte", "accuracy", "p", "d", None, (), 9, 9, 9, 0, 9.0, 1, 9)
+    new = {member.name: facts for member in suite.members}
+    prepared = Prepared(suite, is_new=True, new=new, is_searched=False)
+    with pytest.raises(InterruptedSweepError, match=f"`tinyattn {COMMAND}` goes on"):
+        search_and_repeat(prepared, workspace, print, COMMAND)
+    assert state_of(workspace) == f"interrupted; next: `tinyattn {COMMAND}`"
+    assert workspace.goes_on_by("c") == workspace.goes_on_by("c-lora") == COMMAND
+    longer = COMMAND.replace("--trials 2", "--trials 3")
+    again = replace(prepared, is_new=False, new={}, is_searched=True)
+    with pytest.raises(TinyAttnError, match="nothing to finalize"):
+        search_and_repeat(again, workspace, print, longer)
+    assert SuiteDefinition.read(workspace.path_of("c")).go_on == longer, "the last typed counts"
 
 
 def test_the_table_and_what_it_shows() -> None:

@@ -17,8 +17,8 @@ from orchestrator.reporting.suite.results import Member, SuiteResults, results_o
 from orchestrator.spec.outcome import Outcome
 from orchestrator.tracking.pages import run_page, view_page
 from orchestrator.tracking.provenance import slug
-from orchestrator.tracking.records import TAG_LENGTH
-from orchestrator.tracking.suite_run import COMPARISON, SuiteRun
+from orchestrator.tracking.records import COMPARISON, TAG_LENGTH
+from orchestrator.tracking.suite_run import SuiteRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
 

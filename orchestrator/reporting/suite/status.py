@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.reporting.leaderboard import Suite, number_words, short_plm
 from orchestrator.reporting.status import Status, best_words, silence, status, status_of
@@ -85,6 +85,10 @@ class SuiteStatus:
     """Whether a driver holds it; None: its folder is not on this machine."""
     goes_on_by: str
     """Command that the last holder of its lock noted to go on with."""
+    go_on: str | None = None
+    """Command of a comparison; None: it is none, or its folder is not on this machine."""
+    is_judged: bool = False
+    """Whether the methods of a comparison are judged by that command."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -151,13 +155,18 @@ class SuiteStatus:
         if self.driver_here or (self.driver_here is None and outcome is None):
             doing = "finalizing" if self.driver_here and is_finalizer else "running"
             return ", ".join(filter(None, (doing, words)))
+        resume = self.go_on or f"sweep resume {self.name}"
         if outcome is None:
             gone = f"its driver is gone{f' ({words})' if words else ''}"
-            return f"{gone}; `tinyattn sweep resume {self.name}` goes on"
+            return f"{gone}; `tinyattn {resume}` goes on"
         if self.driver_here is None:
             return outcome.value
         if outcome is not Outcome.COMPLETED:
-            return f"{outcome.value}; next: `tinyattn sweep resume {self.name}`"
+            return f"{outcome.value}; next: `tinyattn {resume}`"
+        if self.go_on is not None:
+            if self.is_judged:
+                return f"completed; next: `tinyattn report {self.name}`"
+            return f"searched, not judged; next: `tinyattn {self.go_on}`"
         if any(found.is_left_open for found in self._begun):
             command = self.goes_on_by if is_finalizer else f"finalize {self.name}"
             return f"completed, its finalize is gone; `tinyattn {command}` goes on"
@@ -213,7 +222,13 @@ def _suite_status(
             members.append(MemberStatus(not_begun(member, sweep, workspace), None))
     is_here = SuiteDefinition.is_in(workspace.path_of(name))
     here = workspace.is_held(name) if is_here else None
-    return SuiteStatus(name, store.find_suite(name), members, here, workspace.goes_on_by(name))
+    by = workspace.goes_on_by(name)
+    found = SuiteStatus(name, store.find_suite(name), members, here, by)
+    try:
+        definition = SuiteDefinition.read(workspace.path_of(name))
+    except StorageError:  # not here, or damaged
+        return found
+    return replace(found, go_on=definition.go_on, is_judged=definition.is_judged)
 
 
 def statuses(workspace: Workspace) -> list[str]:
