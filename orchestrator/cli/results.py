@@ -28,6 +28,8 @@ from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 from tinyattn.errors import TinyAttnError, UsageError
 
+_ALONE = "the classifier alone: there is no adapter"
+
 if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.selection.verdict import Verdict
     from orchestrator.spec.values import Json
@@ -145,10 +147,16 @@ def _finalize_suite(
     }
     if not ran:
         raise UsageError(f"no sweep of suite '{name}' has begun; there is nothing to finalize")
+    for member in _without_adapter(workspace.store(), name, sweeps):
+        echo(f"note: {member} is left out: its trials train {_ALONE} to finalize")
+        del ran[member]
+    if not ran:
+        raise UsageError(f"all trials of suite '{name}' train {_ALONE} to finalize")
     with ray_of(places.on):
         found = finalize_suite(name, ran, workspace, echo, typed)
-    for member in sweeps.keys() - ran.keys():
-        echo(f"note: {member} has not begun")
+    for member, sweep in sweeps.items():
+        if sweep not in begun:
+            echo(f"note: {member} has not begun")
     failed = 0
     for member, verdict in found.items():
         if isinstance(verdict, TinyAttnError):
@@ -168,6 +176,13 @@ def _finalize_suite(
         )
         sys.exit(1)
     echo(f"next: {next_command(f'tinyattn promote {name}')}")
+
+
+def _without_adapter(store: TrackingReader, name: str, sweeps: dict[str, str]) -> list[str]:
+    """Return the sweeps of a suite that train the classifier alone, by their names within it."""
+    from orchestrator.reporting.suite.results import results_of
+
+    return [one.name for one in results_of(store, name, sweeps).members if one.trains_alone]
 
 
 def _print_verdict(verdict: Verdict) -> None:
@@ -220,8 +235,12 @@ def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], forc
     tracker, failed = workspace.tracker(), []
     begun = {sweep.name: sweep for sweep in tracker.sweeps()}
     again = f"promote {name}{' --force' if force else ''}"
+    left_out = _without_adapter(tracker, name, sweeps)
     for member, sweep in sweeps.items():
         click.echo(f"{member} ({sweep})")
+        if member in left_out:
+            click.echo(f"left out: its trials train {_ALONE} to promote\n")
+            continue
         try:
             if sweep not in begun:
                 raise UsageError("it has not begun: there is nothing to promote")

@@ -60,19 +60,29 @@ def best_one_head(
         alone_too: whether trials of the classifier alone count.
 
     Raises:
-        UsageError: no one-head trial has a score.
+        UsageError: no trial of that kind has a score.
     """
 
+    def adapter_of(trial: Trial) -> AnyAdapter:
+        return sweep.trial_config(trial.params).adapter
+
     def may_repeat(trial: Trial) -> bool:
-        adapter = sweep.trial_config(trial.params).adapter
+        adapter = adapter_of(trial)
         is_wide = isinstance(adapter, AdapterConfig) and adapter.num_heads > 1
         return not is_wide and (alone_too or adapter.layers != "none")
 
+    ended = list(ended)
     found = [trial for trial in candidates(ended, standing_of) if may_repeat(trial)]
     if not found:
         whole = outcome is Outcome.COMPLETED
+        if ended and not alone_too and all(adapter_of(one).layers == "none" for one in ended):
+            raise UsageError(
+                f"the trials of sweep '{sweep.name}' train the classifier alone: there is no "
+                "adapter to finalize"
+            )
+        kind = "one-head trial" if isinstance(sweep.train.adapter, AdapterConfig) else "trial"
         raise UsageError(
-            f"sweep '{sweep.name}' has no one-head trial that ended with a score: there is nothing "
+            f"sweep '{sweep.name}' has no {kind} that ended with a score: there is nothing "
             "to finalize"
             + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
         )

@@ -276,8 +276,21 @@ def test_a_classifier_alone_is_no_adapter_to_finalize(
     sweeps.runs.close_all(Outcome.COMPLETED)
     sweeps.runs.settle()
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
-    with pytest.raises(UsageError, match="no one-head trial that ended with a score"):
+    with pytest.raises(UsageError, match="'first' train the classifier alone: there is no adapter"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
+
+
+@pytest.mark.parametrize(
+    ("adapter", "said"), [({}, "one-head trial"), ({"method": "bottleneck"}, "trial")]
+)
+def test_a_sweep_without_a_score_is_told_by_what_it_lacks(
+    adapter: dict[str, Any], said: str
+) -> None:
+    """A bottleneck has no heads."""
+    train = TrainConfig(task="sst2", plm="roberta-large", adapter=adapter)
+    sweep = SWEEP.model_copy(update={"train": train})
+    with pytest.raises(UsageError, match=f"'first' has no {said} that ended with a score"):
+        best_one_head(sweep, [], Outcome.COMPLETED)
 
 
 @pytest.mark.parametrize(

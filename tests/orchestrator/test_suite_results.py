@@ -425,6 +425,54 @@ def test_what_cannot_be_promoted_leaves_the_others_going(
     assert "[own](" in page.tags["mlflow.note.content"]
 
 
+@pytest.fixture
+def with_classifier(workspace: Workspace, sweeps: Sweeps) -> Workspace:
+    """A suite of a sweep with a winner, and of one that trained the classifier alone."""
+    run = sweeps.tracker.open_suite("glue")
+    alone: dict[str, object] = {"adapter.layers": "none"}
+    for name, what in (("glue-rte", {}), ("glue-classifier", alone)):
+        run_id = sweeps.start(name, "rte", run)
+        trial = sweeps.trial("search_00001", [0.8], heldout=0.7, overrides=what)
+        if not what:
+            sweeps.tracker.tag(run_id, {"winner": trial})
+        sweeps.runs.end_sweep(Outcome.COMPLETED)
+    run.end(Outcome.COMPLETED)
+    sweeps.tracker.settle(30)
+    define(workspace, {"rte": "glue-rte", "classifier": "glue-classifier"})
+    return workspace
+
+
+def test_a_classifier_alone_is_left_out_by_finalize_and_promote(
+    with_classifier: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no adapter that could be the winner, so that no status may wait for one."""
+    asked: list[object] = []
+
+    def finalized(name: str, ran: dict[str, object], *_: object) -> dict[str, object]:
+        asked.extend(ran)
+        return {}
+
+    monkeypatch.setattr("orchestrator.sweep.sweep_as_it_ran", lambda *_: object())
+    monkeypatch.setattr("orchestrator.cli.results.ray_of", lambda on: contextlib.nullcontext())
+    monkeypatch.setattr("orchestrator.selection.finalizer.finalize_suite", finalized)
+    said = run(with_classifier, "finalize", "glue").stdout
+    left_out = "its trials train the classifier alone: there is no adapter to"
+    assert f"note: classifier is left out: {left_out} finalize\n" in said
+    assert asked == ["rte"]
+    state = head(str(find_status(with_classifier, "glue")))["state"]
+    assert state == "completed; next: `tinyattn promote glue`"
+
+    def promoted(*args: Any) -> None:
+        asked.append(args[1])
+        raise UsageError("not now")
+
+    monkeypatch.setattr("orchestrator.registry.promotion.promote_adapter", promoted)
+    done = run(with_classifier, "promote", "glue", code=1)
+    assert asked == ["rte", "glue-rte"]
+    assert f"classifier (glue-classifier)\nleft out: {left_out} promote\n" in done.stdout
+    assert done.stderr == "error: 1 of 2 were not promoted: rte\n"
+
+
 def test_ctrl_c_ends_the_promotion_of_all(
     folders: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,7 +116,8 @@ def _average_line(table: Suite) -> str:
 
 def _next(results: SuiteResults) -> Iterator[str]:
     """Yield what to type next, if there is a score to go on with."""
-    scored = [one.record for one in results.members if one.record is not None and one.best]
+    adapters = [one for one in results.members if one.best and not one.trains_alone]
+    scored = [one.record for one in adapters if one.record is not None]
     if not scored:
         return
     verb, does = "finalize", "tries the best of each task on fresh seeds and with more heads"

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from orchestrator.reporting.leaderboard import Row, Suite, best_row, rows_of, share_words, suites
+from orchestrator.spec.trial import is_alone
 from orchestrator.state.definition import Definition
 from orchestrator.state.suite_definition import sweeps_of_suite
 from orchestrator.state.workspace import Workspace
@@ -41,6 +42,12 @@ class Member:
     def best(self) -> Row | None:
         """The row that stands for it in the suite's table; None: no trial may be called so."""
         return best_row(self.rows)
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether all trials of its search train the classifier alone: no adapter comes of it."""
+        searched = [run for run in self.trials if run.kind == "trial"]
+        return bool(searched) and all(is_alone(run.config) for run in searched)
 
     def scores(self) -> list[str]:
         """Return score, held-out score and the paper's of its best row, in points or as dashes."""

@@ -170,7 +170,9 @@ class SuiteStatus:
         if any(found.is_left_open for found in self._begun):
             command = self.goes_on_by if is_finalizer else f"finalize {self.name}"
             return f"completed, its finalize is gone; `tinyattn {command}` goes on"
-        done = [f.sweep for f in self._begun if f.sweep.outcome is Outcome.COMPLETED]
+        adapters = [one.status for one in self.members if not one.member.trains_alone]
+        begun = [found.sweep for found in adapters if found is not None]
+        done = [sweep for sweep in begun if sweep.outcome is Outcome.COMPLETED]
         is_done = bool(done) and all("winner" in sweep.tags for sweep in done)
         return f"completed; next: `tinyattn {'promote' if is_done else 'finalize'} {self.name}`"
 
