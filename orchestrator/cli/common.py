@@ -36,6 +36,7 @@ _TYPED = f"{__name__}.typed"
 _IMPORTED = f"{__name__}.imported"
 WHOLE = 10_000
 """Columns of a table that nothing is cut from; it is printed as wide as its values are."""
+_NOT_JUDGED = "the methods are not judged yet; `tinyattn compare` does so after their searches"
 _COMMAND = re.compile(r"`(tinyattn (?!train|doctor)[^`]+)`")
 
 
@@ -274,16 +275,19 @@ def _show_suites(
     """Print the table of each suite among names; return whether there is one."""
     from orchestrator.reporting import leaderboard as board
     from orchestrator.reporting.suite.results import results_of
-    from orchestrator.state.suite_definition import sweeps_of_suite
+    from orchestrator.state.suite_definition import comparison_page, sweeps_of_suite
 
     found = {name: sweeps_of_suite(workspace, name) for name in names}
     for name, sweeps in found.items():
         if sweeps is None:
             continue
-        tables = results_of(store, name, sweeps, workspace).tables
-        for table in tables:
+        results = results_of(store, name, sweeps, workspace)
+        for table in results.tables:
             console.print(board.render_suite(table, name))
-        if not tables:
+        if results.is_comparison:
+            page = comparison_page(workspace, name)
+            echo(f"the table that judges the methods is {page}" if page else _NOT_JUDGED)
+        elif not results.tables:
             echo(f"suite {name} has no ranked trial yet")
     return any(sweeps is not None for sweeps in found.values())
 

@@ -362,7 +362,7 @@ def report(name: str, output: Path | None, places: Places) -> None:
     """Write a sweep's report: one HTML file, its figures as PNG, both also in MLflow where that
     may be written. Of a suite, a page for each of its sweeps and an index.html with its table."""
     from orchestrator.reporting.report import write_report
-    from orchestrator.state.suite_definition import sweeps_of_suite
+    from orchestrator.state.suite_definition import comparison_page, sweeps_of_suite
 
     workspace = workspace_of(places)
     store = workspace.tracker() if workspace.may_be_written() else workspace.store()
@@ -375,6 +375,8 @@ def report(name: str, output: Path | None, places: Places) -> None:
     else:
         page = _report_suite(workspace, store, name, sweeps, folder)
     click.echo(f"the report is {page}")
+    if sweeps is not None and (judged := comparison_page(workspace, name)) is not None:
+        click.echo(f"the table that judges the methods is {judged}")
 
 
 def _report_suite(
@@ -384,9 +386,11 @@ def _report_suite(
     from orchestrator.reporting.suite.page import publish_suite
     from orchestrator.reporting.suite.report import write_suite_report
     from orchestrator.reporting.suite.results import results_of
+    from orchestrator.state.suite_definition import comparison_page
     from orchestrator.tracking.writer import TrackingWriter
 
-    page = write_suite_report(store, results_of(store, name, sweeps, workspace), folder)
+    results, judged = results_of(store, name, sweeps, workspace), comparison_page(workspace, name)
+    page = write_suite_report(store, results, folder, judged)
     if isinstance(store, TrackingWriter) and (run := store.run_of_suite(name)) is not None:
         publish_suite(store, run)
     return page

@@ -20,6 +20,7 @@ from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_config
 from orchestrator.reporting.report import page_of
 from orchestrator.reporting.suite.page import SETTLE_SECONDS, publish_suite
+from orchestrator.state.suite_definition import COMPARISON_PAGE
 from orchestrator.tracking.records import TAG_LENGTH
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import write_text
@@ -42,7 +43,7 @@ def keep(found: Comparison, name: str, params: int, folder: Path) -> list[Path]:
     """
     drawn = _plot(found)
     texts = {
-        "comparison.html": _page(found, name, params, drawn),
+        COMPARISON_PAGE: _page(found, name, params, drawn),
         "comparison.svg": drawn,
         "comparison.json": json.dumps(content(found, params), indent=1) + "\n",
     }

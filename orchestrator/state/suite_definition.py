@@ -22,6 +22,10 @@ from tinyattn.errors import StorageError
 from tinyattn.files.atomic import write_text
 
 
+COMPARISON_PAGE = "comparison.html"
+"""Page that a comparison leaves in the folder of its suite."""
+
+
 class SuiteDefinition(StrictModel):
     """A suite as it was started, with the changes that `extend` made later."""
 
@@ -116,6 +120,12 @@ def command_of_suite(workspace: Workspace, name: str) -> str:
     if SuiteDefinition.is_in(folder):
         return SuiteDefinition.read(folder).goes_on_by
     return f"sweep resume {name}"
+
+
+def comparison_page(workspace: Workspace, name: str) -> Path | None:
+    """Return the page with the table that judges a comparison's methods; None: there is none."""
+    page = workspace.path_of(name) / COMPARISON_PAGE
+    return page if page.exists() else None
 
 
 def clear_unbegun(workspace: Workspace, name: str) -> None:

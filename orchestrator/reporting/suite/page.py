@@ -71,7 +71,7 @@ def describe(results: SuiteResults, note: str = "") -> str:
         note: what comes first.
     """
     averages = [_average_line(table) for table in results.tables if table.average is not None]
-    body = [_cells(member) for member in results.members]
+    body = [results.columns(_cells(member), _HEAD) for member in results.members]
     for shown in range(len(body), 0, -1):
         rest = len(body) - shown
         more = f"{rest} more: `tinyattn sweep status {results.name}` shows all."
@@ -79,7 +79,7 @@ def describe(results: SuiteResults, note: str = "") -> str:
         parts = [
             *filter(None, [note]),
             *averages,
-            markdown_table(_HEAD, body[:shown]),
+            markdown_table(results.columns(_HEAD, _HEAD), body[:shown]),
             *([more] if rest else []),
         ]
         text = "\n\n".join([*parts, *_next(results)])
@@ -115,7 +115,9 @@ def _average_line(table: Suite) -> str:
 
 
 def _next(results: SuiteResults) -> Iterator[str]:
-    """Yield what to type next, if there is a score to go on with."""
+    """Yield what to type next, if there is a score to go on with; `tinyattn compare` says it."""
+    if results.is_comparison:
+        return
     adapters = [one for one in results.members if one.best and not one.trains_alone]
     scored = [one.record for one in adapters if one.record is not None]
     if not scored:

@@ -18,6 +18,7 @@ from orchestrator.reporting.leaderboard import (
 from orchestrator.reporting.report import page_of, report_of
 from orchestrator.reporting.suite.results import Member, SuiteResults
 from orchestrator.spec.config import check_name
+from orchestrator.state.suite_definition import COMPARISON_PAGE
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import UsageError
@@ -32,14 +33,23 @@ _NOTE = (
     "beside trials that are the paper's in all but what it searched."
 )
 
+_SEARCHES = (
+    "The best trial of each search by its selection score. It is the luckiest of many, often of one "
+    "seed: it says nothing of which method is better."
+)
 
-def write_suite_report(store: TrackingReader, results: SuiteResults, folder: Path) -> Path:
+
+def write_suite_report(
+    store: TrackingReader, results: SuiteResults, folder: Path, judged: Path | None = None
+) -> Path:
     """Write `index.html` of a suite and a page for each of its sweeps; return the index's path.
 
     Args:
         store: the MLflow store; a writer also stores the pages with the suite's run.
         results: the suite's; a sweep without a trial is named in the index and has no page.
         folder: output folder, made if needed.
+        judged: page that judges the methods of a comparison, of which the report gets a copy;
+            None: it is no comparison, or the page is not here.
 
     Raises:
         UsageError: no sweep of it has a trial yet.
@@ -54,7 +64,9 @@ def write_suite_report(store: TrackingReader, results: SuiteResults, folder: Pat
         if member.record is not None and member.trials:
             images = folder / "figures" / member.sweep
             pages[_page(member)] = report_of(store, member.record, member.trials, images, up)
-    pages[INDEX] = _index(store, results)
+    if judged is not None:
+        pages[COMPARISON_PAGE] = judged.read_text("utf-8")
+    pages[INDEX] = _index(store, results, judged is not None)
     for name, text in pages.items():
         write_output(folder / name, text)
     suite = store.find_suite(results.name)
@@ -82,17 +94,30 @@ def _page(member: Member) -> str:
     return f"{member.sweep}.html"
 
 
-def _index(store: TrackingReader, results: SuiteResults) -> str:
+def _index(store: TrackingReader, results: SuiteResults, is_judged: bool) -> str:
     suite = store.find_suite(results.name)
     state = "" if suite is None else suite.outcome.value if suite.outcome else "running"
     about = " · ".join(filter(None, [*map(short_plm, results.plms), state]))
-    rows = [_cells(member) for member in results.members]
-    table = f"<div class='scroll'>{_html_table(rows)}</div>"
-    body = [
-        f"<div class='facts'>{''.join(_facts(results))}</div>",
-        f"<section><h2>Tasks</h2><p>{_NOTE}</p>{table}</section>",
-    ]
-    return page_of(f"Suite {results.name}", escape(about), body)
+    head = results.columns(_HEAD, _HEAD)
+    rows = [results.columns(_cells(member), _HEAD) for member in results.members]
+    table = f"<div class='scroll'>{_html_table(head, rows)}</div>"
+    facts = f"<div class='facts'>{''.join(_facts(results))}</div>"
+    if results.is_comparison:
+        judged = f"<section><h2>Comparison</h2><p>{_judgement(results, is_judged)}</p></section>"
+        searches = f"<section><h2>Searches</h2><p>{_SEARCHES}</p>{table}</section>"
+        return page_of(f"Comparison {results.name}", escape(about), [facts, judged, searches])
+    tasks = f"<section><h2>Tasks</h2><p>{_NOTE}</p>{table}</section>"
+    return page_of(f"Suite {results.name}", escape(about), [facts, tasks])
+
+
+def _judgement(results: SuiteResults, is_judged: bool) -> str:
+    """Return where the table is that judges the methods of a comparison, as HTML."""
+    if is_judged:
+        return f"<a href='{COMPARISON_PAGE}'>The table that judges the methods</a>, by fresh seeds."
+    return (
+        f"The table that judges the methods is {COMPARISON_PAGE} in the folder of "
+        f"{escape(results.name)} and with its run in MLflow, once `tinyattn compare` has ended."
+    )
 
 
 def _facts(results: SuiteResults) -> list[str]:
@@ -104,7 +129,8 @@ def _facts(results: SuiteResults) -> list[str]:
         if table.paper_average is not None:
             found.append((number_words(table.paper_average, 1), "the paper's, of the same tasks"))
     trials = sum(row.kind == "trial" for member in results.members for row in member.rows)
-    found += [(str(len(results.members)), "tasks"), (str(trials), "trials")]
+    members = "methods" if results.is_comparison else "tasks"
+    found += [(str(len(results.members)), members), (str(trials), "trials")]
     return [f"<div class='fact'><b>{n}</b><span>{escape(what)}</span></div>" for n, what in found]
 
 
@@ -125,11 +151,11 @@ def _cells(member: Member) -> list[str]:
     ]
 
 
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     def line(tag: str, cells: Sequence[str]) -> str:
-        marks = [" class='number'" if name in _NUMBERS else "" for name in _HEAD]
+        marks = [" class='number'" if name in _NUMBERS else "" for name in head]
         found = (f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in zip(marks, cells, strict=True))
         return f"<tr>{''.join(found)}</tr>"
 
     body = "".join(line("td", row) for row in rows)
-    return f"<table><thead>{line('th', _HEAD)}</thead><tbody>{body}</tbody></table>"
+    return f"<table><thead>{line('th', head)}</thead><tbody>{body}</tbody></table>"

@@ -70,13 +70,23 @@ class SuiteResults:
     name: str
     members: Sequence[Member]
     """In the suite's order."""
+    is_comparison: bool = False
+    """Whether they are methods that are compared: the best trial of one is its luckiest, so that
+    no average of theirs, nor the paper's number, stands for the comparison."""
 
     @cached_property
     def tables(self) -> list[Suite]:
-        """Its best trial of each task, a table for each PLM and protocol."""
+        """Its best trial of each task, a table for each PLM and protocol; a comparison has none."""
+        if self.is_comparison:
+            return []
         rows = [row for member in self.members for row in member.rows]
         plms = {row.plm for row in rows}
         return suites(rows, {plm: self._tasks_on(plm) for plm in plms})
+
+    def columns(self, cells: Sequence[str], head: Sequence[str]) -> list[str]:
+        """Return the cells under the names of `head`, without the paper's of a comparison."""
+        named = zip(head, cells, strict=True)
+        return [cell for name, cell in named if not (self.is_comparison and name == "paper")]
 
     @property
     def plms(self) -> list[str]:
@@ -108,7 +118,8 @@ def results_of(
             members.append(not_begun(member, sweep, workspace))
         else:
             members.append(begun(member, record, store.trials_of(record)))
-    return SuiteResults(name, members)
+    suite = store.find_suite(name)
+    return SuiteResults(name, members, suite is not None and suite.is_comparison)
 
 
 def sweeps_named(workspace: Workspace, store: TrackingReader, names: Sequence[str]) -> list[str]:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from orchestrator.reporting.leaderboard import Suite, number_words, short_plm
 from orchestrator.reporting.status import Status, best_words, silence, status, status_of
 from orchestrator.reporting.suite.results import Member, SuiteResults, begun, not_begun
 from orchestrator.reporting.view import clock, rung_words
 from orchestrator.spec.outcome import Outcome
-from orchestrator.state.suite_definition import SuiteDefinition, sweeps_of_suite
+from orchestrator.state.suite_definition import (
+    SuiteDefinition,
+    comparison_page,
+    sweeps_of_suite,
+)
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import SuiteRecord, protocol_words
@@ -89,6 +94,8 @@ class SuiteStatus:
     """Command of a comparison; None: it is none, or its folder is not on this machine."""
     is_judged: bool = False
     """Whether the methods of a comparison are judged by that command."""
+    judged: Path | None = None
+    """Page with the table that judges the methods of a comparison; None: there is none here."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -97,6 +104,7 @@ class SuiteStatus:
                 f"state    {self._state()}",
                 f"tasks    {len(self.members)}: {self._by_state()}",
                 *(f"average  {line}" for line in self._averages()),
+                *([f"judged   the table that judges the methods: {self.judged}"] if self.judged else []),
                 *([f"left     about {clock(left)}"] if (left := self._seconds_left()) else []),
                 *(f"failed   {one.member.name}: {one.cause}" for one in self.members if one.cause),
                 "",
@@ -113,7 +121,8 @@ class SuiteStatus:
     @property
     def _results(self) -> SuiteResults:
         """Its results, by event logs where they are further than the store."""
-        return SuiteResults(self.name, [one.member for one in self.members])
+        is_comparison = self.record is not None and self.record.is_comparison
+        return SuiteResults(self.name, [one.member for one in self.members], is_comparison)
 
     @property
     def _begun(self) -> list[Status]:
@@ -230,7 +239,8 @@ def _suite_status(
         definition = SuiteDefinition.read(workspace.path_of(name))
     except StorageError:  # not here, or damaged
         return found
-    return replace(found, go_on=definition.go_on, is_judged=definition.is_judged)
+    judged = comparison_page(workspace, name)
+    return replace(found, go_on=definition.go_on, is_judged=definition.is_judged, judged=judged)
 
 
 def statuses(workspace: Workspace) -> list[str]:
