@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
@@ -69,10 +69,6 @@ def _cells(one: Judged, params: int | None) -> list[str]:
 
 def sentences(found: Comparison) -> Iterator[str]:
     """Yield what the tests show, in plain words."""
-    match = [one for one in found.methods if not one.is_reference]
-    if len(match) < 2:
-        return
-    seeds = len(match[0].seeds)
     if found.left_out:
         named = ", ".join(map(str, found.left_out))
         yield f"note: seeds {named} did not complete for all methods and are left out of all."
@@ -81,6 +77,16 @@ def sentences(found: Comparison) -> Iterator[str]:
             "note: the rows that judge also chose each method's settings and evaluation: what "
             "leads on them is no evidence for other rows; protocol=heldout has rows for that."
         )
+    match = [one for one in found.methods if not one.is_reference]
+    if len(match) > 1:
+        yield from _of_match(found, match)
+    if references := [one.name for one in found.methods if one.is_reference]:
+        yield f"Reference rows ({', '.join(references)}) are not tested: their sizes differ."
+
+
+def _of_match(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
+    """Yield what the tests of two or more methods show."""
+    seeds = len(match[0].seeds)
     if seeds < 2:
         yield "note: one seed says nothing of others; p is for these trained adapters alone."
     yield (

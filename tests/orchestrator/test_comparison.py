@@ -430,6 +430,18 @@ def test_what_is_not_shown_is_said() -> None:
     assert "is better than" not in said
 
 
+@pytest.mark.parametrize("names", [("tiny", "lora", "classifier"), ("tiny", "classifier")])
+def test_reference_rows_are_said_not_to_be_tested(names: tuple[str, ...]) -> None:
+    whole = comparison(0.3)
+    methods = [one for one in whole.methods if one.name in names]
+    found = replace(whole, methods=methods, pairs=whole.pairs if "lora" in names else [])
+    said = list(sentences(found))
+    assert said[-1] == "Reference rows (classifier) are not tested: their sizes differ."
+    assert len(said) > 1 or "lora" not in names
+    match = [one for one in methods if one.name != "classifier"]
+    assert not any("Reference rows" in line for line in sentences(replace(found, methods=match)))
+
+
 OWN = """
 lora-qkv:
   adapter: {method: peft, tuner: LORA, r: 1, target_modules: [query, key]}
