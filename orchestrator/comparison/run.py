@@ -13,7 +13,8 @@ from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Suite
 from orchestrator.spec.trial import Trial
-from orchestrator.state.definition import Definition
+from orchestrator.spec.values import Json
+from orchestrator.state.definition import Definition, differences
 from orchestrator.state.suite_definition import SuiteDefinition, clear_unbegun, note_command
 from orchestrator.state.workspace import Workspace
 from orchestrator.suite import (
@@ -92,7 +93,6 @@ def _resumable(
 def _refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace) -> None:
     """Raise UsageError if a comparison of this name was begun with other settings."""
     wanted = {member.name: member.sweep for member in suite.members}
-    other = "another comparison is called"
     if any(there.sweeps.get(name, sweep.name) != sweep.name for name, sweep in wanted.items()):
         raise UsageError(f"a suite is called '{suite.name}'; choose a name with --name")
     for name, sweep in wanted.items():
@@ -104,12 +104,19 @@ def _refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace) ->
             one.model_dump(mode="json", exclude={"search": {"trials"}, "finalize": True})
             for one in (sweep, begun)
         )
-        differs = [key for key in now if now[key] != before[key]]
+        differs = [
+            f"{key.removeprefix('train.')}: {_word(then)} then, {_word(since)} now"
+            for key, then, since in differences(before, now)
+        ]
         if differs:
             raise UsageError(
-                f"{other} '{suite.name}', with another {differs[0]} of {name}; type what it was "
-                "begun with, or choose a name with --name"
+                f"another comparison is called '{suite.name}', with other settings of {name} "
+                f"({', '.join(differs)}); type what it was begun with, or choose a name with --name"
             )
+
+
+def _word(value: Json) -> str:
+    return "unset" if value is None else str(value)
 
 
 def search_and_repeat(

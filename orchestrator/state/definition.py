@@ -140,7 +140,7 @@ class Definition(StrictModel):
             ) from None
         lines = [
             f"  {key}: {_word(before)} → {_word(after)}"
-            for key, before, after in _differences(self.resolved, now)
+            for key, before, after in differences(self.resolved, now)
         ]
         if lines:
             raise UsageError(
@@ -179,14 +179,14 @@ def read_model(model: type[Model], path: Path) -> Model:
         raise StorageError(f"{path}: cannot be read: {reason(error)}; restore a copy") from None
 
 
-def _differences(before: Json, after: Json, key: str = "") -> list[tuple[str, Json, Json]]:
+def differences(before: Json, after: Json, key: str = "") -> list[tuple[str, Json, Json]]:
     """Return the differences of two nested mappings as (dotted key, before, after)."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         keys = [*before, *(k for k in after if k not in before)]
         return [
             difference
             for k in keys
-            for difference in _differences(before.get(k), after.get(k), f"{key}.{k}".strip("."))
+            for difference in differences(before.get(k), after.get(k), f"{key}.{k}".strip("."))
         ]
     return [] if before == after else [(key, before, after)]
 

@@ -57,7 +57,7 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     assert logs(runs) == before, "nothing is trained twice"
     other = call("compare", *words, "--trials", "2", "batch_size=8")
     assert other.exit_code == 2
-    assert "another comparison is called 'compare-rte', with another train of tiny" in other.stderr
+    assert "another comparison is called 'compare-rte', with other settings of tiny" in other.stderr
     one = call("compare", *words[:-6], "--methods", "tiny", *place)
     assert one.exit_code == 2
     assert "--methods: tiny alone came; a comparison takes two or more" in one.stderr

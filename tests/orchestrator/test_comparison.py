@@ -30,6 +30,7 @@ from orchestrator.reporting.suite.status import find_status
 from orchestrator.selection.significance import primary_metric
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
+from orchestrator.state.definition import Definition
 from orchestrator.state.suite_definition import SuiteDefinition, note_command
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
@@ -335,6 +336,30 @@ def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
     with pytest.raises(TinyAttnError, match="nothing to finalize"):
         search_and_repeat(again, workspace, print, longer)
     assert SuiteDefinition.read(workspace.path_of("c")).go_on == longer, "the last typed counts"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, "max_train_rows: 200 then, unset now"),
+        ({"max_train_rows": 100, "epochs": 3}, "epochs: 2 then, 3 now, max_train_rows: 200 then, 100 now"),
+        ({"max_train_rows": 200, "asha": None}, "asha: .* then, unset now"),
+    ],
+)
+def test_another_comparison_of_the_name_is_told_by_what_differs(
+    changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path / "runs")
+    sized = sized_methods("minilm", ["tiny", "lora"], 9216)
+    few = {"epochs": 2, "search.trials": 1}
+    begun = comparison_suite("c", "rte", "minilm", sized, {**few, "max_train_rows": 200})
+    facts = Facts("rte", "accuracy", "p", "d", None, (), 9, 9, 9, 0, 9.0, 1, 9)
+    SuiteDefinition.of(begun).write(workspace.sweep_folder("c"))
+    for sweep in begun.sweeps:
+        Definition.of(sweep, facts, None).write(workspace.sweep_folder(sweep.name))
+    now = comparison_suite("c", "rte", "minilm", sized, {**few, **changed})
+    with pytest.raises(UsageError, match=rf"called 'c', with other settings of tiny \({said}\);"):
+        prepare_comparison(now, workspace)
 
 
 def test_the_table_and_what_it_shows() -> None:
