@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import search_spaces
 from orchestrator.comparison.methods import Sized
@@ -16,6 +16,7 @@ from tinyattn.files.yaml_files import read_yaml
 
 OWN = ("adapter", "plm", "task", "name", "space", "optimizer.lr")
 """What `compare` sets by itself, for each method."""
+_SOURCE = "tinyattn compare"
 
 
 def comparison_suite(
@@ -47,7 +48,7 @@ def comparison_suite(
             raise UsageError(f"override {key}: a comparison sets it for each method; leave it out")
     base = read_yaml(search_spaces.base("compare"))
     members: list[Member] = []
-    faults: dict[str, None] = {}
+    faults: dict[str, list[str]] = {}
     for method in methods:
         data = copy.deepcopy(base)
         data["name"] = f"{name}-{method.name}"
@@ -58,10 +59,22 @@ def comparison_suite(
         data["space"]["optimizer.lr"] = {"type": "log_uniform", "low": low, "high": high}
         data["space"] |= {key: domain.model_dump() for key, domain in method.space.items()}
         try:
-            sweep = resolved(data, overrides, "tinyattn compare")
+            sweep = resolved(data, overrides, _SOURCE)
             members.append(Member(method.name, sweep, "", dict(overrides)))
         except ConfigError as error:
-            faults |= dict.fromkeys(str(error).splitlines())
+            for line in str(error).splitlines():
+                faults.setdefault(line, []).append(method.name)
     if faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError("\n".join(_fault_lines(faults, len(methods))))
     return Suite(name, tuple(members), listed_by="--methods")
+
+
+def _fault_lines(faults: Mapping[str, Sequence[str]], count: int) -> Iterator[str]:
+    """Yield faults, each with the methods that have it, unless all `count` of them have it."""
+    for line, names in faults.items():
+        if len(names) == count:
+            yield line
+            continue
+        listed = ", ".join(names)
+        bare = line.removeprefix(f"{_SOURCE}: ").removeprefix("train: ")
+        yield f"{listed}: {bare}; or leave {listed} out of --methods"

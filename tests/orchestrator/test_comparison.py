@@ -212,6 +212,15 @@ def test_methods_are_alike_in_all_but_what_is_trained() -> None:
     assert len(str(error.value).splitlines()) == 1
 
 
+def test_a_fault_of_one_method_names_it() -> None:
+    sized = sized_methods("minilm", ["tiny", "lora", "full"], 9216)
+    with pytest.raises(ConfigError) as refused:
+        comparison_suite("c", "rte", "minilm", sized, {"precision": "nf4"})
+    (line,) = str(refused.value).splitlines()
+    assert line.startswith("full: adapter.method full ")
+    assert line.endswith("; or leave full out of --methods")
+
+
 def comparison(p: float, judges: str = "held-out") -> Comparison:
     labels = np.array([0, 1, 0, 1])
     methods = [
