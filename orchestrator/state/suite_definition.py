@@ -21,7 +21,6 @@ from tinyattn.config import StrictModel
 from tinyattn.errors import StorageError
 from tinyattn.files.atomic import write_text
 
-
 COMPARISON_PAGE = "comparison.html"
 """Page that a comparison leaves in the folder of its suite."""
 

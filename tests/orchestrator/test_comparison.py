@@ -26,6 +26,7 @@ from orchestrator.comparison.run import Prepared, prepare_comparison, search_and
 from orchestrator.comparison.suite import comparison_suite
 from orchestrator.comparison.table import render, sentences
 from orchestrator.driver.closing import InterruptedSweepError
+from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.reporting.suite.status import find_status
 from orchestrator.selection.significance import primary_metric
 from orchestrator.spec.facts import Facts
@@ -35,7 +36,7 @@ from orchestrator.state.suite_definition import SuiteDefinition, note_command
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
-from tinyattn.errors import ConfigError, TinyAttnError, UsageError
+from tinyattn.errors import ConfigError, UsageError
 from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
 
@@ -296,7 +297,7 @@ def test_what_goes_on_with_a_comparison_is_its_own_command(
     sweeps.tracker.settle(30)
     assert state_of(searched).endswith(f"`tinyattn {COMMAND}` goes on")
     run.end(Outcome.COMPLETED)
-    sweeps.runs.end_sweep(Outcome.INTERRUPTED)
+    sweeps.tracker.tag(sweeps.runs.run_id, {"outcome": "interrupted"})
     sweeps.tracker.settle(30)
     assert state_of(searched, "c-lora") == f"interrupted; next: `tinyattn {COMMAND}`"
     note_command(searched, "c", COMMAND, is_judged=True)
@@ -322,6 +323,47 @@ def test_a_comparison_of_an_earlier_version_is_a_suite_as_before(searched: Works
     assert state_of(searched) == "completed; next: `tinyattn finalize c`"
 
 
+def test_report_and_status_of_a_comparison_name_its_table_and_no_average(
+    searched: Workspace, sweeps: Sweeps, tmp_path: Path
+) -> None:
+    """A suite of these sweeps has an average on dev of 70, and the paper's of RTE beside it."""
+    run = sweeps.tracker.run_of_suite("c")
+    assert run is not None
+    shown = typed(searched, "sweep", "status", "c").stdout
+    assert "average  70.0 on dev" in shown, "a suite has it"
+    run.mark_comparison()
+    sweeps.tracker.settle(30)
+    begun = [typed(searched, "sweep", "status", *name).stdout for name in (["c"], [])]
+    assert not any("average" in text for text in begun)
+    publish_suite(sweeps.tracker, run)
+    page = sweeps.tracker.client.get_run(run.run_id).data
+    assert page.tags["mlflow.note.content"].startswith("The methods are not judged yet.")
+    assert "average" not in page.metrics
+    typed(searched, "report", "c", "-o", tmp_path / "early")
+    assert "once `tinyattn compare` has ended" in (tmp_path / "early" / "index.html").read_text()
+    folder = searched.path_of("c")
+    publish(comparison(0.01), "c", 100, keep(comparison(0.01), "c", 100, folder), sweeps.tracker)
+    run.mark_comparison()  # as a search that goes on does
+    sweeps.tracker.settle(30)
+    shown = typed(searched, "sweep", "status", "c").stdout
+    assert f"judged   the table is {folder}/comparison.html" in shown
+    said = typed(searched, "report", "c", "-o", tmp_path / "out").stdout
+    assert said.endswith(f"the table that judges the methods is {folder}/comparison.html\n")
+    index = (tmp_path / "out" / "index.html").read_text()
+    assert "<a href='comparison.html'>" in index
+    kept = (tmp_path / "out" / "comparison.html").read_text()
+    assert kept == (folder / "comparison.html").read_text()
+    board = typed(searched, "leaderboard", "c").stdout
+    assert f"the table that judges the methods is {folder}/comparison.html" in board
+    note = sweeps.tracker.client.get_run(run.run_id).data.tags["mlflow.note.content"]
+    assert note.startswith("**accuracy on 4 held-out rows**")
+    for text in (index, note, board):
+        assert "average" not in text.lower()
+        assert "table 8" not in text
+    for text in (index, note):
+        assert "paper" not in text
+
+
 def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
     tmp_path: Path, tracker: TrackingWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,8 +384,8 @@ def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
     assert workspace.goes_on_by("c") == workspace.goes_on_by("c-lora") == COMMAND
     longer = COMMAND.replace("--trials 2", "--trials 3")
     again = replace(prepared, is_new=False, new={}, is_searched=True)
-    with pytest.raises(TinyAttnError, match="nothing to finalize"):
-        search_and_repeat(again, workspace, print, longer)
+    monkeypatch.setattr("orchestrator.comparison.run.repeat_suite", lambda *_: {})
+    assert search_and_repeat(again, workspace, print, longer) == {}
     assert SuiteDefinition.read(workspace.path_of("c")).go_on == longer, "the last typed counts"
 
 
@@ -351,7 +393,10 @@ def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
     ("changed", "said"),
     [
         ({}, "max_train_rows: 200 then, unset now"),
-        ({"max_train_rows": 100, "epochs": 3}, "epochs: 2 then, 3 now, max_train_rows: 200 then, 100 now"),
+        (
+            {"max_train_rows": 100, "epochs": 3},
+            "epochs: 2 then, 3 now, max_train_rows: 200 then, 100 now",
+        ),
         ({"max_train_rows": 200, "asha": None}, "asha: .* then, unset now"),
     ],
 )

@@ -34,8 +34,8 @@ _NOTE = (
 )
 
 _SEARCHES = (
-    "The best trial of each search by its selection score. It is the luckiest of many, often of one "
-    "seed: it says nothing of which method is better."
+    "The best trial of each search by its selection score. It is the luckiest of many: it says "
+    "nothing of which method is better."
 )
 
 

@@ -104,7 +104,7 @@ class SuiteStatus:
                 f"state    {self._state()}",
                 f"tasks    {len(self.members)}: {self._by_state()}",
                 *(f"average  {line}" for line in self._averages()),
-                *([f"judged   the table that judges the methods: {self.judged}"] if self.judged else []),
+                *(f"judged   {line}" for line in self._judged()),
                 *([f"left     about {clock(left)}"] if (left := self._seconds_left()) else []),
                 *(f"failed   {one.member.name}: {one.cause}" for one in self.members if one.cause),
                 "",
@@ -144,6 +144,10 @@ class SuiteStatus:
         """The mean of the best dev scores so far, for each PLM and protocol."""
         tables = self._results.tables
         return [_average(table, len(tables) > 1) for table in tables if table.average is not None]
+
+    def _judged(self) -> list[str]:
+        """Where the table of a comparison is that judges its methods."""
+        return [] if self.judged is None else [f"the table is {self.judged}"]
 
     def _seconds_left(self) -> float | None:
         """Seconds until all sweeps have ended, estimated by the slots that they have now; None:
@@ -234,13 +238,13 @@ def _suite_status(
     is_here = SuiteDefinition.is_in(workspace.path_of(name))
     here = workspace.is_held(name) if is_here else None
     by = workspace.goes_on_by(name)
-    found = SuiteStatus(name, store.find_suite(name), members, here, by)
+    whole = SuiteStatus(name, store.find_suite(name), members, here, by)
     try:
         definition = SuiteDefinition.read(workspace.path_of(name))
     except StorageError:  # not here, or damaged
-        return found
+        return whole
     judged = comparison_page(workspace, name)
-    return replace(found, go_on=definition.go_on, is_judged=definition.is_judged, judged=judged)
+    return replace(whole, go_on=definition.go_on, is_judged=definition.is_judged, judged=judged)
 
 
 def statuses(workspace: Workspace) -> list[str]:
