@@ -302,6 +302,10 @@ def test_what_goes_on_with_a_comparison_is_its_own_command(
     assert state_of(searched, "c-lora") == f"interrupted; next: `tinyattn {COMMAND}`"
     note_command(searched, "c", COMMAND, is_judged=True)
     assert state_of(searched) == "completed; next: `tinyattn report c`"
+    sweeps.trial("finalists-ab12_00001", [0.9], None, kind="finalist")
+    with searched.lock("c", "finalize c"):
+        pass
+    assert state_of(searched).endswith("its finalize is gone; `tinyattn finalize c` goes on")
 
 
 @pytest.mark.parametrize("words", [("resume", "c"), ("extend", "c", "trials=4")])

@@ -176,9 +176,7 @@ class SuiteStatus:
             return outcome.value
         if outcome is not Outcome.COMPLETED:
             return f"{outcome.value}; next: `tinyattn {resume}`"
-        if self.go_on is not None:
-            if self.is_judged:
-                return f"completed; next: `tinyattn report {self.name}`"
+        if self.go_on is not None and not self.is_judged:
             return f"searched, not judged; next: `tinyattn {self.go_on}`"
         if any(found.is_left_open for found in self._begun):
             command = self.goes_on_by if is_finalizer else f"finalize {self.name}"
@@ -187,7 +185,8 @@ class SuiteStatus:
         begun = [found.sweep for found in adapters if found is not None]
         done = [sweep for sweep in begun if sweep.outcome is Outcome.COMPLETED]
         is_done = bool(done) and all("winner" in sweep.tags for sweep in done)
-        return f"completed; next: `tinyattn {'promote' if is_done else 'finalize'} {self.name}`"
+        verb = "promote" if is_done else "finalize" if self.go_on is None else "report"
+        return f"completed; next: `tinyattn {verb} {self.name}`"
 
 
 def _average(table: Suite, is_one_of_several: bool) -> str:
