@@ -62,14 +62,16 @@ def prepare_comparison(suite: Suite, workspace: Workspace) -> Prepared:
     begun = [member.sweep for member in suite.members if member.name not in new]
     if begun:
         _resumable(suite, there, workspace, new)
-    ended = {
-        sweep.name for sweep in workspace.store().sweeps() if sweep.outcome is Outcome.COMPLETED
-    }
+    store = workspace.store()
+    ended = {sweep.name for sweep in store.sweeps() if sweep.outcome is Outcome.COMPLETED}
+    record = store.find_suite(suite.name)
+    # One that was interrupted after its last trial has yet to be closed as a suite.
+    is_closed = record is not None and record.outcome is Outcome.COMPLETED
     before = {
         Definition.read(workspace.path_of(sweep.name), sweep.name).sweep().search.trials
         for sweep in begun
     }
-    all_ended = {sweep.name for sweep in suite.sweeps} <= ended
+    all_ended = is_closed and {sweep.name for sweep in suite.sweeps} <= ended
     return Prepared(suite, False, new, all_ended and before == {suite.sweeps[0].search.trials})
 
 

@@ -31,6 +31,7 @@ from orchestrator.reporting.suite.status import find_status
 from orchestrator.selection.significance import primary_metric
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.suite import Suite
 from orchestrator.state.definition import Definition
 from orchestrator.state.suite_definition import SuiteDefinition, note_command
 from orchestrator.state.workspace import Workspace
@@ -393,6 +394,36 @@ def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
     assert SuiteDefinition.read(workspace.path_of("c")).go_on == longer, "the last typed counts"
 
 
+def settings(**changed: Any) -> Suite:
+    sized = sized_methods("minilm", ["tiny", "lora"], 9216)
+    few = {"epochs": 2, "search.trials": 1}
+    return comparison_suite("c", "rte", "minilm", sized, {**few, **changed})
+
+
+def begin(workspace: Workspace, suite: Suite) -> None:
+    """Write what is on disk of a comparison that has begun."""
+    facts = Facts("rte", "accuracy", "p", "d", None, (), 9, 9, 9, 0, 9.0, 1, 9)
+    SuiteDefinition.of(suite).write(workspace.sweep_folder(suite.name))
+    for sweep in suite.sweeps:
+        Definition.of(sweep, facts, None).write(workspace.sweep_folder(sweep.name))
+
+
+def test_searches_that_ended_before_a_ctrl_c_are_closed_by_the_next_call(
+    searched: Workspace, sweeps: Sweeps
+) -> None:
+    """Else the suite's run would say for ever that it was interrupted."""
+    begin(searched, settings())
+    run = sweeps.tracker.run_of_suite("c")
+    assert run is not None
+    for outcome in (Outcome.COMPLETED, Outcome.INTERRUPTED):
+        run.end(outcome)
+        sweeps.tracker.settle(30)
+        prepared = prepare_comparison(settings(), searched)
+        assert prepared.is_searched == (outcome is Outcome.COMPLETED)
+    note_command(searched, "c", COMMAND, is_judged=True)
+    assert state_of(searched) == "completed; next: `tinyattn report c`", "what is judged is done"
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -408,14 +439,8 @@ def test_another_comparison_of_the_name_is_told_by_what_differs(
     changed: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     workspace = Workspace(tmp_path / "runs")
-    sized = sized_methods("minilm", ["tiny", "lora"], 9216)
-    few = {"epochs": 2, "search.trials": 1}
-    begun = comparison_suite("c", "rte", "minilm", sized, {**few, "max_train_rows": 200})
-    facts = Facts("rte", "accuracy", "p", "d", None, (), 9, 9, 9, 0, 9.0, 1, 9)
-    SuiteDefinition.of(begun).write(workspace.sweep_folder("c"))
-    for sweep in begun.sweeps:
-        Definition.of(sweep, facts, None).write(workspace.sweep_folder(sweep.name))
-    now = comparison_suite("c", "rte", "minilm", sized, {**few, **changed})
+    begin(workspace, settings(max_train_rows=200))
+    now = settings(**changed)
     with pytest.raises(UsageError, match=rf"called 'c', with other settings of tiny \({said}\);"):
         prepare_comparison(now, workspace)
 

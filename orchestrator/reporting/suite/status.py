@@ -174,7 +174,7 @@ class SuiteStatus:
             return f"{gone}; `tinyattn {resume}` goes on"
         if self.driver_here is None:
             return outcome.value
-        if outcome is not Outcome.COMPLETED:
+        if outcome is not Outcome.COMPLETED and not self.is_judged:
             return f"{outcome.value}; next: `tinyattn {resume}`"
         if self.go_on is not None and not self.is_judged:
             return f"searched, not judged; next: `tinyattn {self.go_on}`"
