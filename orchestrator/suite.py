@@ -318,8 +318,8 @@ class _Running:
         )
         with signals_noted() as stop:  # a run that the store has made is known before all ends
             run = tracker.open_suite(name)
-        if self._definition.go_on is not None:
-            run.mark_comparison()
+            if self._definition.go_on is not None:
+                run.mark_comparison()
         openers = [partial(opener, suite=run) for opener in checked.values()]
         outcome = Outcome.FAILED
         try:

@@ -28,13 +28,13 @@ from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 from tinyattn.errors import TinyAttnError, UsageError
 
-_ALONE = "the classifier alone: there is no adapter"
-
 if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.selection.verdict import Verdict
     from orchestrator.spec.values import Json
     from orchestrator.state.workspace import Workspace
     from orchestrator.tracking.reader import TrackingReader
+
+_ALONE = "the classifier alone: there is no adapter"
 
 
 @click.command()
