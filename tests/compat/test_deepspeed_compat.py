@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +165,17 @@ def test_a_split_that_fails_leaves_torch_as_it_was(monkeypatch: pytest.MonkeyPat
         assert nn.functional.linear is linear
         shard(nn.Linear(30, 20), ONE)
         assert nn.functional.linear is linear
+
+
+def test_its_import_brings_no_mlflow_which_can_be_imported_afterwards() -> None:
+    code = """
+import sys
+from tinyattn.compat.deepspeed_compat import import_deepspeed
+import_deepspeed()
+from deepspeed.autotuning import autotuner
+print("mlflow" in sys.modules, autotuner.has_mlflow)
+import mlflow
+print(mlflow.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "mlflow"]

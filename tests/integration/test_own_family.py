@@ -29,7 +29,7 @@ ta.register_family(
 """
 SETTINGS = (
     "max_length=32", "max_train_rows=64", "epochs=1", "batch_size=16", "trials=2", "asha=null",
-    "resources.concurrent=2", "name=s",
+    "resources.concurrent=1", "name=s",
 )  # fmt: skip
 
 

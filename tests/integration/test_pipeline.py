@@ -379,7 +379,7 @@ def test_a_regression_of_ones_own_under_the_papers_protocol(
     # Relative paths: workers must find what the command line found.
     printed = program(
         "sweep", "run", "agreement", "task=strength.yaml", f"plm={tiny}", "protocol=paper",
-        *TRAIN[:-1], "search.trials=2", "name=paper",
+        *TRAIN[:-1], "search.trials=2", "resources.concurrent=1", "name=paper",
     )  # fmt: skip
     assert "| paper" in printed.replace("│", "|")
     tracker = Workspace(tmp_path / "runs").tracker()

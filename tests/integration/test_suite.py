@@ -66,9 +66,10 @@ def test_trials_of_a_suite_are_those_of_each_sweep_alone(
     trials of several tasks share passes."""
     place = ("--runs", tmp_path / "runs", "--data", data)
     words = (*FEW, *EXACT, "search.trials=2")
-    for task in TASKS:
+    some = ("rte", "stsb")  # a classification and a regression
+    for task in some:
         own = (f"name=alone-{task}", f"task={task}", f"plm={tiny}")
-        done = call("sweep", "run", "minilm", *own, *words, *place)
+        done = call("sweep", "run", "minilm", *own, *words, "resources.concurrent=1", *place)
         assert done.exit_code == 0, done.output
     file = suite_file(tmp_path, tiny)
     for packed in (1, 3):
@@ -76,7 +77,7 @@ def test_trials_of_a_suite_are_those_of_each_sweep_alone(
         more = (f"name={name}", f"resources.packed={packed}")
         done = call("sweep", "run", file, *words, *more, *place)
         assert done.exit_code == 0, done.output
-        for task in TASKS:
+        for task in some:
             alone = told(tmp_path / "runs", f"alone-{task}")
             assert len(alone) == 2 * (1 + 4)
             assert told(tmp_path / "runs", f"{name}-{task}") == alone

@@ -96,7 +96,8 @@ def losses_together(configs: Mapping[str, TrainConfig]) -> dict[str, list[float]
 def test_each_method_learns_alike_however_it_runs(
     configs: dict[str, TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = {name: losses_of(config, ModelCache()) for name, config in configs.items()}
+    model_cache = ModelCache()
+    alone = {name: losses_of(config, model_cache) for name, config in configs.items()}
     parts: list[int] = []
     run = AdaptedModel.run_streams
     with monkeypatch.context() as patched:
@@ -110,7 +111,7 @@ def test_each_method_learns_alike_however_it_runs(
     assert sum(own > 5 for own in parts) > STEPS
     monkeypatch.setattr(AdaptedModel, "can_stream", lambda *_: False)
     for name in configs.keys() - UNSTEADY:
-        padded = losses_of(configs[name], ModelCache())
+        padded = losses_of(configs[name], model_cache)
         assert max(abs(a - b) for a, b in zip(alone[name], padded, strict=True)) < 1e-5, name
         assert len({round(loss, 6) for loss in (alone[name][-1], alone["LORA"][-1])}) == (
             1 if name == "LORA" else 2

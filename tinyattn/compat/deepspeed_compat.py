@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,8 @@ def import_deepspeed() -> ModuleType:
     - It reads `DEEPSPEED_LOG_LEVEL` and `DS_ACCELERATOR` when it is imported; without them it looks
       for an accelerator and logs the search. Its logger has handlers of its own.
       (deepspeed 0.19.8)
+    - Its autotuner, which nothing here uses, imports MLflow if it can: half a second in each
+      process. Unless that is imported already, it is told that there is none. (deepspeed 0.19.8)
     - `deepspeed.ops.__compatible_ops__` names the extensions that it may compile. On a CPU the
       first engine would spend half a minute on one for shared memory, and a kill during the build
       leaves a lock on which later trials hang. gloo does without it. (deepspeed 0.19.8)
@@ -32,9 +35,16 @@ def import_deepspeed() -> ModuleType:
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    import deepspeed
-    import deepspeed.ops
-    from deepspeed.utils import logger
+    without_mlflow = "mlflow" not in sys.modules
+    if without_mlflow:
+        sys.modules["mlflow"] = None  # type: ignore[assignment]  # so an import of it fails
+    try:
+        import deepspeed
+        import deepspeed.ops
+        from deepspeed.utils import logger
+    finally:
+        if without_mlflow:
+            del sys.modules["mlflow"]
 
     logger.setLevel(logging.ERROR)
     if on_cpu:
