@@ -291,6 +291,7 @@ def sweep_words(tiny: str, name: str) -> list[object]:
     return ["agreement", *(f"{key}={value}" for key, value in settings.items())]
 
 
+@pytest.mark.slow
 def test_a_machine_on_which_every_worker_fails_is_set_aside_and_named(
     bench: Bench, rack: Path, tiny: str, tmp_path: Path
 ) -> None:
