@@ -43,8 +43,8 @@ def import_deepspeed() -> ModuleType:
         import deepspeed.ops
         from deepspeed.utils import logger
     finally:
-        if without_mlflow:
-            del sys.modules["mlflow"]
+        if without_mlflow and sys.modules.get("mlflow") is None:
+            sys.modules.pop("mlflow", None)  # another thread may have done so
 
     logger.setLevel(logging.ERROR)
     if on_cpu:

@@ -204,7 +204,7 @@ def _deepspeed(ranks: Ranks) -> Any:
         "LOCAL_RANK": "0",  # a process sees its own GPU only
     }.items():
         os.environ[key] = value  # in place of values from the shell or pod
-    switch_telemetry_off()  # DeepSpeed imports MLflow
+    switch_telemetry_off()
     deepspeed: Any = import_deepspeed()
     deepspeed.init_distributed(
         dist_backend="nccl" if torch.cuda.is_available() else "gloo",
