@@ -28,7 +28,7 @@ from tinyattn.config import AdapterConfig, TrainConfig, build
 from tinyattn.errors import AdapterError, ConfigError, PlmError
 from tinyattn.plms.loading import find_plm, load_plm, share_weights
 from tinyattn.plms.products import apart
-from tinyattn.plms.quantized import QuantizedLinear, multiply_here, plm_size, saved_bytes
+from tinyattn.plms.quantized import QuantizedLinear, plm_size, replace_products, saved_bytes
 from tinyattn.predict import load_predictor
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
@@ -390,4 +390,4 @@ def test_a_plm_without_products_is_refused(build_plm: Any, tmp_path: Path) -> No
     for path in [p for p, m in plm.named_modules() if isinstance(m, nn.Linear)]:
         plm.set_submodule(path, nn.Identity())
     with pytest.raises(PlmError, match="none of its matrices can be quantized"):
-        multiply_here(plm, "mine")
+        replace_products(plm, "mine")

@@ -36,7 +36,12 @@ from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
 from tinyattn.plms.families import Family, family_of
 from tinyattn.plms.mlm_head import MlmHead, has_masked_lm, head_of, one_kind
-from tinyattn.plms.quantized import is_packed, multiply_here, quantizing_options, stored_precision
+from tinyattn.plms.quantized import (
+    is_packed,
+    quantizing_options,
+    replace_products,
+    stored_precision,
+)
 from tinyattn.plms.transformers_compat import revision_of
 from tinyattn.telemetry import switch_telemetry_off
 
@@ -160,7 +165,7 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
             "which would be random; use a complete copy"
         )
     if precision in QUANTIZED:
-        multiply_here(model, name)
+        replace_products(model, name)
     model.eval().requires_grad_(False)
     revision = revision_of(model) or "local"
     return Plm(name, model, tokenizer, fingerprint(model), revision, precision)

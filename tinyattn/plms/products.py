@@ -60,7 +60,7 @@ def _run(module: Any, tokens: Sequence[int], x: Tensor) -> Tensor:
     """Run a product, separately by trial if its input is all tokens (a pooler's is not)."""
     together = x.ndim < 2 or x.shape[-2] != sum(tokens)
     if isinstance(module, QuantizedLinear):
-        return module.by(x, F.linear if together else partial(_by_trial, tokens=tokens))
+        return module.product(x, F.linear if together else partial(_by_trial, tokens=tokens))
     weight = product_weight(module)
     assert weight is not None
     if together:

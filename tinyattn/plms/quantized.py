@@ -54,6 +54,7 @@ class QuantizedLinear(nn.Linear):
     """
 
     like: Tensor
+    """Empty tensor that has the number format of `weight`; `Module.to` converts it too."""
 
     def __init__(
         self,
@@ -88,9 +89,9 @@ class QuantizedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x Wᵀ + b, [..., O]."""
-        return self.by(input, F.linear)
+        return self.product(input, F.linear)
 
-    def by(self, x: Tensor, multiply: Multiply) -> Tensor:
+    def product(self, x: Tensor, multiply: Multiply) -> Tensor:
         """Return x Wᵀ + b where `multiply` computes the product, forward and backward."""
         out: Tensor = _Product.apply(x, self, multiply)
         return out if self.bias is None else (out + self.bias).to(x.dtype)
@@ -166,7 +167,7 @@ def stored_precision(config: PretrainedConfig) -> str | None:
     return str(stored.get("quant_method", "an unknown method"))
 
 
-def multiply_here(plm: PreTrainedModel, name: str) -> None:
+def replace_products(plm: PreTrainedModel, name: str) -> None:
     """Replace bitsandbytes' modules of a PLM by those whose products are computed here.
 
     Raises:
