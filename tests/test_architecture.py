@@ -25,6 +25,7 @@ ROOMS = {
         "config",
         "plugins",
         "tasks",
+        "grouping",
         "data",
         "batching",
         "plms",

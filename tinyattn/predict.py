@@ -10,15 +10,17 @@ import datasets
 import numpy as np
 from scipy.special import softmax
 
-from tinyattn.adapters.checkpoint import AdapterCard, read_card
+from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches
+from tinyattn.data.patterns import Asking
 from tinyattn.data.rows import check_rows
 from tinyattn.data.tokenise import TokenRules, token_types, tokenise
 from tinyattn.data.tokens import Rows, Split
 from tinyattn.errors import AdapterError, UsageError, did_you_mean
 from tinyattn.passes.forward import mixed_outputs, outputs_of
 from tinyattn.tasks import Task
+from tinyattn.tasks.base import Pattern
 from tinyattn.training.model_cache import ModelCache
 
 NAME = "used"  # of the adapter in its AdaptedModel
@@ -49,11 +51,7 @@ class Predictor:
         self.card: AdapterCard = read_card(folder)
         if self.card.task is None or self.card.num_outputs is None:
             raise AdapterError(f"{folder}: this adapter has no classifier, so it predicts nothing")
-        self.task = Task(
-            **self.card.task.model_dump(
-                exclude={"max_length", "carve_version", "token_version", "separator"}
-            )
-        )
+        self.task = _task_of(self.card.task)
         model_cache = model_cache or ModelCache()
         self.plm = model_cache.plm(plm or self.card.plm.name, self.card.plm.precision)
         self.device = model_cache.device
@@ -77,7 +75,13 @@ class Predictor:
             separator=card.separator,
             chunked=self.card.pooling == "hierarchical",
         )
-        return tokenise(rows, self.task, tokenizer, card.max_length, name="predict", rules=rules)
+        asking = None
+        if (pattern := self.task.pattern(None)) is not None:
+            assert self.card.verbalizer is not None
+            asking = Asking(pattern, self.card.verbalizer, tokenizer, card.max_length, rules.types)
+        return tokenise(
+            rows, self.task, tokenizer, card.max_length, name="predict", rules=rules, asking=asking
+        )
 
     def outputs(self, split: Rows) -> np.ndarray:
         """Return the logits of a split, [N, num_outputs], or the scores of a regression, [N, 1]."""
@@ -145,6 +149,13 @@ def load_predictor(folder: str | Path, plm: str | None = None) -> Predictor:
         PlmError: the PLM cannot be found or loaded.
     """
     return Predictor(Path(folder), plm=plm)
+
+
+def _task_of(card: TaskCard) -> Task:
+    """Return the task of a card, of whose patterns it has the one that was used."""
+    apart = {"max_length", "carve_version", "token_version", "separator", "pattern"}
+    pattern = () if card.pattern is None else (Pattern(**dict(card.pattern)),)
+    return Task(**card.model_dump(exclude=apart), patterns=pattern)
 
 
 def _plm_of(card: AdapterCard) -> str:

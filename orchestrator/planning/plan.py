@@ -285,7 +285,8 @@ def plan_of(
     length = facts.mean_length if facts else TYPICAL_LENGTH
     scored = facts.select_rows * facts.evaluations if facts else 0
     chunks = facts.most_chunks if facts else 1
-    cost = predict_cost(sweep, rows, length, task.num_outputs, scored, chunks)
+    outputs = None if task.pattern(sweep.train.asked_by) else task.num_outputs
+    cost = predict_cost(sweep, rows, length, outputs, scored, chunks)
     taken = False
     try:
         taken = workspace.has_store() and not workspace.store().name_is_free(sweep.name)

@@ -67,10 +67,12 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     check_prompts(sweep, plm)
     # The longest rows last: the facts are about them.
     sized = extremes(
-        sweep, ("adapter.num_virtual_tokens", "adapter.length", "max_length", "pooling")
+        sweep, ("adapter.num_virtual_tokens", "adapter.length", "max_length", "pooling", "pattern")
     )
     for config in sorted(sized, key=lambda one: (one.max_length, one.chunked)):
         data = model_cache.data(config)
+        if data.verbalizer is not None:
+            plm.lm_head  # noqa: B018 - loads it, or says that the PLM has none
     for config in extremes(sweep, ("adapter.segments",)):
         refuse_single_texts(config, plm, model_cache.batches_of(data.train, plm))
     configs = extremes(_with_experts(sweep), ("max_train_rows",))
@@ -80,9 +82,8 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     most_chunks = int(np.diff(rows.first_chunks()).max())
     evaluations = max_evaluations(sweep, len(data.train))
     scored = len(data.select) * evaluations
-    cost = predict_cost(
-        sweep, len(data.train), mean_length, data.task.num_outputs, scored, most_chunks
-    )
+    outputs = None if data.pattern else data.task.num_outputs
+    cost = predict_cost(sweep, len(data.train), mean_length, outputs, scored, most_chunks)
     return Facts(
         task=data.task.name,
         primary_metric=data.task.metrics[0],
@@ -254,7 +255,7 @@ def predict_cost(
     sweep: Sweep,
     train_rows: int,
     mean_length: float,
-    num_outputs: int = 2,
+    num_outputs: int | None = 2,
     scored_rows: int = 0,
     most_chunks: int = 1,
 ) -> Cost:
@@ -264,7 +265,7 @@ def predict_cost(
         sweep: the sweep.
         train_rows: training rows of an epoch.
         mean_length: mean tokens of a row.
-        num_outputs: outputs of the classifier.
+        num_outputs: outputs of the classifier; None: there is none.
         scored_rows: rows that all evaluations of a trial score together.
         most_chunks: chunks of the longest row, which one pass takes whole.
     """

@@ -8,9 +8,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tinyattn.data.carve import Carved, carve, carve_size, carve_texts
-from tinyattn.data.groups import Groups, group_rows
 from tinyattn.data.tokens import carve_notes
+from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
+from tinyattn.grouping.groups import Groups, group_rows
 from tinyattn.tasks.agreement import generate_splits
 
 FIRST, AGREEMENT = ([0, 3, 6, 18], "b2155150a0d066a8"), "0fa39bdbe3d10719"

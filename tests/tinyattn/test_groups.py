@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from tinyattn.data.groups import PHRASE, RUN, group_rows, words_of
+from tinyattn.grouping.groups import PHRASE, RUN, group_rows, words_of
 
 
 def together(texts: list[str], largest: int = 100) -> list[int]:
@@ -118,7 +118,7 @@ def test_words_of_scripts_without_spaces_are_their_signs() -> None:
 @pytest.mark.slow
 def test_token_ids_are_used_without_what_reads_text() -> None:
     code = (
-        "import sys, tinyattn.data.tokens, tinyattn.data.groups;"
+        "import sys, tinyattn.data.tokens, tinyattn.grouping.groups;"
         "assert not {'datasets', 'pyarrow'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinyattn.adapters.placement import Place, Site
+from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.batching.pooling import Pooling
 from tinyattn.compat.deepspeed_compat import parameter_count
 from tinyattn.config import (
@@ -23,6 +24,7 @@ from tinyattn.config import (
     PeftAdapter,
     PoolingKind,
     VariantConfig,
+    VerbalizerConfig,
     WarpConfig,
 )
 from tinyattn.errors import PlmError
@@ -41,9 +43,10 @@ from tinyattn.methods.replaced import (
     replaced_modules,
 )
 from tinyattn.methods.variant import AttentionVariant
+from tinyattn.methods.verbalizer import Verbalizer
 from tinyattn.methods.warp import warp_of
 from tinyattn.plms.families import Family, family_of, layer_calls, pooling_of, select_layers
-from tinyattn.plms.mlm_head import MlmHead
+from tinyattn.plms.lm_head import LmHead, MlmHead
 from tinyattn.plms.segments import segments_of
 
 CLASSIFIER_INIT = 0.02
@@ -56,6 +59,7 @@ class Adapter(nn.Module):
     Tiny attention, its variants and bottlenecks add a module's output at a layer call: `by_site`.
     Others change modules of the PLM: `replaced` has those that run in their place. A `prompt` is
     put into each row. The classifier is linear; of WARP it is the classes' vectors, without bias.
+    Of prompted rows there is none: a verbalizer answers them, of which nothing is trained.
 
     It is trained, saved and switched as a whole; `saved` is the content of an adapter file.
     With `share_layers` all calls use one module, which is stored once, under the first call's
@@ -71,10 +75,11 @@ class Adapter(nn.Module):
     Args:
         plm: the PLM.
         config: the method's settings.
-        num_outputs: outputs of the classifier; None: it has none.
+        num_outputs: outputs of the classifier, or labels of the verbalizer; None: it has neither.
         seed: seed of initial weights.
         pooling: what the classifier reads of a row; None: as the PLM's family does.
-        mlm_head: the PLM's, where the method reads rows by it.
+        head: the PLM's own, where the method or a verbalizer reads rows by it.
+        verbalizer: words that answer prompted rows; None: a classifier answers.
 
     Raises:
         PlmError: the PLM lacks a layer or a place that the method needs, or cannot pool so.
@@ -88,7 +93,8 @@ class Adapter(nn.Module):
         num_outputs: int | None,
         seed: int = 0,
         pooling: PoolingKind | None = None,
-        mlm_head: MlmHead | None = None,
+        head: LmHead | None = None,
+        verbalizer: VerbalizerConfig | None = None,
     ) -> None:
         super().__init__()
         self.config, self.num_outputs = config, num_outputs
@@ -112,7 +118,8 @@ class Adapter(nn.Module):
             self.first_call = self.calls[0] if self.calls else total
         else:
             if isinstance(config, WarpConfig):
-                self._held = Replaced({}, prompt=warp_of(plm, config, mlm_head))
+                assert head is None or isinstance(head, MlmHead)
+                self._held = Replaced({}, prompt=warp_of(plm, config, head))
             else:
                 self._held = replaced_modules(plm, config, seed)
             prompt = self._held.prompt
@@ -123,9 +130,51 @@ class Adapter(nn.Module):
             self._norms = tuple(f"{path}.".replace(".", "/") for path in norms)
             self.first_call = first_call(plm, list(self.replaced)) if prompt is None else 0
         self.pooling = Pooling(_pooling_of(plm, config, pooling), hidden, family_of(plm).causal)
-        self.classifier = None if num_outputs is None else _classifier(num_outputs, plm, mlm_head)
-        if self.classifier is not None:
+        self.classifier, self.verbalizer = None, None
+        if verbalizer is not None:
+            assert head is not None, "words are scored by the PLM's own head"
+            self.verbalizer = Verbalizer(verbalizer, head)
+        elif num_outputs is not None:
+            self.classifier = _classifier(num_outputs, plm, head)
             nn.init.normal_(self.classifier.weight, std=CLASSIFIER_INIT, generator=generator)
+
+    @property
+    def answers(self) -> bool:
+        """Whether it has logits: by a classifier or a verbalizer."""
+        return self.classifier is not None or self.verbalizer is not None
+
+    def logits(
+        self,
+        hidden_CTH: Tensor,
+        batch: Mapping[str, Tensor],
+        chunks: np.ndarray | None = None,
+        targets_C: Tensor | None = None,
+    ) -> Tensor:
+        """Return the logits of padded rows, [B, num_outputs] in fp32.
+
+        Args:
+            hidden_CTH: last hidden states.
+            batch: the PLM's inputs.
+            chunks: [B] number of chunks of each row, see `Pooling`.
+            targets_C: how many last tokens are scored, see `Verbalizer`.
+        """
+        mask_CT = batch.get("attention_mask")
+        if self.verbalizer is not None:
+            return self.verbalizer(hidden_CTH, batch["input_ids"], mask_CT, targets_C)
+        assert self.classifier is not None
+        return self.classifier(self.pooling(hidden_CTH, mask_CT, chunks))
+
+    def packed_logits(self, hidden_NH: Tensor, stream: PackedSequence) -> Tensor:
+        """Return the logits of a packed sequence's rows, [B, num_outputs] in fp32.
+
+        Args:
+            hidden_NH: last hidden states of its tokens, filler included.
+            stream: the packed sequence.
+        """
+        if self.verbalizer is not None:
+            return self.verbalizer.packed(hidden_NH, stream)
+        assert self.classifier is not None
+        return self.classifier(self.pooling.packed(hidden_NH, stream))
 
     @property
     def _is_shared(self) -> bool:
@@ -263,10 +312,10 @@ def _pooling_of(
     return found
 
 
-def _classifier(num_outputs: int, plm: PreTrainedModel, mlm_head: MlmHead | None) -> nn.Linear:
+def _classifier(num_outputs: int, plm: PreTrainedModel, head: LmHead | None) -> nn.Linear:
     """Return a classifier whose bias is 0; behind a masked-LM head there is none."""
-    if mlm_head is not None:
-        return nn.Linear(mlm_head.width, num_outputs, bias=False)
+    if isinstance(head, MlmHead):
+        return nn.Linear(head.width, num_outputs, bias=False)
     found = nn.Linear(plm.config.hidden_size, num_outputs)
     nn.init.zeros_(found.bias)
     return found

@@ -25,7 +25,16 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from tinyattn.config import AnyAdapter, PoolingKind, Precision, StrictModel, is_tag, unnamed
+from tinyattn.config import (
+    AnyAdapter,
+    PoolingKind,
+    Precision,
+    Settings,
+    StrictModel,
+    VerbalizerConfig,
+    is_tag,
+    unnamed,
+)
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
@@ -56,7 +65,15 @@ class PlmCard(StrictModel):
     """Number format of the PLM in training; predictions repeat to the bit only in this format."""
 
 
-class TaskCard(StrictModel):
+class PatternCard(StrictModel):
+    """The pattern by which rows were asked."""
+
+    name: Name
+    texts: tuple[Annotated[str, Field(max_length=10_000)], ...] = Field(min_length=1, max_length=2)
+    words: dict[Name, tuple[Name, ...]]
+
+
+class TaskCard(Settings):
     """The part of a task that prediction needs: its text columns, and labels for the outputs."""
 
     name: str
@@ -72,6 +89,10 @@ class TaskCard(StrictModel):
     """Version of tokenising in training, used for new rows too; a card without it means 1."""
     separator: str | None = Field(None, max_length=100)
     """Text put between the two texts of a pair, for tokenizers that put nothing there."""
+    pattern: PatternCard | None = None
+    """The pattern by which rows are asked; None: they are texts or pairs."""
+
+    later_keys = frozenset({"pattern"})
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -87,7 +108,7 @@ class TaskCard(StrictModel):
         return self
 
 
-class AdapterCard(StrictModel):
+class AdapterCard(Settings):
     """The content of adapter_config.json: what the adapter is and where it comes from."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings", allow_inf_nan=True)  # NaN correlations
@@ -100,6 +121,8 @@ class AdapterCard(StrictModel):
     """Outputs of the classifier; None: no classifier (a decoder that generates)."""
     pooling: PoolingKind = "first"
     """What the classifier reads of a row; a card without it means `first`."""
+    verbalizer: VerbalizerConfig | None = None
+    """Words that answer prompted rows; None: a classifier does."""
     task: TaskCard | None = None
     scores: dict[str, float] = {}
     """Metrics by name, as `select/accuracy` or `heldout/accuracy`."""
@@ -109,11 +132,18 @@ class AdapterCard(StrictModel):
     card_sha256: str = ""
     """SHA-256 of the card, computed with this field empty."""
 
+    later_keys = frozenset({"verbalizer"})
+
     @model_validator(mode="after")
     def _labels_fit(self) -> Self:
         outputs = None if self.task is None else len(self.task.labels or ("score",))
         if outputs is not None and self.num_outputs not in (None, outputs):
             raise ValueError(f"the task has {outputs} outputs, the classifier {self.num_outputs}")
+        if self.verbalizer is not None and len(self.verbalizer.words) != self.num_outputs:
+            raise ValueError(
+                f"verbalizer has words of {len(self.verbalizer.words)} labels, num_outputs is "
+                f"{self.num_outputs}"
+            )
         return self
 
     def sealed(self) -> Self:

@@ -139,7 +139,15 @@ def _modules(adapter: Adapter) -> Iterator[tuple[str, AttentionAdapter]]:
 def _fresh(plm: PreTrainedModel, config: AttentionConfig, model: Adapter) -> Adapter:
     """Return a new adapter on `model`'s device, in its number format and mode (train or eval)."""
     like = next(model.parameters(), torch.empty(0))
-    adapter = Adapter(plm, config, model.num_outputs, pooling=model.pooling.kind)
+    words = model.verbalizer
+    adapter = Adapter(
+        plm,
+        config,
+        model.num_outputs,
+        pooling=model.pooling.kind,
+        head=None if words is None else words.head,
+        verbalizer=None if words is None else words.config,
+    )
     return adapter.to(like.device, like.dtype).train(model.training)
 
 

@@ -15,15 +15,15 @@ from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, read_weights
 from tinyattn.compat.deepspeed_compat import parameter_count
 from tinyattn.config import QUANTIZED
 from tinyattn.errors import AdapterError, ConfigError, PlmError
+from tinyattn.plms.lm_head import LmHead
 from tinyattn.plms.loading import Plm
-from tinyattn.plms.mlm_head import MlmHead
 
 LEAST_WEIGHTS = 1_000_000
 """An adapter file may hold this many weights, or as many as its PLM has if those are more."""
 
 
 def read_adapter_for(
-    plm: PreTrainedModel, folder: Path, card: AdapterCard, mlm_head: MlmHead | None = None
+    plm: PreTrainedModel, folder: Path, card: AdapterCard, head: LmHead | None = None
 ) -> Adapter:
     """Build the adapter of a folder for a PLM; its memory is allocated after its files are checked.
 
@@ -31,7 +31,7 @@ def read_adapter_for(
         plm: the PLM.
         folder: the adapter folder.
         card: its card.
-        mlm_head: the PLM's, where the method reads rows by it.
+        head: the PLM's own, where the method or a verbalizer reads rows by it.
 
     Raises:
         AdapterError: the files are damaged, or the adapter does not fit the PLM.
@@ -42,7 +42,14 @@ def read_adapter_for(
     numbers, planned = most, None
 
     def build() -> Adapter:
-        return Adapter(plm, card.adapter, card.num_outputs, pooling=card.pooling, mlm_head=mlm_head)
+        return Adapter(
+            plm,
+            card.adapter,
+            card.num_outputs,
+            pooling=card.pooling,
+            head=head,
+            verbalizer=card.verbalizer,
+        )
 
     try:
         with torch.device("meta"):  # takes no memory

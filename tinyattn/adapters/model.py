@@ -26,6 +26,7 @@ from tinyattn.config import (
     PoolingKind,
     UnfrozenConfig,
     VariantConfig,
+    VerbalizerConfig,
     WarpConfig,
 )
 from tinyattn.errors import (
@@ -36,8 +37,8 @@ from tinyattn.errors import (
 )
 from tinyattn.methods.replaced import refuse_unmatched
 from tinyattn.plms.families import select_layers
-from tinyattn.plms.loading import Plm, PlmMemo, mlm_head_of
-from tinyattn.plms.mlm_head import MlmHead
+from tinyattn.plms.lm_head import LmHead
+from tinyattn.plms.loading import Plm, PlmMemo, lm_head_of, mlm_head_of
 from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.products import apart
 from tinyattn.plms.quantized import plm_size
@@ -90,7 +91,7 @@ class AdaptedModel(nn.Module):
         super().__init__()
         self.plm = plm
         self.memo = memo or PlmMemo()
-        self.mlm_head: MlmHead | None = None
+        self.lm_head: LmHead | None = None
         self.plm_dropout = plm_dropout
         self.adapters = nn.ModuleDict()
         self.active: str | None = None
@@ -108,15 +109,17 @@ class AdaptedModel(nn.Module):
         num_outputs: int | None = None,
         seed: int = 0,
         pooling: PoolingKind | None = None,
+        verbalizer: VerbalizerConfig | None = None,
     ) -> Adapter:
         """Attach a fresh adapter under `name`; the first one becomes active.
 
         Args:
             name: letters, digits, `_` and `-`.
             config: the method's settings.
-            num_outputs: outputs of its classifier; None: it has none.
+            num_outputs: outputs of its classifier or verbalizer; None: it has neither.
             seed: seed of initial weights.
             pooling: what the classifier reads of a row, see TrainConfig.pooling.
+            verbalizer: words that answer prompted rows; None: a classifier answers.
 
         Raises:
             NameTakenError: there is an adapter of that name.
@@ -128,8 +131,8 @@ class AdaptedModel(nn.Module):
         self._check_new(name, config)
         if isinstance(config, PeftAdapter):
             refuse_unmatched(self.plm, config)
-        head = self._head_for(config)
-        adapter = Adapter(self.plm, config, num_outputs, seed, pooling, head)
+        head = self._head_for(config, verbalizer)
+        adapter = Adapter(self.plm, config, num_outputs, seed, pooling, head, verbalizer)
         self._attach(name, adapter)
         return adapter
 
@@ -147,8 +150,8 @@ class AdaptedModel(nn.Module):
             )
         self.sites.reach(places_of(config, self.sites.family).values())
 
-    def fit(self, config: AnyAdapter) -> None:
-        """Prepare this PLM for a method.
+    def fit(self, config: AnyAdapter, verbalizer: VerbalizerConfig | None = None) -> None:
+        """Prepare this PLM for a method, and for rows that a verbalizer answers.
 
         Raises:
             PlmError: it lacks a layer, a place or a head that the method needs, or its inputs do
@@ -157,19 +160,24 @@ class AdaptedModel(nn.Module):
         """
         if isinstance(config, PeftAdapter):
             refuse_unmatched(self.plm, config)
-        self._head_for(config)
+        self._head_for(config, verbalizer)
         if isinstance(config, VariantConfig) and config.segments != "all":
             segments_of(self.plm)
         select_layers(config.layers, len(self.sites.calls))
         self.sites.reach(places_of(config, self.sites.family).values())
 
-    def _head_for(self, config: AnyAdapter) -> MlmHead | None:
-        """Return the PLM's masked-LM head if a method reads rows by it; else None."""
-        if not isinstance(config, WarpConfig):
-            return None
+    def _head_for(
+        self, config: AnyAdapter, verbalizer: VerbalizerConfig | None = None
+    ) -> LmHead | None:
+        """Return the PLM's own head if a method or a verbalizer reads rows by it; else None."""
         # A module of this one, so that it moves with it to another device.
-        self.mlm_head = mlm_head_of(self.plm, self.memo)
-        return self.mlm_head
+        if isinstance(config, WarpConfig):
+            self.lm_head = mlm_head_of(self.plm, self.memo)
+        elif verbalizer is not None:
+            self.lm_head = lm_head_of(self.plm, self.memo)
+        else:
+            return None
+        return self.lm_head
 
     def _attach(self, name: str, adapter: Adapter) -> None:
         device = next(self.plm.parameters()).device
@@ -252,6 +260,7 @@ class AdaptedModel(nn.Module):
         self,
         parts: Sequence[tuple[str, PackedSequence]] | None = None,
         chunks: Tensor | None = None,
+        targets: Tensor | None = None,
         **batch: Tensor,
     ) -> Any:
         """Run the PLM with the active adapter; with `parts`, return `run_streams(parts)`.
@@ -262,6 +271,7 @@ class AdaptedModel(nn.Module):
             parts: pairs of an adapter's name and its packed rows; None: `batch` is given.
             chunks: [B] number of chunks of each row, where `batch` has those one after the other;
                 for an adapter that pools by `hierarchical`. None: each row is one.
+            targets: how many last tokens of each row are scored, for a verbalizer that does so.
             batch: inputs of the PLM, each [B, T]: `input_ids`, `attention_mask` and so on.
 
         Returns:
@@ -273,15 +283,20 @@ class AdaptedModel(nn.Module):
             return self.run_streams(parts)
         adapter = None if self.active is None else self.adapter()
         with self.sites.replacing():
-            if adapter is None or adapter.classifier is None:
+            if adapter is None or not adapter.answers:
                 if adapter is not None and adapter.prompt is not None and not self._disabled:
                     raise UsageError(f"'{self.active}' is a prompt and has no classifier")
                 return self.plm(**batch)
-            pooled = self._pooled(adapter, batch, chunks)
-        return adapter.classifier(pooled)
+            return self._logits(adapter, batch, chunks, targets)
 
-    def _pooled(self, adapter: Adapter, batch: dict[str, Tensor], chunks: Tensor | None) -> Tensor:
-        """Return the pooled embeddings of padded rows, [B, H] in fp32, run after run."""
+    def _logits(
+        self,
+        adapter: Adapter,
+        batch: dict[str, Tensor],
+        chunks: Tensor | None,
+        targets: Tensor | None,
+    ) -> Tensor:
+        """Return the logits of padded rows, run after run."""
         numbers = None if chunks is None else chunks.cpu().numpy()
         options: dict[str, Any] = {"use_cache": False} if self.sites.family.causal else {}
         prompt, found = adapter.prompt, []
@@ -295,7 +310,7 @@ class AdaptedModel(nn.Module):
                         hidden = self.plm.base_model(**batch, **options).last_hidden_state
                     else:
                         hidden = prompt.hidden(self.plm.base_model, **batch, **options)
-                found.append(adapter.pooling(hidden, batch.get("attention_mask"), numbers))
+                found.append(adapter.logits(hidden, batch, numbers, targets))
         finally:
             self._activate()
         return torch.cat(found) if len(found) > 1 else found[0]
@@ -333,7 +348,7 @@ class AdaptedModel(nn.Module):
         """
         adapters = [self.adapter(name) for name, _ in parts]
         for (name, _), adapter in zip(parts, adapters, strict=True):
-            if adapter.classifier is None:
+            if not adapter.answers:
                 raise UsageError(f"adapter '{name}' has no classifier, so it has no logits")
             if adapter.prompt is not None:
                 raise UsageError(f"adapter '{name}' is a prompt, whose rows must be padded")
@@ -345,7 +360,7 @@ class AdaptedModel(nn.Module):
         ]
         hidden = iter(self._run_stream(used, adapters))
         found = [
-            [adapter.classifier(adapter.pooling.packed(*next(hidden))) for _ in own]  # type: ignore[misc]
+            [adapter.packed_logits(*next(hidden)) for _ in own]
             for adapter, own in zip(adapters, runs, strict=True)
         ]
         return [torch.cat(logits) if len(logits) > 1 else logits[0] for logits in found]
@@ -487,6 +502,7 @@ class AdaptedModel(nn.Module):
             plm=plm_card(plm),
             num_outputs=adapter.num_outputs,
             pooling=adapter.pooling.kind,
+            verbalizer=None if adapter.verbalizer is None else adapter.verbalizer.config,
             task=task,
             scores=dict(scores or {}),
             lineage=dict(lineage or {}),
@@ -505,7 +521,8 @@ class AdaptedModel(nn.Module):
         card = read_card(folder)
         check_plm(card, plm, folder)
         self._check_new(name, card.adapter)
-        adapter = read_adapter_for(self.plm, folder, card, self._head_for(card.adapter))
+        head = self._head_for(card.adapter, card.verbalizer)
+        adapter = read_adapter_for(self.plm, folder, card, head)
         self._attach(name, adapter)
         self.switch(name)
         return card

@@ -38,6 +38,8 @@ class Batches:
         self.bounds = flat.chunks
         """[C + 1] index in `columns` of each chunk's first token, and of the end; None: rows are
         not cut."""
+        self.targets = flat.targets
+        """[C] number of last tokens of each chunk that a causal LM scores; None: none is."""
         self._first_chunks = flat.first_chunks()
         self.chunks: np.ndarray = np.diff(self._first_chunks)
         self._pad = {
@@ -52,9 +54,10 @@ class Batches:
         """Return a padded batch: PLM inputs [B, T], `attention_mask`, and `labels` [B] if known.
 
         Rows are padded on the right to the longest of them. Where they are cut, inputs have a row
-        for each chunk, and `chunks` [B] tells how many each row has.
+        for each chunk, and `chunks` [B] tells how many each row has; `targets` [C], of rows that
+        a causal LM scores, how many last tokens are scored.
         """
-        starts, lengths = self._spans(indices)
+        starts, lengths, targets = self._spans(indices)
         shape = (len(lengths), int(lengths.max()))
         batch = {
             name: torch.from_numpy(self._padded(name, starts, lengths, shape))
@@ -66,14 +69,19 @@ class Batches:
             batch["labels"] = torch.from_numpy(self.labels[indices])
         if self.bounds is not None:
             batch["chunks"] = torch.from_numpy(self.chunks[indices])
+        if targets is not None:
+            batch["targets"] = torch.from_numpy(targets)
         return batch
 
-    def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return where each chunk of some rows begins in `columns`, and its tokens, [C] each."""
+    def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return where each chunk of some rows begins in `columns`, its tokens, and of these those
+        that are scored, [C] each."""
         if self.bounds is None:
-            return self.offsets[indices], self.lengths[indices]
+            targets = None if self.targets is None else self.targets[indices]
+            return self.offsets[indices], self.lengths[indices], targets
         chunks = ranges(self._first_chunks[indices], self.chunks[indices])
-        return self.bounds[chunks], self.bounds[chunks + 1] - self.bounds[chunks]
+        targets = None if self.targets is None else self.targets[chunks]
+        return self.bounds[chunks], self.bounds[chunks + 1] - self.bounds[chunks], targets
 
     def _padded(
         self, name: str, starts: np.ndarray, lengths: np.ndarray, shape: tuple[int, int]
@@ -86,7 +94,7 @@ class Batches:
 
     def stream(self, indices: np.ndarray, device: torch.device) -> PackedSequence:
         """Return rows as a packed sequence, in the order of `indices`; see `batch` on chunks."""
-        starts, lengths = self._spans(indices)
+        starts, lengths, targets = self._spans(indices)
         positions = ranges(np.zeros_like(starts), lengths)
         tokens = ranges(starts, lengths)
 
@@ -98,6 +106,7 @@ class Batches:
             positions=tensor(positions),
             lots=(lengths,),
             chunks=None if self.bounds is None else self.chunks[indices],
+            targets=targets,
         )
 
 

@@ -75,6 +75,8 @@ class PackedSequence:
         filler: number of filler tokens behind each lot, copies of the token before them.
         chunks: number of chunks of each labelled row of one trial; the rows of this sequence are
             its chunks then. None: rows are not cut, or those of several trials are joined.
+        targets: number of last tokens of each row that a causal LM scores, [B]. None: none is, or
+            as `chunks`.
     """
 
     inputs: dict[str, Tensor]
@@ -84,6 +86,7 @@ class PackedSequence:
     hidden: Tensor | None = None
     filler: tuple[int, ...] = (0,)
     chunks: np.ndarray | None = None
+    targets: np.ndarray | None = None
 
     @property
     def tokens(self) -> int:

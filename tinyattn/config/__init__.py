@@ -18,6 +18,7 @@ from tinyattn.config.methods import (
     BottleneckConfig,
     Layers,
     PeftAdapter,
+    Settings,
     UnfrozenConfig,
     VariantConfig,
     WarpConfig,
@@ -34,6 +35,7 @@ from tinyattn.config.schema import (
     shown,
 )
 from tinyattn.config.trial import (
+    CLASSIFIER,
     FIRST_VERSIONS,
     LEAST_LENGTH,
     QUANTIZED,
@@ -45,8 +47,10 @@ from tinyattn.config.trial import (
     stored_config,
     unnamed,
 )
+from tinyattn.config.verbalizer import VerbalizerConfig
 
 __all__ = [
+    "CLASSIFIER",
     "FIRST_VERSIONS",
     "LEAST_LENGTH",
     "LEFT_OUT",
@@ -65,11 +69,13 @@ __all__ = [
     "PeftAdapter",
     "PoolingKind",
     "Precision",
+    "Settings",
     "StartConfig",
     "StrictModel",
     "TrainConfig",
     "UnfrozenConfig",
     "VariantConfig",
+    "VerbalizerConfig",
     "WarpConfig",
     "build",
     "dotted_keys",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from tinyattn.config.methods import (
     AdapterConfig,
@@ -23,6 +23,8 @@ from tinyattn.config.schema import StrictModel, build
 
 LEAST_LENGTH = 8
 """Least `max_length` of a trial."""
+CLASSIFIER = "none"
+"""Value of `pattern` by which a classifier is trained, whatever patterns a task has."""
 
 
 class OptimizerConfig(StrictModel):
@@ -72,10 +74,15 @@ class StartConfig(StrictModel):
     """σ of the zero-sum perturbation between heads, relative to each weight's own scale."""
 
 
+def _as_name(value: Any) -> Any:
+    """Accept the number of a pattern that has no other name."""
+    return str(value) if type(value) is int else value
+
+
 class TrainConfig(Settings):
     """The complete configuration of one trial: task, PLM, adapter, optimizer, length, precision."""
 
-    later_keys = frozenset({"gradient_checkpointing"})
+    later_keys = frozenset({"gradient_checkpointing", "pattern"})
 
     task: str
     """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
@@ -98,6 +105,10 @@ class TrainConfig(Settings):
     hierarchical: a row longer than max_length is cut into chunks, each is pooled by attention, and
     a second learned query weighs the chunks. None: as the PLM's family does, first or, where no
     token stands for a row (T5), mean."""
+    pattern: Annotated[str | None, BeforeValidator(_as_name)] = None
+    """Pattern of the task by which rows are asked as cloze questions: the PLM's own head scores the
+    labels' words where [MASK] stands, and there is no classifier. none: a classifier is trained.
+    None: the task's first pattern, if it has any."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How adapter and classifier are trained."""
     epochs: int = Field(20, ge=1, le=10_000)
@@ -156,6 +167,11 @@ class TrainConfig(Settings):
                 "PLM's weights whole; allowed are 0, 1 and 2"
             )
         self._precision_fits()
+        if isinstance(self.adapter, WarpConfig) and self.pattern not in (None, CLASSIFIER):
+            raise ValueError(
+                f"pattern {self.pattern} came with adapter.method warp, which trains a prompt and "
+                "words of its own; leave pattern out"
+            )
         if isinstance(self.adapter, WarpConfig) and self.pooling not in (None, "first"):
             raise ValueError(
                 f"pooling {self.pooling} came with adapter.method warp, which reads a row at its "
@@ -235,6 +251,11 @@ class TrainConfig(Settings):
         data = self.model_dump(mode="json")
         set_all(data, overrides)
         return build(type(self), data, source)
+
+    @property
+    def asked_by(self) -> str | None:
+        """The pattern that is asked for, as `Task.pattern` takes it."""
+        return CLASSIFIER if isinstance(self.adapter, WarpConfig) else self.pattern
 
     @property
     def chunked(self) -> bool:

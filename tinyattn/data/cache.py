@@ -20,14 +20,15 @@ import filelock
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tinyattn.data.carve import Carved, carve, carve_size, carve_texts
-from tinyattn.data.groups import Groups, group_rows
+from tinyattn.data.patterns import Asking
 from tinyattn.data.rows import GROUP, LABEL, check_rows, named_groups, with_groups
 from tinyattn.data.sources import Source, digest_file
 from tinyattn.data.tokenise import TokenRules, as_split, tokenise, tokenizer_fingerprint
 from tinyattn.data.tokens import Split
 from tinyattn.errors import StorageError
 from tinyattn.files.mmap_cache import CACHE_VARIABLE, cache_folder
+from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
+from tinyattn.grouping.groups import Groups, group_rows
 from tinyattn.tasks.base import Task
 
 _FORMAT = 5  # part of the key: raise it when the same data must be tokenised or carved anew
@@ -42,8 +43,8 @@ class Stored:
     splits: Mapping[str, Split]
     """All labelled splits by name."""
     carved: Mapping[str, Mapping[str, Carved]]
-    """Version of carving -> split -> training rows carved for it: `select`, and `validation` if
-    the task has no such file."""
+    """Version of carving -> split -> training rows carved for it: `select` and `validation`, if
+    the task has no such files."""
     fingerprint: str
     """16 hex digits of the rows' texts and labels."""
 
@@ -54,6 +55,7 @@ def stored_splits(
     max_length: int,
     rules: TokenRules,
     source: Source,
+    asking: Asking | None = None,
 ) -> Stored:
     """Open the cache folder of these splits; make it first if it is not there or damaged.
 
@@ -62,7 +64,7 @@ def stored_splits(
         StorageError: the cache cannot be written.
     """
     root = cache_folder() / "data"
-    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, rules, source)}"
+    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, rules, source, asking)}"
     if stored := _open(folder):
         return stored
     try:
@@ -70,7 +72,7 @@ def stored_splits(
         with filelock.FileLock(f"{folder}.lock"):
             stored = _open(folder)  # another process may have made it meanwhile
             if stored is None:
-                _replace(folder, task, tokenizer, max_length, rules, source)
+                _replace(folder, task, tokenizer, max_length, rules, source, asking)
                 stored = _open(folder)
     except OSError as error:
         raise StorageError(
@@ -88,6 +90,7 @@ def _key(
     max_length: int,
     rules: TokenRules,
     source: Source,
+    asking: Asking | None,
 ) -> str:
     about_rules = asdict(rules)
     if not rules.chunked:  # as rows were named before they could be cut
@@ -101,6 +104,10 @@ def _key(
         about_rules,
         max_length,
     ]
+    if task.splits.select is not None:
+        content.append({"select": task.splits.select})
+    if asking is not None:
+        content.append([asking.pattern.texts, asking.verbalizer.model_dump(mode="json")])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -124,6 +131,7 @@ def _build(
     max_length: int,
     rules: TokenRules,
     source: Source,
+    asking: Asking | None,
 ) -> None:
     """Fill a cache folder: read, check, tokenise and carve; the description is written last."""
     scratch = folder / "scratch"
@@ -136,7 +144,16 @@ def _build(
     for split, rows in checked.items():
         grouped = with_groups(rows, groups[split].numbers)
         file = folder / files[split]
-        tokenise(grouped, task, tokenizer, max_length, name=split, rules=rules, file=file)
+        tokenise(
+            grouped,
+            task,
+            tokenizer,
+            max_length,
+            name=split,
+            rules=rules,
+            file=file,
+            asking=asking,
+        )
     meta = {
         "fingerprint": _fingerprint(task, checked),
         "carved": {
@@ -159,7 +176,7 @@ def groups_of(task: Task, rows: datasets.Dataset) -> Groups:
 
 
 def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str, dict[str, Carved]]:
-    """Carve `validation` (where there is no dev file) and `select`, by each version of carving."""
+    """Carve `validation` and `select`, where they have no files, by each version of carving."""
     texts = list(zip(*[train[column][:] for column in task.text_columns], strict=True))
     named = train[GROUP][:] if GROUP in train.column_names else texts
     classes = np.zeros(len(train), np.int64) if task.is_regression else np.array(train[LABEL][:])
@@ -170,7 +187,7 @@ def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str,
     def version_2(left: np.ndarray, seed: int) -> Carved:
         return carve(classes[left], Groups(groups.numbers[left], groups.loose[left]), seed)
 
-    seeds = {"select": _SELECT_SEED}
+    seeds = {"select": _SELECT_SEED} if task.splits.select is None else {}
     if task.splits.validation is None:
         seeds = {"validation": _VALIDATION_SEED, **seeds}
     found: dict[str, dict[str, Carved]] = {}

@@ -51,7 +51,8 @@ def find_source(task: Task, data_dir: Path | None) -> Source:
     Raises:
         TaskError: no place has them.
     """
-    names = [task.splits.train, task.splits.validation, *task.splits.extra.values()]
+    chosen = task.splits
+    names = [chosen.train, chosen.validation, chosen.select, *chosen.extra.values()]
     splits = [name for name in names if name is not None]
     if task == AGREEMENT:
         return _generated(splits)
@@ -76,24 +77,36 @@ def _places(
     variable = os.environ.get(DATA_VARIABLE)
     for origin, folder in (("data folder", data_dir), (DATA_VARIABLE, variable)):
         if folder:
-            place = Path(folder).expanduser() / "glue" / task.name
+            place = Path(folder).expanduser() / place_of(task)
             yield origin, lambda place=place: _files(place, splits)  # type: ignore[misc]
-    yield f"Hugging Face cache and hub ({HUB_NAME})", lambda: _hub(task, splits)
+    if task.place is None:
+        yield f"Hugging Face cache and hub ({HUB_NAME})", lambda: _hub(task, splits)
+
+
+def place_of(task: Task) -> str:
+    """Return the folder of a task's files within a data folder; empty: the data folder itself."""
+    return f"glue/{task.name}" if task.place is None else task.place
 
 
 def _nowhere(task: Task, splits: list[str], reasons: list[str]) -> str:
     files = ", ".join(f"{split}.jsonl" for split in splits)
+    folder = f"a folder with {place_of(task)}/ that holds" if place_of(task) else "a folder with"
+    ways = [
+        f"{folder} {files} (also .jsonl.gz, .csv or .parquet; columns "
+        f"{', '.join((*task.text_columns, task.label_column))}), named by --data or {DATA_VARIABLE}"
+    ]
+    if task.place is None:
+        ways.append(
+            "a run with network and without HF_HUB_OFFLINE, which fetches them from the hub; "
+            f"{constants.HF_HOME} can then be copied to other machines"
+        )
+    ways.append("the task 'agreement', which needs no files")
     return "\n".join(
         [
             f"task '{task.name}': its data were not found. Looked in",
-            *reasons,
+            *(reasons or [f"  no data folder: none was named by --data or {DATA_VARIABLE}"]),
             "Ways to get them:",
-            f"  - a folder with glue/{task.name}/ that holds {files} (also .jsonl.gz, .csv or "
-            f".parquet; columns {', '.join((*task.text_columns, task.label_column))}), named by "
-            f"--data or {DATA_VARIABLE}",
-            "  - a run with network and without HF_HUB_OFFLINE, which fetches them from the hub; "
-            f"{constants.HF_HOME} can then be copied to other machines",
-            "  - the task 'agreement', which needs no files",
+            *(f"  - {way}" for way in ways),
         ]
     )
 

@@ -11,13 +11,14 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.data.cache import Stored, stored_splits
-from tinyattn.data.carve import Carved
 from tinyattn.data.files import read_file
+from tinyattn.data.patterns import asking_of
 from tinyattn.data.rows import check_rows
 from tinyattn.data.sources import find_source
 from tinyattn.data.tokenise import as_split, token_rules, tokenise
 from tinyattn.data.tokens import DataRequest, Split, TaskData, carve_notes
 from tinyattn.errors import StorageError, TaskError
+from tinyattn.grouping.carve import Carved
 from tinyattn.tasks.base import Task
 
 __all__ = ["DataRequest", "Split", "TaskData", "load_data", "read_rows", "tokenise"]
@@ -31,6 +32,7 @@ def load_data(
     request: DataRequest,
     *,
     types: bool | None = None,
+    causal: bool = False,
     data_dir: Path | None = None,
 ) -> TaskData:
     """Find, check, tokenise and split a task's rows.
@@ -40,6 +42,7 @@ def load_data(
         tokenizer: the PLM's.
         request: which rows, and their length.
         types: whether the PLM has more than one token type; None: as the tokenizer says.
+        causal: whether the PLM is a decoder, which is asked otherwise than a masked LM.
         data_dir: folder with `glue/<task>/<split>.jsonl` and so on, searched before TINYATTN_DATA.
 
     Raises:
@@ -49,7 +52,16 @@ def load_data(
     rules = token_rules(
         tokenizer, len(task.text_columns), request.token_version, types, request.chunked
     )
-    stored = stored_splits(task, tokenizer, request.max_length, rules, find_source(task, data_dir))
+    pattern, asking = task.pattern(request.asked_by), None
+    if pattern is not None:
+        if request.chunked:
+            raise TaskError(
+                f"task '{task.name}': pooling hierarchical came with pattern '{pattern.name}', "
+                "whose words the PLM's own head scores; leave pooling out, or set pattern=none"
+            )
+        asking = asking_of(task, pattern, tokenizer, request.max_length, rules.types, causal)
+    source = find_source(task, data_dir)
+    stored = stored_splits(task, tokenizer, request.max_length, rules, source, asking)
     carved = stored.carved[str(request.carve_version)]
     left, select, dev = _divide(task, stored, request, carved)
     rows = stored.splits[task.splits.train].rows
@@ -71,7 +83,9 @@ def load_data(
             max((o.passed_over for o in theirs), default=0),
             len(rows),
         ),
-        separator=rules.separator,
+        separator=None if asking else rules.separator,
+        pattern=pattern,
+        verbalizer=None if asking is None else asking.verbalizer,
     )
 
 
@@ -90,7 +104,11 @@ def _divide(
     validation = task.splits.validation
     dev = take("validation") if validation is None else stored.splits[validation]
     select = dev
-    if request.protocol == "heldout":
+    if request.protocol == "heldout" and task.splits.select is not None:
+        given = stored.splits[task.splits.select]
+        numbers = _subset(np.arange(len(given)), request.max_select_rows)
+        select = as_split(given.rows, given.name, numbers)
+    elif request.protocol == "heldout":
         select = take("select", request.max_select_rows)
     if not (len(left) and len(select) and len(dev)):
         raise TaskError(

@@ -14,10 +14,10 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import datasets
 import numpy as np
@@ -50,6 +50,17 @@ class TokenRules:
     """Text between the two of a pair; None where the tokenizer separates them itself."""
     chunked: bool = False
     """Whether rows that are too long are cut into chunks; else they are truncated."""
+
+
+class Encoder(Protocol):
+    """Protocol of what makes token ids of a batch of rows in its own way."""
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether its rows have `chunks`, and `targets` for each."""
+
+    def encode(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
+        """Return columns of a Split."""
 
 
 def token_rules(
@@ -98,6 +109,7 @@ def tokenise(
     name: str,
     rules: TokenRules | None = None,
     file: Path | None = None,
+    asking: Encoder | None = None,
 ) -> Split:
     """Turn checked rows of text into rows of token ids, in their order.
 
@@ -109,6 +121,7 @@ def tokenise(
         name: name of the split.
         rules: from `token_rules`; None: the newest.
         file: Arrow file to write and memory-map; None: the rows stay in memory.
+        asking: makes prompts of the rows; None: they are texts or pairs.
 
     Raises:
         PlmError: rows are to be cut into chunks, and the tokenizer is not a fast one.
@@ -126,15 +139,22 @@ def tokenise(
     }
     if rules.types:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
-    if rules.chunked:
+    if rules.chunked or (asking is not None and asking.has_targets):
         features["chunks"] = datasets.List(datasets.Value("int32"))
+    if asking is not None and asking.has_targets:
+        features["targets"] = datasets.List(datasets.Value("int32"))
+
+    def encode(batch: Mapping[str, list[str]]) -> dict[str, list[Any]]:
+        if asking is not None:
+            return asking.encode(batch)
+        texts = [batch[column] for column in task.text_columns]
+        return (_encode_chunks if rules.chunked else _encode)(texts, tokenizer, max_length, rules)
+
     kept = [column for column in (LABEL, GROUPS) if column in rows.column_names]
     features |= {column: rows.features[column] for column in kept}
     with quiet_datasets():
         encoded = rows.map(
-            lambda batch: (_encode_chunks if rules.chunked else _encode)(
-                [batch[column] for column in task.text_columns], tokenizer, max_length, rules
-            ),
+            encode,
             batched=True,
             remove_columns=[column for column in rows.column_names if column not in kept],
             features=datasets.Features(features),
@@ -285,7 +305,7 @@ def _tokens(
     found = call(texts)
     if rules.version == 1:
         return found
-    special = _special_tokens(tokenizer)
+    special = special_tokens(tokenizer)
     most = sum(i in special for i in tokenizer(*["a"] * len(texts))["input_ids"])
     # Vocabularies that hold special tokens as words (Unigram's, a list of words) find them so too.
     whole = [list(text) for text in texts]
@@ -334,7 +354,7 @@ def _marks(
     return text, ends
 
 
-def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Return id -> text of the special tokens, without one that only stands for unknown text."""
     added = tokenizer.added_tokens_decoder
     special = {number: token.content for number, token in added.items() if token.special}

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tinyattn.config import TrainConfig
+from tinyattn.config import TrainConfig, VerbalizerConfig
 from tinyattn.errors import ConfigError
-from tinyattn.tasks.base import Task
+from tinyattn.tasks.base import Pattern, Task
 
 if TYPE_CHECKING:
     import datasets
@@ -40,11 +40,13 @@ class FlatRows:
     labels: np.ndarray
     """[N] class ids (int64) or scores (float32); empty where rows have none."""
     groups: np.ndarray
-    """[N] int64 number of each row's group (`data/groups.py`), as of rows that share a premise or
-    are a minimal pair; a number of its own for each row if groups were not computed."""
+    """[N] int64 number of each row's group (`grouping/groups.py`), as of rows that share a premise
+    or are a minimal pair; a number of its own for each row if groups were not computed."""
     chunks: np.ndarray | None = None
     """[C + 1] where each chunk begins in `columns`, and where the last one ends: a long row has
     several, each with special tokens of its own. None: rows are not cut."""
+    targets: np.ndarray | None = None
+    """[C] number of last tokens of each chunk that a causal LM scores; None: none is."""
 
     def first_chunks(self) -> np.ndarray:
         """Return the number of each row's first chunk, and of all chunks, [N + 1]."""
@@ -78,8 +80,9 @@ class Split:
 
     rows: datasets.Dataset
     """Columns `input_ids`, `length` (tokens), `truncated` (bool); where they exist also
-    `token_type_ids`, `chunks` (tokens of each chunk, whose sum is `length`), `label` (class id or
-    score; all rows have one) and GROUPS."""
+    `token_type_ids`, `chunks` (tokens of each chunk, whose sum is `length`), `targets` (of each
+    chunk the last tokens that are scored), `label` (class id or score; all rows have one) and
+    GROUPS."""
     name: str
     """Name of the split, e.g. `train` or `validation_matched`."""
     truncated: int
@@ -97,6 +100,9 @@ class Split:
         if "chunks" in table.column_names:
             sizes = table["chunks"].combine_chunks().flatten().to_numpy()
             chunks = offsets[0] + np.concatenate([[0], np.cumsum(sizes)])
+        targets = None
+        if "targets" in table.column_names:
+            targets = table["targets"].combine_chunks().flatten().to_numpy()
         return FlatRows(
             columns={name: values.values.to_numpy() for name, values in lists.items()},
             offsets=offsets,
@@ -105,6 +111,7 @@ class Split:
                 table[GROUPS].to_numpy() if GROUPS in table.column_names else np.arange(len(self))
             ),
             chunks=chunks,
+            targets=targets,
         )
 
 
@@ -127,12 +134,14 @@ class DataRequest:
     """Size of a fixed random subset of the rows that `heldout` carves to select on; None: all. The
     others are not trained on."""
     carve_version: int = 2
-    """See `tinyattn.data.carve`."""
+    """See `tinyattn.grouping.carve`."""
     token_version: int = 2
     """See `tinyattn.data.tokenise`."""
     chunked: bool = False
     """Whether rows of more than `max_length` tokens are cut into chunks of so many, for pooling
     `hierarchical`; else they are truncated."""
+    asked_by: str | None = None
+    """The pattern by which rows are asked, as `Task.pattern` takes it."""
 
     def __post_init__(self) -> None:
         if self.protocol not in ("paper", "heldout"):
@@ -166,6 +175,10 @@ class TaskData:
     """Remarks that belong beside scores on carved rows."""
     separator: str | None = None
     """Text that was put between the two of a pair; None: the tokenizer separates them."""
+    pattern: Pattern | None = None
+    """The pattern by which rows are asked; None: a classifier answers them."""
+    verbalizer: VerbalizerConfig | None = None
+    """How the PLM answers them; None: as `pattern`."""
 
 
 def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import WarpConfig
 from tinyattn.errors import ConfigError
-from tinyattn.plms.mlm_head import MlmHead
+from tinyattn.plms.lm_head import MlmHead
 
 
 class Warp:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
@@ -35,7 +36,15 @@ from tinyattn.config import QUANTIZED
 from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
 from tinyattn.plms.families import Family, family_of
-from tinyattn.plms.mlm_head import MlmHead, has_masked_lm, head_of, one_kind
+from tinyattn.plms.lm_head import (
+    LmHead,
+    MlmHead,
+    causal_head_of,
+    has_causal_lm,
+    has_masked_lm,
+    head_of,
+    one_kind,
+)
 from tinyattn.plms.quantized import (
     is_packed,
     quantizing_options,
@@ -79,8 +88,8 @@ class PlmMemo:
     """Result of `AdaptedModel.can_stream`; None: it was not tried yet."""
     is_shared: bool = False
     """Whether `share_weights` was called."""
-    mlm_head: MlmHead | None = None
-    """Its masked-LM head; None: no adapter has asked for it yet."""
+    lm_head: LmHead | None = None
+    """Its masked-LM head, of a decoder its causal LM's; None: no adapter has asked for it yet."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,16 @@ class Plm:
             digest.update(f"{name} {weight.dtype}".encode())
             digest.update(_bytes_of(weight))
         return digest.hexdigest()
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it is a decoder."""
+        return family_of(self.model).causal
+
+    @property
+    def lm_head(self) -> LmHead:
+        """Its own head, loaded when first asked for; PlmError: as `lm_head_of`."""
+        return lm_head_of(self.model, self.memo)
 
     @property
     def mlm_head(self) -> MlmHead:
@@ -309,8 +328,22 @@ def empty_plm(name: str) -> PreTrainedModel:
     return found
 
 
+_NO_HEAD = "use a PLM with one, as roberta-large, or a method that needs none"
+
+
 def mlm_head_of(plm: PreTrainedModel, memo: PlmMemo) -> MlmHead:
-    """Return the masked-LM head of a PLM, frozen, on its device and in its number format.
+    """Return the masked-LM head of a PLM, as `lm_head_of`; PlmError: also if it is a decoder."""
+    if family_of(plm).causal:
+        raise PlmError(
+            f"PLMs of the family {plm.config.model_type} have no masked-LM head; {_NO_HEAD}"
+        )
+    found = lm_head_of(plm, memo)
+    assert isinstance(found, MlmHead)
+    return found
+
+
+def lm_head_of(plm: PreTrainedModel, memo: PlmMemo) -> LmHead:
+    """Return the head of a PLM that scores words, frozen, on its device and in its number format.
 
     It comes from the files that the PLM came from, once for all trials; of a PLM on the meta device
     it has shapes alone.
@@ -319,58 +352,63 @@ def mlm_head_of(plm: PreTrainedModel, memo: PlmMemo) -> MlmHead:
         plm: a base model that `load_plm` or `empty_plm` made.
         memo: keeps the head.
 
+    Returns:
+        The masked-LM head, of a decoder the causal LM's.
+
     Raises:
         PlmError: its family has none, its files hold none, or they are no longer those of the PLM.
     """
-    if memo.mlm_head is None:
-        memo.mlm_head = _load_mlm_head(plm)
-    return memo.mlm_head
+    if memo.lm_head is None:
+        memo.lm_head = _load_head(plm)
+    return memo.lm_head
 
 
-_NO_HEAD = "use a PLM with one, as roberta-large, or a method that needs none"
-
-
-def _load_mlm_head(plm: PreTrainedModel) -> MlmHead:
-    name, kind = plm.name_or_path, plm.config.model_type
-    if not has_masked_lm(plm.config):
-        raise PlmError(f"PLMs of the family {kind} have no masked-LM head; {_NO_HEAD}")
+def _load_head(plm: PreTrainedModel) -> LmHead:
+    name, kind, causal = plm.name_or_path, plm.config.model_type, family_of(plm).causal
+    what = "causal-LM head" if causal else "masked-LM head"
+    if not (has_causal_lm if causal else has_masked_lm)(plm.config):
+        raise PlmError(f"PLMs of the family {kind} have no {what}; {_NO_HEAD}")
+    auto = AutoModelForCausalLM if causal else AutoModelForMaskedLM
+    config, keys = (plm.config, None) if causal else one_kind(plm.config)
     if plm.device.type == "meta":
         with plm.device:
-            return head_of(AutoModelForMaskedLM.from_config(one_kind(plm.config)[0]), plm, 0)
+            model = auto.from_config(config)
+            return causal_head_of(model, plm) if causal else head_of(model, plm, 0)
     if not name:
-        raise PlmError(f"a {kind} PLM that came from no files has no masked-LM head; {_NO_HEAD}")
+        raise PlmError(f"a {kind} PLM that came from no files has no {what}; {_NO_HEAD}")
     if (stored := stored_precision(read_config(name))) is not None:
         raise PlmError(
-            f"PLM '{name}': its files are quantized ({stored}), and a masked-LM head is read from "
+            f"PLM '{name}': its files are quantized ({stored}), and a {what} is read from "
             "files that are not; use those, which precision=int8 or precision=nf4 quantizes"
         )
-    config, keys = one_kind(plm.config)
     options: dict[str, Any] = {"dtype": plm.dtype, "config": config, "key_mapping": keys}
     if not Path(name).is_dir():  # the hub may have newer files by now
         options["revision"] = revision_of(plm)
     with _loading(name) as source:
         options["adapter_kwargs"] = {"local_files_only": source["local_files_only"]}
-        masked, info = AutoModelForMaskedLM.from_pretrained(
-            **source, **options, output_loading_info=True
-        )
+        loaded: Any = auto.from_pretrained(**source, **options, output_loading_info=True)
         mask = AutoTokenizer.from_pretrained(**source).mask_token_id
+    whole, info = loaded
     missing = sorted(key for key in info["missing_keys"] if not _is_pooler(key))
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise PlmError(
-            f"PLM '{name}' has no masked-LM head: its files lack {missing[0]}{more}; {_NO_HEAD}"
-        )
-    if mask is None:
+        raise PlmError(f"PLM '{name}' has no {what}: its files lack {missing[0]}{more}; {_NO_HEAD}")
+    if mask is None and not causal:
         raise PlmError(f"PLM '{name}' has no [MASK]: its tokenizer names none; {_NO_HEAD}")
-    masked.to(plm.device)
-    own = dict(_weights(masked))
-    whole = [(key, weight) for key, weight in _weights(plm) if not is_packed(key)]
-    if not all(torch.equal(own[key], weight) for key, weight in whole):
+    whole.to(plm.device)
+    _refuse_other_files(whole, plm, what)
+    return causal_head_of(whole, plm) if causal else head_of(whole, plm, mask)
+
+
+def _refuse_other_files(whole: PreTrainedModel, plm: PreTrainedModel, what: str) -> None:
+    """Raise PlmError unless an LM's base model has the weights of a PLM that was loaded before."""
+    own = dict(_weights(whole))
+    dense = [(key, weight) for key, weight in _weights(plm) if not is_packed(key)]
+    if not all(torch.equal(own[key], weight) for key, weight in dense):
         raise PlmError(
-            f"PLM '{name}': its files have changed since it was loaded; begin again, so that PLM "
-            "and masked-LM head are of the same files"
+            f"PLM '{plm.name_or_path}': its files have changed since it was loaded; begin again, "
+            f"so that PLM and {what} are of the same files"
         )
-    return head_of(masked, plm, mask)
 
 
 def fingerprint(model: PreTrainedModel) -> str:

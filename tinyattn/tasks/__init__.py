@@ -1,4 +1,4 @@
-"""Tasks: their columns, labels and metrics; GLUE, a generated one, and YAML files of one's own."""
+"""Tasks: columns, labels and metrics; GLUE, few-shot tasks, a generated one, and one's own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.agreement import AGREEMENT
 from tinyattn.tasks.base import Splits, Task
+from tinyattn.tasks.few_shot import FEW_SHOT
 from tinyattn.tasks.glue import GLUE
 from tinyattn.tasks.metrics import compute_metrics, noise_of
 from tinyattn.tasks.own import read_task
 
-TASKS = {**GLUE, AGREEMENT.name: AGREEMENT}
+TASKS = {**GLUE, **FEW_SHOT, AGREEMENT.name: AGREEMENT}
 
 __all__ = ["TASKS", "Splits", "Task", "compute_metrics", "find_task", "noise_of"]
 
@@ -23,8 +24,9 @@ def find_task(name_or_path: str) -> Task:
         TaskError: the name is unknown or the file is not there.
         ConfigError: the file is not a task's YAML file.
     """
-    if name_or_path in TASKS:
-        return TASKS[name_or_path]
+    for name in (name_or_path, name_or_path.replace("/", "-")):
+        if name in TASKS:
+            return TASKS[name]
     path = Path(name_or_path).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         raise TaskError(

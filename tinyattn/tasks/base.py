@@ -1,11 +1,14 @@
-"""Task: columns, labels, metrics and split names of a task. Rows are read in `data/`."""
+"""Task: columns, labels, metrics, patterns and splits of a task. Rows are read in `data/`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import string
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tinyattn.config import CLASSIFIER
 from tinyattn.errors import TaskError, did_you_mean
 
 CLASSIFICATION_METRICS: tuple[str, ...] = ("accuracy", "f1", "f1_macro", "matthews")
@@ -26,6 +29,70 @@ class Splits:
     """Rows to predict, usually unlabelled."""
     extra: Mapping[str, str] = field(default_factory=dict, hash=False)
     """More labelled rows to report on, e.g. `{"mismatched": "validation_mismatched"}`."""
+    select: str | None = None
+    """Rows that select under the protocol `heldout`; None: they are carved from train."""
+
+
+MASK = "[MASK]"
+"""What stands in a pattern for the word to be predicted, whatever the PLM's own token is."""
+_FIELD = re.compile(r"\{([^{}]*)\}")
+_BARE = ":bare"
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern with its verbalizer: a row as a cloze question, and the words that answer it.
+
+    Schick & Schütze, "Exploiting Cloze Questions for Few-Shot Text Classification and Natural
+    Language Inference", EACL 2021.
+    """
+
+    name: str
+    """Short name, a value of TrainConfig.pattern."""
+    texts: tuple[str, ...]
+    """The question: one text, or two, which the PLM's tokenizer separates. `{column}` is replaced
+    by the row's text, `{column:bare}` by it without punctuation at its end; one [MASK]."""
+    words: Mapping[str, tuple[str, ...]] = field(hash=False)
+    """Label -> its words, of which [MASK] may be one."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that it names, each once."""
+        found = [name.removesuffix(_BARE) for t in self.texts for name in _FIELD.findall(t)]
+        return tuple(dict.fromkeys(found))
+
+    def filled(self, row: Mapping[str, str]) -> list[str]:
+        """Return its texts with a row's in them; [MASK] stays."""
+
+        def text(match: re.Match[str]) -> str:
+            column = match[1].removesuffix(_BARE)
+            own = row[column]
+            return own.rstrip(string.punctuation + string.whitespace) if column != match[1] else own
+
+        return [_FIELD.sub(text, each) for each in self.texts]
+
+
+def check_patterns(task: str, patterns: Sequence[Pattern], columns: Sequence[str]) -> None:
+    """Raise TaskError unless each pattern has one [MASK], known columns and a name of its own."""
+    for pattern in patterns:
+        named = f"task '{task}': pattern '{pattern.name}'"
+        masks = sum(text.count(MASK) for text in pattern.texts)
+        if masks != 1:
+            raise TaskError(f"{named} has {masks} {MASK}, needed is one")
+        for column in pattern.columns:
+            if column not in columns:
+                raise TaskError(
+                    f"{named} names the column '{column}'{did_you_mean(column, columns)}; "
+                    f"text_columns are {', '.join(columns)}"
+                )
+        if not pattern.columns:
+            raise TaskError(f"{named} names no column, as in {{{columns[0]}}}")
+    names = [pattern.name for pattern in patterns]
+    if twice := next((name for name in names if names.count(name) > 1 or name == CLASSIFIER), None):
+        raise TaskError(
+            f"task '{task}': a pattern is called '{twice}', each needs a name of its own other "
+            f"than {CLASSIFIER}"
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +120,10 @@ class Task:
     """Folder of the files of a user's own task; None: the data folder, cache or hub has them."""
     group_column: str | None = None
     """Column of group names; a carve keeps rows with equal names together (minimal pairs)."""
+    patterns: tuple[Pattern, ...] = ()
+    """Patterns by which its rows can be asked; the first is used unless a trial names another."""
+    place: str | None = None
+    """Folder of its files within a data folder, as `fewglue/rte`; None: `glue/NAME`."""
 
     @property
     def num_outputs(self) -> int:
@@ -63,6 +134,22 @@ class Task:
     def is_regression(self) -> bool:
         """Whether the task predicts a score instead of a class."""
         return self.labels is None
+
+    def pattern(self, name: str | None) -> Pattern | None:
+        """Return a pattern by name, the first one by default; None: a classifier is trained.
+
+        Raises:
+            TaskError: it has no pattern of that name.
+        """
+        if name == CLASSIFIER or (name is None and not self.patterns):
+            return None
+        found = {pattern.name: pattern for pattern in self.patterns}
+        if name is not None and name not in found:
+            raise TaskError(
+                f"task '{self.name}': pattern '{name}' came{did_you_mean(name, found)}; allowed "
+                f"are {', '.join([*found, CLASSIFIER])}"
+            )
+        return self.patterns[0] if name is None else found[name]
 
 
 def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -> None:

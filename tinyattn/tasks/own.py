@@ -7,6 +7,12 @@
     labels: [billing, network, other]
     metrics: [accuracy]           # this one, of a regression pearson, if the key is left out
 
+Rows are asked as cloze questions, and no classifier is trained, where it has patterns with words:
+
+    patterns:
+      - text: "{subject} {body} This is about [MASK]."
+        words: {billing: money, network: [network, internet], other: things}
+
 A regression has `labels: null` and `score_range: [0, 5]`. Files hold label names or ids, but only
 names if a label name is itself a whole number (`labels: [1, 2, 3]`). Without a validation file,
 rows are carved from train.
@@ -24,7 +30,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from tinyattn.config import StrictModel, build
 from tinyattn.errors import TaskError
 from tinyattn.files.yaml_files import read_yaml
-from tinyattn.tasks.base import Splits, Task, check_metrics, find_split
+from tinyattn.tasks.base import Pattern, Splits, Task, check_metrics, check_patterns, find_split
 
 
 def _as_list(value: Any) -> Any:
@@ -40,6 +46,19 @@ def _as_label(value: Any) -> Any:
 Label = Annotated[str, BeforeValidator(_as_label), Field(min_length=1)]
 
 
+class PatternFile(StrictModel):
+    """A pattern with its verbalizer."""
+
+    name: Annotated[str | None, BeforeValidator(_as_label)] = None
+    """Its name in sweeps; None: its number, from 0."""
+    text: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(min_length=1, max_length=2)
+    """The question: `{column}` is replaced by a row's text, `{column:bare}` by it without
+    punctuation at its end, and one [MASK] stands for the word to be predicted. Two texts are
+    separated as a PLM separates a pair."""
+    words: dict[Label, Annotated[tuple[Label, ...], BeforeValidator(_as_list)]]
+    """Label -> the words that stand for it, one or several."""
+
+
 class SplitsFile(StrictModel):
     """Names of the files, without their endings."""
 
@@ -51,6 +70,8 @@ class SplitsFile(StrictModel):
     """Rows to predict."""
     extra: dict[str, str] = Field(default_factory=dict)
     """More labelled rows to report on: name -> file."""
+    select: str | None = None
+    """Rows that choose between trials; None: they are carved from train."""
 
 
 class TaskFile(StrictModel):
@@ -77,6 +98,8 @@ class TaskFile(StrictModel):
     accuracy, of a regression Pearson's correlation."""
     splits: SplitsFile = SplitsFile()
     """Names of the files, where they differ from train, validation and test."""
+    patterns: tuple[PatternFile, ...] = ()
+    """Patterns by which rows are asked; the first is used unless a trial names another."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -103,6 +126,19 @@ class TaskFile(StrictModel):
             raise ValueError(f"score_range is {list(self.score_range)}, needed is [low, high]")
         return self
 
+    @model_validator(mode="after")
+    def _words_fit(self) -> Self:
+        for number, pattern in enumerate(self.patterns):
+            if set(pattern.words) != set(self.labels or ()):
+                raise ValueError(
+                    f"patterns.{number}.words are of {', '.join(pattern.words)}; needed are words "
+                    f"of {', '.join(self.labels or ()) or 'no label: a regression has no patterns'}"
+                )
+            for label, words in pattern.words.items():
+                if not words:
+                    raise ValueError(f"patterns.{number}.words.{label}: needed is a word")
+        return self
+
 
 def read_task(path: Path, taken: Collection[str]) -> Task:
     """Read a task's YAML file.
@@ -125,6 +161,15 @@ def read_task(path: Path, taken: Collection[str]) -> Task:
     folder = (path.parent / Path(content.folder).expanduser()).resolve()
     if not folder.is_dir():
         raise TaskError(f"{path}: folder: {folder} came, which is not a folder that can be read")
+    patterns = tuple(
+        Pattern(
+            str(number) if own.name is None else own.name,
+            own.text,
+            {label: own.words[label] for label in content.labels or ()},
+        )
+        for number, own in enumerate(content.patterns)
+    )
+    check_patterns(content.name, patterns, content.text_columns)
     names = content.splits
     validation = names.validation or ("validation" if find_split(folder, "validation") else None)
     return Task(
@@ -134,6 +179,7 @@ def read_task(path: Path, taken: Collection[str]) -> Task:
         score_range=content.score_range,
         metrics=metrics,
         label_column=content.label_column,
-        splits=Splits(names.train, validation, names.test, names.extra),
+        splits=Splits(names.train, validation, names.test, names.extra, names.select),
         folder=folder,
+        patterns=patterns,
     )

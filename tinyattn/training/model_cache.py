@@ -153,6 +153,11 @@ class ModelCache:
                 f"max_length is {config.max_length}, but {config.plm} takes at most {most} "
                 f"tokens{behind}; set max_length={most} or less"
             )
+        if self.shards(config) and self.task(config).pattern(config.asked_by) is not None:
+            raise ConfigError(
+                "zero_stage 3 splits the PLM, whose own head answers a pattern whole; allowed are "
+                "0, 1 and 2, or pattern=none"
+            )
         key = (config.task, config.plm, DataRequest.of(config))
 
         def load() -> TaskData:
@@ -183,6 +188,7 @@ class ModelCache:
             plm.tokenizer,
             DataRequest.of(config),
             types=plm.has_types,
+            causal=plm.is_causal,
             data_dir=self.data_dir,
         )
 

@@ -25,7 +25,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinyattn.adapters.adapter import Adapter
-from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card, read_state, write_state
+from tinyattn.adapters.checkpoint import (
+    AdapterCard,
+    PatternCard,
+    TaskCard,
+    read_card,
+    read_state,
+    write_state,
+)
 from tinyattn.adapters.experts import perturb
 from tinyattn.adapters.folder import check_plm, load_weights, read_adapter_for
 from tinyattn.adapters.model import AdaptedModel, Counts
@@ -117,7 +124,12 @@ class Trainer:
         """Attach a fresh adapter, or the one that `config.start` names."""
         config = self.config
         adapter = self.model.add_adapter(
-            self.name, config.adapter, self.task.num_outputs, config.seed, config.pooling
+            self.name,
+            config.adapter,
+            self.task.num_outputs,
+            config.seed,
+            config.pooling,
+            self.data.verbalizer,
         )
         if config.start is None:
             return adapter
@@ -138,7 +150,13 @@ class Trainer:
                     f"{adapter.pooling.kind}; set pooling={card.pooling}"
                 )
             self._check_tokens(card, place)
-            one = read_adapter_for(self.plm.model, there, card)
+            if card.verbalizer != self.data.verbalizer:
+                raise ConfigError(
+                    f"start.adapter {place} was trained with other words or another way to answer "
+                    "rows; set pattern as it was there"
+                )
+            head = None if adapter.verbalizer is None else adapter.verbalizer.head
+            one = read_adapter_for(self.plm.model, there, card, head)
         wide = perturb(
             one, self.plm.model, config.adapter.num_heads, config.start.noise, config.seed
         )
@@ -535,6 +553,7 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
         carve_version=config.carve_version,
         token_version=config.token_version,
         separator=data.separator,
+        pattern=None if data.pattern is None else PatternCard(**asdict(data.pattern)),
     )
 
 

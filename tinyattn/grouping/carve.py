@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tinyattn.data.groups import Groups
+from tinyattn.grouping.groups import Groups
 
 _LARGEST = 2_000
 _MOST_OF_IT = 20

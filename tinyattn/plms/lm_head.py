@@ -1,4 +1,6 @@
-"""MlmHead: the masked-LM head of a frozen PLM, which scores words where a [MASK] stands.
+"""LmHead: the head of a frozen PLM that scores words, of a masked LM or of a causal one.
+
+The masked-LM head scores the word that belongs where a [MASK] stands, the causal LM's the next one.
 
 Shape suffixes: ... any leading sizes, H hidden size, E width of the output embedding, V words.
 """
@@ -6,12 +8,17 @@ Shape suffixes: ... any leading sizes, H hidden size, E width of the output embe
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_MASKED_LM_MAPPING, PretrainedConfig, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.errors import PlmError
@@ -73,9 +80,75 @@ class MlmHead(nn.Module):
         found: Tensor = self.output(transformed_E)
         return found
 
+    def logits(self, hidden_H: Tensor) -> Tensor:
+        """Return the scores of all words, [..., V], of last hidden states [..., H]."""
+        return self.scores(self(hidden_H))
+
     def train(self, mode: bool = True) -> MlmHead:
         """Stay in eval mode: nothing here is trained."""
         return super().train(False)
+
+
+class CausalHead(nn.Module):
+    """The head of a causal LM: h [..., H] → scores of the next word [..., V].
+
+    It is frozen, always in eval mode, and transformers' own module.
+
+    Args:
+        body: transformers' causal LM without its base model.
+        output: its output embedding, whose weight is the PLM's own word embedding where both are
+            the same.
+
+    Attributes:
+        body: as above; with a base model in its place it generates.
+    """
+
+    mask_id = None
+    """A causal LM has no [MASK]."""
+
+    def __init__(self, body: PreTrainedModel, output: nn.Module) -> None:
+        super().__init__()
+        self.body, self.output = body, output
+        self.requires_grad_(False).eval()
+
+    def logits(self, hidden_H: Tensor) -> Tensor:
+        """Return the scores of all words, [..., V], of last hidden states [..., H]."""
+        flat = hidden_H.reshape(1, -1, hidden_H.shape[-1])
+        found: Tensor = self.body(inputs_embeds=flat, use_cache=False).logits
+        return found.reshape(*hidden_H.shape[:-1], found.shape[-1])
+
+    def train(self, mode: bool = True) -> CausalHead:
+        """Stay in eval mode: nothing here is trained."""
+        return super().train(False)
+
+
+LmHead: TypeAlias = MlmHead | CausalHead
+"""The head of a PLM that scores words."""
+
+
+def causal_head_of(causal: PreTrainedModel, plm: PreTrainedModel) -> CausalHead:
+    """Return the head of a causal LM, which is taken apart for it.
+
+    Args:
+        causal: transformers' causal LM of the same weights as `plm`, on its device.
+        plm: the base model beside which it is used.
+
+    Raises:
+        PlmError: its head is of a form that is not known.
+    """
+    output, words = causal.get_output_embeddings(), plm.get_input_embeddings()
+    setattr(causal, causal.base_model_prefix, _Given())
+    if output is None:
+        raise PlmError(f"{type(causal).__name__} has no output embedding; use another PLM")
+    own: Any = output.weight
+    if plm.device.type != "meta" and torch.equal(own, words.weight):  # type: ignore[arg-type]
+        output.weight = words.weight
+    return CausalHead(causal, output)
+
+
+def has_causal_lm(config: PretrainedConfig) -> bool:
+    """Return whether transformers has a causal LM for PLMs of this configuration."""
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def has_masked_lm(config: PretrainedConfig) -> bool:
@@ -135,7 +208,14 @@ def head_of(masked: PreTrainedModel, plm: PreTrainedModel, mask_id: int) -> MlmH
 
 
 class _Given(nn.Module):
-    """Takes the place of a masked LM's base model: what comes as embeddings is the last layer's."""
+    """Takes the place of an LM's base model: what comes as embeddings is the last layer's."""
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **options: Any) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=inputs_embeds)
+    @property
+    def decoder(self) -> _Given:
+        """What the head of OPT calls instead."""
+        return self
+
+    def forward(
+        self, *_: Any, inputs_embeds: Tensor, **options: Any
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=inputs_embeds)
