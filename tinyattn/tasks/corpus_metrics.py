@@ -1,0 +1,186 @@
+"""Corpus metrics: BLEU, entity F1 and others that follow from sums of statistics over rows.
+
+Each row has a few numbers, such as its matched n-grams, and the metric of any rows is a function of
+the sums of these numbers over the rows. So a bootstrap sample, and a permutation of two models'
+rows, is scored without its texts. `texts` and `tags` beside this module compute the statistics.
+
+NIST is not among them: its weights of n-grams come from the references of all rows at once, so that
+it is no function of sums over rows. Undefined cases score 0.0, as in `metrics`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinyattn.errors import ConfigError, TaskError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """One kind of statistics of a row."""
+
+    width: int
+    """Numbers of a row."""
+    package: str | None = None
+    """Package that computes them, by the name that is imported; None: none is needed."""
+
+
+@dataclass(frozen=True)
+class CorpusMetric:
+    """A metric of a corpus; higher is better, and 1.0 is perfect, unless it says otherwise."""
+
+    statistics: str
+    """Name of the kind of statistics that it needs."""
+    of_sums: Callable[[np.ndarray], float]
+    """Sums of these statistics over rows, [width], to the metric."""
+    selects: bool = True
+    """Whether it may be the primary metric of a task: higher is better."""
+
+
+def _bleu(sums: np.ndarray) -> float:
+    from sacrebleu.metrics import BLEU
+
+    system, reference, *counts = (round(number) for number in sums)
+    found = BLEU.compute_bleu(counts[:4], counts[4:], system, reference, smooth_method="exp")
+    return found.score / 100
+
+
+def _chrf(sums: np.ndarray) -> float:
+    from tinyattn.compat.sacrebleu_compat import chrf_of
+
+    return chrf_of(sums)
+
+
+def _share(sums: np.ndarray) -> float:
+    return _ratio(*sums)
+
+
+def _perplexity(sums: np.ndarray) -> float:
+    log_prob, tokens = sums
+    try:
+        return math.exp(-log_prob / tokens)
+    except OverflowError:
+        return math.inf
+
+
+def _precision(sums: np.ndarray) -> float:
+    found, predicted, _ = sums
+    return _ratio(found, predicted)
+
+
+def _recall(sums: np.ndarray) -> float:
+    found, _, gold = sums
+    return _ratio(found, gold)
+
+
+def _f1(sums: np.ndarray) -> float:
+    found, predicted, gold = sums
+    return _ratio(2 * found, predicted + gold)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part / whole) if whole else 0.0
+
+
+STATISTICS: dict[str, Statistics] = {
+    "ngrams": Statistics(10, "sacrebleu"),
+    "characters": Statistics(18, "sacrebleu"),
+    "subsequences": Statistics(2, "rouge_score"),
+    "matches": Statistics(2),
+    "likelihood": Statistics(2),
+    "entities": Statistics(3, "seqeval"),
+    "tags": Statistics(2),
+}
+TEXT_METRICS: dict[str, CorpusMetric] = {
+    "bleu": CorpusMetric("ngrams", _bleu),
+    "chrf": CorpusMetric("characters", _chrf),
+    "rouge_l": CorpusMetric("subsequences", _share),
+    "exact_match": CorpusMetric("matches", _share),
+    "perplexity": CorpusMetric("likelihood", _perplexity, selects=False),
+}
+"""Metrics of generated texts; see `texts`. Perplexity has no upper bound, and lower is better."""
+TAG_METRICS: dict[str, CorpusMetric] = {
+    "entity_f1": CorpusMetric("entities", _f1),
+    "entity_precision": CorpusMetric("entities", _precision),
+    "entity_recall": CorpusMetric("entities", _recall),
+    "token_accuracy": CorpusMetric("tags", _share),
+}
+"""Metrics of sequence labelling; see `tags`."""
+CORPUS_METRICS = {**TEXT_METRICS, **TAG_METRICS}
+
+
+def kinds_of(metrics: Sequence[str]) -> tuple[str, ...]:
+    """Return the kinds of statistics that the metrics need, each once."""
+    return tuple(dict.fromkeys(CORPUS_METRICS[metric].statistics for metric in metrics))
+
+
+def columns_of(metrics: Sequence[str]) -> dict[str, slice]:
+    """Return metric → its columns in the array of statistics of all these metrics, [N, S]."""
+    columns, end = {}, 0
+    for kind in kinds_of(metrics):
+        begin, end = end, end + STATISTICS[kind].width
+        columns[kind] = slice(begin, end)
+    return {metric: columns[CORPUS_METRICS[metric].statistics] for metric in metrics}
+
+
+def score(metric: str, stats: np.ndarray) -> float:
+    """Return one metric of rows.
+
+    Args:
+        metric: its name.
+        stats: [N, width] statistics that it needs: `stats[:, columns_of(metrics)[metric]]`.
+    """
+    return float(CORPUS_METRICS[metric].of_sums(np.asarray(stats, np.float64).sum(axis=0)))
+
+
+def scores(metrics: Sequence[str], stats: np.ndarray) -> dict[str, float]:
+    """Return the metrics of rows by name, from the statistics [N, S] of all these metrics."""
+    return {metric: score(metric, stats[:, own]) for metric, own in columns_of(metrics).items()}
+
+
+def check_corpus_metrics(task: str, metrics: Sequence[str], allowed: Collection[str]) -> None:
+    """Check the metrics of a task before anything starts.
+
+    Args:
+        task: the task's name.
+        metrics: their names; the first is the primary one.
+        allowed: TEXT_METRICS or TAG_METRICS.
+
+    Raises:
+        TaskError: a metric is not allowed, or the first one cannot select.
+        ConfigError: a package that they need is not installed.
+    """
+    for metric in metrics:
+        if metric not in allowed:
+            raise TaskError(
+                f"task '{task}': metric '{metric}' came{did_you_mean(metric, allowed)}; "
+                f"allowed are {', '.join(allowed)}"
+            )
+    if not CORPUS_METRICS[metrics[0]].selects:
+        first = [metric for metric in allowed if CORPUS_METRICS[metric].selects]
+        raise TaskError(
+            f"task '{task}': {metrics[0]} came as the first metric, which selects, and of it lower "
+            f"is better; allowed first are {', '.join(first)}: put {metrics[0]} behind one of them"
+        )
+    check_packages(metrics)
+
+
+def check_packages(metrics: Sequence[str]) -> None:
+    """Raise ConfigError if a package that the metrics need is not installed."""
+    packages = {metric: STATISTICS[CORPUS_METRICS[metric].statistics].package for metric in metrics}
+    lacking = {
+        metric: package
+        for metric, package in packages.items()
+        if package is not None and importlib.util.find_spec(package) is None
+    }
+    if lacking:
+        raise ConfigError(
+            f"metrics {', '.join(lacking)} came, which need "
+            f"{' and '.join(dict.fromkeys(lacking.values()))}, not installed: "
+            'pip install "tinyattn[generation]"'
+        )
