@@ -5,6 +5,8 @@ Messages name a row by its number, counted from 1 without a header line.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import datasets
 import numpy as np
 import pyarrow as pa
@@ -39,17 +41,8 @@ def check_rows(
     Raises:
         TaskError: no rows, a missing column, or a text or label that is not allowed.
     """
-    if not len(rows):
-        raise TaskError(f"{source}: no rows came, needed is at least one")
-    needed = task.text_columns + ((task.label_column,) if labelled else ())
-    for column in needed:
-        if column not in rows.column_names:
-            there = rows.column_names
-            raise TaskError(
-                f"{source}: no column '{column}'{did_you_mean(column, there)}; "
-                f"its columns are {', '.join(there)}"
-            )
-    columns = {name: _texts(rows, name, source) for name in task.text_columns}
+    check_columns(rows, task.text_columns + ((task.label_column,) if labelled else ()), source)
+    columns = {name: text_column(rows, name, source) for name in task.text_columns}
     if task.label_column in rows.column_names:
         labels = _labels(rows, task, source, labelled)
         if labels is not None:
@@ -57,6 +50,19 @@ def check_rows(
     if task.group_column is not None and task.group_column in rows.column_names:
         columns[GROUP] = _group_names(rows, task.group_column, source)
     return datasets.Dataset(pa.table(columns))
+
+
+def check_columns(rows: datasets.Dataset, needed: Iterable[str], source: str) -> None:
+    """Raise TaskError unless there are rows and each needed column."""
+    if not len(rows):
+        raise TaskError(f"{source}: no rows came, needed is at least one")
+    there = rows.column_names
+    for column in needed:
+        if column not in there:
+            raise TaskError(
+                f"{source}: no column '{column}'{did_you_mean(column, there)}; "
+                f"its columns are {', '.join(there)}"
+            )
 
 
 def with_groups(rows: datasets.Dataset, numbers: np.ndarray) -> datasets.Dataset:
@@ -89,7 +95,8 @@ def _group_names(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedAr
     return column
 
 
-def _texts(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedArray:
+def text_column(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedArray:
+    """Return a column of texts; TaskError if a row has none or something else."""
     column = rows.data.table.column(name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)

@@ -176,6 +176,12 @@ def as_split(rows: datasets.Dataset, name: str, numbers: np.ndarray | None = Non
     return Split(chosen, name, int(truncated[numbers].sum()))
 
 
+def plain_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Return all token ids of each text; a special token that is spelt in a text stays text."""
+    ids = _tokens([texts], tokenizer, TokenRules(version=2, types=False, separator=None))
+    return ids["input_ids"]
+
+
 def _encode(
     texts: Sequence[list[str]],
     tokenizer: PreTrainedTokenizerBase,

@@ -1,0 +1,1 @@
+"""Rows whose target is a sequence: a text to generate, or a tag for each word."""
