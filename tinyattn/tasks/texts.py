@@ -1,17 +1,17 @@
 """Statistics of generated texts against their references, for the metrics of `corpus_metrics`.
 
-| metric | what it is |
-|---|---|
-| bleu | corpus BLEU of sacrebleu, tokenised as by mteval-v13a, n-grams up to 4 (Papineni et al. 2002) |
-| chrf | corpus chrF2 of sacrebleu, characters up to 6 in a row (Popović 2015) |
-| rouge_l | mean over rows of ROUGE-L's F (Lin 2004) of the best reference, by rouge-score without stemming. It reads ASCII letters and digits alone: other alphabets score 0 |
-| exact_match | share of texts equal to a reference, white space around both aside |
-| perplexity | of the references under the model, over tokens |
+- `bleu`: corpus BLEU of sacrebleu, tokenised as by mteval-v13a, words up to 4 in a row (Papineni et
+  al. 2002).
+- `chrf`: corpus chrF2 of sacrebleu, characters up to 6 in a row (Popović 2015).
+- `rouge_l`: mean over rows of the F of ROUGE-L (Lin 2004), of the reference where it is best, by
+  rouge-score without stemming. It reads ASCII letters and digits alone: other alphabets score 0.
+- `exact_match`: share of texts that are one of their references, white space around both aside.
+- `perplexity`: of the references under the model, over tokens.
 
 A row may have any number of references. BLEU counts an n-gram as often as the reference that has it
 most often, against the length of the reference that is nearest in length; chrF takes the reference
 with the best F.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _references(value: Any) -> list[str] | None:
 
 def single_rows(rows: datasets.Dataset) -> datasets.Dataset:
     """Return checked rows with one target each, for training: a row of several becomes as many."""
-    table = rows.data.table
+    table = rows.with_format("arrow")[:]
     lists = table.column(REFERENCES).combine_chunks()
     taken = pc.take(table.column(SOURCE).combine_chunks(), pc.list_parent_indices(lists))
     texts = pc.list_flatten(lists)
@@ -275,11 +275,12 @@ def encode_pairs(
     """
     end = end_id(tokenizer)
     begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    prompts = [_content(ids, end) for ids in plain_ids(list(sources), tokenizer)]
+    sources = [source.rstrip() for source in sources]
+    prompts = [_content(ids, end) for ids in plain_ids(sources, tokenizer)]
     rests: list[list[int]] = [[] for _ in prompts]
     if targets is not None:
         pairs = zip(sources, targets, strict=True)
-        texts = [f"{source.rstrip()} {target.strip()}" for source, target in pairs]
+        texts = [f"{source} {target.strip()}" for source, target in pairs]
         for row, ids in enumerate(plain_ids(texts, tokenizer)):
             shared = _shared(prompts[row], ids)
             prompts[row], rests[row] = ids[:shared], [*_content(ids[shared:], end), end]
