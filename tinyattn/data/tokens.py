@@ -102,7 +102,8 @@ class Split:
             chunks = offsets[0] + np.concatenate([[0], np.cumsum(sizes)])
         targets = None
         if "targets" in table.column_names:
-            targets = table["targets"].combine_chunks().flatten().to_numpy()
+            column = table["targets"].combine_chunks()
+            targets = (column if chunks is None else column.flatten()).to_numpy()
         return FlatRows(
             columns={name: values.values.to_numpy() for name, values in lists.items()},
             offsets=offsets,
