@@ -24,9 +24,18 @@ from transformers import PreTrainedTokenizerFast
 from tinyattn.batching.batches import Batches, epoch_order
 from tinyattn.data import cache
 from tinyattn.data.rows import check_rows, with_groups
-from tinyattn.data.splits import DataRequest, TaskData, load_data, read_rows, tokenise
-from tinyattn.errors import ConfigError, StorageError, TaskError
+from tinyattn.data.sources import find_unlabelled
+from tinyattn.data.splits import (
+    DataRequest,
+    TaskData,
+    load_data,
+    read_rows,
+    read_unlabelled,
+    tokenise,
+)
+from tinyattn.errors import AbsentDataError, ConfigError, StorageError, TaskError
 from tinyattn.tasks import Task, find_task
+from tinyattn.tasks.glue import DIAGNOSTIC
 
 Rows = list[dict[str, Any]]
 WORDS = (
@@ -492,6 +501,55 @@ def test_unlabelled_scores_of_stsb(tmp_path: Path) -> None:
         rows = [{"sentence1": "a", "sentence2": "b", "label": -1.0}] * 2
         read = read_rows(write(tmp_path / f"test{ending}", rows), find_task("stsb"))
         assert read.column_names == ["sentence1", "sentence2"]
+
+
+def test_rows_to_predict_come_from_the_first_place_that_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load_dataset(*name: str) -> datasets.DatasetDict:
+        asked.append(name)
+        rows = [{"premise": "hub", "hypothesis": "b", "label": -1, "idx": i} for i in (1, 0)]
+        datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "hub"))
+        return datasets.DatasetDict(test=datasets.load_from_disk(str(tmp_path / "hub")))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setenv("TINYATTN_DATA", str(tmp_path / "env"))
+
+    def first() -> str:
+        source = find_unlabelled(DIAGNOSTIC, "test", tmp_path / "given")
+        rows = read_unlabelled(DIAGNOSTIC, "test", source)
+        assert rows.place == source.places["test"]
+        assert rows.texts.column_names == ["premise", "hypothesis"]
+        assert rows.index.tolist() == list(range(len(rows.texts)))
+        text: str = rows.texts["premise"][0]
+        return text
+
+    write(tmp_path / "given/glue/ax/train.jsonl", [{"premise": "not asked for"}])
+    assert first() == "hub"
+    assert asked == [("nyu-mll/glue", "ax")]
+    for place, ending in (("env", "csv"), ("given", "jsonl.gz")):
+        rows = [{"premise": place, "hypothesis": "b", "label": "", "idx": i} for i in range(3)]
+        write(tmp_path / f"{place}/glue/ax/test.{ending}", rows)
+        assert first() == place
+    assert len(asked) == 1
+
+
+def test_absent_rows_to_predict_are_one_error_with_the_ways_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(AbsentDataError) as caught:
+        find_unlabelled(find_task("mnli"), "test_mismatched", tmp_path)
+    message = str(caught.value)
+    for part in (
+        "task 'mnli': its rows to predict were not found. Looked in\n",
+        f"data folder: no file {tmp_path}/glue/mnli/test_mismatched with .jsonl",
+        "Hugging Face cache and hub (nyu-mll/glue)",
+        "that holds test_mismatched.jsonl (",
+        "columns premise, hypothesis), named by --data or TINYATTN_DATA",
+        "HF_HUB_OFFLINE",
+    ):
+        assert part in message
+    assert "agreement" not in message  # which has other rows
 
 
 def test_labelled_rows_keep_labels_and_bad_ones_are_named(tmp_path: Path) -> None:

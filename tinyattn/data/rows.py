@@ -18,6 +18,8 @@ from tinyattn.tasks.base import Task
 
 LABEL = "label"
 """Name of the label column of checked rows."""
+INDEX = "idx"
+"""Name of the column in which GLUE's files number their rows from 0."""
 GROUP = "tinyattn:group"
 """Name of the group column of checked rows, where the task has one."""
 
@@ -63,6 +65,34 @@ def check_columns(rows: datasets.Dataset, needed: Iterable[str], source: str) ->
                 f"{source}: no column '{column}'{did_you_mean(column, there)}; "
                 f"its columns are {', '.join(there)}"
             )
+
+
+def index_of(rows: datasets.Dataset, source: str) -> np.ndarray:
+    """Return the number of each row by the column INDEX, [N] int64; without one, as rows stand.
+
+    Raises:
+        TaskError: a value is no whole number from 0, or an earlier row has it.
+    """
+    if INDEX not in rows.column_names:
+        return np.arange(len(rows))
+    column = rows.data.table.column(INDEX)
+    needed = (
+        "needed is a number from 0 that no other row has; without the column, rows are numbered "
+        "as they stand"
+    )
+    try:
+        index = np.asarray(column.cast(pa.int64()).fill_null(-1))
+    except pa.ArrowException as error:
+        came = str(error).splitlines()[0]
+        raise TaskError(f"{source}: column '{INDEX}': {came:.200}; {needed}") from None
+    wrong = np.ones(len(index), bool)
+    wrong[np.unique(index, return_index=True)[1]] = False  # where each value stands first
+    wrong |= index < 0
+    if wrong.any():
+        at = int(wrong.argmax())
+        came = column[at].as_py()
+        raise TaskError(f"{source}: row {at + 1}: column '{INDEX}' holds {came!r}; {needed}")
+    return index
 
 
 def with_groups(rows: datasets.Dataset, numbers: np.ndarray) -> datasets.Dataset:

@@ -31,7 +31,7 @@ _PROBE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Source:
-    """The labelled splits of one task in one place."""
+    """Splits of one task in one place."""
 
     digests: Mapping[str, str]
     """Split -> SHA-256 of its file's bytes."""
@@ -54,6 +54,20 @@ def find_source(task: Task, data_dir: Path | None) -> Source:
     chosen = task.splits
     names = [chosen.train, chosen.validation, chosen.select, *chosen.extra.values()]
     splits = [name for name in names if name is not None]
+    return _find(task, splits, data_dir, is_labelled=True)
+
+
+def find_unlabelled(task: Task, split: str, data_dir: Path | None) -> Source:
+    """Return the first place that has one split of `task`, which needs no labels: rows to predict.
+
+    Raises:
+        AbsentDataError: no place has it.
+        TaskError: `data_dir` or the folder of a task of one's own lacks it.
+    """
+    return _find(task, [split], data_dir, is_labelled=False)
+
+
+def _find(task: Task, splits: list[str], data_dir: Path | None, is_labelled: bool) -> Source:
     if task == AGREEMENT:
         return _generated(splits)
     if task.folder is not None:
@@ -67,7 +81,7 @@ def find_source(task: Task, data_dir: Path | None) -> Source:
             return look()
         except _NotHereError as error:
             reasons.append(f"  {origin}: {error}")
-    raise AbsentDataError(_nowhere(task, splits, reasons))
+    raise AbsentDataError(_nowhere(task, splits, is_labelled, reasons))
 
 
 def _places(
@@ -88,22 +102,25 @@ def place_of(task: Task) -> str:
     return f"glue/{task.name}" if task.place is None else task.place
 
 
-def _nowhere(task: Task, splits: list[str], reasons: list[str]) -> str:
+def _nowhere(task: Task, splits: list[str], is_labelled: bool, reasons: list[str]) -> str:
     files = ", ".join(f"{split}.jsonl" for split in splits)
     folder = f"a folder with {place_of(task)}/ that holds" if place_of(task) else "a folder with"
+    columns = [*task.text_columns, *([task.label_column] if is_labelled else [])]
     ways = [
-        f"{folder} {files} (also .jsonl.gz, .csv or .parquet; columns "
-        f"{', '.join((*task.text_columns, task.label_column))}), named by --data or {DATA_VARIABLE}"
+        f"{folder} {files} (also .jsonl.gz, .csv or .parquet; columns {', '.join(columns)}), named "
+        f"by --data or {DATA_VARIABLE}"
     ]
     if task.place is None:
         ways.append(
             "a run with network and without HF_HUB_OFFLINE, which fetches them from the hub; "
             f"{constants.HF_HOME} can then be copied to other machines"
         )
-    ways.append("the task 'agreement', which needs no files")
+    if is_labelled:
+        ways.append("the task 'agreement', which needs no files")
+    what = "data" if is_labelled else "rows to predict"
     return "\n".join(
         [
-            f"task '{task.name}': its data were not found. Looked in",
+            f"task '{task.name}': its {what} were not found. Looked in",
             *(reasons or [f"  no data folder: none was named by --data or {DATA_VARIABLE}"]),
             "Ways to get them:",
             *(f"  - {way}" for way in ways),

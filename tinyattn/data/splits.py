@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
@@ -13,15 +15,25 @@ from transformers import PreTrainedTokenizerBase
 from tinyattn.data.cache import Stored, stored_splits
 from tinyattn.data.files import read_file
 from tinyattn.data.patterns import asking_of
-from tinyattn.data.rows import check_rows
-from tinyattn.data.sources import find_source
+from tinyattn.data.rows import LABEL, check_rows, index_of
+from tinyattn.data.sources import Source, find_source
 from tinyattn.data.tokenise import as_split, token_rules, tokenise
 from tinyattn.data.tokens import DataRequest, Split, TaskData, carve_notes
 from tinyattn.errors import StorageError, TaskError
 from tinyattn.grouping.carve import Carved
 from tinyattn.tasks.base import Task
 
-__all__ = ["DataRequest", "Split", "TaskData", "load_data", "read_rows", "tokenise"]
+__all__ = [
+    "DataRequest",
+    "Split",
+    "TaskData",
+    "UnlabelledRows",
+    "load_data",
+    "majority_class",
+    "read_rows",
+    "read_unlabelled",
+    "tokenise",
+]
 
 _SUBSET_SEED = 527  # of max_train_rows and max_select_rows: the same rows whatever a trial's seed
 
@@ -130,9 +142,67 @@ def read_rows(path: Path, task: Task) -> datasets.Dataset:
         TaskError: the file is not there, damaged, empty, or does not fit the task.
         StorageError: there is no scratch space to read it.
     """
+    with _scratch(str(path)) as scratch:
+        return check_rows(read_file(path, scratch), task, str(path), labelled=False)
+
+
+@dataclass(frozen=True)
+class UnlabelledRows:
+    """Checked rows to predict, in the order of their numbers; labels that they had are dropped."""
+
+    texts: datasets.Dataset
+    """The task's text columns."""
+    index: np.ndarray
+    """[N] int64 number of each row, ascending: its `idx`; without this column, from 0 as in the
+    file."""
+    place: str
+    """File or hub name, for messages."""
+
+
+def read_unlabelled(task: Task, split: str, source: Source) -> UnlabelledRows:
+    """Read and check the rows of one split, whatever is in their label column.
+
+    Raises:
+        TaskError: the rows do not fit the task, or their `idx` are not numbers each of its own.
+        StorageError: there is no scratch space to read them.
+    """
+    place = source.places[split]
+    with _scratch(place) as scratch:
+        rows = source.read(split, scratch)
+        index = index_of(rows, place)
+        if task.label_column in rows.column_names:
+            rows = rows.remove_columns(task.label_column)
+        texts = check_rows(rows, task, place, labelled=False)
+        if (np.diff(index) < 0).any():
+            order = np.argsort(index)
+            index, texts = index[order], texts.select(order)
+        return UnlabelledRows(texts, index, place)
+
+
+def majority_class(task: Task, source: Source) -> int:
+    """Return the class id that most rows of the labelled splits have; the lowest of equals.
+
+    Raises:
+        TaskError: the rows do not fit the task.
+        StorageError: there is no scratch space to read them.
+    """
+    counts = np.zeros(task.num_outputs, np.int64)
+    for split, place in source.places.items():
+        with _scratch(place) as scratch:
+            rows = check_rows(source.read(split, scratch), task, place, labelled=True)
+            counts += np.bincount(rows[LABEL][:], minlength=task.num_outputs)
+    return int(counts.argmax())
+
+
+@contextlib.contextmanager
+def _scratch(place: str) -> Iterator[Path]:
+    """Yield a folder for the block; what is memory-mapped from it stays when its name is gone.
+
+    Raises:
+        StorageError: an OSError of the block, as one without space.
+    """
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            # The rows stay memory-mapped when the scratch file's name is gone.
-            return check_rows(read_file(path, Path(scratch)), task, str(path), labelled=False)
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
     except OSError as error:
-        raise StorageError(f"{path}: no scratch space to read it: {error}") from None
+        raise StorageError(f"{place}: no scratch space to read it: {error}") from None

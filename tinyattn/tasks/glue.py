@@ -97,3 +97,13 @@ _TASKS = (
 )
 
 GLUE = {task.name: task for task in _TASKS}
+
+DIAGNOSTIC = Task(
+    name="ax",
+    text_columns=("premise", "hypothesis"),
+    labels=("entailment", "neutral", "contradiction"),
+    score_range=None,
+    metrics=("matthews",),
+)
+"""GLUE's diagnostic set AX: rows in the form of MNLI's, in a test split alone. What was trained on
+MNLI answers them, so it is no task of a sweep."""
