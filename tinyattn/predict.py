@@ -115,11 +115,7 @@ class Predictor:
 
     def answers(self, outputs: np.ndarray) -> list[dict[str, Any]]:
         """Turn logits [N, num_outputs] into predictions; AdapterError if one is not finite."""
-        if not np.isfinite(outputs).all():
-            at = int(np.isfinite(outputs).all(axis=1).argmin())
-            raise AdapterError(
-                f"row {at + 1}: the adapter's outputs are not finite numbers; train it anew"
-            )
+        require_finite(outputs)
         if self.task.labels is None:
             return [{"score": float(score)} for score in outputs[:, 0]]
         labels = self.task.labels
@@ -134,6 +130,15 @@ class Predictor:
     def close(self) -> None:
         """Give the PLM back as it was."""
         self.model.detach()
+
+
+def require_finite(outputs: np.ndarray) -> None:
+    """Raise AdapterError if one of the outputs, [N, num_outputs], is NaN or infinite."""
+    if not np.isfinite(outputs).all():
+        at = int(np.isfinite(outputs).all(axis=1).argmin())
+        raise AdapterError(
+            f"row {at + 1}: the adapter's outputs are not finite numbers; train it anew"
+        )
 
 
 def load_predictor(folder: str | Path, plm: str | None = None) -> Predictor:

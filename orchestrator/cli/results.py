@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -289,11 +288,9 @@ def champions(places: Places) -> None:
     workspace = workspace_of(places)
     found = registry.champions(workspace.store())
     for one in found:
-        heldout = json.loads(one.tags.get("heldout", "{}"))
-        scores = ", ".join(f"{name} {100 * value:.2f}" for name, value in heldout.items())
         click.echo(
             f"{one.task} on {one.plm}: {one.model} version {one.version}, held-out "
-            f"{scores or 'not measured'}, {one.tags.get('sweep')}/{one.tags.get('trial')}"
+            f"{one.heldout_words}, {one.trial}"
         )
     if not found:
         echo("no task has a champion yet; `tinyattn promote NAME` makes one")

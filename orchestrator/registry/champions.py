@@ -36,6 +36,29 @@ class Champion:
     tags: dict[str, str]
     """Tags of the project on this version, without their prefix."""
 
+    @property
+    def trial(self) -> str:
+        """Name of its trial, as in `first/search_00004`; of a version without a test, dashes."""
+        return "/".join(self.tags.get(part, "–") for part in ("sweep", "trial"))
+
+    @property
+    def score(self) -> float | None:
+        """Its best score on the selection rows, a share; None: it has none."""
+        score = self.tags.get("score", "None")
+        return None if score == "None" else float(score)
+
+    @property
+    def heldout(self) -> dict[str, float]:
+        """Its scores on the held-out rows, shares by metric; empty: not measured."""
+        scores: dict[str, float] = json.loads(self.tags.get("heldout", "{}"))
+        return scores
+
+    @property
+    def heldout_words(self) -> str:
+        """These scores in points, as in `accuracy 91.40, f1 93.72`."""
+        said = ", ".join(f"{name} {100 * value:.2f}" for name, value in self.heldout.items())
+        return said or "not measured"
+
 
 def model_name(task: str, plm: str) -> str:
     """Return the name of the registered model of a task on a PLM."""
@@ -60,7 +83,7 @@ def champion(store: TrackingReader, task: str, plm: str | None = None) -> Champi
         plms = ", ".join(sorted(known.plm for known in found))
         raise UsageError(f"task '{task}' has champions on several PLMs: {plms}; add --plm NAME")
     if not found:
-        if said := _without_champion(store, task):
+        if said := without_champion(store, task):
             raise UsageError(f"task '{task}' has no champion: {'; '.join(said)}")
         tasks = sorted({known.task for known in champions(store)})
         known = f"champions exist for {', '.join(tasks)}" if tasks else "no task has a champion yet"
@@ -73,7 +96,11 @@ def champion(store: TrackingReader, task: str, plm: str | None = None) -> Champi
 
 def champions(store: TrackingReader) -> list[Champion]:
     """Return every champion in the store, by model name."""
-    return [champion_of(store, m) for m, aliases in models(store).items() if ALIAS in aliases]
+    found = {model: aliases[ALIAS] for model, aliases in models(store).items() if ALIAS in aliases}
+    return [
+        _champion(store, store.client.get_model_version(model, str(version)))
+        for model, version in found.items()
+    ]
 
 
 def rollback(store: TrackingReader, model: str) -> Champion:
@@ -154,9 +181,14 @@ def champion_of(store: TrackingReader, model: str) -> Champion:
     if version is None:
         said = _registered(store, model) or "`tinyattn promote NAME` makes one"
         raise UsageError(f"{model} has no champion; {said}")
-    tags = store.client.get_registered_model(model).tags
+    return _champion(store, version)
+
+
+def _champion(store: TrackingReader, version: ModelVersion) -> Champion:
+    """Return the version that holds the alias as a champion."""
+    tags = store.client.get_registered_model(version.name).tags
     return Champion(
-        model=model,
+        model=version.name,
         version=int(version.version),
         run_id=version.run_id or "",
         task=tags[TAG + "task"],
@@ -165,8 +197,8 @@ def champion_of(store: TrackingReader, model: str) -> Champion:
     )
 
 
-def _without_champion(store: TrackingReader, task: str) -> list[str]:
-    """Return what is said of each registered model of a task that has no champion."""
+def without_champion(store: TrackingReader, task: str) -> list[str]:
+    """Return what is said of each registered model of a task if no version of it is champion."""
     names = [
         name
         for name, aliases in models(store).items()

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tinyattn.errors import StorageError, UsageError
+from tinyattn.errors import NameTakenError, StorageError, UsageError
 
 
 @contextlib.contextmanager
@@ -61,6 +61,11 @@ def _to_disk(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, as `write_bytes` does."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Write a file as a whole or not at all, even if power fails.
 
     An existing file keeps its owner and permissions.
@@ -73,7 +78,7 @@ def write_text(path: Path, text: str) -> None:
     with _told(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(text, encoding="utf-8")
+            fresh.write_bytes(content)
             _take_rights(fresh, path)
             _to_disk(fresh)  # a rename may reach the disk before what it names
             os.replace(fresh, path)
@@ -145,6 +150,21 @@ def check_output(path: Path) -> None:
             f"{path}: the folder {folder} is not there; make it, name a file elsewhere, or - to "
             "print"
         )
+
+
+def check_free(path: Path) -> None:
+    """Check an output file that must be new; called before the work, not after it.
+
+    Raises:
+        UsageError: as `check_output`.
+        NameTakenError: the file is there.
+        StorageError: its folder cannot be written.
+    """
+    check_output(path)
+    if path.exists():
+        raise NameTakenError(f"{path} is there already; remove it, or name another file")
+    with _told(path), tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def _end_of_links(path: Path) -> Path:
