@@ -3,7 +3,9 @@
 main (here)   doctor, train
 sweeps.py     list, check, simulate, run, resume, extend, status, stop
 clusters.py   up, status, down, manifests
+compare.py    compare
 results.py    leaderboard, finalize, promote, rollback, predict, report, ui
+submit.py     glue
 
 Exit codes: 0 done, 1 failed, 2 wrong use. What costs seconds to import (torch, ray, mlflow) is
 imported by the verb that needs it.
@@ -23,6 +25,7 @@ from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
 from orchestrator.cli.compare import compare
 from orchestrator.cli.results import VERBS
+from orchestrator.cli.submit import submit
 from orchestrator.cli.sweeps import sweep
 from orchestrator.driver.signals import end_by_exception
 from tinyattn.collector import imports_uncollected
@@ -119,5 +122,6 @@ def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: P
 main.add_command(sweep)
 main.add_command(cluster)
 main.add_command(compare)
+main.add_command(submit)
 for _verb in VERBS:
     main.add_command(_verb)

@@ -1,0 +1,125 @@
+"""The files of a submission: the zip, and its card, which says what each answer comes from.
+
+The card is Markdown for people and JSON for programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from orchestrator.registry.champions import Champion
+from orchestrator.registry.glue_server import FILES, zip_of
+from orchestrator.registry.submission import Answer, Submission
+from orchestrator.spec.values import Json
+from tinyattn.errors import UsageError
+from tinyattn.files.atomic import check_free, write_bytes, write_text
+
+_COLUMNS = ("file", "rows", "answered by", "PLM", "selection", "held-out", "rows cut", "MLflow run")
+
+
+def paths_of(output: Path) -> tuple[Path, Path, Path]:
+    """Return the zip and its card, `.md` and `.json`, as they are to be written.
+
+    Raises:
+        UsageError: the name does not end in `.zip`, or its folder is not there.
+        NameTakenError: one of the three is there: a submission is a record, and is not replaced.
+        StorageError: their folder cannot be written.
+    """
+    if output.suffix != ".zip":
+        raise UsageError(f"-o {output} came, needed is the name of a file that ends in .zip")
+    paths = output, output.with_suffix(".md"), output.with_suffix(".json")
+    for path in paths:
+        check_free(path)
+    return paths
+
+
+def write_submission(submission: Submission, paths: tuple[Path, Path, Path]) -> None:
+    """Write the zip, after the card that belongs to it.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    zip_path, page, data = paths
+    content = zip_of({answer.file.name: answer.table for answer in submission.answers})
+    digest = hashlib.sha256(content).hexdigest()
+    write_text(page, _markdown(submission, zip_path.name, digest))
+    write_text(data, json.dumps(_card(submission, zip_path.name, digest), indent=2) + "\n")
+    write_bytes(zip_path, content)
+
+
+def _card(submission: Submission, name: str, digest: str) -> dict[str, Json]:
+    return {
+        "benchmark": "GLUE",
+        "zip": name,
+        "sha256": digest,
+        "files": [_entry(answer) for answer in submission.answers],
+        "left_out": dict(submission.left_out),
+    }
+
+
+def _entry(answer: Answer) -> dict[str, Json]:
+    return {
+        "file": answer.file.name,
+        "task": answer.file.answered_by,
+        "rows": answer.rows,
+        "rows_of_server": answer.file.rows,
+        "rows_cut": answer.truncated,
+        "place": answer.place,
+        "champion": None if answer.champion is None else _champion(answer.champion),
+    }
+
+
+def _champion(champion: Champion) -> dict[str, Json]:
+    return {
+        "model": champion.model,
+        "version": champion.version,
+        "run_id": champion.run_id,
+        "trial": champion.trial,
+        "plm": champion.plm,
+        "protocol": champion.tags.get("protocol", ""),
+        "selection": champion.score,
+        "heldout": dict(champion.heldout),
+    }
+
+
+def _markdown(submission: Submission, name: str, digest: str) -> str:
+    rows = [_COLUMNS, ("---",) * len(_COLUMNS), *map(_cells, submission.answers)]
+    places = [f"- {answer.file.name}: {answer.place}" for answer in submission.answers]
+    left_out = [f"- {file}: {why}" for file, why in submission.left_out.items()]
+    return "\n".join(
+        [
+            f"# GLUE submission {name}",
+            "",
+            f"{len(submission.answers)} of the {len(FILES)} files that the server takes; SHA-256 "
+            f"of the zip: `{digest}`.",
+            "",
+            *(f"| {' | '.join(row)} |" for row in rows),
+            "",
+            "Scores are in points: on the rows that selected the trial, and on the held-out rows.",
+            "",
+            "Rows came from",
+            "",
+            *places,
+            *(["", "Left out are", "", *left_out] if left_out else []),
+            "",
+        ]
+    )
+
+
+def _cells(answer: Answer) -> tuple[str, ...]:
+    wanted, champion = answer.file.rows, answer.champion
+    rows = f"{answer.rows:,}" + ("" if answer.rows == wanted else f" (the server's: {wanted:,})")
+    if champion is None:
+        return (answer.file.name, rows, "the majority class", *["–"] * 5)
+    return (
+        answer.file.name,
+        rows,
+        f"{champion.model} version {champion.version}, {champion.trial}",
+        champion.plm,
+        "–" if champion.score is None else f"{100 * champion.score:.2f}",
+        champion.heldout_words,
+        f"{answer.truncated:,}",
+        champion.run_id,
+    )
