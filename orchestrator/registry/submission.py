@@ -20,7 +20,7 @@ from orchestrator.registry.glue_server import FILES, GlueFile, table_of
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
 from tinyattn.adapters.checkpoint import read_card
-from tinyattn.data.sources import find_source, find_unlabelled
+from tinyattn.data.sources import Source, find_source, find_unlabelled
 from tinyattn.data.splits import UnlabelledRows, majority_class, read_unlabelled
 from tinyattn.errors import AbsentDataError, AdapterError, TaskError, UsageError, did_you_mean
 from tinyattn.plms.loading import find_plm
@@ -93,11 +93,23 @@ def make_submission(
     store = workspace.store()
     files = [file for file in FILES if wnli_by_model or file.answered_by != _MAJORITY]
     chosen = _champions(store, plm, {file.answered_by for file in files})
-    parts, left_out = _parts(workspace, store, files, chosen, partial)
+    unanswered = [file for file in files if file.answered_by not in chosen]
+    wanted = [file for file in files if not (partial and file in unanswered)]
+    sources, absent = _sources(workspace.data_dir, wanted)
+    left_out = _reasons(files, unanswered, absent, plm)
+    if (left_out and not partial) or not sources:
+        tasks = dict.fromkeys(file.answered_by for file in unanswered)
+        hints = [said for task in tasks for said in without_champion(store, task)]
+        raise UsageError(_lacking_words(left_out, partial, [*hints, *list(absent.values())[:1]]))
+    parts = [
+        _Part(file, chosen[file.answered_by], read_unlabelled(file.task, file.split, source))
+        for file, source in sources.items()
+    ]
     for name, why in left_out.items():
         say(f"note: {name} is left out: {why}")
     _compare_numbers(parts, partial, say)
-    found = {file.name: _of_one_class(workspace, file, say) for file in set(FILES) - set(files)}
+    others = [file for file in FILES if file not in files]
+    found = {file.name: _of_one_class(workspace, file, say) for file in others}
     with tempfile.TemporaryDirectory() as scratch:
         folders = _adapters(store, parts, Path(scratch))
         for answer in _answers(parts, folders, ModelCache(workspace.data_dir), say):
@@ -132,38 +144,34 @@ def _champions(
     return {task: own[0] for task, own in found.items()}
 
 
-def _parts(
-    workspace: Workspace,
-    store: TrackingReader,
-    files: Sequence[GlueFile],
-    chosen: Mapping[str, Champion],
-    partial: bool,
-) -> tuple[list[_Part], dict[str, str]]:
-    """Return what is to be answered, and {file: why not} of what is left out.
-
-    Raises:
-        UsageError: without `partial` something lacks, or all does.
-    """
-    sources, lacking, absent = {}, defaultdict(list), []
+def _sources(
+    data_dir: Path | None, files: Sequence[GlueFile]
+) -> tuple[dict[GlueFile, Source], dict[GlueFile, str]]:
+    """Return where the test rows of files are, and what is said of each file without them."""
+    found, absent = {}, {}
     for file in files:
-        if file.answered_by not in chosen:
-            lacking[file.name].append(f"task {file.answered_by} has no champion")
-            if partial:
-                continue
         try:
-            sources[file] = find_unlabelled(file.task, file.split, workspace.data_dir)
+            found[file] = find_unlabelled(file.task, file.split, data_dir)
         except AbsentDataError as error:
-            lacking[file.name].append(f"no test rows ({file.source})")
-            absent.append(str(error))
-    left_out = {name: ", ".join(why) for name, why in lacking.items()}
-    if (left_out and not partial) or not sources:
-        tasks = dict.fromkeys(f.answered_by for f in files if f.answered_by not in chosen)
-        registered = [said for task in tasks for said in without_champion(store, task)]
-        raise UsageError(_lacking_words(left_out, partial, [*registered, *absent[:1]]))
-    return [
-        _Part(file, chosen[file.answered_by], read_unlabelled(file.task, file.split, source))
-        for file, source in sources.items()
-    ], left_out
+            absent[file] = str(error)
+    return found, absent
+
+
+def _reasons(
+    files: Sequence[GlueFile],
+    unanswered: Collection[GlueFile],
+    absent: Collection[GlueFile],
+    plm: str | None,
+) -> dict[str, str]:
+    """Return {file: why it cannot be made}: no champion, no test rows, or both."""
+    found = {}
+    where = "" if plm is None else f" on {plm}"
+    for file in files:
+        reasons = [f"task {file.answered_by} has no champion{where}"] if file in unanswered else []
+        reasons += [f"no test rows ({file.source})"] if file in absent else []
+        if reasons:
+            found[file.name] = ", ".join(reasons)
+    return found
 
 
 def _lacking_words(left_out: Mapping[str, str], partial: bool, more: Sequence[str]) -> str:
@@ -212,7 +220,7 @@ def _of_one_class(workspace: Workspace, file: GlueFile, say: Callable[[str], Non
     try:
         source = find_source(file.task, workspace.data_dir)
     except AbsentDataError:
-        label, place = _PAPERS_CLASS, "the paper's protocol"
+        label, place = _PAPERS_CLASS, "the paper's protocol, as no labelled rows are here"
     else:
         label, place = majority_class(file.task, source), ", ".join(source.places.values())
     say(f"{file.name}: {file.rows:,} rows, all {label}: the majority class by {place}")

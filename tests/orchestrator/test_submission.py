@@ -438,6 +438,7 @@ def test_champions_on_several_plms(nine: Champions, here: Path, tracker: Trackin
     done = submit(made, "--partial", "--data", here / "data", "--plm", made.plm)
     assert done.exit_code == 0, done.output
     assert "rows by tinyattn-rte-tiny version 1" in done.stdout
+    assert f"note: CoLA.tsv is left out: task cola has no champion on {made.plm}\n" in done.stdout
     message = refused(2, made, "--partial", "--plm", "othr", "-o", "x.zip")
     assert "no task of GLUE has a champion on 'othr'" in message
     assert f"there are champions on {other}, {made.plm}" in message
