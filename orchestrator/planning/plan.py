@@ -133,9 +133,9 @@ class Plan:
         if any(config.chunked for config in extremes(self.sweep, ("pooling",))):
             most = f"{MOST_CHUNKS} chunks of {most}"
         return [
-            f"rows        train {facts.train_rows:,}, select {facts.select_rows:,}, held-out "
-            f"{facts.heldout_rows:,}; {facts.mean_length:.0f} tokens a row, "
-            f"{facts.truncated_rows:,} rows cut to {most}",
+            f"rows        train {facts.train_rows:,}, select {facts.select_rows:,} "
+            f"({facts.selects_from}), held-out {facts.heldout_rows:,}; "
+            f"{facts.mean_length:.0f} tokens a row, {facts.truncated_rows:,} rows cut to {most}",
             *(f"beware      {note}" for note in facts.carve_notes),
         ]
 

@@ -21,6 +21,7 @@ from orchestrator.tracking.provenance import code_tags
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import PeftAdapter, TrainConfig, WarpConfig
 from tinyattn.data.labels import label_rows
+from tinyattn.data.tokens import TaskData
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.methods.allocation import refuse_too_few_steps
 from tinyattn.plms.families import layer_calls, pooling_of, select_layers
@@ -100,6 +101,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         fewest_rows=len(fewest),
         most_chunks=most_chunks,
         trial_pflop=cost.trial_pflop,
+        selects_from=_selects_from(sweep, data),
         label_rows=label_rows(data.task, fewest),
     )
 
@@ -124,7 +126,15 @@ def _with_experts(sweep: Sweep) -> Sweep:
 
 
 def _is_carved(sweep: Sweep, task: Task) -> bool:
-    return sweep.train.protocol == "heldout" or task.splits.validation is None
+    carves_select = sweep.train.protocol == "heldout" and task.splits.select is None
+    return carves_select or task.splits.validation is None
+
+
+def _selects_from(sweep: Sweep, data: TaskData) -> str:
+    """Return what the rows to select on are."""
+    own = data.task.splits
+    given = own.select if sweep.train.protocol == "heldout" else own.validation
+    return "carved from train" if given is None else data.select.name
 
 
 def check_prompts(sweep: Sweep, plm: Plm) -> None:

@@ -32,6 +32,8 @@ class Facts:
     """Chunks of the training row that has most; 1 where rows are not cut."""
     trial_pflop: float = 0.0
     """Predicted operations of one whole trial, in 10^15; 0: not known."""
+    selects_from: str = ""
+    """What the rows to select on are: a split's name, or that they are carved."""
     label_rows: Mapping[str, int] = field(default_factory=dict)
     """How many of these rows each label has; empty: a regression."""
 
