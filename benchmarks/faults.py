@@ -3,6 +3,7 @@
     python -m benchmarks.faults              # this project
     python -m benchmarks.faults --packed     # in bf16, trials that share a process; one machine
     python -m benchmarks.faults --suite      # three sweeps that share the machines
+    python -m benchmarks.faults --prompts    # prompts on FewGLUE's RTE
     python -m benchmarks.faults --stock      # the same with Ray Tune's own classes
 
 Each fault hits a real sweep (six trials of a two-layer PLM, ASHA, MLflow) at random moments; then
@@ -30,6 +31,7 @@ from benchmarks.victims import (
     PATIENCE,
     OnRack,
     PackedSweep,
+    PromptSweep,
     RackSweep,
     StockRackSweep,
     StockSweep,
@@ -320,13 +322,16 @@ def main() -> None:
     parser.add_argument("--stock", action="store_true", help="Ray Tune's own classes.")
     parser.add_argument("--packed", action="store_true", help="Packed trials, PLM in bf16.")
     parser.add_argument("--suite", action="store_true", help="Suites of three sweeps.")
+    parser.add_argument("--prompts", action="store_true", help="Prompts; on one machine.")
     chosen = parser.parse_args()
     print("| fault | times | trials lost | done twice | left RUNNING | state lost |")
     print("|---|---|---|---|---|---|")
     with place() as folder:
-        plm = save_tiny_plm(folder / "tiny")
+        plm = save_tiny_plm(folder / "tiny", masked=chosen.prompts)
         here = StockSweep if chosen.stock else PackedSweep if chosen.packed else Sweep
         faults: dict[str, tuple[Callable[[Any, random.Random], int], int]] = {**HERE}
+        if chosen.prompts:
+            here = PromptSweep
         if chosen.suite:
             here, faults = SuiteSweep, {**HERE, **SUITE}
         for name, (fault, sweeps) in faults.items():
@@ -334,7 +339,7 @@ def main() -> None:
                 show(name, (_here(fault, here, plm, seed) for seed in range(sweeps)))
         faults = {**RACK, **SUITE_ON_RACK} if chosen.suite else {**RACK}
         wanted = {name: fault for name, fault in faults.items() if chosen.only in name}
-        if not wanted or chosen.packed:
+        if not wanted or chosen.packed or chosen.prompts:
             return
         on_rack = StockRackSweep if chosen.stock else SuiteOnRack if chosen.suite else RackSweep
         (folder / "rack").mkdir()

@@ -243,6 +243,15 @@ class PackedSweep(Sweep):
         return found + Toll(state=len(other), words=other)
 
 
+class PromptSweep(Sweep):
+    """A sweep of prompts on FewGLUE's RTE, whose pattern is searched too; TINYATTN_DATA has it."""
+
+    own_settings: dict[str, Any] = {
+        "task": "fewglue/rte", "epochs": 20, "asha.grace": 10, "batch_size": 2, "max_length": 64,
+        "space.pattern": "{type: choice, values: [paper, pet-0, pet-4]}",
+    }  # fmt: skip
+
+
 class SuiteSweep(Sweep):
     """A suite of three sweeps that share the machines; each must be as true as a sweep alone."""
 

@@ -18,6 +18,7 @@ from orchestrator.spec.config import Sweep, rungs
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.space import merged, with_children, with_parents
 from orchestrator.tracking.provenance import code_tags
+from orchestrator.tracking.records import NO_CARVE
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import PeftAdapter, TrainConfig, WarpConfig
 from tinyattn.data.labels import label_rows
@@ -108,9 +109,8 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
 
 def run_tags(facts: Facts) -> dict[str, str]:
     """Return the tags that record facts about the sweep on each of its MLflow runs."""
-    carve = {} if facts.carve is None else {"carve": str(facts.carve)}
     return {
-        **carve,
+        "carve": NO_CARVE if facts.carve is None else str(facts.carve),
         "data_fingerprint": facts.data_fingerprint,
         "plm_fingerprint": facts.plm_fingerprint,
         "train_rows": str(facts.train_rows),

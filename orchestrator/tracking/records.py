@@ -306,13 +306,17 @@ def _trial(run: RunRow) -> TrialRun:
     )
 
 
+NO_CARVE = "none"
+"""The tag `carve` of a run no row of which was carved."""
+
+
 def carve_of(protocol: str, tags: Mapping[str, str]) -> int | None:
     """Return the version of the carve from a run's tags; None: no rows were carved.
 
     Runs under `heldout` from before there were versions have no tag: they are version 1.
     """
-    first = "1" if protocol == "heldout" else None
-    return None if (version := tags.get("carve", first)) is None else int(version)
+    version = tags.get("carve", "1" if protocol == "heldout" else NO_CARVE)
+    return None if version == NO_CARVE else int(version)
 
 
 def protocol_words(protocol: str, carve: int | None) -> str:

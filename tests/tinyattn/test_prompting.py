@@ -14,6 +14,9 @@ import tokenizers
 import torch
 import transformers
 
+from orchestrator.planning.preflight import inspect, run_tags
+from orchestrator.spec.config import Sweep
+from orchestrator.tracking.records import carve_of
 from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, PlmError, TaskError
 from tinyattn.passes.executor import TrainingPass, run_together
@@ -331,6 +334,29 @@ def test_texts_that_are_too_long_are_cut_and_the_pattern_stays(
         assert any(ids[i : i + 4] == asked for i in range(len(ids)))
     assert trainer.data.truncated == 3 * 2  # the fourth row and, of its special tokens, the fifth
     trainer.close()
+
+
+def test_a_sweep_over_patterns_selects_on_the_tasks_own_rows_and_says_so(
+    build_plm: Any, tmp_path: Path
+) -> None:
+    task, plm = write_task(tmp_path, times=2), save_plm(tmp_path / "bert", build_plm, "bert")
+    patterns = {"type": "choice", "values": ["last", "two", "long"]}
+    made = Sweep.model_validate(
+        {
+            "name": "asked",
+            "train": {"task": task, "plm": str(plm), "max_length": 28},
+            "space": {"pattern": patterns},
+        }
+    )
+    facts = inspect(made, ModelCache())
+    assert facts.selects_from == "chosen"
+    assert (facts.train_rows, facts.select_rows, facts.heldout_rows) == (10, 10, 10)
+    tags = run_tags(facts)
+    assert carve_of("heldout", tags) is None
+    assert carve_of("heldout", {}) == 1  # of runs from before there were versions
+    broken = made.model_copy(update={"train": made.train.model_copy(update={"max_length": 8})})
+    with pytest.raises(TaskError, match="pattern 'last' alone has 5 tokens, max_length is 8"):
+        inspect(broken, ModelCache())
 
 
 # ---- what a user may get wrong ----
