@@ -9,11 +9,12 @@ from importlib import metadata
 from pathlib import Path
 
 from orchestrator.tracking.provenance import LIBRARIES
-from tinyattn.data.sources import DATA_VARIABLE
+from tinyattn.data.sources import DATA_VARIABLE, place_of
 from tinyattn.errors import PlmError
 from tinyattn.plms.loading import find_plm
-from tinyattn.tasks import TASKS
+from tinyattn.tasks import TASKS, Task
 from tinyattn.tasks.agreement import AGREEMENT
+from tinyattn.tasks.base import find_split
 
 GIB = 2**30
 LEAST_DISK_GIB = 2
@@ -89,9 +90,9 @@ def _data(data_dir: Path | None) -> Finding:
     if folder != Path() and not folder.is_dir():
         remedy = f"name an existing folder with --data or {DATA_VARIABLE}"
         return Finding("tasks", f"{folder} is not there", remedy)
-    here = [name for name in TASKS if name == AGREEMENT.name or _has_files(folder, name)]
-    return Finding("tasks", f"here are {', '.join(here)}; others come from the Hugging Face hub")
+    here = [n for n, task in TASKS.items() if task == AGREEMENT or _has_files(folder, task)]
+    return Finding("tasks", f"here are {', '.join(here)}; others of GLUE come from the hub")
 
 
-def _has_files(folder: Path, task: str) -> bool:
-    return folder != Path() and (folder / "glue" / task).is_dir()
+def _has_files(folder: Path, task: Task) -> bool:
+    return folder != Path() and find_split(folder / place_of(task), task.splits.train) is not None

@@ -769,11 +769,13 @@ def test_a_closed_pipe_is_no_error(here: Path) -> None:
 
 
 def test_doctor_names_what_is_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "data" / "glue" / "rte").mkdir(parents=True)
+    (here / "data" / "glue" / "cola").mkdir(parents=True)  # without files
+    for place in ("glue/rte", "fewglue/cb"):
+        (here / "data" / place).mkdir(parents=True)
+        (here / "data" / place / "train.jsonl").write_text("{}")
     result = run("doctor", "--data", here / "data")
     assert result.exit_code == 0, result.output
-    assert "agreement" in result.stdout
-    assert "rte" in result.stdout
+    assert "here are rte, fewglue-cb, agreement;" in result.stdout
     assert "network   sweeps here listen on loopback alone" in result.stdout
     assert re.search("ok      quantized .*bitsandbytes", result.stdout)
     result = run("doctor", "--data", here / "nowhere")

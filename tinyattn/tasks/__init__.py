@@ -7,7 +7,7 @@ from pathlib import Path
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.agreement import AGREEMENT
 from tinyattn.tasks.base import Splits, Task
-from tinyattn.tasks.few_shot import FEW_SHOT
+from tinyattn.tasks.few_shot import FEW_SHOT, SHOT_SEEDS
 from tinyattn.tasks.glue import GLUE
 from tinyattn.tasks.metrics import compute_metrics, noise_of
 from tinyattn.tasks.own import read_task
@@ -29,9 +29,12 @@ def find_task(name_or_path: str) -> Task:
             return TASKS[name]
     path = Path(name_or_path).expanduser()
     if path.suffix not in (".yaml", ".yml"):
+        further = tuple(f"-{seed}" for seed in SHOT_SEEDS[1:])
+        listed = [name for name in TASKS if not name.endswith(further)]
         raise TaskError(
             f"task '{name_or_path}' is unknown{did_you_mean(name_or_path.lower(), TASKS)}; allowed "
-            f"are {', '.join(TASKS)}, or the YAML file of a task of your own"
+            f"are {', '.join(listed)} (16-shot tasks also with {' and '.join(further)} for other "
+            "draws), or the YAML file of a task of your own"
         )
     if not path.is_file():
         raise TaskError(f"task file '{name_or_path}' is not there; paths start at {Path.cwd()}")
