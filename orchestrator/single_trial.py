@@ -42,10 +42,14 @@ def train_alone(
         check_labels(data.task.name, label_rows(data.task, data.train))
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         counts = trainer.counts()
+        trained = (
+            f"{counts.adapter:,} adapter + {counts.classifier:,} classifier parameters, "
+            f"{counts.of_plm(config.adapter)}; {len(trainer.data.train):,} rows, "
+            f"{trainer.total_steps:,} steps"
+        )
+        untrained = f"the PLM untrained, {len(trainer.data.train):,} rows"
         say(
-            f"{trainer.task.name} on {config.plm}: {counts.adapter:,} adapter + "
-            f"{counts.classifier:,} classifier parameters, {counts.of_plm(config.adapter)}; "
-            f"{len(trainer.data.train):,} rows, {trainer.total_steps:,} steps"
+            f"{trainer.task.name} on {config.plm}: {trained if trainer.trains else untrained}"
             + (
                 f", the first {trainer.warmup_steps:,} of them warm-up"
                 if config.optimizer.warmup

@@ -78,7 +78,14 @@ class Predictor:
         asking = None
         if (pattern := self.task.pattern(None)) is not None:
             assert self.card.verbalizer is not None
-            asking = Asking(pattern, self.card.verbalizer, tokenizer, card.max_length, rules.types)
+            asking = Asking(
+                pattern,
+                self.card.verbalizer,
+                tokenizer,
+                card.max_length,
+                rules.types,
+                card.examples,
+            )
         return tokenise(
             rows, self.task, tokenizer, card.max_length, name="predict", rules=rules, asking=asking
         )
@@ -158,7 +165,7 @@ def load_predictor(folder: str | Path, plm: str | None = None) -> Predictor:
 
 def _task_of(card: TaskCard) -> Task:
     """Return the task of a card, of whose patterns it has the one that was used."""
-    apart = {"max_length", "carve_version", "token_version", "separator", "pattern"}
+    apart = {"max_length", "carve_version", "token_version", "separator", "pattern", "examples"}
     pattern = () if card.pattern is None else (Pattern(**dict(card.pattern)),)
     return Task(**card.model_dump(exclude=apart), patterns=pattern)
 

@@ -295,12 +295,12 @@ def _show_suites(
 def _marks(store: TrackingReader, rows: Iterable[Row]) -> dict[str, list[str]]:
     """Return what the leaderboard says of trials beside their kind, by run id."""
     from orchestrator.registry.champions import champions
-    from orchestrator.spec.trial import is_alone
+    from orchestrator.spec.trial import alone_words, is_alone
 
     found: dict[str, list[str]] = {row.run_id: [] for row in rows}
     for row in rows:
         if is_alone(row.config):
-            found[row.run_id].append("classifier alone")
+            found[row.run_id].append(alone_words(row.adapter_params, row.classifier_params))
     for sweep in store.sweeps():
         found.get(sweep.tags.get("winner", ""), []).append("winner")
     for champion in champions(store):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.state.workspace import Workspace
     from orchestrator.tracking.reader import TrackingReader
 
-_ALONE = "the classifier alone: there is no adapter"
+_ALONE = "the classifier alone, or nothing: there is no adapter"
 
 
 @click.command()

@@ -69,7 +69,15 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     check_prompts(sweep, plm)
     # The longest rows last: the facts are about them.
     sized = extremes(
-        sweep, ("adapter.num_virtual_tokens", "adapter.length", "max_length", "pooling", "pattern")
+        sweep,
+        (
+            "adapter.num_virtual_tokens",
+            "adapter.length",
+            "max_length",
+            "pooling",
+            "pattern",
+            "examples",
+        ),
     )
     for config in sorted(sized, key=lambda one: (one.max_length, one.chunked)):
         data = model_cache.data(config)

@@ -15,7 +15,7 @@ from orchestrator.tracking.provenance import refuse_other_data
 from orchestrator.tracking.records import TrialRun
 from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card
 from tinyattn.batching.batches import groups_of, labels_of
-from tinyattn.config import TrainConfig, build, set_dotted, stored_config
+from tinyattn.config import CLASSIFIER, TrainConfig, build, set_dotted, stored_config
 from tinyattn.data.tokens import Rows, TaskData
 from tinyattn.errors import AdapterError
 from tinyattn.predict import Predictor
@@ -103,6 +103,7 @@ def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache)
         "max_length": card.task.max_length,
         "pooling": card.pooling,  # which decides whether rows are cut into chunks
         "adapter": card.adapter,  # whose prompt takes positions from rows
+        "pattern": CLASSIFIER if card.task.pattern is None else card.task.pattern.name,
         "start": None,
     }
     # Not checked as a trial's is: the trial may be of another method than the adapter.

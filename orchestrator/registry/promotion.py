@@ -268,8 +268,8 @@ def _rival(
         return _Rival(int(previous.version), previous.run_id or "", f"version {previous.version}")
     if is_alone(trial.config) and not force:
         raise UsageError(
-            f"trial {trial.name} is a classifier alone, which a first champion must be better "
-            "than; --force promotes it anyway"
+            f"trial {trial.name} is the {trial.trial.alone_words}, which a first champion must be "
+            "better than; --force promotes it anyway"
         )
     if not force:
         benchmark.train_alone()
@@ -282,7 +282,8 @@ def _rival(
         )
     if found is None or found.run_id == trial.run_id:
         return None
-    return _Rival(VACANT, found.run_id, f"the classifier alone ({found.trial.name}, its best run)")
+    words = f"the {found.trial.alone_words} ({found.trial.name}, its best run)"
+    return _Rival(VACANT, found.run_id, words)
 
 
 def _refuse_moved(tracker: TrackingWriter, model: str, previous: ModelVersion | None) -> None:

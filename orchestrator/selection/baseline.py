@@ -1,5 +1,8 @@
 """The baseline: the classifier alone, on the same PLM and with the same training, no adapter.
 
+Where a pattern asks the rows there is no classifier, and the baseline is the PLM untrained: a
+single trial, since all learning rates are the same to it.
+
 A first champion has no predecessor to beat, so it must beat this baseline at the best of several
 learning rates. The finalizer has trained it at all of them; for a sweep that was not finalized,
 `promote` trains what is missing, in MLflow runs of their own.
@@ -26,6 +29,7 @@ from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import AttentionConfig, TrainConfig
 from tinyattn.errors import DivergedError
+from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
 
 RATES = (0.3, 1, 3, 10)
@@ -36,9 +40,24 @@ _INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "tru
 """Tags of the trial that hold for the baseline too, which has the same rows and PLM."""
 
 
-def alone_settings(params: Point, rate: float) -> list[dict[str, Value]]:
-    """Return the overrides of each baseline trial: a trial's own, at several learning rates."""
-    return [{**params, **ALONE, "optimizer.lr": each} for each in _rates(rate)]
+def is_prompted(config: TrainConfig) -> bool:
+    """Whether a trial's rows are asked by a pattern, so that without an adapter nothing trains."""
+    return find_task(config.task).pattern(config.asked_by) is not None
+
+
+def alone_settings(params: Point, config: TrainConfig) -> list[dict[str, Value]]:
+    """Return the overrides of each baseline trial: a trial's own, at several learning rates.
+
+    Args:
+        params: the trial's.
+        config: its config.
+    """
+    return [{**params, **ALONE, "optimizer.lr": each} for each in _rates_of(config)]
+
+
+def _rates_of(config: TrainConfig) -> list[float]:
+    rate = config.optimizer.lr
+    return [rate] if is_prompted(config) else _rates(rate)
 
 
 def _rates(rate: float) -> list[float]:
@@ -59,11 +78,12 @@ def find_alone(store: TrackingReader, trial: TrialRun) -> TrialRun | None:
     return None
 
 
-def missing_rates(store: TrackingReader, trial: TrialRun) -> list[float]:
+def missing_rates(store: TrackingReader, trial: TrialRun, prompted: bool = False) -> list[float]:
     """Return the learning rates that a trial's sweep has yet to try for the classifier alone.
 
     They are multiples of the trial's own rate. None is missing if all multiples of another rate
     were tried, as the finalizer does for its best finalist. A trial that diverged counts as tried.
+    Of a `prompted` trial, whose baseline is the PLM untrained, one trial is enough.
     """
     ended = (Outcome.COMPLETED, Outcome.DIVERGED)
     tried = [t.config["optimizer.lr"] for t in _alones(store, trial) if t.trial.outcome in ended]
@@ -71,6 +91,8 @@ def missing_rates(store: TrackingReader, trial: TrialRun) -> list[float]:
     def untried(rates: Iterable[float]) -> list[float]:
         return [r for r in rates if not any(math.isclose(r, t, rel_tol=1e-6) for t in tried)]
 
+    if prompted:
+        return [] if tried else [trial.config["optimizer.lr"]]
     if any(not untried(_rates(lowest / RATES[0])) for lowest in tried):
         return []
     return untried(_rates(trial.config["optimizer.lr"]))
@@ -111,7 +133,8 @@ def train_alone(
         UsageError: another process works on the sweep.
         TinyAttnError: the training failed.
     """
-    if not (missing := missing_rates(tracker, trial)):
+    prompted = is_prompted(config)
+    if not (missing := missing_rates(tracker, trial, prompted)):
         return
     one_head = {"adapter.num_heads": 1} if isinstance(config.adapter, AttentionConfig) else {}
     single = config.with_overrides({**one_head, "start": None})
@@ -122,7 +145,7 @@ def train_alone(
         outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
         open_runs = functools.partial(tracker.reopen_sweep, trial.sweep, search_goes_on=False)
         with closed_in_any_case(open_runs, go_on, outcome) as runs:
-            for number, params in enumerate(alone_settings({}, config.optimizer.lr), start=1):
+            for number, params in enumerate(alone_settings({}, config), start=1):
                 if params["optimizer.lr"] not in missing:
                     continue
                 name = f"{trial.trial.name}_alone{number}"
@@ -131,7 +154,8 @@ def train_alone(
                 score = _train(runs, name, alone, model_cache, folder)
                 trained[name] = None if score is None else folder
                 words = "diverged" if score is None else f"{100 * score:.2f} on the selection rows"
-                say(f"classifier alone, optimizer.lr={alone.optimizer.lr:.3g}: {words}")
+                rate = f"classifier alone, optimizer.lr={alone.optimizer.lr:.3g}"
+                say(f"{'PLM untrained' if prompted else rate}: {words}")
             for name, adapter in trained.items():
                 ended = Outcome.DIVERGED if adapter is None else Outcome.COMPLETED
                 runs.end_trial(name, ended, adapter=adapter)

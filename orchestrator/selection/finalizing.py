@@ -15,7 +15,7 @@ from orchestrator.driver.trial_queue import Points, Source
 from orchestrator.execution.tuner import BatchRun
 from orchestrator.planning.preflight import inspect, run_tags, warmup_note
 from orchestrator.search.searcher import OptunaSearcher
-from orchestrator.selection.baseline import RATES, alone_settings
+from orchestrator.selection.baseline import alone_settings
 from orchestrator.selection.collapsing import Collapse, Loaded, collapses_of
 from orchestrator.selection.keeping import Contest, Judgement, contests
 from orchestrator.selection.significance import primary_metric
@@ -77,7 +77,7 @@ def best_one_head(
         whole = outcome is Outcome.COMPLETED
         if ended and not alone_too and all(adapter_of(one).layers == "none" for one in ended):
             raise UsageError(
-                f"the trials of sweep '{sweep.name}' train the classifier alone: there is no "
+                f"the trials of sweep '{sweep.name}' train the {ended[0].alone_words}: there is no "
                 "adapter to finalize"
             )
         kind = "one-head trial" if isinstance(sweep.train.adapter, AdapterConfig) else "trial"
@@ -232,10 +232,12 @@ class Finalizing:
         it is. None: that is all.
         """
         seeds = [FRESH_SEED + i for i in range(self.sweep.finalize.seeds)]
-        rate = self.sweep.trial_config(self.best[0].params).optimizer.lr
         first = self.best[0].params
-        settings = [*(trial.params for trial in self.best), *alone_settings(first, rate)]
+        self._alone_settings = alone_settings(first, self.sweep.trial_config(first))
+        settings = [*(trial.params for trial in self.best), *self._alone_settings]
         points = [{**setting, "seed": seed} for setting in settings for seed in seeds]
+        if len(self._alone_settings) == 1:  # nothing is trained: all seeds are the same
+            del points[len(points) - len(seeds) + 1 :]
         batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
         taken = self._earlier_finalists(batch.name, points)
         listener = MlflowListener(self.runs, batch, self.checkpoints)
@@ -283,7 +285,7 @@ class Finalizing:
         self._repeated = groups[0]
         winner = max(groups[0], key=lambda trial: trial.last.best_score)
         looks = sum(trial.evaluations for trial in groups[0])
-        self._alone = self._mean_candidate("classifier alone", alone[0]) if alone else None
+        self._alone = self._mean_candidate(alone[0][0].alone_words, alone[0]) if alone else None
         self._groups = [
             self._mean_candidate(f"{self._named(g[0])}, rank {i}", g)
             for i, g in enumerate(groups, 1)
@@ -371,7 +373,7 @@ class Finalizing:
             best=collapsed,
             judgement=judgement,
             grows=has_one_head(self._config.adapter),
-            rates=len(RATES),
+            rates=len(self._alone_settings),
         )
         tracker.keep_verdict(self.record.run_id, findings(verdict).to_json())
         tracker.tag(self.record.run_id, {"winner": verdict.winner.run_id})

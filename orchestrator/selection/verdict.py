@@ -56,7 +56,7 @@ class Verdict:
     judgement: Judgement | None
     """The judgement on `best` against the one head."""
     rates: int = 1
-    """Number of learning rates of which the classifier alone is the best."""
+    """Number of learning rates of which the baseline is the best; of the PLM untrained 1."""
     grows: bool = True
     """Whether the winner of the search has one head, which experts are made of."""
 
@@ -113,7 +113,8 @@ def gain(verdict: Verdict) -> str:
     rows = "dev" if best.heldout is None else "held-out"
     name = best.name.partition(",")[0]
     what = "One head" if name == "1 head" else name
-    words = f"{what} against the classifier alone{of}, mean of seeds on the {rows} rows: "
+    rival = alone.name.partition(",")[0]
+    words = f"{what} against the {rival}{of}, mean of seeds on the {rows} rows: "
     words += f"{points:+.2f} points"
     if points > spread:
         return f"{words}."

@@ -14,12 +14,19 @@ from orchestrator.spec.values import Point
 T = TypeVar("T")
 
 ALONE = {"adapter.layers": "none"}
-"""Overrides that leave the classifier alone, without an adapter."""
+"""Overrides that leave the classifier alone, without an adapter; or, where a pattern asks the rows,
+the PLM untrained."""
 
 
 def is_alone(settings: Point) -> bool:
     """Whether settings by dotted key, of a config or overrides, leave the classifier alone."""
     return settings.get("adapter.layers") == ALONE["adapter.layers"]
+
+
+def alone_words(adapter_params: int | None, classifier_params: int | None) -> str:
+    """Return what a trial without an adapter is called, by its trainable parameters; None where
+    they are not known."""
+    return "PLM untrained" if adapter_params == classifier_params == 0 else "classifier alone"
 
 
 @dataclass
@@ -87,6 +94,11 @@ class Trial:
     def parameters(self) -> int:
         """Number of trainable parameters, adapter and classifier; 0 before the first evaluation."""
         return (self.adapter_params or 0) + (self.classifier_params or 0)
+
+    @property
+    def alone_words(self) -> str:
+        """What it is called if it has no adapter."""
+        return alone_words(self.adapter_params, self.classifier_params)
 
     @property
     def seconds(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,47 @@ def test_promote_trains_the_rates_that_are_missing_and_no_others(
     said = list[str]()
     promote_adapter(Workspace(tmp_path / "runs"), one_head.run_id, False, said.append)
     assert [line.split(": ")[0].split("=")[1] for line in said] == ["0.003", "0.01"]
+
+
+def test_of_a_prompted_trial_it_is_the_plm_untrained_once(sweeps: Sweeps, tmp_path: Path) -> None:
+    plm = str(save_tiny_plm(tmp_path / "tiny", masked=True))
+    rows = "".join(json.dumps({"text": f"row {n}", "label": "yn"[n % 2]}) + "\n" for n in range(8))
+    for split in ("train", "select", "validation"):
+        (tmp_path / f"{split}.jsonl").write_text(rows)
+    task = {
+        "name": "asked",
+        "folder": ".",
+        "text_columns": ["text"],
+        "labels": ["y", "n"],
+        "splits": {"select": "select"},
+        "patterns": [{"text": "{text} [MASK]", "words": {"y": "yes", "n": "no"}}],
+    }
+    (tmp_path / "task.yaml").write_text(json.dumps(task))
+    config = TrainConfig(
+        task=str(tmp_path / "task.yaml"), plm=plm, max_length=32, epochs=1, batch_size=8
+    )
+    sweeps.start("first", task="asked", plm=plm)
+    runs, said = sweeps.runs, list[str]()
+    with contextlib.closing(Trainer(config, ModelCache())) as trainer:
+        tags = {"data_fingerprint": trainer.data.fingerprint}
+        runs.start_trial("search_00001", config=config, params={}, tags=tags)
+        for evaluation in trainer:
+            runs.log_evaluation("search_00001", report_of(trainer, evaluation))
+        trainer.save_adapter(tmp_path / "adapter")
+    runs.end_trial("search_00001", Outcome.COMPLETED, adapter=tmp_path / "adapter")
+    runs.close_all(Outcome.COMPLETED)
+    runs.settle()
+    trial = sweeps.tracker.trial(runs.run_of("search_00001"))
+    workspace = Workspace(tmp_path / "runs")
+    found = promote_adapter(workspace, trial.run_id, False, said.append)
+    # The PLM's own score on 4 rows of each label, from a trial of this process.
+    with contextlib.closing(
+        Trainer(config.with_overrides({"adapter.layers": "none"}), ModelCache())
+    ) as alone:
+        (one,) = [evaluation for evaluation in alone if evaluation.is_last]
+    assert said == [f"PLM untrained: {100 * one.score:.2f} on the selection rows"]
+    assert found.test is not None
+    assert found.test.old_score == pytest.approx(one.heldout["accuracy"])
+    assert "of the PLM untrained (search_00001_alone1, its best run)" in found.reason
+    promote_adapter(workspace, trial.run_id, False, said.append)
+    assert len(said) == 1

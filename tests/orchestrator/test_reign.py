@@ -211,7 +211,7 @@ def test_a_first_champion_must_beat_the_classifier_alone(sweeps: Sweeps) -> None
     assert words.startswith("test 1 on these rows while there is no champion, at the level 0.05;")
     assert "new" not in budget_words(luck.challenge, moved=True)
     assert "there is no champion yet" in luck.reason
-    with pytest.raises(UsageError, match="is a classifier alone"):
+    with pytest.raises(UsageError, match="is the classifier alone"):
         promote(sweeps.tracker, alone, Gate())
     better = challenge(sweeps, "b-80")
     assert (better.moved, number(better)) == (True, 2)

@@ -456,7 +456,7 @@ def test_a_classifier_alone_is_left_out_by_finalize_and_promote(
     monkeypatch.setattr("orchestrator.cli.results.ray_of", lambda on: contextlib.nullcontext())
     monkeypatch.setattr("orchestrator.selection.finalizer.finalize_suite", finalized)
     said = run(with_classifier, "finalize", "glue").stdout
-    left_out = "its trials train the classifier alone: there is no adapter to"
+    left_out = "its trials train the classifier alone, or nothing: there is no adapter to"
     assert f"note: classifier is left out: {left_out} finalize\n" in said
     assert asked == ["rte"]
     state = head(str(find_status(with_classifier, "glue")))["state"]

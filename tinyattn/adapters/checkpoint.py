@@ -91,8 +91,10 @@ class TaskCard(Settings):
     """Text put between the two texts of a pair, for tokenizers that put nothing there."""
     pattern: PatternCard | None = None
     """The pattern by which rows are asked; None: they are texts or pairs."""
+    examples: tuple[Annotated[str, Field(max_length=2**20)], ...] = Field((), max_length=1000)
+    """Answered rows that stand before each row."""
 
-    later_keys = frozenset({"pattern"})
+    later_keys = frozenset({"pattern", "examples"})
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:

@@ -82,7 +82,7 @@ def _as_name(value: Any) -> Any:
 class TrainConfig(Settings):
     """The complete configuration of one trial: task, PLM, adapter, optimizer, length, precision."""
 
-    later_keys = frozenset({"gradient_checkpointing", "pattern"})
+    later_keys = frozenset({"gradient_checkpointing", "pattern", "examples"})
 
     task: str
     """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
@@ -109,6 +109,10 @@ class TrainConfig(Settings):
     """Pattern of the task by which rows are asked as cloze questions: the PLM's own head scores the
     labels' words where [MASK] stands, and there is no classifier. none: a classifier is trained.
     None: the task's first pattern, if it has any."""
+    examples: int = Field(0, ge=0, le=1000)
+    """Training rows that stand, with their answers, before each row that a pattern asks: the first
+    of a random order that `seed` draws. Nothing is trained with them (in-context learning, Brown et
+    al., NeurIPS 2020), so adapter.layers must be none."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How adapter and classifier are trained."""
     epochs: int = Field(20, ge=1, le=10_000)
@@ -149,6 +153,20 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"micro_batch_size is {self.micro_batch_size}, allowed is at most batch_size, "
                 f"which is {self.batch_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _examples_fit(self) -> Self:
+        if self.examples and self.adapter.layers != "none":
+            raise ValueError(
+                f"examples {self.examples} came with adapter.layers {self.adapter.layers}, but "
+                "with examples nothing is trained; set adapter.layers=none, or examples=0"
+            )
+        if self.examples and self.asked_by == CLASSIFIER:
+            raise ValueError(
+                f"examples {self.examples} came without a pattern, by which they are asked and "
+                "answered; name one of the task's, or set examples=0"
             )
         return self
 
@@ -256,6 +274,11 @@ class TrainConfig(Settings):
     def asked_by(self) -> str | None:
         """The pattern that is asked for, as `Task.pattern` takes it."""
         return CLASSIFIER if isinstance(self.adapter, WarpConfig) else self.pattern
+
+    @property
+    def example_seed(self) -> int | None:
+        """Seed of the draw of examples; None: there are none."""
+        return self.seed if self.examples else None
 
     @property
     def chunked(self) -> bool:

@@ -20,7 +20,7 @@ import filelock
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from tinyattn.data.patterns import Asking
+from tinyattn.data.patterns import Asking, Draw
 from tinyattn.data.rows import GROUP, LABEL, check_rows, named_groups, with_groups
 from tinyattn.data.sources import Source, digest_file
 from tinyattn.data.tokenise import TokenRules, as_split, tokenise, tokenizer_fingerprint
@@ -47,6 +47,8 @@ class Stored:
     the task has no such files."""
     fingerprint: str
     """16 hex digits of the rows' texts and labels."""
+    examples: tuple[str, ...] = ()
+    """Answered training rows that stand before each row."""
 
 
 def stored_splits(
@@ -56,6 +58,7 @@ def stored_splits(
     rules: TokenRules,
     source: Source,
     asking: Asking | None = None,
+    draw: Draw | None = None,
 ) -> Stored:
     """Open the cache folder of these splits; make it first if it is not there or damaged.
 
@@ -64,7 +67,7 @@ def stored_splits(
         StorageError: the cache cannot be written.
     """
     root = cache_folder() / "data"
-    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, rules, source, asking)}"
+    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, rules, source, asking, draw)}"
     if stored := _open(folder):
         return stored
     try:
@@ -72,7 +75,7 @@ def stored_splits(
         with filelock.FileLock(f"{folder}.lock"):
             stored = _open(folder)  # another process may have made it meanwhile
             if stored is None:
-                _replace(folder, task, tokenizer, max_length, rules, source, asking)
+                _replace(folder, task, tokenizer, max_length, rules, source, asking, draw)
                 stored = _open(folder)
     except OSError as error:
         raise StorageError(
@@ -91,6 +94,7 @@ def _key(
     rules: TokenRules,
     source: Source,
     asking: Asking | None,
+    draw: Draw | None,
 ) -> str:
     about_rules = asdict(rules)
     if not rules.chunked:  # as rows were named before they could be cut
@@ -108,6 +112,8 @@ def _key(
         content.append({"select": task.splits.select})
     if asking is not None:
         content.append([asking.pattern.texts, asking.verbalizer.model_dump(mode="json")])
+    if draw is not None and asking is not None:
+        content.append([asdict(draw), [words[0] for words in asking.pattern.words.values()]])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -132,6 +138,7 @@ def _build(
     rules: TokenRules,
     source: Source,
     asking: Asking | None,
+    draw: Draw | None,
 ) -> None:
     """Fill a cache folder: read, check, tokenise and carve; the description is written last."""
     scratch = folder / "scratch"
@@ -141,6 +148,8 @@ def _build(
     }
     files = {split: f"{number}.arrow" for number, split in enumerate(checked)}
     groups = {split: groups_of(task, rows) for split, rows in checked.items()}
+    if draw is not None and asking is not None:
+        asking = replace(asking, examples=draw.of(checked[task.splits.train], task, asking))
     for split, rows in checked.items():
         grouped = with_groups(rows, groups[split].numbers)
         file = folder / files[split]
@@ -162,6 +171,7 @@ def _build(
                 task, checked[task.splits.train], groups[task.splits.train]
             ).items()
         },
+        "examples": [] if asking is None else asking.examples,
         "files": {split: [name, digest_file(folder / name)] for split, name in files.items()},
     }
     shutil.rmtree(scratch, ignore_errors=True)
@@ -232,6 +242,7 @@ def _open(folder: Path) -> Stored | None:
             version: {name: _carved(*listed) for name, listed in splits.items()}
             for version, splits in meta["carved"].items()
         }
-        return Stored(splits, carved, meta["fingerprint"])
+        examples = tuple(meta.get("examples", ()))  # files of earlier versions have none
+        return Stored(splits, carved, meta["fingerprint"], examples)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -6,6 +6,7 @@ What a text spells as a special token, or as [MASK], stays text.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import re
 import unicodedata
@@ -13,15 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import datasets
+import numpy as np
 from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.config import VerbalizerConfig
+from tinyattn.data.rows import LABEL
 from tinyattn.data.tokenise import special_tokens
-from tinyattn.data.tokens import MOST_CHUNKS, pad_id
+from tinyattn.data.tokens import MOST_CHUNKS, pad_id, subset
 from tinyattn.errors import TaskError
 from tinyattn.tasks.base import MASK, Pattern, Task
 
+_MOST_CHARACTERS = 2**17
+"""Most characters of all examples: an adapter folder keeps them in its card."""
 _LEAST_TEXT = 4
 """Tokens that a pattern must leave for texts."""
 
@@ -48,6 +54,8 @@ class Asking:
         tokenizer: the PLM's.
         max_length: tokens of a row, of the PLM.
         types: whether the PLM has token types.
+        examples: answered rows that stand before each row. Of those that do not all fit beside a
+            row as many as do, from the end; where there are none, a long row's own texts are cut.
     """
 
     pattern: Pattern
@@ -55,6 +63,7 @@ class Asking:
     tokenizer: PreTrainedTokenizerBase
     max_length: int
     types: bool
+    examples: tuple[str, ...] = ()
 
     @property
     def has_targets(self) -> bool:
@@ -79,6 +88,12 @@ class Asking:
             found["targets"] = [prompt.targets for prompt, _ in cut]
         return found
 
+    def answered(self, row: Mapping[str, str], word: str) -> str:
+        """Return a row as an example for others: as it is asked, with a word in place of [MASK]."""
+        plain = {column: self._as_text(row[column]) for column in self.pattern.columns}
+        before, after = "\n".join(self.pattern.filled(plain)).split(MASK)
+        return f"{before.rstrip()} {word}{after}".strip()
+
     def check(self, task: str) -> None:
         """Raise TaskError unless the pattern leaves room for texts."""
         own = self._longest(dict.fromkeys(self.pattern.columns, ""))
@@ -89,10 +104,12 @@ class Asking:
             )
 
     def _fitting(self, row: Mapping[str, str]) -> tuple[Prompt, bool]:
-        """Return a row as a prompt, and whether its texts were cut."""
-        whole = self._prompt(row)
-        if max(map(len, whole.ids)) <= self.max_length:
+        """Return a row as a prompt, and whether its texts were cut or examples left out."""
+        whole = self._prompt(row, self.examples)
+        if self._fits(whole):
             return whole, False
+        if self.examples and self._fits(self._prompt(row)):
+            return self._prompt(row, self.examples[self._left_out(row) :]), True
         # The most characters that each text may have; shorter texts stay whole.
         least, most = 0, max(map(len, row.values()))
         while most - least > 1:
@@ -100,6 +117,17 @@ class Asking:
             fits = self._longest(self._cut(row, middle)) <= self.max_length
             least, most = (middle, most) if fits else (least, middle)
         return self._prompt(self._cut(row, least)), True
+
+    def _left_out(self, row: Mapping[str, str]) -> int:
+        """Return how many of the first examples must go, so that a row that fits has the others."""
+
+        def fits(number: int) -> bool:
+            return self._fits(self._prompt(row, self.examples[number:]))
+
+        return bisect.bisect_left(range(len(self.examples)), True, key=fits)
+
+    def _fits(self, prompt: Prompt) -> bool:
+        return max(map(len, prompt.ids)) <= self.max_length
 
     def _cut(self, row: Mapping[str, str], most: int) -> dict[str, str]:
         if self.tokenizer.truncation_side == "left":
@@ -109,9 +137,10 @@ class Asking:
     def _longest(self, row: Mapping[str, str]) -> int:
         return max(map(len, self._prompt(row).ids))
 
-    def _prompt(self, row: Mapping[str, str]) -> Prompt:
+    def _prompt(self, row: Mapping[str, str], examples: Sequence[str] = ()) -> Prompt:
         """Return a row as a prompt of any length."""
-        texts = self.pattern.filled(row)
+        first, *others = self.pattern.filled(row)
+        texts = ["\n\n".join([*examples, first]), *others]
         if self.verbalizer.places == "mask":
             masks = str(self.tokenizer.mask_token) * self.verbalizer.num_masks
             texts = [text.replace(MASK, masks) for text in texts]
@@ -158,6 +187,41 @@ class Asking:
     def _spelt(self) -> re.Pattern[str]:
         words = sorted({*self._special.values(), MASK}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, words)), re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Which training rows are examples: the first of a random order."""
+
+    count: int
+    """How many."""
+    seed: int
+    """Draws the order."""
+    max_train_rows: int | None
+    """As in DataRequest: they are of the rows that would be trained on."""
+
+    def of(self, rows: datasets.Dataset, task: Task, asking: Asking) -> tuple[str, ...]:
+        """Return the drawn ones of the checked training rows, each answered by its label.
+
+        Raises:
+            TaskError: there are fewer, or their texts are too long to be kept with an adapter.
+        """
+        numbers = subset(np.arange(len(rows)), self.max_train_rows)
+        if len(numbers) < self.count:
+            raise TaskError(
+                f"task '{task.name}': examples={self.count} came, allowed are at most its "
+                f"{len(numbers):,} training rows"
+            )
+        words = [asking.pattern.words[label][0] for label in task.labels or ()]
+        order = np.random.RandomState(self.seed).permutation(len(numbers))
+        chosen = [rows[int(number)] for number in numbers[order[: self.count]]]
+        found = tuple(asking.answered(row, words[row[LABEL]]) for row in chosen)
+        if (size := sum(map(len, found))) > _MOST_CHARACTERS:
+            raise TaskError(
+                f"task '{task.name}': examples={self.count} have {size:,} characters, allowed are "
+                f"{_MOST_CHARACTERS:,}; set fewer"
+            )
+        return found
 
 
 def asking_of(

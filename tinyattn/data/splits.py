@@ -14,11 +14,11 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.data.cache import Stored, stored_splits
 from tinyattn.data.files import read_file
-from tinyattn.data.patterns import asking_of
+from tinyattn.data.patterns import Draw, asking_of
 from tinyattn.data.rows import LABEL, check_rows, index_of
 from tinyattn.data.sources import Source, find_source
 from tinyattn.data.tokenise import as_split, token_rules, tokenise
-from tinyattn.data.tokens import DataRequest, Split, TaskData, carve_notes
+from tinyattn.data.tokens import DataRequest, Split, TaskData, carve_notes, subset
 from tinyattn.errors import StorageError, TaskError
 from tinyattn.grouping.carve import Carved
 from tinyattn.tasks.base import Task
@@ -34,8 +34,6 @@ __all__ = [
     "read_unlabelled",
     "tokenise",
 ]
-
-_SUBSET_SEED = 527  # of max_train_rows and max_select_rows: the same rows whatever a trial's seed
 
 
 def load_data(
@@ -72,12 +70,16 @@ def load_data(
                 "whose words the PLM's own head scores; leave pooling out, or set pattern=none"
             )
         asking = asking_of(task, pattern, tokenizer, request.max_length, rules.types, causal)
+    draw = None
+    if request.examples:
+        _refuse_examples(task, request)
+        draw = Draw(request.examples, request.example_seed or 0, request.max_train_rows)
     source = find_source(task, data_dir)
-    stored = stored_splits(task, tokenizer, request.max_length, rules, source, asking)
+    stored = stored_splits(task, tokenizer, request.max_length, rules, source, asking, draw)
     carved = stored.carved[str(request.carve_version)]
     left, select, dev = _divide(task, stored, request, carved)
     rows = stored.splits[task.splits.train].rows
-    train = as_split(rows, "train", _subset(left, request.max_train_rows))
+    train = as_split(rows, "train", subset(left, request.max_train_rows))
     extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
     heldout = dev if request.protocol == "heldout" else None
     theirs = [carved[name] for name in {select.name, dev.name} & carved.keys()]
@@ -98,7 +100,25 @@ def load_data(
         separator=None if asking else rules.separator,
         pattern=pattern,
         verbalizer=None if asking is None else asking.verbalizer,
+        examples=stored.examples,
     )
+
+
+def _refuse_examples(task: Task, request: DataRequest) -> None:
+    """Raise TaskError unless there is a pattern, and no row to answer is carved from train."""
+    if task.pattern(request.asked_by) is None:
+        raise TaskError(
+            f"task '{task.name}' has no patterns, so examples={request.examples} cannot be asked "
+            "and answered; give it `patterns`, or leave examples out"
+        )
+    selects = request.protocol == "heldout" and task.splits.select is None
+    if selects or task.splits.validation is None:
+        raise TaskError(
+            f"task '{task.name}': examples={request.examples} came, but rows to answer are carved "
+            "from the training rows, of which examples are; give the task a validation file and "
+            "`splits: {select: ...}`"
+            + (", or set protocol=paper" if task.splits.validation is not None else "")
+        )
 
 
 def _divide(
@@ -111,14 +131,14 @@ def _divide(
     def take(name: str, most: int | None = None) -> Split:
         nonlocal left
         left = np.setdiff1d(left, np.concatenate([carved[name].rows, carved[name].unused]))
-        return as_split(rows, name, _subset(carved[name].rows, most))
+        return as_split(rows, name, subset(carved[name].rows, most))
 
     validation = task.splits.validation
     dev = take("validation") if validation is None else stored.splits[validation]
     select = dev
     if request.protocol == "heldout" and task.splits.select is not None:
         given = stored.splits[task.splits.select]
-        numbers = _subset(np.arange(len(given)), request.max_select_rows)
+        numbers = subset(np.arange(len(given)), request.max_select_rows)
         select = as_split(given.rows, given.name, numbers)
     elif request.protocol == "heldout":
         select = take("select", request.max_select_rows)
@@ -127,12 +147,6 @@ def _divide(
             f"task '{task.name}': {len(rows)} training rows came, too few to carve others from"
         )
     return left, select, dev
-
-
-def _subset(numbers: np.ndarray, wanted: int | None) -> np.ndarray:
-    """Return a fixed random subset in row order; smaller subsets are parts of larger ones."""
-    order = np.random.RandomState(_SUBSET_SEED).permutation(len(numbers))
-    return numbers[np.sort(order[:wanted])]
 
 
 def read_rows(path: Path, task: Task) -> datasets.Dataset:

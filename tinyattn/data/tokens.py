@@ -143,6 +143,10 @@ class DataRequest:
     `hierarchical`; else they are truncated."""
     asked_by: str | None = None
     """The pattern by which rows are asked, as `Task.pattern` takes it."""
+    examples: int = 0
+    """Answered training rows before each row."""
+    example_seed: int | None = None
+    """Seed of their draw; None: there are none."""
 
     def __post_init__(self) -> None:
         if self.protocol not in ("paper", "heldout"):
@@ -171,7 +175,8 @@ class TaskData:
     fingerprint: str
     """16 hex digits of the rows' texts and labels: equal for the same rows in any file format."""
     truncated: int
-    """Rows in these splits whose text was truncated: to max_length, chunked to MOST_CHUNKS."""
+    """Rows in these splits whose text was truncated: to max_length, chunked to MOST_CHUNKS; or
+    before which some examples were left out."""
     carve_notes: tuple[str, ...] = ()
     """Remarks that belong beside scores on carved rows."""
     separator: str | None = None
@@ -180,6 +185,8 @@ class TaskData:
     """The pattern by which rows are asked; None: a classifier answers them."""
     verbalizer: VerbalizerConfig | None = None
     """How the PLM answers them; None: as `pattern`."""
+    examples: tuple[str, ...] = ()
+    """Answered training rows that stand before each row, as text."""
 
 
 def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:
@@ -202,6 +209,15 @@ def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:
             "carved rows say nothing of their kind"
         )
     return tuple(notes)
+
+
+_SUBSET_SEED = 527  # of max_train_rows and max_select_rows: the same rows whatever a trial's seed
+
+
+def subset(numbers: np.ndarray, wanted: int | None) -> np.ndarray:
+    """Return a fixed random subset in row order; smaller subsets are parts of larger ones."""
+    order = np.random.RandomState(_SUBSET_SEED).permutation(len(numbers))
+    return numbers[np.sort(order[:wanted])]
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -85,6 +85,12 @@ def build_engine(
     return engine
 
 
+def join_ranks(ranks: Ranks) -> None:
+    """Let this process meet the other ranks of a trial that needs no engine: it trains nothing."""
+    if ranks.size > 1:
+        _deepspeed(ranks)
+
+
 def shard(plm: nn.Module, ranks: Ranks) -> None:
     """Split a frozen PLM's weights between the ranks, in place (ZeRO 3).
 

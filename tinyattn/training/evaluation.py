@@ -24,7 +24,7 @@ class Evaluation:
     epoch: float
     """Passes over the training rows so far."""
     step: int
-    """Optimizer steps so far."""
+    """Optimizer steps so far; where nothing is trained, those that a training would have taken."""
     score: float
     """The task's primary metric on the selection rows now, higher is better."""
     best_score: float
@@ -34,13 +34,15 @@ class Evaluation:
     noise: float
     """Standard error of the score: how far other selection rows of this kind would move it."""
     train_loss: float
-    """Mean loss per row since the previous evaluation."""
+    """Mean loss per row since the previous evaluation; where nothing is trained, of the training
+    rows as the PLM answers them."""
     lr: float
-    """Learning rate of the last step."""
+    """Learning rate of the last step; 0 where nothing is trained."""
     seconds: float
     """Wall-clock seconds of this trial so far, without interruptions."""
     rows_per_second: float
-    """Training rows per second since the previous evaluation, without the evaluation itself."""
+    """Training rows per second since the previous evaluation, without the evaluation itself; 0
+    where nothing is trained."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All of the task's metrics on the selection rows now."""
     heldout: dict[str, float] = field(default_factory=dict)

@@ -47,6 +47,8 @@ def step_seconds(config: TrainConfig, model_cache: ModelCache, most: int) -> dic
                     for trial in (config.with_overrides({"seed": n}) for n in range(count))
                 ]
                 side_by_side(trainers, 1)  # untimed: the first step allocates and compiles
+                if not trainers[0].trains:  # steps that take no time
+                    return found
                 steps = steps or _enough(trainers)
                 own = max(min(steps, _FEW_STEPS), steps // count)  # in all as many as of one trial
                 found[count] = min(side_by_side(trainers, own) for _ in range(_TIMES)) / own / count

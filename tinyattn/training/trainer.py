@@ -49,7 +49,13 @@ from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.segments import segments_of
 from tinyattn.tasks import Task, compute_metrics, noise_of
-from tinyattn.training.engine import build_engine, load_optimizer, save_optimizer, warmup_steps
+from tinyattn.training.engine import (
+    build_engine,
+    join_ranks,
+    load_optimizer,
+    save_optimizer,
+    warmup_steps,
+)
 from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_metrics
 from tinyattn.training.model_cache import ModelCache
 
@@ -99,8 +105,13 @@ class Trainer:
         self.last: Evaluation | None = None
         self.best_weights: dict[str, Tensor] = {}
 
+    @property
+    def trains(self) -> bool:
+        """Whether there is something to train: an adapter or a classifier."""
+        return self.engine is not None
+
     def _prepare(self) -> None:
-        """Attach the adapter and build the DeepSpeed engine."""
+        """Attach the adapter, and build the DeepSpeed engine if there is something to train."""
         config = self.config
         self.adapter = self._start()
         self.adapter.recomputes = config.gradient_checkpointing
@@ -115,7 +126,15 @@ class Trainer:
         self.model.switch(None)  # the active adapter would also act in other models of this PLM
         own = _Own(self.model, self.name, plm=not self.model_cache.shards(config))
         spared = self.adapter.biases_and_norms()
-        self.engine = build_engine(own, config, self.total_steps, self.ranks, spared)
+        self.engine: Any | None = None
+        """None: nothing is trained, as where the PLM's own head answers and no layer has an
+        adapter. All evaluations then say the same, and are computed once."""
+        self._measured: dict[Rows, tuple[np.ndarray, np.ndarray]] = {}
+        """What `outputs` returned, where nothing is trained."""
+        if any(parameter.requires_grad for parameter in own.parameters()):
+            self.engine = build_engine(own, config, self.total_steps, self.ranks, spared)
+        else:
+            join_ranks(self.ranks)
         self.allocation = self.adapter.allocation(self.total_steps)
         self.micro_batch_size = min(self.ranks.gather(config.micro_batch_size or config.batch_size))
         """Most rows of a pass: the smallest number that any rank asks for."""
@@ -194,21 +213,34 @@ class Trainer:
         for index, until in enumerate(self.evaluation_steps[done:], start=done + 1):
             with out_of_memory_is_an_error(self.config, self.least_rows):
                 begin = time.perf_counter()
-                with self.executor.training():
-                    loss, lr = self._train_until(until)
-                trained = time.perf_counter() - begin
                 rows = self._rows_between(self._step_before(index), until)
-                self._evaluate(index, begin, loss / rows, lr, rows / trained)
+                loss, lr = self._train_until(until)
+                trained = time.perf_counter() - begin
+                speed = rows / trained if self.trains else 0.0
+                self._evaluate(index, begin, loss / rows, lr, speed)
             assert self.last is not None
             yield self.last
 
     def take_steps(self, count: int) -> float:
         """Take optimizer steps without evaluating; return the summed loss of their rows."""
-        with self.executor.training():
-            return self._train_until(self.step + count)[0]
+        return self._train_until(self.step + count)[0]
 
     def _train_until(self, until: int) -> tuple[float, float]:
         """Take optimizer steps up to `until`; return the rows' summed loss and the last lr."""
+        if self.engine is None:
+            rows = self._rows_between(self.step, until)
+            self.step = until
+            return rows * self._untrained_loss(), 0.0
+        with self.executor.training():
+            return self._take_steps(until)
+
+    def _untrained_loss(self) -> float:
+        """Return the mean loss of the training rows, where nothing is trained."""
+        outputs, labels = map(torch.tensor, self.outputs(self.data.train))
+        return float(row_losses(outputs, labels).mean())
+
+    def _take_steps(self, until: int) -> tuple[float, float]:
+        assert self.engine is not None
         total = torch.zeros((), device=self.device)
         lr = 0.0
         check = 1 if self.device.type == "cpu" else _GPU_LOSS_CHECK
@@ -252,6 +284,7 @@ class Trainer:
             # The loss is the mean over the whole batch, whatever its micro-batches and ranks.
             # DeepSpeed divides the sum of the ranks' gradients by their number.
             total += run(places[positions], self.ranks.size / len(indices))
+        assert self.engine is not None
         if self.allocation is None:
             self.engine.step()
         else:
@@ -357,10 +390,15 @@ class Trainer:
 
     def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Run the adapter over a split; return logits [N, num_outputs] and labels [N]."""
+        if split in self._measured:
+            return self._measured[split]
         rows = self.model_cache.batches_of(split, self.plm)
         with self.executor.alone():
             prefix = self._prefix_of(rows)
-            return outputs_of(self.model, self.name, rows, self.device, self.ranks, prefix)
+            found = outputs_of(self.model, self.name, rows, self.device, self.ranks, prefix)
+        if self.engine is None:
+            self._measured[split] = found
+        return found
 
     def _prefix_of(self, rows: Batches) -> CachedPrefix | None:
         """Return the cached inputs of this trial's first adapted layer, if they can be cached."""
@@ -412,8 +450,9 @@ class Trainer:
             "last": None if self.last is None else asdict(self.last),
             "rng": self.ranks.gather(self._plm_rng),
             "allocation": None if self.allocation is None else self.allocation.state(),
-            **save_optimizer(self.engine, folder, self.config.zero_stage),
         }
+        if self.engine is not None:
+            state |= save_optimizer(self.engine, folder, self.config.zero_stage)
         if self.ranks.writes:
             write_state(folder, state)
 
@@ -440,7 +479,8 @@ class Trainer:
                 )
         load_weights(self.adapter, state["adapter"], folder)
         self.best_weights = {key: value.to(self.device) for key, value in state["best"].items()}
-        load_optimizer(self.engine, folder, self.config.zero_stage, state)
+        if self.engine is not None:
+            load_optimizer(self.engine, folder, self.config.zero_stage, state)
         if self.allocation is not None:
             self.allocation.load(state["allocation"])
         self.step, self.seconds = state["step"], state["seconds"]
@@ -478,7 +518,8 @@ class Trainer:
         """Detach the adapter, and the hooks too if no other trial uses the PLM."""
         with self.executor.alone():
             try:
-                self.engine.destroy()
+                if self.engine is not None:
+                    self.engine.destroy()
             finally:
                 self._leave()
 
@@ -554,6 +595,7 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
         token_version=config.token_version,
         separator=data.separator,
         pattern=None if data.pattern is None else PatternCard(**asdict(data.pattern)),
+        examples=data.examples,
     )
 
 
