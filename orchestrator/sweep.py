@@ -103,7 +103,11 @@ def refuse_taken(name: str, workspace: Workspace) -> None:
 
 
 def run_sweep(
-    sweep: Sweep, facts: Facts, workspace: Workspace, origin: Origin | None = None
+    sweep: Sweep,
+    facts: Facts,
+    workspace: Workspace,
+    origin: Origin | None = None,
+    go_on: str | None = None,
 ) -> list[Trial]:
     """Run a new sweep to its end, after `prepare`; Ray must be running.
 
@@ -112,17 +116,18 @@ def run_sweep(
         facts: the facts of the sweep, from `prepare`.
         workspace: where the sweep is kept.
         origin: file and overrides that the sweep was read from; None: it was made in code.
+        go_on: the command that goes on where it is interrupted; None: `sweep resume NAME`.
 
     Raises:
         InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
         TinyAttnError: a trial needs more resources than there are, or no trial reached a score.
     """
     concurrency(sweep.resources)
-    with workspace.lock(sweep.name):
+    with workspace.lock(sweep.name, go_on):
         if Definition.is_in(workspace.path_of(sweep.name)):  # another process was quicker
             refuse_taken(sweep.name, workspace)
         Definition.of(sweep, facts, origin).write(workspace.path_of(sweep.name))
-        return run_to_end(sweep, facts, workspace)
+        return run_to_end(sweep, facts, workspace, go_on)
 
 
 def resumable(
@@ -149,7 +154,10 @@ def resumable(
 
 
 def resume_sweep(
-    definition: Definition, workspace: Workspace, say: Callable[[str], None] = lambda line: None
+    definition: Definition,
+    workspace: Workspace,
+    say: Callable[[str], None] = lambda line: None,
+    go_on: str | None = None,
 ) -> list[Trial]:
     """Resume a sweep, whatever ended it; Ray must be running.
 
@@ -157,6 +165,7 @@ def resume_sweep(
         definition: the sweep, from `resumable`.
         workspace: where the sweep is kept.
         say: takes remarks for the user, on faults for which a new sweep would be refused.
+        go_on: as for `run_sweep`.
 
     Raises:
         UsageError: another process works on the sweep, or its data or PLM have changed.
@@ -164,20 +173,22 @@ def resume_sweep(
     """
     sweep = definition.sweep()
     concurrency(sweep.resources)
-    with workspace.lock(sweep.name):
+    with workspace.lock(sweep.name, go_on):
         facts = inspect(sweep, ModelCache(workspace.data_dir, device="cpu"))
         definition.refuse_other(facts)
         for note in warmup_note(sweep, facts):
             say(note)
         definition.write(workspace.path_of(sweep.name))
-        return run_to_end(sweep, facts, workspace)
+        return run_to_end(sweep, facts, workspace, go_on)
 
 
-def run_to_end(sweep: Sweep, facts: Facts, workspace: Workspace) -> list[Trial]:
+def run_to_end(
+    sweep: Sweep, facts: Facts, workspace: Workspace, go_on: str | None = None
+) -> list[Trial]:
     """Run a sweep to its end from its present state; a new sweep has an empty event log."""
     tracker = workspace.tracker(create=True)
     open_runs = opener_of(sweep, facts, workspace, tracker)
-    with closed_in_any_case(open_runs, f"sweep resume {sweep.name}") as runs:
+    with closed_in_any_case(open_runs, go_on or f"sweep resume {sweep.name}") as runs:
         search = search_of(sweep, workspace, runs, facts)
         ended = run_batch(
             search.batch,

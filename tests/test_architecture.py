@@ -51,6 +51,7 @@ ROOMS = {
         "sweep",
         "suite",
         "comparison",
+        "pet",
         "single_trial",
         "cli",
         "api",

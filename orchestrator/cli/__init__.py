@@ -4,6 +4,7 @@ main (here)   doctor, train
 sweeps.py     list, check, simulate, run, resume, extend, status, stop
 clusters.py   up, status, down, manifests
 compare.py    compare
+pet.py        pet
 results.py    leaderboard, finalize, promote, rollback, predict, report, ui
 submit.py     glue
 
@@ -24,6 +25,7 @@ from cluster.settings import set_before_ray
 from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
 from orchestrator.cli.compare import compare
+from orchestrator.cli.pet import pet
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.submit import submit
 from orchestrator.cli.sweeps import sweep
@@ -123,5 +125,6 @@ main.add_command(sweep)
 main.add_command(cluster)
 main.add_command(compare)
 main.add_command(submit)
+main.add_command(pet)
 for _verb in VERBS:
     main.add_command(_verb)

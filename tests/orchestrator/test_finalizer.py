@@ -303,7 +303,7 @@ def test_the_classifier_alone_tries_rates_around_the_best_trials(
 ) -> None:
     """A rate above 10 is not allowed, and none is tried twice."""
     params = {"optimizer.lr": rate, "optimizer.schedule": "cosine", "seed": 7}
-    found = alone_settings(params, rate)
+    found = alone_settings(params, SWEEP.trial_config(params))
     assert [point["optimizer.lr"] for point in found] == pytest.approx(expected)
     rest = {"optimizer.schedule": "cosine", "seed": 7, "adapter.layers": "none"}
     assert all({**point, "optimizer.lr": 0} == {**rest, "optimizer.lr": 0} for point in found)

@@ -13,13 +13,13 @@ from orchestrator.selection.verdict import Candidate, Collapsed, Verdict, gain, 
 
 
 def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False) -> Verdict:
-    def candidate(score: float) -> Candidate:
+    def candidate(score: float, name: str = "1 head, rank 1") -> Candidate:
         held = (None, None) if dev else (score, std)
         # Under heldout the selection score tells the opposite, and must not be looked at.
         select = score if dev else 1 - score
-        return Candidate("1 head, rank 1", "run", select, held[0], None, std, held[1])
+        return Candidate(name, "run", select, held[0], None, std, held[1])
 
-    base = None if alone is None else candidate(alone)
+    base = None if alone is None else candidate(alone, "classifier alone, 2 seeds")
     best = candidate(heads)
     return Verdict(base, [best], best, None, None, rates=4)
 

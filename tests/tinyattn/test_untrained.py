@@ -207,7 +207,9 @@ def test_examples_of_rows_that_others_are_carved_from_are_refused(tmp_path: Path
     task["patterns"] = [{"text": "{text} [MASK]", "words": {"y": "yes", "n": "no"}}]
     (tmp_path / "task.yaml").write_text(json.dumps(task))
     config = untrained(plm, str(tmp_path / "task.yaml"), "0", examples=2, **NOTHING)
-    with pytest.raises(TaskError, match="rows to answer are carved from the training rows"):
+    with pytest.raises(
+        TaskError, match=r"examples=2 came, but rows to answer are carved from the training rows"
+    ):
         ModelCache().data(config)
     paper = ModelCache().data(config.with_overrides({"protocol": "paper"}))
     assert len(paper.examples) == 2

@@ -22,7 +22,8 @@ class Batches:
     """The tokenised rows of a split, as flat arrays from which batches are made.
 
     Attributes:
-        labels: [N] class ids (int64) or scores (float32); empty where the split has none.
+        labels: [N] class ids (int64) or scores (float32), or [N, C] soft labels; empty where the
+            split has none.
         lengths: [N] number of tokens of each row, of all its chunks.
         chunks: [N] number of chunks of each row, 1 where rows are not cut. Each is a row for the
             PLM.

@@ -82,7 +82,7 @@ def _as_name(value: Any) -> Any:
 class TrainConfig(Settings):
     """The complete configuration of one trial: task, PLM, adapter, optimizer, length, precision."""
 
-    later_keys = frozenset({"gradient_checkpointing", "pattern", "examples"})
+    later_keys = frozenset({"gradient_checkpointing", "pattern", "examples", "train_file"})
 
     task: str
     """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
@@ -129,6 +129,9 @@ class TrainConfig(Settings):
     """Optimizer steps between evaluations; None: twice an epoch."""
     max_length: int = Field(128, ge=LEAST_LENGTH, le=1_000_000)
     """Tokens per row; longer rows are truncated, or cut into chunks (see `pooling`)."""
+    train_file: str | None = Field(None, min_length=1)
+    """File of rows to train on, in place of the task's. In its label column stand labels, or a list
+    of all labels' probabilities: soft labels, of other models at the temperature 2."""
     max_train_rows: int | None = Field(None, ge=1)
     """Use a fixed random subset of this many training rows; None: all."""
     max_select_rows: int | None = Field(None, ge=1)
@@ -167,6 +170,15 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"examples {self.examples} came without a pattern, by which they are asked and "
                 "answered; name one of the task's, or set examples=0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _train_file_fits(self) -> Self:
+        if self.train_file is not None and self.examples:
+            raise ValueError(
+                f"train_file {self.train_file} came with examples {self.examples}, which are of "
+                "the task's own rows; leave one of them out"
             )
         return self
 

@@ -143,7 +143,9 @@ def _build(
     """Fill a cache folder: read, check, tokenise and carve; the description is written last."""
     scratch = folder / "scratch"
     checked = {
-        split: check_rows(source.read(split, scratch), task, place, labelled=True)
+        split: check_rows(
+            source.read(split, scratch), task, place, labelled=True, soft=split == source.soft
+        )
         for split, place in source.places.items()
     }
     files = {split: f"{number}.arrow" for number, split in enumerate(checked)}

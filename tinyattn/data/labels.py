@@ -10,12 +10,20 @@ from tinyattn.data.tokens import Rows
 from tinyattn.errors import TaskError
 from tinyattn.tasks.base import Task
 
+TEMPERATURE = 2.0
+"""Temperature of soft labels and of what learns them (Schick & Schütze, EACL 2021, section 3.3)."""
+
 
 def label_rows(task: Task, rows: Rows) -> dict[str, int]:
-    """Return how many of the rows each label of the task has; empty for a regression."""
+    """Return how many of the rows each label of the task has; empty for a regression.
+
+    A row with soft labels has the most probable one.
+    """
     if task.labels is None:
         return {}
-    counts = np.bincount(rows.flat().labels, minlength=len(task.labels))
+    labels = rows.flat().labels
+    hard = labels.argmax(axis=1) if labels.ndim == 2 else labels
+    counts = np.bincount(hard, minlength=len(task.labels))
     return dict(zip(task.labels, counts.tolist(), strict=True))
 
 

@@ -23,11 +23,13 @@ INDEX = "idx"
 GROUP = "tinyattn:group"
 """Name of the group column of checked rows, where the task has one."""
 
+_ROUNDED = 1e-3
+"""Most by which a row's probabilities may miss the sum 1."""
 _MISSING = ("", "-1", "-1.0")  # an unlabelled row: an empty CSV cell, or GLUE's -1
 
 
 def check_rows(
-    rows: datasets.Dataset, task: Task, source: str, *, labelled: bool
+    rows: datasets.Dataset, task: Task, source: str, *, labelled: bool, soft: bool = False
 ) -> datasets.Dataset:
     """Return the task's columns of `rows`: texts, `label`, and GROUP if the task has groups.
 
@@ -39,6 +41,7 @@ def check_rows(
         task: the task: its columns and allowed labels.
         source: the file or split, the first part of each message.
         labelled: whether every row must have a label.
+        soft: whether labels may be lists of probabilities, which stay so (float32).
 
     Raises:
         TaskError: no rows, a missing column, or a text or label that is not allowed.
@@ -46,7 +49,9 @@ def check_rows(
     check_columns(rows, task.text_columns + ((task.label_column,) if labelled else ()), source)
     columns = {name: text_column(rows, name, source) for name in task.text_columns}
     if task.label_column in rows.column_names:
-        labels = _labels(rows, task, source, labelled)
+        is_soft = soft and pa.types.is_list(rows.data.table.column(task.label_column).type)
+        read = _soft_labels if is_soft else _labels
+        labels = read(rows, task, source, labelled)
         if labels is not None:
             columns[LABEL] = labels
     if task.group_column is not None and task.group_column in rows.column_names:
@@ -155,6 +160,24 @@ def _labels(rows: datasets.Dataset, task: Task, source: str, labelled: bool) -> 
         came = "no label" if missing[at] else f"label {values[at].as_py()!r:.200}"
         raise TaskError(f"{source}: row {at + 1}: {came} came, allowed {_allowed(task)}")
     return None
+
+
+def _soft_labels(
+    rows: datasets.Dataset, task: Task, source: str, labelled: bool
+) -> pa.Array | None:
+    """Return lists of probabilities, one for each label of the task."""
+    names = task.labels or ()
+    found = rows[task.label_column][:]
+    for at, row in enumerate(found):
+        given = row if isinstance(row, list) else []
+        numbers = np.array([_number(str(value)) for value in given])
+        sums_up = len(numbers) == len(names) > 0 and abs(numbers.sum() - 1) < _ROUNDED
+        if not (sums_up and (numbers >= 0).all()):
+            raise TaskError(
+                f"{source}: row {at + 1}: label {row!r:.200} came, allowed are probabilities of "
+                f"{', '.join(names)}, whose sum is 1"
+            )
+    return pa.array(found, pa.list_(pa.float32()))
 
 
 def _class_ids(values: pa.ChunkedArray, task: Task) -> pa.ChunkedArray:

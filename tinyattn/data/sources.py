@@ -39,6 +39,27 @@ class Source:
     """Split -> file or hub name, for messages."""
     read: Callable[[str, Path], datasets.Dataset]
     """Read one split, given its name and a scratch folder."""
+    soft: str | None = None
+    """Split that may have soft labels; None: none may."""
+
+    def training_on(self, split: str, file: Path) -> Source:
+        """Return this source with a file of its own for the training split.
+
+        Raises:
+            TaskError: the file is not there.
+        """
+        if not file.is_file():
+            raise TaskError(f"train_file: {file} came, which is not there; name a file of rows")
+
+        def read(name: str, scratch: Path) -> datasets.Dataset:
+            return read_file(file, scratch) if name == split else self.read(name, scratch)
+
+        return Source(
+            {**self.digests, split: digest_file(file)},
+            {**self.places, split: str(file)},
+            read,
+            split,
+        )
 
 
 class _NotHereError(Exception):

@@ -72,9 +72,17 @@ def load_data(
         asking = asking_of(task, pattern, tokenizer, request.max_length, rules.types, causal)
     draw = None
     if request.examples:
-        _refuse_examples(task, request)
+        if pattern is None:
+            raise TaskError(
+                f"task '{task.name}' has no patterns, so examples={request.examples} cannot be "
+                "asked and answered; give it `patterns`, or leave examples out"
+            )
+        refuse_carving(task, request.protocol, f"examples={request.examples}")
         draw = Draw(request.examples, request.example_seed or 0, request.max_train_rows)
     source = find_source(task, data_dir)
+    if request.train_file is not None:
+        refuse_carving(task, request.protocol, f"train_file={request.train_file}")
+        source = source.training_on(task.splits.train, Path(request.train_file))
     stored = stored_splits(task, tokenizer, request.max_length, rules, source, asking, draw)
     carved = stored.carved[str(request.carve_version)]
     left, select, dev = _divide(task, stored, request, carved)
@@ -104,19 +112,13 @@ def load_data(
     )
 
 
-def _refuse_examples(task: Task, request: DataRequest) -> None:
-    """Raise TaskError unless there is a pattern, and no row to answer is carved from train."""
-    if task.pattern(request.asked_by) is None:
-        raise TaskError(
-            f"task '{task.name}' has no patterns, so examples={request.examples} cannot be asked "
-            "and answered; give it `patterns`, or leave examples out"
-        )
-    selects = request.protocol == "heldout" and task.splits.select is None
+def refuse_carving(task: Task, protocol: str, what: str) -> None:
+    """Raise TaskError if rows to answer are carved from the training rows, which `what` uses."""
+    selects = protocol == "heldout" and task.splits.select is None
     if selects or task.splits.validation is None:
         raise TaskError(
-            f"task '{task.name}': examples={request.examples} came, but rows to answer are carved "
-            "from the training rows, of which examples are; give the task a validation file and "
-            "`splits: {select: ...}`"
+            f"task '{task.name}': {what} came, but rows to answer are carved from the training "
+            "rows; give the task a validation file and `splits: {select: ...}`"
             + (", or set protocol=paper" if task.splits.validation is not None else "")
         )
 

@@ -19,6 +19,7 @@ from tinyattn.tasks.base import Pattern, Task
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow as pa
 
 GROUPS = "tinyattn:groups"
 """Name of the column of group numbers; a plain `groups` could be a user's own column."""
@@ -38,7 +39,8 @@ class FlatRows:
     offsets: np.ndarray
     """[N + 1] where each row's tokens begin in `columns`, and where the last row's end."""
     labels: np.ndarray
-    """[N] class ids (int64) or scores (float32); empty where rows have none."""
+    """[N] class ids (int64) or scores (float32); [N, C] probabilities (float32) where labels are
+    soft; empty where rows have none."""
     groups: np.ndarray
     """[N] int64 number of each row's group (`grouping/groups.py`), as of rows that share a premise
     or are a minimal pair; a number of its own for each row if groups were not computed."""
@@ -81,8 +83,8 @@ class Split:
     rows: datasets.Dataset
     """Columns `input_ids`, `length` (tokens), `truncated` (bool); where they exist also
     `token_type_ids`, `chunks` (tokens of each chunk, whose sum is `length`), `targets` (of each
-    chunk the last tokens that are scored), `label` (class id or score; all rows have one) and
-    GROUPS."""
+    chunk the last tokens that are scored), `label` (class id, score or list of probabilities; all
+    rows have one) and GROUPS."""
     name: str
     """Name of the split, e.g. `train` or `validation_matched`."""
     truncated: int
@@ -107,13 +109,23 @@ class Split:
         return FlatRows(
             columns={name: values.values.to_numpy() for name, values in lists.items()},
             offsets=offsets,
-            labels=table["label"].to_numpy() if "label" in table.column_names else np.empty(0),
+            labels=_labels(table),
             groups=(
                 table[GROUPS].to_numpy() if GROUPS in table.column_names else np.arange(len(self))
             ),
             chunks=chunks,
             targets=targets,
         )
+
+
+def _labels(table: pa.Table) -> np.ndarray:
+    """Return the labels of FlatRows."""
+    if "label" not in table.column_names:
+        return np.empty(0)
+    column = table["label"]
+    if column.type.num_fields == 0:
+        return column.to_numpy()
+    return column.combine_chunks().flatten().to_numpy().reshape(len(table), -1)
 
 
 @dataclass(frozen=True)
@@ -147,6 +159,8 @@ class DataRequest:
     """Answered training rows before each row."""
     example_seed: int | None = None
     """Seed of their draw; None: there are none."""
+    train_file: str | None = None
+    """File of rows to train on, with labels or soft labels; None: the task's own."""
 
     def __post_init__(self) -> None:
         if self.protocol not in ("paper", "heldout"):

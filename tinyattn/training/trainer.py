@@ -39,6 +39,7 @@ from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import Batches, epoch_order, ranges
 from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import AttentionConfig, TrainConfig, VariantConfig, unnamed
+from tinyattn.data.labels import TEMPERATURE
 from tinyattn.data.tokens import Rows, TaskData
 from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
 from tinyattn.files.object_store import fetched
@@ -571,10 +572,16 @@ def _mathematics(config: TrainConfig) -> str:
 def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return the loss of each row, [B]: squared error if labels are floats, else cross-entropy.
 
+    Of soft labels it is the Kullback-Leibler divergence from them, at their temperature and with
+    its square as a factor (Hinton et al., 2015).
+
     Args:
         outputs: logits [B, num_outputs].
-        labels: [B] class ids (int64) or scores (float32).
+        labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels.
     """
+    if labels.ndim == 2:
+        logs = F.log_softmax(outputs / TEMPERATURE, dim=1)
+        return F.kl_div(logs, labels, reduction="none").sum(dim=1) * TEMPERATURE**2
     if labels.is_floating_point():
         return F.mse_loss(outputs.squeeze(-1), labels, reduction="none")
     return F.cross_entropy(outputs, labels, reduction="none")

@@ -1,0 +1,94 @@
+"""The verb `pet`: patterns label rows without labels, from which a classifier learns."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from orchestrator.cli.common import (
+    Places,
+    echo,
+    import_option,
+    imported,
+    next_command,
+    place_options,
+    ray_of,
+    workspace_of,
+)
+from tinyattn.collector import imports_uncollected
+from tinyattn.config import parse_overrides
+
+
+@click.command()
+@click.argument("task")
+@click.argument("overrides", nargs=-1)
+@click.option(
+    "--plm", default="roberta-large", show_default=True, help="Name or folder of the PLM."
+)
+@click.option(
+    "--unlabelled",
+    type=click.Path(path_type=Path),
+    help="File of rows without labels; else the task's `unlabeled`.",
+)
+@click.option(
+    "--generations",
+    type=click.IntRange(1, 5),
+    default=1,
+    show_default=True,
+    help="Of members; more than one is iPET.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Of each pattern, and of the final classifier.",
+)
+@click.option("--uniform", is_flag=True, help="Weigh all patterns alike.")
+@click.option("--name", help="Name of its sweep; `pet-TASK` without.")
+@import_option
+@place_options
+def pet(
+    task: str,
+    overrides: tuple[str, ...],
+    plm: str,
+    unlabelled: Path | None,
+    generations: int,
+    seeds: int,
+    uniform: bool,
+    name: str | None,
+    places: Places,
+) -> None:
+    """Train members by every pattern on few rows, let them label others, train a classifier.
+
+    The same command goes on where it was interrupted; with more --generations it goes further.
+    Overrides are for all trials, those of `final.` for the classifier: epochs=10 final.epochs=1
+    """
+    chosen = parse_overrides(overrides)
+
+    with imports_uncollected():
+        from orchestrator.pet.plan import pet_plan
+        from orchestrator.pet.run import prepare_pet, run_pet
+        from orchestrator.pet.table import render
+
+    bare = task.removesuffix(".yaml")
+    name = name or f"pet-{bare.rpartition('/')[2] if bare != task else bare.replace('/', '-')}"
+    plan = pet_plan(
+        name, task, plm, chosen, repeats=seeds, generations=generations, is_uniform=uniform
+    )
+    workspace = workspace_of(places)
+    words = [task, *overrides, "--plm", plm, "--generations", str(generations)]
+    words += ["--seeds", str(seeds), *(["--uniform"] if uniform else []), "--name", name]
+    words += ["--unlabelled", str(unlabelled)] if unlabelled is not None else []
+    words += [word for module in imported() for word in ("--import", module)]
+    go_on = shlex.join(["pet", *words])
+    prepared = prepare_pet(plan, unlabelled, workspace)
+    echo(f"{name}: {plan.sweep.search.trials} members, {len(prepared.rows):,} rows without labels")
+    with ray_of(places.on):
+        found = run_pet(prepared, workspace, echo, go_on)
+    Console(width=None if sys.stdout.isatty() else 120).print(render(found))
+    echo(f"next: {next_command(f'tinyattn promote {name}')}")

@@ -1,0 +1,85 @@
+"""`tinyattn pet` through the real command line: iPET that is killed twice and goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from live import call, start, wait_for
+from sweep_truth import final_untruths, untruths
+from tiny_plm import save_tiny_plm
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+WORDS = {"y": ["cat", "dog", "bird"], "n": ["stone", "chair", "lamp"]}
+
+
+def write_task(folder: Path) -> str:
+    """Living things or not, 12 rows to train on, and 60 of which the label is not told."""
+    for split, count in {"train": 12, "select": 12, "validation": 24, "unlabeled": 60}.items():
+        rows = [
+            {"text": f"{split} {n}, a {WORDS['yn'[n % 2]][n % 3]}", "label": "yn"[n % 2]}
+            for n in range(count)
+        ]
+        if split == "unlabeled":
+            rows = [{"text": row["text"]} for row in rows]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = {"y": "yes", "n": "no"}
+    task = {
+        "name": "alive",
+        "folder": ".",
+        "text_columns": ["text"],
+        "labels": ["y", "n"],
+        "splits": {"select": "select"},
+        "patterns": [
+            {"name": "ask", "text": "{text}: does it live? [MASK].", "words": answers},
+            {"name": "two", "text": ["{text}", "[MASK], it lives."], "words": answers},
+        ],
+    }
+    (folder / "task.yaml").write_text(json.dumps(task))
+    return str(folder / "task.yaml")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.suffix == ".jsonl" or path.name == "logits.npy"
+    }
+
+
+def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
+    plm, runs = str(save_tiny_plm(tmp_path / "tiny", masked=True)), tmp_path / "runs"
+    words = [write_task(tmp_path), "epochs=2", "max_length=32", "optimizer.lr=0.01", "--plm", plm]
+    words += ["--seeds", "2", "--generations", "2", "--runs", str(runs)]
+    for number, until in enumerate((b"search_00002 completed", b"_00002 completed |"), start=1):
+        log = tmp_path / f"log{number}"
+        driver = start("pet", *words, log=log)
+        place = b"generation-2" if number == 2 else b"search"
+        wait_for(lambda: log.exists() and place in log.read_bytes())  # noqa: B023
+        wait_for(lambda: until in log.read_bytes().rpartition(b"labelling")[2])  # noqa: B023
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    done = call("pet", *words)
+    assert done.exit_code == 0, done.output
+    assert untruths(runs, "pet-task", 4) == []
+    assert final_untruths(runs, "pet-task") == []
+    assert "labelling" in done.stdout
+    folder = runs / "sweeps" / "pet-task"
+    (generation,) = folder.glob("generation-2-*.jsonl")
+    starts = [json.loads(line) for line in generation.read_text().splitlines()]
+    files = {Path(s["params"]["train_file"]) for s in starts if "train_file" in str(s)}
+    for file in files:
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        # d = 5 times the 6 few rows of each label, unless the ensemble sees fewer of one.
+        assert {row["label"] for row in rows[:12]} == {"y", "n"}
+        assert 12 < len(rows) <= 60
+    before = contents(folder)
+    again = call("pet", *words)
+    assert again.exit_code == 0, again.output
+    assert contents(folder) == before, "nothing is trained or labelled twice"
+    other = call("pet", *words, "batch_size=2")
+    assert other.exit_code == 2
+    assert "a sweep is called 'pet-task', with other settings (batch_size)" in other.stderr

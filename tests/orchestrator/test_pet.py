@@ -1,0 +1,163 @@
+"""PET's mathematics by hand, its plan and its rows; a whole one is in tests/integration."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.pet.ensemble import (
+    drawn_others,
+    mean_logits,
+    most_confident,
+    soft_labels,
+    wanted_rows,
+)
+from orchestrator.pet.plan import pet_plan
+from orchestrator.pet.rows import labelled, train_file, unlabelled_rows
+from tinyattn.config import TrainConfig
+from tinyattn.errors import ConfigError, UsageError
+from tinyattn.tasks import find_task
+
+# ---- the ensemble ----
+
+
+def test_members_count_by_the_weights_of_their_patterns() -> None:
+    """Three members, weights 0.75, 0.75 and 0.5: of the first logit (3·2 + 3·0 + 2·4) / 8."""
+    logits = [np.array([[2.0, 1.0]]), np.array([[0.0, -1.0]]), np.array([[4.0, 4.0]])]
+    found = mean_logits(logits, [0.75, 0.75, 0.5])
+    np.testing.assert_allclose(found, [[14 / 8, 8 / 8]])
+    # Patterns that answer no row rightly say nothing of each other: the plain mean.
+    np.testing.assert_allclose(mean_logits(logits, [0, 0, 0]), [[6 / 3, 4 / 3]])
+
+
+def test_soft_labels_are_a_softmax_at_the_temperature_2() -> None:
+    """1 / (1 + e^(-(3 - 1) / 2)) = 0.7311, from a table of the logistic function."""
+    np.testing.assert_allclose(soft_labels(np.array([[3.0, 1.0]])), [[0.7311, 0.2689]], atol=5e-5)
+
+
+def test_a_generation_has_five_times_the_rows_of_the_one_before() -> None:
+    """Of 3 and 1 few rows: 15 and 5 in all for the second generation, 75 and 25 for the third."""
+    few = np.array([3, 1])
+    assert (few + wanted_rows(few, 1)).tolist() == [3, 1]
+    assert (few + wanted_rows(few, 2)).tolist() == [15, 5]
+    assert (few + wanted_rows(few, 3)).tolist() == [75, 25]
+
+
+def test_the_surest_rows_of_each_label_are_taken() -> None:
+    """Six rows, by their leads of one label over the other: 0 has 1, 4, 2 (rows 0, 1, 4) and
+    1 has 3, 1, 3 (rows 2, 3, 5); of equally sure ones the first."""
+    leads = [1.0, 4.0, -3.0, -1.0, 2.0, -3.0]
+    logits = np.array([[lead, 0.0] for lead in leads])
+    rows, labels = most_confident(logits, np.array([2, 1]))
+    assert (rows.tolist(), labels.tolist()) == ([1, 2, 4], [0, 1, 0])
+    rows, labels = most_confident(logits, np.array([0, 9]))  # there are three of it
+    assert (rows.tolist(), labels.tolist()) == ([2, 3, 5], [1, 1, 1])
+
+
+def test_a_quarter_of_the_other_members_label_for_one() -> None:
+    for own in range(9):
+        drawn = drawn_others(own, 9, generation=2, seed=0)
+        assert len(set(drawn)) == 2
+        assert own not in drawn
+        assert drawn == drawn_others(own, 9, generation=2, seed=0)
+    assert len({tuple(drawn_others(4, 9, generation=k, seed=0)) for k in range(2, 12)}) > 1
+    assert drawn_others(0, 2, generation=2, seed=0) == [1]
+    assert drawn_others(0, 1, generation=2, seed=0) == [0]
+
+
+# ---- plan ----
+
+
+def test_the_plan_has_every_pattern_on_every_seed_and_a_classifier_of_its_own() -> None:
+    overrides = {"optimizer.lr": 0.002, "epochs": 7, "final.epochs": 2, "adapter.num_heads": 4}
+    plan = pet_plan("few", "fewglue/rte", "minilm", overrides, repeats=2, generations=3)
+    assert plan.sweep.search.trials == 12
+    assert plan.seeds == 2
+    patterns = [pattern.name for pattern in find_task("fewglue/rte").patterns]
+    assert list(plan.sweep.space["pattern"].values) == patterns  # type: ignore[union-attr]
+    assert plan.sweep.asha is None
+    assert (plan.sweep.train.epochs, plan.final.epochs) == (7, 2)
+    assert (plan.final.pattern, plan.final.optimizer.lr) == ("none", 0.002)
+    assert plan.final.adapter == plan.sweep.train.adapter
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "message"),
+    [
+        ("fewglue/rte", {"pattern": "paper"}, "override pattern: `pet` sets it by itself"),
+        ("fewglue/rte", {"final.seed": 1}, "override seed: `pet` sets it"),
+        ("fewglue/rte", {"final.epochs": 0}, "tinyattn pet: final: epochs: 0 came"),
+        ("fewglue/rte", {"epoch": 1}, "epoch: unknown key"),
+        ("sst2", {}, "task 'sst2' has no patterns, which PET needs"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(
+    task: str, overrides: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((UsageError, ConfigError), match=message):
+        pet_plan("few", task, "minilm", overrides)
+
+
+# ---- rows ----
+
+
+def own_task(folder: Path) -> str:
+    for split, count in {"train": 4, "select": 2, "validation": 3}.items():
+        rows = [{"text": f"{split} {n}", "label": "yn"[n % 2]} for n in range(count)]
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {
+        "name": "own",
+        "folder": ".",
+        "text_columns": ["text"],
+        "labels": ["y", "n"],
+        "splits": {"select": "select"},
+        "patterns": [{"text": "{text} [MASK]", "words": {"y": "yes", "n": "no"}}],
+    }
+    (folder / "task.yaml").write_text(json.dumps(task))
+    return str(folder / "task.yaml")
+
+
+def test_rows_without_labels_are_new_ones_each_once(tmp_path: Path) -> None:
+    config = TrainConfig(task=own_task(tmp_path), plm="minilm")
+    with pytest.raises(UsageError, match=r"there is no file .*unlabeled\.jsonl; name one with"):
+        unlabelled_rows(config, None, None)
+    texts = ["new", "train 1", "select 0", "other", "validation 2", "new"]
+    content = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "unlabeled.jsonl").write_text(content)
+    assert unlabelled_rows(config, None, None) == [{"text": "new"}, {"text": "other"}]
+    known = tmp_path / "known.jsonl"
+    known.write_text('{"text": "train 1"}\n')
+    with pytest.raises(UsageError, match=r"known\.jsonl: no rows without labels came beside"):
+        unlabelled_rows(config, known, None)
+
+
+def test_the_rows_of_glue_stand_in_for_those_of_fewglue(tmp_path: Path) -> None:
+    pair = {"premise": "a", "hypothesis": "b", "label": "entailment"}
+    (tmp_path / "fewglue" / "rte").mkdir(parents=True)
+    for split in ("train", "dev32", "validation"):
+        (tmp_path / "fewglue" / "rte" / f"{split}.jsonl").write_text(json.dumps(pair) + "\n")
+    (tmp_path / "glue" / "rte").mkdir(parents=True)
+    rows = [{"sentence1": "a", "sentence2": second, "label": 0} for second in "bcd"]
+    for split in ("train", "validation"):
+        content = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / "glue" / "rte" / f"{split}.jsonl").write_text(content)
+    found = unlabelled_rows(TrainConfig(task="fewglue/rte", plm="minilm"), None, tmp_path)
+    assert found == [{"premise": "a", "hypothesis": second} for second in "cd"]
+
+
+def test_a_file_of_rows_is_named_by_what_is_in_it(tmp_path: Path) -> None:
+    task = find_task(own_task(tmp_path))
+    rows = [{"text": "a"}, {"text": "b"}]
+    hard = labelled(rows, np.array([1, 0]), task)
+    assert hard == [{"text": "a", "label": "n"}, {"text": "b", "label": "y"}]
+    soft = labelled(rows, np.array([[0.25, 0.75], [0.5, 0.5]]), task)
+    assert soft[0] == {"text": "a", "label": [0.25, 0.75]}
+    first, again, other = (train_file(tmp_path, each) for each in (hard, hard, soft))
+    assert first == again != other
+    read = [json.loads(line) for line in other.read_text().splitlines()]
+    assert math.isclose(sum(read[1]["label"]), 1)
