@@ -112,7 +112,7 @@ def refuse_unmeasured(run: TrialRun, force: bool) -> None:
     """Raise UsageError for a run that has no held-out score, unless forced."""
     if run.heldout_score is not None or force:
         return
-    if run.protocol == "paper":
+    if run.protocol.startswith("paper"):
         why = (
             "protocol 'paper' selects on the official dev set, so no held-out rows are left to "
             "judge it by; run the sweep with protocol=heldout"

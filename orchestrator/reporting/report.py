@@ -280,10 +280,11 @@ def _section(name: str, path: Path) -> str:
 
 
 def _ranking_note(protocol: str) -> str:
-    if protocol == "paper":
+    if protocol.startswith("paper"):
+        rows = "the official dev set" if protocol == "paper" else "some rows of the dev set"
         return (
-            "Protocol paper: selected and scored on the official dev set, as in the paper. The "
-            "best of many evaluations on the same rows is optimistic."
+            f"Protocol paper: selected and scored on {rows}, as in the paper. The best of many "
+            "evaluations on the same rows is optimistic."
         )
     return (
         "Ranked by the score on a split carved from train. The held-out score is measured once, on "

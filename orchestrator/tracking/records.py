@@ -142,7 +142,7 @@ class TrialRun:
     @property
     def heldout_score(self) -> float | None:
         """Primary metric on the held-out split; None: not measured, as under protocol `paper`."""
-        if self.protocol == "paper" or self.primary_metric is None:
+        if self.protocol.startswith("paper") or self.primary_metric is None:
             return None
         return self.trial.heldout.get(self.primary_metric)
 

@@ -179,6 +179,16 @@ def test_max_select_rows_is_a_fixed_random_subset_that_frees_no_row_to_train(
     assert len(load("sst2", folder, max_select_rows=10**6).select) == 100
 
 
+def test_max_select_rows_of_the_papers_protocol_are_some_of_dev(tmp_path: Path) -> None:
+    folder = sst2(tmp_path, sentences(1_000))
+    full, some = (load("sst2", folder, "paper", max_select_rows=n) for n in (None, 7))
+    dev, few = ([tuple(row) for row in d.select.rows["input_ids"]] for d in (full, some))
+    assert (len(dev), len(few)) == (20, 7)
+    assert set(few) <= set(dev)
+    assert len(some.train) == len(full.train) == 1_000
+    assert some.heldout is None
+
+
 def test_few_rows(tmp_path: Path) -> None:
     assert len(load("sst2", sst2(tmp_path / "a", sentences(8))).select) == 2
     with pytest.raises(TaskError, match="2 training rows came, too few to carve"):

@@ -227,12 +227,11 @@ def leaves(data: dict[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def test_few_selection_rows_go_with_rows_that_are_carved() -> None:
+def test_trials_that_select_on_few_rows_have_a_protocol_of_their_own() -> None:
     assert CONFIG.protocol_name == "heldout"
     few = CONFIG.with_overrides({"max_select_rows": 300})
     assert few.protocol_name == "heldout-300"
-    with pytest.raises(ConfigError, match="max_select_rows came with protocol paper"):
-        few.with_overrides({"protocol": "paper"})
+    assert few.with_overrides({"protocol": "paper"}).protocol_name == "paper-300"
 
 
 def test_identity_changes_with_every_key_the_data_and_the_commit() -> None:

@@ -137,13 +137,13 @@ def _divide(
 
     validation = task.splits.validation
     dev = take("validation") if validation is None else stored.splits[validation]
-    select = dev
-    if request.protocol == "heldout" and task.splits.select is not None:
-        given = stored.splits[task.splits.select]
-        numbers = subset(np.arange(len(given)), request.max_select_rows)
-        select = as_split(given.rows, given.name, numbers)
-    elif request.protocol == "heldout":
-        select = take("select", request.max_select_rows)
+    most, own = request.max_select_rows, task.splits.select
+    if request.protocol == "heldout" and own is None:
+        select = take("select", most)
+    else:
+        given = stored.splits[own] if request.protocol == "heldout" and own is not None else dev
+        numbers = subset(np.arange(len(given)), most)
+        select = as_split(given.rows, given.name, numbers) if most else given
     if not (len(left) and len(select) and len(dev)):
         raise TaskError(
             f"task '{task.name}': {len(rows)} training rows came, too few to carve others from"

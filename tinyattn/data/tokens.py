@@ -144,8 +144,8 @@ class DataRequest:
     max_train_rows: int | None
     """Size of a fixed random subset of training rows, taken after carving; None: all."""
     max_select_rows: int | None = None
-    """Size of a fixed random subset of the rows that `heldout` carves to select on; None: all. The
-    others are not trained on."""
+    """Size of a fixed random subset of the rows that `heldout` carves to select on, or of the dev
+    rows by `paper`; None: all. The others are not trained on."""
     carve_version: int = 2
     """See `tinyattn.grouping.carve`."""
     token_version: int = 2
