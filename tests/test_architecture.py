@@ -52,6 +52,7 @@ ROOMS = {
         "suite",
         "comparison",
         "pet",
+        "reproduction",
         "single_trial",
         "cli",
         "api",

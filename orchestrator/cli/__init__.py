@@ -5,6 +5,7 @@ sweeps.py     list, check, simulate, run, resume, extend, status, stop
 clusters.py   up, status, down, manifests
 compare.py    compare
 pet.py        pet
+reproduce.py  reproduce
 results.py    leaderboard, finalize, promote, rollback, predict, report, ui
 submit.py     glue
 
@@ -26,6 +27,7 @@ from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
 from orchestrator.cli.compare import compare
 from orchestrator.cli.pet import pet
+from orchestrator.cli.reproduce import reproduce
 from orchestrator.cli.results import VERBS
 from orchestrator.cli.submit import submit
 from orchestrator.cli.sweeps import sweep
@@ -126,5 +128,6 @@ main.add_command(cluster)
 main.add_command(compare)
 main.add_command(submit)
 main.add_command(pet)
+main.add_command(reproduce)
 for _verb in VERBS:
     main.add_command(_verb)

@@ -36,7 +36,7 @@ _TYPED = f"{__name__}.typed"
 _IMPORTED = f"{__name__}.imported"
 WHOLE = 10_000
 """Columns of a table that nothing is cut from; it is printed as wide as its values are."""
-_NOT_JUDGED = "the methods are not judged yet; `tinyattn compare` does so after their searches"
+_NOT_JUDGED = "the methods are not judged yet; the command that began them does so at its end"
 _COMMAND = re.compile(r"`(tinyattn (?!train|doctor)[^`]+)`")
 
 

@@ -377,10 +377,10 @@ def _refuse_comparison(name: str, workspace: Workspace, changes: dict[str, int])
 
     go_on = SuiteDefinition.read(workspace.path_of(name)).go_on
     if go_on is not None:
+        what = "reproduction" if go_on.startswith("reproduce ") else "comparison"
         more = ", for more trials with another --trials" if changes else ""
         raise UsageError(
-            f"'{name}' is a comparison; `tinyattn {go_on}` goes on with searches and judgement"
-            f"{more}"
+            f"'{name}' is a {what}; `tinyattn {go_on}` goes on with searches and judgement{more}"
         )
 
 

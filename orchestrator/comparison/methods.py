@@ -77,9 +77,9 @@ _STEPS = tuple(sorted(factor * 2**power for factor in (1, 3) for power in range(
 """Values of the option that are tried with these."""
 OTHER = 0.1
 """Largest difference from the wanted number of parameters, as a share of it."""
-_RATES = (1e-4, 3e-2)
+RATES = (1e-4, 3e-2)
 """Bounds of the learning rate; those of `full` are as far apart."""
-_FULL_RATES = (1e-6, 3e-4)
+FULL_RATES = (1e-6, 3e-4)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
 
 
 def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
-    rates = _FULL_RATES if name == "full" else _RATES
+    rates = FULL_RATES if name == "full" else RATES
     if name in REFERENCES:
         adapter = _reference(name)
         return Sized(name, adapter, _count(plm, adapter), rates, is_reference=True)
@@ -223,7 +223,7 @@ def _of_file(plm: PreTrainedModel, name: str, method: OwnMethod, params: int) ->
             f"{params:,} parameters are wanted, {far[0]:,} came; allowed is {OTHER:.0%} more or "
             "less; mend it, or let it stand beside the match with reference: true"
         )
-    return Sized(name, method.adapter, counts[0], _RATES, method.reference, method.space)
+    return Sized(name, method.adapter, counts[0], RATES, method.reference, method.space)
 
 
 def _is_near(count: int, params: int) -> bool:

@@ -97,12 +97,12 @@ def _page(found: Comparison, name: str, params: int, drawn: str) -> str:
     match, references = lines(found, params)
     said = "".join(f"<p>{escape(line)}</p>" for line in sentences(found))
     body = [
-        f"<section><h2>{escape(title(found))}</h2>{_table(HEAD, [*match, *references])}"
+        f"<section><h2>{escape(title(found))}</h2>{html_table(HEAD, [*match, *references])}"
         f"<p>{escape(ABOUT)}</p></section>",
         f"<section><h2>What is shown</h2>{said}</section>",
         f"<section><h2>Score and parameters</h2>{drawn[drawn.index('<svg') :]}</section>",
-        f"<section><h2>Pairs</h2>{_table(_PAIR_HEAD, list(_pairs(found)))}</section>",
-        f"<section><h2>Searches</h2>{_table(_SEARCH_HEAD, list(map(_search, found.methods)))}"
+        f"<section><h2>Pairs</h2>{html_table(_PAIR_HEAD, list(_pairs(found)))}</section>",
+        f"<section><h2>Searches</h2>{html_table(_SEARCH_HEAD, list(map(_search, found.methods)))}"
         "</section>",
     ]
     about = f"{params:,} parameters wanted, without the classifier"
@@ -121,7 +121,9 @@ def _search(one: Judged) -> list[str]:
     return [one.name, str(one.trials), str(one.evaluations), settings, scores]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of plain text as HTML, which scrolls where it is wide."""
+
     def line(tag: str, cells: Sequence[str]) -> str:
         return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.selection.finalizer import repeat_suite
 from orchestrator.spec.facts import Facts
@@ -57,7 +58,7 @@ def prepare_comparison(suite: Suite, workspace: Workspace) -> Prepared:
     if not SuiteDefinition.is_in(folder):
         return Prepared(suite, True, prepare_suite(suite, workspace), False)
     there = SuiteDefinition.read(folder)
-    _refuse_other(suite, there, workspace)
+    refuse_other(suite, there, workspace, "comparison")
     new = prepare_growth(suite, workspace)
     begun = [member.sweep for member in suite.members if member.name not in new]
     if begun:
@@ -92,8 +93,15 @@ def _resumable(
     )
 
 
-def _refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace) -> None:
-    """Raise UsageError if a comparison of this name was begun with other settings."""
+def refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace, what: str) -> None:
+    """Raise UsageError if a suite of this name was begun with other settings.
+
+    Args:
+        suite: as it is wanted.
+        there: as it is on disk.
+        workspace: where it is kept.
+        what: what such a suite is called, as in `comparison`.
+    """
     wanted = {member.name: member.sweep for member in suite.members}
     if any(there.sweeps.get(name, sweep.name) != sweep.name for name, sweep in wanted.items()):
         raise UsageError(f"a suite is called '{suite.name}'; choose a name with --name")
@@ -101,18 +109,17 @@ def _refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace) ->
         if not Definition.is_in(workspace.path_of(sweep.name)):
             continue
         begun = Definition.read(workspace.path_of(sweep.name), sweep.name).sweep()
-        # Versions of carving and tokens are those that it was begun with.
-        now, before = (
-            one.model_dump(mode="json", exclude={"search": {"trials"}, "finalize": True})
-            for one in (sweep, begun)
-        )
+        # Versions of carving and tokens are those that it was begun with; the adapter that it
+        # starts from may be elsewhere by now.
+        left_out: Any = {"search": {"trials"}, "finalize": True, "train": {"start": {"adapter"}}}
+        now, before = (one.model_dump(mode="json", exclude=left_out) for one in (sweep, begun))
         differs = [
             f"{key.removeprefix('train.')}: {_word(then)} then, {_word(since)} now"
             for key, then, since in differences(before, now)
         ]
         if differs:
             raise UsageError(
-                f"another comparison is called '{suite.name}', with other settings of {name} "
+                f"another {what} is called '{suite.name}', with other settings of {name} "
                 f"({', '.join(differs)}); type what it was begun with, or choose a name with --name"
             )
 

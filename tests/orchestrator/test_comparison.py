@@ -345,7 +345,7 @@ def test_report_and_status_of_a_comparison_name_its_table_and_no_average(
     assert page.tags["mlflow.note.content"].startswith("The methods are not judged yet.")
     assert "average" not in page.metrics
     typed(searched, "report", "c", "-o", tmp_path / "early")
-    assert "once `tinyattn compare` has ended" in (tmp_path / "early" / "index.html").read_text()
+    assert "once its command has ended" in (tmp_path / "early" / "index.html").read_text()
     folder = searched.path_of("c")
     publish(comparison(0.01), "c", 100, keep(comparison(0.01), "c", 100, folder), sweeps.tracker)
     run.mark_comparison()  # as a search that goes on does

@@ -113,10 +113,10 @@ def _index(store: TrackingReader, results: SuiteResults, is_judged: bool) -> str
 def _judgement(results: SuiteResults, is_judged: bool) -> str:
     """Return where the table is that judges the methods of a comparison, as HTML."""
     if is_judged:
-        return f"<a href='{COMPARISON_PAGE}'>The table that judges the methods</a>, by fresh seeds."
+        return f"<a href='{COMPARISON_PAGE}'>The table that judges the methods</a>."
     return (
         f"The table that judges the methods is {COMPARISON_PAGE} in the folder of "
-        f"{escape(results.name)} and with its run in MLflow, once `tinyattn compare` has ended."
+        f"{escape(results.name)} and with its run in MLflow, once its command has ended."
     )
 
 

@@ -1,0 +1,199 @@
+"""The verb `reproduce`: each table of the paper as a command."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from orchestrator.cli.common import (
+    Places,
+    capacity_of,
+    echo,
+    import_option,
+    imported,
+    next_command,
+    place_options,
+    placed,
+    ray_of,
+    table_width,
+    workspace_of,
+)
+from tinyattn.collector import imports_uncollected
+from tinyattn.config import parse_overrides
+from tinyattn.errors import UsageError
+
+if TYPE_CHECKING:  # these take seconds to import
+    from orchestrator.reproduction.run import Reproduction
+    from orchestrator.reproduction.tables import Need, Table
+    from orchestrator.state.workspace import Workspace
+
+ALL = "all"
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="TABLE... [KEY=VALUE]...")
+@click.option("--plan", "planned", is_flag=True, help="Say what it takes; start nothing.")
+@click.option("--plm", help="Another PLM: the small version. A second one stands for roberta-base.")
+@click.option("--rows", type=click.IntRange(8), help="Rows that train, and that select.")
+@click.option("--epochs", type=click.IntRange(1), help="In place of 20.")
+@click.option(
+    "--trials",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Of each method without printed settings; in the small version of each sweep.",
+)
+@click.option("--tasks", help="Only these, by commas.")
+@click.option("--methods", help="Only these, by commas; else all.")
+@click.option("--name", help="Name of the reproduction; by its settings without.")
+@import_option
+@place_options
+def reproduce(
+    words: tuple[str, ...],
+    planned: bool,
+    plm: str | None,
+    rows: int | None,
+    epochs: int | None,
+    trials: int,
+    tasks: str | None,
+    methods: str | None,
+    name: str | None,
+    places: Places,
+) -> None:
+    """Reproduce tables of the paper: table1, table2, table8 to table14, figure1, figure4, or all.
+
+    Without options the full version: the paper's PLMs, its printed settings, all rows. A small one
+    for a laptop: --plm minilm --rows 500 --epochs 2 --trials 2. The same command goes on where it
+    was interrupted; other tables with the same options join, and share sweeps.
+    """
+    overrides = parse_overrides([word for word in words if "=" in word])
+
+    with imports_uncollected():
+        from orchestrator.reproduction.methods import chosen
+        from orchestrator.reproduction.run import Reproduction
+        from orchestrator.reproduction.suite import Settings
+        from orchestrator.reproduction.tables import needs_of, refuse_unready, tables_named
+
+    named = [word for word in words if "=" not in word]
+    tables = tables_named(named)
+    settings = Settings.typed(plm, rows, epochs, trials, overrides, imported())
+    if ALL in named and not settings.is_of_two_plms:  # the others are what was asked for
+        tables = [table for table in tables if not table.is_of_two_plms]
+    wanted = None if tasks is None else [word.strip() for word in tasks.split(",")]
+    workspace = workspace_of(places)
+
+    runnable = [table for table in tables if not table.awaits]
+    if not planned:
+        refuse_unready(tables, two_plms=settings.is_of_two_plms)
+    needs = needs_of(runnable, chosen(methods), wanted) if runnable else []
+    whole = Reproduction(name or settings.name, tuple(needs), settings, _again())
+    if planned:
+        _plan(tables, whole, workspace, places)
+    else:
+        _run(tables, whole, workspace, places)
+
+
+def _again() -> str:
+    """Return the command that was typed, without `tinyattn` and its places."""
+    context = click.get_current_context()
+    typed = {key: value for key, value in context.params.items() if value is not None}
+    flags = ("plm", "rows", "epochs", "trials", "tasks", "methods", "name")
+    given = [word for key in flags if key in typed for word in (f"--{key}", str(typed[key]))]
+    own = [word for module in imported() for word in ("--import", module)]
+    return shlex.join(["reproduce", *typed["words"], *given, *own])
+
+
+def _plan(
+    tables: Sequence[Table], whole: Reproduction, workspace: Workspace, places: Places
+) -> None:
+    """Print what each table takes and, of several, what they take together."""
+    from orchestrator.planning.cores import Cores
+    from orchestrator.reproduction.lacking import lacking
+    from orchestrator.reproduction.methods import METHODS
+    from orchestrator.reproduction.plan import awaited_lines, costs_of, plan_lines
+    from orchestrator.reproduction.run import without
+    from orchestrator.reproduction.tables import TASKS
+
+    settings, capacity, cores = whole.settings, capacity_of(places.on), Cores()
+    absent, costs = lacking(whole.needs, settings, workspace), costs_of(whole)
+
+    def said(head: str, needs: Collection[Need]) -> None:
+        part = without(whole, lambda need: need not in needs)
+        found = absent.among(part.needs, settings)
+        able = without(part, found.has) if settings.is_small else part
+        lines = plan_lines(able, costs, found, workspace, capacity, cores)
+        click.echo("\n".join([head, *lines, ""]))
+
+    for table in tables:
+        head = f"{table.name:11} {table.title}"
+        if table.awaits:
+            click.echo("\n".join([head, *awaited_lines(table), ""]))
+        else:
+            said(head, table.needs(METHODS, TASKS))
+    if len(tables) > 1 and whole.needs:
+        said(f"{ALL:11} these tables together, which share sweeps", whole.needs)
+
+
+def _run(
+    tables: Sequence[Table], whole: Reproduction, workspace: Workspace, places: Places
+) -> None:
+    """Run what is left of the sweeps of tables, and show them; exit 1 if a sweep failed."""
+    from orchestrator.reproduction.lacking import lacking, refuse_lacking
+    from orchestrator.reproduction.run import Trained, is_done, prepare, train, without
+
+    found = lacking(whole.needs, whole.settings, workspace)
+    refuse_lacking(found, whole.settings, [table.name for table in tables])
+    able = without(whole, found.has)
+    if not able.needs:
+        raise UsageError("\n".join(["nothing that was asked for can run here:", *found.lines()]))
+    for line in found.lines():
+        echo(f"left out: {line}")
+    first = prepare(able, workspace)
+    echo(f"reproduction {able.name}: {len(able.needs)} sweeps")
+    trained = Trained()
+    if not is_done(able, first, workspace):
+        with ray_of(places.on):
+            trained = train(able, first, workspace, echo)
+    _show(tables, able, workspace)
+    for member, why in trained.failed.items():
+        click.echo(placed(f"error: {member}: {why}"), err=True)
+    if trained.failed:
+        click.echo(
+            placed(f"error: what failed is missing; `tinyattn {able.go_on}` goes on"), err=True
+        )
+        sys.exit(1)
+    for table in tables:
+        if table.next_step:
+            echo(f"next: {next_command(f'tinyattn {table.next_step} {able.name}')}")
+    echo(f"next: {next_command(f'tinyattn report {able.name}')}")
+
+
+def _show(tables: Sequence[Table], reproduction: Reproduction, workspace: Workspace) -> None:
+    """Print tables, and write all that the reproduction has into its page."""
+    from orchestrator.reproduction.lacking import lacking
+    from orchestrator.reproduction.methods import METHODS
+    from orchestrator.reproduction.page import keep, known_tables, publish, render
+    from orchestrator.reproduction.scores import Scores
+    from orchestrator.reproduction.tables import TABLES, needs_of
+    from orchestrator.state.suite_definition import note_command
+
+    folder = workspace.path_of(reproduction.name)
+    scores = Scores(reproduction, workspace)
+    named = {table.name for table in tables} | {*known_tables(folder)}
+    found = {name: scores.found(TABLES[name]) for name in TABLES if name in named}
+    console = Console(width=table_width())
+    for table in tables:
+        for part in render(found[table.name], reproduction.settings):
+            console.print(part)
+    every = needs_of([one.table for one in found.values()], list(METHODS), None)
+    absent = lacking(every, reproduction.settings, workspace)
+    left_out = [f"Left out: {line}" for line in absent.lines()]
+    files = keep([*found.values()], reproduction, left_out, folder)
+    echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
+    publish([*found.values()], reproduction, files, workspace.tracker())
+    note_command(workspace, reproduction.name, reproduction.go_on, is_judged=True)

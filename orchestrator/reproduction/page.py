@@ -1,0 +1,280 @@
+"""The page of a reproduction: its tables as Markdown, HTML and JSON, on disk and in MLflow."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+from rich.table import Table as PrintedTable
+
+from orchestrator.comparison.page import html_table
+from orchestrator.reporting.findings import markdown_table
+from orchestrator.reporting.leaderboard import short_plm
+from orchestrator.reporting.report import page_of
+from orchestrator.reporting.suite.page import SETTLE_SECONDS, publish_suite
+from orchestrator.reproduction.figures import drawn
+from orchestrator.reproduction.run import Reproduction
+from orchestrator.reproduction.scores import Cell, Found, Row
+from orchestrator.reproduction.suite import Settings
+from orchestrator.reproduction.tables import AVERAGE, TABLES, Table, column_title
+from orchestrator.spec.values import Json
+from orchestrator.state.suite_definition import COMPARISON_PAGE
+from orchestrator.tracking.provenance import slug
+from orchestrator.tracking.records import TAG_LENGTH
+from orchestrator.tracking.writer import TrackingWriter
+from tinyattn.errors import StorageError
+from tinyattn.files.atomic import write_text
+
+KEPT = "tables.json"
+"""File in the folder of the suite with all numbers, which also says which tables there are."""
+ABOUT = (
+    "A number of ours stands with ± its standard error: over seeds where there are several, else "
+    "over rows (bootstrap). The paper's is in parentheses. ≈: it is within two standard errors of "
+    "ours; ≠: it is not. By the paper's protocol both are the best of all evaluations on the rows "
+    "that are scored, and as optimistic."
+)
+_SHOWN = 12
+"""Most numbers that are named one by one."""
+
+
+def title(table: Table, settings: Settings) -> str:
+    """Return the title of a table, as in `Table 8: GLUE dev, roberta-large`."""
+    kind = table.name.rstrip("0123456789")
+    what = ", ".join([table.title, *map(short_plm, settings.plms_of(table.methods))])
+    return f"{kind.capitalize()} {table.name.removeprefix(kind)}: {what}"
+
+
+def render(found: Found, settings: Settings) -> list[PrintedTable | str]:
+    """Return what `tinyattn reproduce` prints of a table."""
+    printed = PrintedTable(header_style="bold", pad_edge=False)
+    for number, name in enumerate(_head(found)):
+        printed.add_column(name, justify="right" if number else "left")
+    for row in found.rows:
+        printed.add_row(*(cell.replace(" (", "\n(") for cell in _cells(found, row)))
+    return [title(found.table, settings), printed, *sentences(found, settings)]
+
+
+def sentences(found: Found, settings: Settings) -> Iterator[str]:
+    """Yield what a table shows, in plain words."""
+    if found.table.note:
+        yield found.table.note
+    if found.of_tasks and found.of_tasks < len(found.table.averaged):
+        yield f"Averages are over the {found.of_tasks} tasks that were run, the paper's as well."
+    if settings.is_small:
+        yield (
+            f"This is the small version ({about(settings)}): its scores do not compare with the "
+            "paper's, which stand beside them to show their place."
+        )
+        return
+    judged = [(row, c, cell) for row, c, cell in found.cells if cell.within_noise is not None]
+    beyond = [entry for entry in judged if not entry[2].within_noise]
+    if judged:
+        yield (
+            f"{len(judged) - len(beyond)} of {len(judged)} numbers that can be compared are within "
+            "noise of the paper's."
+        )
+    for row, column, cell in beyond[:_SHOWN]:
+        yield f"Beyond noise: {row.title}, {column_title(column)}: {_words(cell)}."
+    if (more := len(beyond) - _SHOWN) > 0:
+        yield f"{more} more are marked by ≠."
+
+
+def about(settings: Settings) -> str:
+    """Return what a small version has, as in `minilm, 500 rows, 2 epochs`."""
+    plms = [short_plm(plm) for plm in (settings.plm, settings.small_plm) if plm]
+    rows = [f"{settings.rows:,} rows"] if settings.rows else []
+    epochs = [f"{settings.epochs} epoch{'s' * (settings.epochs != 1)}"] if settings.epochs else []
+    return ", ".join([*plms, *rows, *epochs])
+
+
+def markdown(found: Found, settings: Settings) -> str:
+    """Return a table in Markdown."""
+    rows = [_cells(found, row) for row in found.rows]
+    table = markdown_table(_head(found), rows)
+    return "\n\n".join([f"### {title(found.table, settings)}", table, *sentences(found, settings)])
+
+
+def known_tables(folder: Path) -> list[str]:
+    """Return the names of the tables that a suite's folder has numbers of, in the paper's order."""
+    try:
+        kept = json.loads((folder / KEPT).read_text("utf-8"))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{folder / KEPT}: cannot be read: {error}; move it away") from None
+    return [name for name in TABLES if name in kept.get("tables", {})]
+
+
+def keep(
+    tables: Sequence[Found], reproduction: Reproduction, left_out: Sequence[str], folder: Path
+) -> list[Path]:
+    """Write comparison.html, tables.md and tables.json into a folder; return their paths.
+
+    Args:
+        tables: all tables of the suite.
+        reproduction: whose they are.
+        left_out: lines on what could not run.
+        folder: of its suite.
+
+    Raises:
+        StorageError: they cannot be written.
+    """
+    settings = reproduction.settings
+    texts = {
+        COMPARISON_PAGE: _html(tables, reproduction, left_out),
+        "tables.md": "\n\n".join(
+            [
+                f"# The paper's tables: {about(settings) or 'full version'}",
+                ABOUT,
+                *left_out,
+                *(markdown(found, settings) for found in tables),
+            ]
+        )
+        + "\n",
+        KEPT: json.dumps(content(tables, settings), indent=1) + "\n",
+    }
+    texts |= {f"{f.table.name}.svg": svg for f in tables if (svg := drawn(f)) is not None}
+    for file, text in texts.items():
+        write_text(folder / file, text)
+    return [folder / file for file in texts]
+
+
+def publish(
+    tables: Sequence[Found],
+    reproduction: Reproduction,
+    files: Sequence[Path],
+    tracker: TrackingWriter,
+) -> None:
+    """Put tables on the page of their suite's run in MLflow: tables, metrics and files.
+
+    Raises:
+        StorageError: the store does not take the files.
+    """
+    run = tracker.run_of_suite(reproduction.name)
+    if run is None:  # another store than that of its sweeps
+        return
+    run.note_comparison(_note(tables, reproduction.settings), numbers(tables))
+    tracker.settle(SETTLE_SECONDS)  # the page reads the note
+    publish_suite(tracker, run)
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in files:
+            write_text(Path(scratch) / file.name, file.read_text("utf-8"))
+        tracker.log_folder(run.run_id, Path(scratch), "tables")
+
+
+def numbers(tables: Sequence[Found]) -> dict[str, float]:
+    """Return our numbers by names for MLflow, as `table8/Tiny-Attn-1H/rte`, in points."""
+    return {
+        f"{found.table.name}/{slug(row.title)}/{column.replace('/', '-')}": cell.ours.value
+        for found in tables
+        for row, column, cell in found.cells
+        if cell.ours is not None
+    }
+
+
+def content(tables: Sequence[Found], settings: Settings) -> dict[str, Json]:
+    """Return what tables.json holds."""
+    return {
+        "settings": {
+            "plm": settings.plm,
+            "small_plm": settings.small_plm,
+            "rows": settings.rows,
+            "epochs": settings.epochs,
+            "trials": settings.trials,
+            "overrides": dict(settings.overrides),
+        },
+        "tables": {
+            found.table.name: {row.title: _content(row) for row in found.rows} for found in tables
+        },
+    }
+
+
+def _content(row: Row) -> dict[str, Json]:
+    cells: dict[str, Json] = {
+        column: {
+            "ours": None if cell.ours is None else cell.ours.value,
+            "error": None if cell.ours is None else cell.ours.error,
+            "paper": cell.papers,
+            "within_noise": cell.within_noise,
+        }
+        for column, cell in row.cells.items()
+    }
+    return {"parameters": row.parameters, "cells": cells}
+
+
+def _note(tables: Sequence[Found], settings: Settings) -> str:
+    """Return as many tables as half a page of MLflow takes; its rest is for those of the sweeps."""
+    parts = [markdown(found, settings) for found in tables]
+    for shown in range(len(parts), -1, -1):
+        rest = len(parts) - shown
+        more = [f"{rest} more tables are in {COMPARISON_PAGE}."] if rest else []
+        text = "\n\n".join([*parts[:shown], *more])
+        if len(text) <= TAG_LENGTH // 2:
+            return text
+    return f"The tables are in {COMPARISON_PAGE}."
+
+
+def _html(tables: Sequence[Found], reproduction: Reproduction, left_out: Sequence[str]) -> str:
+    settings = reproduction.settings
+    body = [f"<section><p>{escape(ABOUT)}</p>{_paragraphs(left_out)}</section>"]
+    for found in tables:
+        figure = drawn(found)
+        svg = "" if figure is None else figure[figure.index("<svg") :]
+        table = html_table(_head(found), [_cells(found, row) for row in found.rows])
+        said = _paragraphs(list(sentences(found, settings)))
+        body.append(
+            f"<section><h2>{escape(title(found.table, settings))}</h2>{table}{said}{svg}</section>"
+        )
+    return page_of(
+        f"Reproduction {reproduction.name}", escape(about(settings) or "full version"), body
+    )
+
+
+def _paragraphs(lines: Sequence[str]) -> str:
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def _head(found: Found) -> list[str]:
+    sizes = ["parameters"] if any(row.papers_parameters for row in found.rows) else []
+    averages = f"average of {found.of_tasks}" if found.of_tasks else AVERAGE
+    columns = [averages if c == AVERAGE else column_title(c) for c in found.table.columns]
+    return [found.table.name, *sizes, *columns]
+
+
+def _cells(found: Found, row: Row) -> list[str]:
+    sizes = [_sizes(row)] if any(other.papers_parameters for other in found.rows) else []
+    return [row.title, *sizes, *(_words(row.cells[column]) for column in found.table.columns)]
+
+
+def _sizes(row: Row) -> str:
+    ours = "–" if row.parameters is None else f"{row.parameters:,}"
+    return ours if row.papers_parameters is None else f"{ours} ({_short(row.papers_parameters)})"
+
+
+def _short(number: float) -> str:
+    """Return a number of parameters as the paper writes it, as in `176K`."""
+    unit, name = (1e6, "M") if number >= 5e5 else (1e3, "K")
+    return f"{number / unit:g}{name}"
+
+
+def _words(cell: Cell) -> str:
+    """Return a cell as text, as in `68.1 ± 2.1 ≈ (68.8)`."""
+    mark = {True: " ≈", False: " ≠", None: ""}[cell.within_noise]
+    papers = "" if cell.papers is None else f" ({_printed(cell.papers)})"
+    return f"{_ours(cell)}{mark}{papers}"
+
+
+def _ours(cell: Cell) -> str:
+    if cell.ours is None:
+        return "–"
+    error = "" if cell.ours.error is None else f" ± {cell.ours.error:.1f}"
+    return f"{cell.ours.value:.1f}{error}"
+
+
+def _printed(points: float) -> str:
+    """Return points of the paper with one decimal, or more where it prints more."""
+    one = f"{points:.1f}"
+    return one if abs(float(one) - points) < 1e-6 else f"{points:.2f}"

@@ -1,0 +1,210 @@
+"""Plan of a table: sweeps, trials, hours, disk and memory, and what is missing. Nothing starts.
+
+Rows are those of the paper's table 3, and 40 tokens a row: tables can be planned without any data
+or weights here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.planning.cores import Cores
+from orchestrator.planning.plan import TYPICAL_LENGTH, Capacity, amount, assumed_rows, duration
+from orchestrator.planning.preflight import A4000_FLOPS, max_evaluations, predict_cost
+from orchestrator.reproduction.lacking import Lacking
+from orchestrator.reproduction.run import Reproduction, completed
+from orchestrator.reproduction.suite import is_searched, sweep_of
+from orchestrator.reproduction.tables import Need, Table
+from orchestrator.search.asha import asha_share
+from orchestrator.spec.config import Sweep
+from orchestrator.state.workspace import Workspace
+from tinyattn.tasks import find_task
+
+TEN_A4000 = Capacity("ten RTX A4000", [(1.0, 1.0)] * 10, 10 * A4000_FLOPS / 1e12, 16.0)
+"""The paper's machines (section B.1)."""
+DEV_ROWS = {
+    "sst2": 872, "cola": 1043, "mnli": 9815, "qqp": 40_430, "rte": 277, "mrpc": 408, "qnli": 5463,
+    "stsb": 1500,
+}  # fmt: skip
+"""Dev rows of GLUE, which every evaluation scores."""
+_A4000 = "an RTX A4000 (8 TFLOP/s sustained)"
+_STATE = 12
+"""Bytes a trained parameter in a trial's state: the weight and two moments, in fp32."""
+_TRACKED_MB = 1.0
+"""Disk of a trial's event log and MLflow run."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a sweep takes."""
+
+    trials: int
+    pflop: float
+    """Operations of all trials with early stopping, in 10^15."""
+    longest_pflop: float
+    """Of one whole trial."""
+    disk_mb: float
+    """Adapters that are kept, and tracking."""
+    state_mb: float
+    """The two states of a trial that runs."""
+    memory_gb: float
+    """Largest memory of a trial."""
+    plm: str
+    plm_mb: float
+    """Of its PLM's weights, in fp32."""
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    """A rough size of the trials of a table that cannot run yet."""
+
+    plm: str
+    hidden: int
+    layers: int
+    weights: float
+    trials: int
+    tokens: float
+    """Training tokens of a trial."""
+    data: str
+    """Where its data come from."""
+
+
+_AWAITED = {
+    "table1": _Awaited(
+        "albert-xxlarge-v2", 4096, 12, 223e6, 2 * 5, 32 * 20 * 120,
+        "FewGLUE's CB and RTE: github.com/timoschick/fewglue",
+    ),
+    "table14": _Awaited(
+        "gpt2-medium", 1024, 24, 355e6, 1, 42_061 * 5 * 60,
+        "E2E NLG: github.com/tuetschek/e2e-dataset; the paper prints no settings, five epochs are "
+        "assumed",
+    ),
+}  # fmt: skip
+
+
+def cost_of(need: Need, sweep: Sweep) -> Cost:
+    """Return what a sweep takes, from shapes alone."""
+    rows, dev = assumed_rows(sweep), DEV_ROWS[need.task]
+    dev = min(dev, sweep.train.max_select_rows or dev)
+    evaluations = max_evaluations(sweep, rows)
+    outputs = find_task(need.task).num_outputs
+    cost = predict_cost(sweep, rows, TYPICAL_LENGTH, outputs, dev * evaluations)
+    trials = sweep.search.trials
+    kept = 4 * (cost.counts.saved + cost.counts.classifier) / 1e6
+    return Cost(
+        trials,
+        trials * cost.trial_pflop * asha_share(sweep.asha, evaluations),
+        cost.trial_pflop,
+        trials * (kept + _TRACKED_MB),
+        2 * _STATE * cost.counts.trainable / 1e6,
+        cost.memory_gb,
+        sweep.train.plm,
+        4 * cost.counts.plm / 1e6,
+    )
+
+
+def costs_of(reproduction: Reproduction) -> dict[Need, Cost]:
+    """Return what each sweep of a reproduction takes."""
+    name, settings = reproduction.name, reproduction.settings
+    return {need: cost_of(need, sweep_of(name, need, settings)) for need in reproduction.needs}
+
+
+def plan_lines(
+    reproduction: Reproduction,
+    known: Mapping[Need, Cost],
+    lacking: Lacking,
+    workspace: Workspace,
+    capacity: Capacity | None = None,
+    cores: Cores | None = None,
+) -> Iterator[str]:
+    """Yield what the sweeps of a table, or of several, take.
+
+    Args:
+        reproduction: the sweeps.
+        known: what each of them takes, and perhaps others.
+        lacking: what they lack here.
+        workspace: where it would be kept.
+        capacity: machines of a cluster; None: the paper's ten GPUs, or for the small version this
+            machine.
+        cores: the cores of this machine; None: their speed is measured.
+    """
+    settings, ended = reproduction.settings, completed(workspace)
+    costs = {need: known[need] for need in reproduction.needs}
+    trials = sum(cost.trials for cost in costs.values())
+    searched = sum(cost.trials for need, cost in costs.items() if is_searched(need, settings))
+    done = sum(reproduction.sweep(need) in ended for need in costs)
+    yield f"sweeps      {len(costs)}, of which {done} have run"
+    yield f"trials      {trials}: {trials - searched} by printed settings, {searched} searched"
+    if costs:
+        yield from _amounts(reproduction, [*costs.values()], lacking, capacity, cores)
+    for line in lacking.lines():
+        yield f"{'left out' if settings.is_small else 'missing':11} {line}"
+
+
+def _amounts(
+    reproduction: Reproduction,
+    costs: Sequence[Cost],
+    lacking: Lacking,
+    capacity: Capacity | None,
+    cores: Cores | None,
+) -> Iterator[str]:
+    """Yield time, memory and disk of sweeps."""
+    first = sweep_of(reproduction.name, reproduction.needs[0], reproduction.settings)
+    if first.resources.gpus:
+        yield _time_on_gpus(costs, capacity or TEN_A4000)
+    else:
+        yield _time_on_cores(costs, (cores or Cores()).flops(first.train.precision))
+    memory = max(costs, key=lambda cost: cost.memory_gb)
+    yield f"memory      at most {memory.memory_gb:.1f} GB a trial, {memory.plm}'s weights included"
+    yield _disk(costs, lacking)
+
+
+def _time_on_gpus(costs: Sequence[Cost], there: Capacity) -> str:
+    total, longest = _pflop(costs)
+    one = total * 1e15 / A4000_FLOPS / 3600
+    hours = max(total * 1e3 / there.tflops, longest * 1e15 / A4000_FLOPS) / 3600
+    gpu_hours = amount(round(one, 1), "GPU-hour")
+    return f"time        about {gpu_hours} on {_A4000}, {duration(hours)} on {there.name}"
+
+
+def _time_on_cores(costs: Sequence[Cost], flops: float) -> str:
+    (total, longest), number = _pflop(costs), os.cpu_count() or 1
+    hours = max(total / number, longest) * 1e15 / flops / 3600
+    return f"time        {duration(hours)} on the {amount(number, 'core')} of this machine"
+
+
+def _pflop(costs: Sequence[Cost]) -> tuple[float, float]:
+    """Return the operations of all sweeps, and those of the longest trial, in 10^15."""
+    return sum(c.pflop for c in costs), max(c.longest_pflop for c in costs)
+
+
+def _disk(costs: Sequence[Cost], lacking: Lacking) -> str:
+    kept, state = sum(cost.disk_mb for cost in costs), max(cost.state_mb for cost in costs)
+    plms = {cost.plm: cost.plm_mb for cost in costs if cost.plm in lacking.plms}
+    weights = f"; {_size(sum(plms.values()))} of weights to fetch" if plms else ""
+    return (
+        f"disk        about {_size(kept)} of adapters and tracking, at most {_size(state)} for a "
+        f"trial that runs{weights}"
+    )
+
+
+def _size(megabytes: float) -> str:
+    return f"{megabytes / 1000:,.1f} GB" if megabytes >= 1000 else f"{megabytes:,.0f} MB"
+
+
+def awaited_lines(table: Table) -> Iterator[str]:
+    """Yield the plan of a table that cannot run yet, by a rough size of its trials."""
+    rough = _AWAITED[table.name]
+    # Operations a weight and token: 2 forward, 2 backward for activations (Cost in preflight.py).
+    one = 4 * 12 * rough.layers * rough.hidden**2 * rough.tokens / A4000_FLOPS / 3600
+    yield f"trials      {rough.trials}"
+    yield (
+        f"time        about {amount(round(one * rough.trials, 1), 'GPU-hour')} on {_A4000}, "
+        f"{duration(one * max(1.0, rough.trials / 10))} on {TEN_A4000.name}"
+    )
+    yield f"disk        {_size(4 * rough.weights / 1e6)} of weights to fetch"
+    yield f"missing     {table.awaits}: tinyattn has none yet, so that it cannot run"
+    yield f"missing     weights of {rough.plm}: `hf download {rough.plm}`, with a network"
+    yield f"missing     data of {rough.data}"
