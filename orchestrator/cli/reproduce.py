@@ -145,6 +145,7 @@ def _run(
     """Run what is left of the sweeps of tables, and show them; exit 1 if a sweep failed."""
     from orchestrator.reproduction.lacking import lacking, refuse_lacking
     from orchestrator.reproduction.run import Trained, is_done, prepare, train, without
+    from orchestrator.state.suite_definition import note_command
 
     found = lacking(whole.needs, whole.settings, workspace)
     refuse_lacking(found, whole.settings, [table.name for table in tables])
@@ -160,6 +161,7 @@ def _run(
         with ray_of(places.on):
             trained = train(able, first, workspace, echo)
     _show(tables, able, workspace)
+    note_command(workspace, able.name, able.go_on, is_judged=not trained.failed)
     for member, why in trained.failed.items():
         click.echo(placed(f"error: {member}: {why}"), err=True)
     if trained.failed:
@@ -180,7 +182,6 @@ def _show(tables: Sequence[Table], reproduction: Reproduction, workspace: Worksp
     from orchestrator.reproduction.page import keep, known_tables, publish, render
     from orchestrator.reproduction.scores import Scores
     from orchestrator.reproduction.tables import TABLES, needs_of
-    from orchestrator.state.suite_definition import note_command
 
     folder = workspace.path_of(reproduction.name)
     scores = Scores(reproduction, workspace)
@@ -196,4 +197,3 @@ def _show(tables: Sequence[Table], reproduction: Reproduction, workspace: Worksp
     files = keep([*found.values()], reproduction, left_out, folder)
     echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
     publish([*found.values()], reproduction, files, workspace.tracker())
-    note_command(workspace, reproduction.name, reproduction.go_on, is_judged=True)

@@ -241,7 +241,7 @@ def _head(found: Found) -> list[str]:
     sizes = ["parameters"] if any(row.papers_parameters for row in found.rows) else []
     averages = f"average of {found.of_tasks}" if found.of_tasks else AVERAGE
     columns = [averages if c == AVERAGE else column_title(c) for c in found.table.columns]
-    return [found.table.name, *sizes, *columns]
+    return [found.table.of_rows, *sizes, *columns]
 
 
 def _cells(found: Found, row: Row) -> list[str]:

@@ -252,6 +252,6 @@ def average_of(numbers: Mapping[str, Number | None], columns: Sequence[str]) -> 
 
 
 def mean_of(papers: Mapping[str, float], columns: Sequence[str]) -> float | None:
-    """Return the mean of the paper's numbers over columns; None: it lacks one."""
+    """Return the mean of the paper's numbers over columns, as it rounds; None: it lacks one."""
     known = [papers[column] for column in columns if column in papers]
-    return statistics.mean(known) if known and len(known) == len(columns) else None
+    return round(statistics.mean(known), 1) if known and len(known) == len(columns) else None

@@ -1,0 +1,82 @@
+"""`tinyattn reproduce` through the real command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from glue_files import write_glue
+from live import call, start, wait_for
+from sweep_truth import suite_untruths, untruths
+from tiny_plm import save_tiny_plm
+
+from orchestrator.state.workspace import Workspace
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+NAME = "small"
+FEW = ("--rows", 48, "--epochs", 2, "--trials", 2, "--name", NAME, "max_length=32")
+
+
+def logs(runs: Path) -> dict[str, str]:
+    return {str(path): path.read_text() for path in runs.glob("sweeps/*/*.jsonl")}
+
+
+def test_tables_that_were_killed_go_on_and_others_join(tmp_path: Path) -> None:
+    plm = str(save_tiny_plm(tmp_path / "tiny"))
+    write_glue(tmp_path / "data", ["rte", "cola", "sst2"])
+    runs, log = tmp_path / "runs", tmp_path / "log"
+    place = ("--runs", runs, "--data", tmp_path / "data")
+    driver = start("reproduce", "table12", *FEW, "--plm", plm, *place, log=log)
+    wait_for(lambda: log.read_bytes().count(b" evaluation 2/") > 0)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    status = call("sweep", "status", NAME, *place[:2]).stdout
+    assert "`tinyattn reproduce table12 max_length=32 --plm" in status
+    refused = call("sweep", "resume", NAME, *place)
+    assert refused.exit_code == 2
+    assert f"'{NAME}' is a reproduction; `tinyattn reproduce table12" in refused.stderr
+    done = call("reproduce", "table12", *FEW, "--plm", plm, *place)
+    assert done.exit_code == 0, done.output
+    first = [f"{method}-{task}" for method in ("tiny-1h4d", "tiny-1h") for task in ("cola", "rte")]
+    for sweep in first:
+        assert untruths(runs, f"{NAME}-{sweep}", 2) == []
+    assert suite_untruths(runs, NAME) == []
+    before = logs(runs)
+
+    # Four heads begin from the best one head of table 12; seeds from its settings.
+    more = call("reproduce", "table11", "table13", *FEW, "--plm", plm, *place)
+    assert more.exit_code == 0, more.output
+    assert "left out: data of MNLI" in more.stdout
+    assert logs(runs).items() > before.items(), "what has run does not run again"
+    for sweep, trials in (("tiny-4h-rte", 2), ("tiny-4h-whole-cola", 2), ("tiny-1h-seeds-sst2", 4)):
+        assert untruths(runs, f"{NAME}-{sweep}", trials) == []
+    kept = json.loads((runs / "sweeps" / NAME / "tables.json").read_text())["tables"]
+    assert list(kept) == ["table11", "table12", "table13"]
+    for table, task in (("table11", "rte"), ("table12", "cola"), ("table13", "sst2")):
+        cells = [row["cells"][task] for row in kept[table].values()]
+        assert all(cell["ours"] is not None and cell["within_noise"] is None for cell in cells)
+    best = kept["table12"]["Tiny-Attn-1H"]["cells"]["cola"]["ours"]
+    log_of_it = before[str(runs / f"sweeps/{NAME}-tiny-1h-cola/search.jsonl")]
+    scores = re.findall(r'"best_score": ?([-\d.e]+)', log_of_it)
+    assert best == pytest.approx(100 * max(map(float, scores)))
+
+    store = Workspace(runs).store()
+    record = store.find_suite(NAME)
+    assert record is not None
+    run = store.client.get_run(record.run_id)
+    assert run.data.tags["mlflow.note.content"].startswith("### Table 11: ")
+    assert run.data.metrics["table12/tiny-attn-1h/cola"] == pytest.approx(best)
+    files = {one.path for one in store.client.list_artifacts(record.run_id, "tables")}
+    assert files == {f"tables/{name}" for name in ("comparison.html", "tables.md", "tables.json")}
+
+    again = call("reproduce", "table11", *FEW, "--plm", plm, *place)
+    assert again.exit_code == 0, again.output
+    assert "evaluation" not in again.stdout
+    other = call("reproduce", "table12", *FEW[2:], "--rows", 40, "--plm", plm, *place)
+    assert other.exit_code == 2
+    assert f"another reproduction is called '{NAME}', with other settings of" in other.stderr
+    assert "max_train_rows: 48 then, 40 now" in other.stderr
