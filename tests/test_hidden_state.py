@@ -33,7 +33,7 @@ CHANGES = {
 """Methods that change what they are called on."""
 STATELESS = {
     "TypeVar", "re.compile", "frozenset", "tuple", "click.argument", "TypeAdapter", "table",
-    "np.uint64", "ParamSpec", "get_type_hints", "create_model",
+    "np.uint64", "ParamSpec", "get_type_hints", "create_model", "typed_table",
 }  # fmt: skip
 """What makes an object that nothing can change, or nothing does."""
 

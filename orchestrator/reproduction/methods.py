@@ -7,7 +7,6 @@ compare` have, with learning rates in equally wide bounds.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -94,7 +93,6 @@ METHODS: dict[str, Method] = {
 """By the names that `--methods` takes."""
 
 
-@functools.cache
 def printed() -> Mapping[str, Mapping[str, Mapping[str, Json]]]:
     """Return the paper's hyper-parameters as {table: {task: {key of `optimizer`: value}}}."""
     found: Mapping[str, Mapping[str, Mapping[str, Json]]] = read_yaml(search_spaces.base("printed"))

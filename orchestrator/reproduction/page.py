@@ -48,12 +48,15 @@ def title(table: Table, settings: Settings) -> str:
 
 
 def render(found: Found, settings: Settings) -> list[PrintedTable | str]:
-    """Return what `tinyattn reproduce` prints of a table."""
+    """Return what `tinyattn reproduce` prints of a table: columns without a number of ours are on
+    its page alone."""
+    scored = {column for _, column, cell in found.cells if cell.ours is not None}
+    columns = [column for column in found.table.columns if column in scored or not scored]
     printed = PrintedTable(header_style="bold", pad_edge=False)
-    for number, name in enumerate(_head(found)):
+    for number, name in enumerate(_head(found, columns)):
         printed.add_column(name, justify="right" if number else "left")
     for row in found.rows:
-        printed.add_row(*(cell.replace(" (", "\n(") for cell in _cells(found, row)))
+        printed.add_row(*(cell.replace(" (", "\n(") for cell in _cells(found, row, columns)))
     return [title(found.table, settings), printed, *sentences(found, settings)]
 
 
@@ -92,8 +95,8 @@ def about(settings: Settings) -> str:
 
 def markdown(found: Found, settings: Settings) -> str:
     """Return a table in Markdown."""
-    rows = [_cells(found, row) for row in found.rows]
-    table = markdown_table(_head(found), rows)
+    head, rows = _whole(found)
+    table = markdown_table(head, rows)
     return "\n\n".join([f"### {title(found.table, settings)}", table, *sentences(found, settings)])
 
 
@@ -223,7 +226,7 @@ def _html(tables: Sequence[Found], reproduction: Reproduction, left_out: Sequenc
     for found in tables:
         figure = drawn(found)
         svg = "" if figure is None else figure[figure.index("<svg") :]
-        table = html_table(_head(found), [_cells(found, row) for row in found.rows])
+        table = html_table(*_whole(found))
         said = _paragraphs(list(sentences(found, settings)))
         body.append(
             f"<section><h2>{escape(title(found.table, settings))}</h2>{table}{said}{svg}</section>"
@@ -237,16 +240,22 @@ def _paragraphs(lines: Sequence[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
-def _head(found: Found) -> list[str]:
+def _whole(found: Found) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table with all its columns."""
+    columns = found.table.columns
+    return _head(found, columns), [_cells(found, row, columns) for row in found.rows]
+
+
+def _head(found: Found, columns: Sequence[str]) -> list[str]:
     sizes = ["parameters"] if any(row.papers_parameters for row in found.rows) else []
     averages = f"average of {found.of_tasks}" if found.of_tasks else AVERAGE
-    columns = [averages if c == AVERAGE else column_title(c) for c in found.table.columns]
-    return [found.table.of_rows, *sizes, *columns]
+    titles = [averages if column == AVERAGE else column_title(column) for column in columns]
+    return [found.table.of_rows, *sizes, *titles]
 
 
-def _cells(found: Found, row: Row) -> list[str]:
+def _cells(found: Found, row: Row, columns: Sequence[str]) -> list[str]:
     sizes = [_sizes(row)] if any(other.papers_parameters for other in found.rows) else []
-    return [row.title, *sizes, *(_words(row.cells[column]) for column in found.table.columns)]
+    return [row.title, *sizes, *(_words(row.cells[column]) for column in columns)]
 
 
 def _sizes(row: Row) -> str:

@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 Numbers = Mapping[str, Mapping[str, float]]
 """{method: {column: points}}."""
 
 
-def _typed(table: str) -> Numbers:
+def typed_table(table: str) -> Numbers:
     """Return a table that is typed with two or more spaces between its cells."""
     head, *rows = [re.split(r"\s{2,}", line.strip()) for line in table.strip().splitlines()]
-    return {
-        row[0]: {
-            column: float(cell)
-            for column, cell in zip(head[1:], row[1:], strict=True)
-            if cell != "-"
+    return MappingProxyType(
+        {
+            row[0]: MappingProxyType(
+                {
+                    column: float(cell)
+                    for column, cell in zip(head[1:], row[1:], strict=True)
+                    if cell != "-"
+                }
+            )
+            for row in rows
         }
-        for row in rows
-    }
+    )
 
 
-TABLE_1 = _typed("""
+TABLE_1 = typed_table("""
     method         cb     cb/std  rte    rte/std
     Tiny-Attn-1H   88.57  2.99    68.38  2.53
     WARP           87.5   -       71.8   -
@@ -37,13 +42,13 @@ TABLE_1 = _typed("""
     GPT-3-Medium   58.9   -       48.4   -
     GPT-3          82.1   -       72.9   -
 """)
-TABLE_2 = _typed("""
+TABLE_2 = typed_table("""
     method         mnli  sst2  average
     LoRA           3.4   2     2.7
     Adapter-H      3.1   2.1   2.6
     Tiny-Attn-1H   3.2   2.1   2.65
 """)
-TABLE_8 = _typed("""
+TABLE_8 = typed_table("""
     method           sst2  cola  mnli/overall  mnli  qqp   qqp/f1  rte   mrpc  mrpc/f1  qnli  stsb  average
     AdaMix           97.1  70.2  90.9          -     92.3  89.8    89.2  91.9  94.1     95.4  92.4  89.9
     Adapter-H 0.8M   96.3  66.3  90.3          -     91.5  -       72.9  87.7  -        94.7  91.5  86.4
@@ -57,7 +62,7 @@ TABLE_8 = _typed("""
     Tiny-Attn-4H     96.6  69.4  89.3          89.6  90.1  86.6    89.2  92.6  94.6     94.5  92.3  89.3
 """)  # noqa: E501
 """The average is over the first number of each cell; of WARP over the second, where it has that."""
-TABLE_9 = _typed("""
+TABLE_9 = typed_table("""
     method                     sst2  cola  mnli  mnli/mismatched  qqp/f1  qqp   rte   mrpc/f1  mrpc  qnli  stsb  stsb/spearman  score
     human baselines            97.8  66.4  92.0  92.8             59.5    80.4  93.6  86.3     80.8  91.2  92.7  92.6           87.1
     fine-tuning DeBERTa        97.5  71.5  91.9  91.6             76.2    90.8  93.2  94.0     92.0  99.2  92.9  92.6           90.8
@@ -67,22 +72,22 @@ TABLE_9 = _typed("""
     Tiny-Attn-1H               96.2  62.5  89.3  88.8             71.8    89.1  83.6  90.7     87.5  94.4  91.1  90.3           83.5
 """)  # noqa: E501
 """Of QQP and MRPC F1 comes first, as the values show; the head of the table says accuracy."""
-TABLE_10 = _typed("""
+TABLE_10 = typed_table("""
     method      sst2  mnli
     sequential  94.5  86.1
     parallel    94.4  86.1
 """)
-TABLE_11 = _typed("""
+TABLE_11 = typed_table("""
     parameter-averaging  cola  rte
     no                   68.8  88.8
     yes                  69.4  89.2
 """)
-TABLE_12 = _typed("""
+TABLE_12 = typed_table("""
     method          cola  rte
     Tiny-Attn-1H4D  68.0  87.4
     Tiny-Attn-1H    68.8  88.8
 """)
-TABLE_13 = _typed("""
+TABLE_13 = typed_table("""
     seed    sst2  mnli
     seed-1  96.6  89.6
     seed-2  96.6  89.5
@@ -92,13 +97,13 @@ TABLE_13 = _typed("""
     avg     96.1  89.6
     stdev   0.6   0.1
 """)
-TABLE_14 = _typed("""
+TABLE_14 = typed_table("""
     method         dev   test
     Tiny-Attn      71.4  63.8
     Adapter        68.1  66.3
     Prefix-Tuning  74.8  70.3
 """)
-FIGURE_4 = _typed("""
+FIGURE_4 = typed_table("""
     method        sst2  mnli
     LoRA          94.2  87.2
     Adapter-H     94.2  87.2

@@ -94,8 +94,6 @@ class Trained:
         """Note what failed, and what a user stopped."""
         self.failed |= {name: str(error) for name, error in result.failed.items()}
         self.failed |= dict.fromkeys(result.stopped, "was stopped by itself")
-        if result.is_spent:
-            self.failed["gpu_hours"] = "they are used up"
 
 
 def best_trial(reproduction: Reproduction, need: Need, workspace: Workspace) -> Trial | None:
@@ -180,7 +178,7 @@ def _stage(
     there = SuiteDefinition.read(folder)
     refuse_other(suite, there, workspace, "reproduction")
     new = prepare_growth(suite, workspace)
-    ended = completed(workspace)
+    ended = completed(workspace) if _is_closed(suite.name, workspace) else set()
     unfinished = [
         member.name
         for member in suite.members
@@ -191,6 +189,13 @@ def _stage(
         )
     ]
     return Stage(suite, False, new, unfinished)
+
+
+def _is_closed(name: str, workspace: Workspace) -> bool:
+    """Return whether a suite's run has an outcome: one that was killed after its last trial has
+    none, and gets it when its sweeps, with nothing left to do, are resumed."""
+    record = workspace.store().find_suite(name) if workspace.has_store() else None
+    return record is not None and record.outcome is not None
 
 
 def completed(workspace: Workspace) -> set[str]:

@@ -73,9 +73,16 @@ def test_tables_that_were_killed_go_on_and_others_join(tmp_path: Path) -> None:
     files = {one.path for one in store.client.list_artifacts(record.run_id, "tables")}
     assert files == {f"tables/{name}" for name in ("comparison.html", "tables.md", "tables.json")}
 
+    # As if it had been killed after its last trial, before its run was closed.
+    logged, tracker = logs(runs), Workspace(runs).tracker()
+    left_open = tracker.run_of_suite(NAME)
+    assert left_open is not None
+    left_open.reopen()
+    tracker.settle(30)
     again = call("reproduce", "table11", *FEW, "--plm", plm, *place)
     assert again.exit_code == 0, again.output
-    assert "evaluation" not in again.stdout
+    assert logs(runs) == logged, "nothing is trained twice"
+    assert suite_untruths(runs, NAME) == []
     other = call("reproduce", "table12", *FEW[2:], "--rows", 40, "--plm", plm, *place)
     assert other.exit_code == 2
     assert f"another reproduction is called '{NAME}', with other settings of" in other.stderr
