@@ -179,7 +179,7 @@ def _show(tables: Sequence[Table], reproduction: Reproduction, workspace: Worksp
     """Print tables, and write all that the reproduction has into its page."""
     from orchestrator.reproduction.lacking import lacking
     from orchestrator.reproduction.methods import METHODS
-    from orchestrator.reproduction.page import keep, known_tables, publish, render
+    from orchestrator.reproduction.page import keep, known_tables, notes, publish, render
     from orchestrator.reproduction.scores import Scores
     from orchestrator.reproduction.tables import TABLES, needs_of
 
@@ -193,7 +193,8 @@ def _show(tables: Sequence[Table], reproduction: Reproduction, workspace: Worksp
             console.print(part)
     every = needs_of([one.table for one in found.values()], list(METHODS), None)
     absent = lacking(every, reproduction.settings, workspace)
-    left_out = [f"Left out: {line}" for line in absent.lines()]
-    files = keep([*found.values()], reproduction, left_out, folder)
+    for line in notes(reproduction.settings, ()):
+        echo(line)
+    files = keep([*found.values()], reproduction, [*absent.lines()], folder)
     echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
     publish([*found.values()], reproduction, files, workspace.tracker())

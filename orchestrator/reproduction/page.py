@@ -65,12 +65,9 @@ def sentences(found: Found, settings: Settings) -> Iterator[str]:
     if found.table.note:
         yield found.table.note
     if found.of_tasks and found.of_tasks < len(found.table.averaged):
-        yield f"Averages are over the {found.of_tasks} tasks that were run, the paper's as well."
+        count = f"{found.of_tasks} task{'s' * (found.of_tasks > 1)}"
+        yield f"Averages, the paper's as well, are over {count}: those that were run."
     if settings.is_small:
-        yield (
-            f"This is the small version ({about(settings)}): its scores do not compare with the "
-            "paper's, which stand beside them to show their place."
-        )
         return
     judged = [(row, c, cell) for row, c, cell in found.cells if cell.within_noise is not None]
     beyond = [entry for entry in judged if not entry[2].within_noise]
@@ -83,6 +80,20 @@ def sentences(found: Found, settings: Settings) -> Iterator[str]:
         yield f"Beyond noise: {row.title}, {column_title(column)}: {_words(cell)}."
     if (more := len(beyond) - _SHOWN) > 0:
         yield f"{more} more are marked by ≠."
+
+
+def notes(settings: Settings, left_out: Sequence[str]) -> list[str]:
+    """Return what holds for all tables of a reproduction.
+
+    Args:
+        settings: what is other than in the paper.
+        left_out: lines on what could not run.
+    """
+    small = (
+        f"This is a small version ({about(settings)}): its scores do not compare with the paper's, "
+        "which stand beside them to show their place."
+    )
+    return [*([small] if settings.is_small else []), *(f"Left out: {line}" for line in left_out)]
 
 
 def about(settings: Settings) -> str:
@@ -132,7 +143,7 @@ def keep(
             [
                 f"# The paper's tables: {about(settings) or 'full version'}",
                 ABOUT,
-                *left_out,
+                *notes(settings, left_out),
                 *(markdown(found, settings) for found in tables),
             ]
         )
@@ -210,11 +221,11 @@ def _content(row: Row) -> dict[str, Json]:
 
 def _note(tables: Sequence[Found], settings: Settings) -> str:
     """Return as many tables as half a page of MLflow takes; its rest is for those of the sweeps."""
-    parts = [markdown(found, settings) for found in tables]
+    parts, small = [markdown(found, settings) for found in tables], notes(settings, ())
     for shown in range(len(parts), -1, -1):
         rest = len(parts) - shown
         more = [f"{rest} more tables are in {COMPARISON_PAGE}."] if rest else []
-        text = "\n\n".join([*parts[:shown], *more])
+        text = "\n\n".join([*small, *parts[:shown], *more])
         if len(text) <= TAG_LENGTH // 2:
             return text
     return f"The tables are in {COMPARISON_PAGE}."
@@ -222,7 +233,7 @@ def _note(tables: Sequence[Found], settings: Settings) -> str:
 
 def _html(tables: Sequence[Found], reproduction: Reproduction, left_out: Sequence[str]) -> str:
     settings = reproduction.settings
-    body = [f"<section><p>{escape(ABOUT)}</p>{_paragraphs(left_out)}</section>"]
+    body = [f"<section><p>{escape(ABOUT)}</p>{_paragraphs(notes(settings, left_out))}</section>"]
     for found in tables:
         figure = drawn(found)
         svg = "" if figure is None else figure[figure.index("<svg") :]

@@ -22,7 +22,7 @@ from orchestrator.reporting.paper import PRESUPPOSED
 from orchestrator.reproduction import published
 from orchestrator.reproduction.lacking import Lacking
 from orchestrator.reproduction.methods import METHODS, chosen, printed
-from orchestrator.reproduction.page import keep, known_tables, markdown, numbers, sentences
+from orchestrator.reproduction.page import keep, known_tables, markdown, notes, numbers, sentences
 from orchestrator.reproduction.plan import cost_of, costs_of, plan_lines
 from orchestrator.reproduction.run import Reproduction, without
 from orchestrator.reproduction.scores import Cell, Found, Number, Row, Scores
@@ -463,8 +463,9 @@ def test_small_scores_are_shown_and_not_judged(workspace: Workspace) -> None:
     ended(workspace, "r-tiny-1h-cola", [0.1])
     found = scored(workspace, "table12", SMALL)
     assert all(cell.within_noise is None for _, _, cell in found.cells)
-    said = " ".join(sentences(found, SMALL))
+    (said,) = notes(SMALL, ())
     assert "small version (minilm, 500 rows, 2 epochs): its scores do not compare" in said
+    assert notes(FULL, ()) == []
     assert "≈" not in markdown(found, SMALL)
 
 
@@ -499,7 +500,7 @@ def test_table_8_averages_the_tasks_that_ran_and_the_papers_over_the_same(
     assert rows["Tiny-Attn-1H"].parameters == 100_354
     assert rows["Tiny-Attn-4H"].cells["sst2"].ours is None
     assert found.of_tasks == 2
-    assert "Averages are over the 2 tasks that were run" in " ".join(sentences(found, FULL))
+    assert "Averages, the paper's as well, are over 2 tasks" in " ".join(sentences(found, FULL))
 
 
 def test_f1_and_mnlis_overall_accuracy_come_from_the_same_evaluation(workspace: Workspace) -> None:
@@ -535,7 +536,7 @@ def test_pages_have_all_tables_of_a_reproduction(workspace: Workspace, tmp_path:
     folder = tmp_path / "kept"
     folder.mkdir()
     assert known_tables(folder) == []
-    files = keep(found, Reproduction("r", (), FULL), ["Left out: <nothing>"], folder)
+    files = keep(found, Reproduction("r", (), FULL), ["<nothing>"], folder)
     assert {file.name for file in files} == {
         "comparison.html", "tables.md", "tables.json", "figure1.svg", "figure4.svg"
     }  # fmt: skip
