@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -77,25 +77,26 @@ def reproduce(
         from orchestrator.reproduction.methods import chosen
         from orchestrator.reproduction.run import Reproduction
         from orchestrator.reproduction.suite import Settings
-        from orchestrator.reproduction.tables import needs_of, refuse_unready, tables_named
+        from orchestrator.reproduction.tables import needs_of, tables_named, unready
 
     named = [word for word in words if "=" not in word]
     tables = tables_named(named)
     settings = Settings.typed(plm, rows, epochs, trials, overrides, imported())
-    if ALL in named and not settings.is_of_two_plms:  # the others are what was asked for
-        tables = [table for table in tables if not table.is_of_two_plms]
+    why_not = {t.name: unready(t, two_plms=settings.is_of_two_plms) for t in tables}
+    able = [one for one in tables if not why_not[one.name]]
+    for table, why in why_not.items():
+        if why and not planned and (table in named or not able):
+            raise UsageError(why)
     wanted = None if tasks is None else [word.strip() for word in tasks.split(",")]
-    workspace = workspace_of(places)
-
-    runnable = [table for table in tables if not table.awaits]
-    if not planned:
-        refuse_unready(tables, two_plms=settings.is_of_two_plms)
-    needs = needs_of(runnable, chosen(methods), wanted) if runnable else []
+    needs = needs_of(able, chosen(methods), wanted) if able else []
     whole = Reproduction(name or settings.name, tuple(needs), settings, _again())
+    workspace = workspace_of(places)
     if planned:
-        _plan(tables, whole, workspace, places)
-    else:
-        _run(tables, whole, workspace, places)
+        _plan(tables, why_not, whole, workspace, places)
+        return
+    for why in filter(None, why_not.values()):
+        echo(f"left out: {why}")
+    _run(able, whole, workspace, places)
 
 
 def _again() -> str:
@@ -109,9 +110,14 @@ def _again() -> str:
 
 
 def _plan(
-    tables: Sequence[Table], whole: Reproduction, workspace: Workspace, places: Places
+    tables: Sequence[Table],
+    why_not: Mapping[str, str],
+    whole: Reproduction,
+    workspace: Workspace,
+    places: Places,
 ) -> None:
-    """Print what each table takes and, of several, what they take together."""
+    """Print what each table takes and, of several, what they take together; or why it cannot run,
+    by its name."""
     from orchestrator.planning.cores import Cores
     from orchestrator.reproduction.lacking import lacking
     from orchestrator.reproduction.methods import METHODS
@@ -133,6 +139,8 @@ def _plan(
         head = f"{table.name:11} {table.title}"
         if table.awaits:
             click.echo("\n".join([head, *awaited_lines(table), ""]))
+        elif why_not[table.name]:
+            echo("\n".join([head, f"left out    {why_not[table.name]}", ""]))
         else:
             said(head, table.needs(METHODS, TASKS))
     if len(tables) > 1 and whole.needs:

@@ -51,8 +51,8 @@ class Lacking:
             fetched = ", ".join(f"`hf download {name}`" for name in self.plms)
             yield (
                 f"weights of {', '.join(self.plms)}: {fetched} on a machine with a network fills "
-                "the cache, which can be copied; or --plm names a folder with config.json, "
-                "safetensors and tokenizer"
+                "the cache, which can be copied; or --plm names folders that are called so, with "
+                "config.json, safetensors and tokenizer, as in --plm /plms/roberta-large"
             )
         if self.tasks:
             named = ", ".join(TASKS[task] for task in self.tasks)

@@ -180,9 +180,10 @@ def publish(
 
 
 def numbers(tables: Sequence[Found]) -> dict[str, float]:
-    """Return our numbers by names for MLflow, as `table8/Tiny-Attn-1H/rte`, in points."""
+    """Return our numbers by names for MLflow, as `table8/tiny-attn-1h/rte`: shares of 1, as all
+    scores there."""
     return {
-        f"{found.table.name}/{slug(row.title)}/{column.replace('/', '-')}": cell.ours.value
+        f"{found.table.name}/{slug(row.title)}/{column.replace('/', '-')}": cell.ours.value / 100
         for found in tables
         for row, column, cell in found.cells
         if cell.ours is not None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import search_spaces
-from orchestrator.reproduction.methods import BASE, METHODS, printed
+from orchestrator.reproduction.methods import BASE, LARGE, METHODS, printed
 from orchestrator.reproduction.tables import Need
 from orchestrator.spec.config import Sweep, resolved
 from orchestrator.spec.suite import Member, Suite
@@ -94,18 +94,27 @@ class Settings:
 
     @property
     def is_small(self) -> bool:
-        """Whether its scores do not compare with the paper's."""
-        return not (self.plm is None and self.rows is None and self.epochs is None)
+        """Whether its scores do not compare with the paper's.
+
+        A folder that has the name of the paper's PLM is taken for it.
+        """
+        has_others = self._has_other(LARGE, self.plm) or self._has_other(BASE, self.small_plm)
+        return has_others or self.rows is not None or self.epochs is not None
 
     @property
     def is_of_two_plms(self) -> bool:
         """Whether roberta-large and roberta-base have PLMs of their own."""
-        return self.plm is None or self.small_plm is not None
+        return self.plm_for(LARGE) != self.plm_for(BASE)
 
     def plm_for(self, papers: str) -> str:
         """Return the PLM that stands for one of the paper's."""
-        small = self.small_plm if papers == BASE else None
-        return small or self.plm or papers
+        if papers != BASE:
+            return self.plm or papers
+        return self.small_plm or (str(self.plm) if self._has_other(LARGE, self.plm) else BASE)
+
+    @staticmethod
+    def _has_other(papers: str, plm: str | None) -> bool:
+        return plm is not None and plm.rpartition("/")[2] != papers
 
     def plms_of(self, methods: Sequence[str]) -> list[str]:
         """Return the PLMs that methods run on, each once."""
@@ -229,12 +238,15 @@ def _search(need: Need, settings: Settings) -> dict[str, Json]:
     if not is_searched(need, settings):
         return {"space": {}, "search": {"trials": 1}, "asha": None}
     search = {"sampler": "tpe", "trials": settings.trials, "startup_trials": 4}
+    paper = read_yaml(search_spaces.base("paper"))
+    space = paper["space"]
     if method.printed is None:
-        base = read_yaml(search_spaces.base("compare"))
         low, high = method.rates
-        rates = {"optimizer.lr": {"type": "log_uniform", "low": low, "high": high}}
-        return {"space": {**rates, **base["space"]}, "search": search, "asha": base["asha"]}
-    base = read_yaml(search_spaces.base("paper"))
-    known = printed()[method.printed][need.task]
-    search["points"] = [{f"optimizer.{key}": value for key, value in known.items()}]
-    return {"space": base["space"], "search": search, "asha": base["asha"]}
+        space = {
+            "optimizer.lr": {"type": "log_uniform", "low": low, "high": high},
+            **read_yaml(search_spaces.base("compare"))["space"],
+        }
+    else:
+        known = printed()[method.printed][need.task]
+        search["points"] = [{f"optimizer.{key}": value for key, value in known.items()}]
+    return {"space": space, "search": search, "asha": paper["asha"]}

@@ -289,7 +289,7 @@ TABLES: dict[str, Table] = {
 
 
 def tables_named(words: Iterable[str]) -> list[Table]:
-    """Return tables by their names, each once; `all` means all that can run.
+    """Return tables by their names, each once; `all` means all of them.
 
     Raises:
         UsageError: a name is unknown, or none came.
@@ -297,7 +297,7 @@ def tables_named(words: Iterable[str]) -> list[Table]:
     found: dict[str, Table] = {}
     for word in words:
         if word == ALL:
-            found |= {name: table for name, table in TABLES.items() if not table.awaits}
+            found |= TABLES
         elif word in TABLES:
             found[word] = TABLES[word]
         else:
@@ -310,24 +310,24 @@ def tables_named(words: Iterable[str]) -> list[Table]:
     return list(found.values())
 
 
-def refuse_unready(tables: Sequence[Table], *, two_plms: bool) -> None:
-    """Raise UsageError for a table that cannot run, whatever is here.
+def unready(table: Table, *, two_plms: bool) -> str:
+    """Return why a table cannot run, whatever is here; empty: it can.
 
     Args:
-        tables: what was named.
+        table: the table.
         two_plms: whether roberta-large and roberta-base have PLMs of their own.
     """
-    for table in tables:
-        if table.awaits:
-            raise UsageError(
-                f"{table.name} needs {table.awaits}, which tinyattn does not have yet; "
-                f"`tinyattn reproduce {table.name} --plan` says what it will take"
-            )
-        if table.is_of_two_plms and not two_plms:
-            raise UsageError(
-                f"{table.name} compares two PLMs, and --plm names one for both; name a second in "
-                "place of roberta-base, as in --plm LARGE,BASE"
-            )
+    if table.awaits:
+        return (
+            f"{table.name} needs {table.awaits}, which tinyattn does not have yet; "
+            f"`tinyattn reproduce {table.name} --plan` says what it will take"
+        )
+    if table.is_of_two_plms and not two_plms:
+        return (
+            f"{table.name} compares two PLMs, and --plm names one for both; name a second in place "
+            "of roberta-base, as in --plm LARGE,BASE"
+        )
+    return ""
 
 
 def needs_of(
