@@ -177,10 +177,25 @@ def _run(
             placed(f"error: what failed is missing; `tinyattn {able.go_on}` goes on"), err=True
         )
         sys.exit(1)
-    for table in tables:
-        if table.next_step:
-            echo(f"next: {next_command(f'tinyattn {table.next_step} {able.name}')}")
-    echo(f"next: {next_command(f'tinyattn report {able.name}')}")
+    _say_next(tables, able)
+
+
+def _say_next(tables: Sequence[Table], reproduction: Reproduction) -> None:
+    """Print what to type next: for the server, adapters become champions, which it is answered by.
+
+    They are promoted by force, since by the paper's protocol no rows are left to judge them.
+    """
+    from orchestrator.reproduction.methods import METHODS
+
+    methods = {method for table in tables for method in table.submitted}
+    for need in reproduction.needs:
+        if need.method in methods:
+            promote = f"tinyattn promote {reproduction.sweep(need)} --force"
+            echo(f"next, for the server: {next_command(promote)}")
+    for method in methods:
+        plm = shlex.quote(reproduction.settings.plm_for(METHODS[method].plm))
+        echo(f"then: {next_command(f'tinyattn submit glue --plm {plm}')}")
+    echo(f"next: {next_command(f'tinyattn report {reproduction.name}')}")
 
 
 def _show(tables: Sequence[Table], reproduction: Reproduction, workspace: Workspace) -> None:

@@ -97,8 +97,13 @@ class Table:
     """What tinyattn lacks to run it; empty: nothing."""
     note: str = ""
     """What is to be known of its numbers."""
-    next_step: str = ""
-    """Command that goes on with its sweeps, without `tinyattn` and their suite's name."""
+
+    @property
+    def submitted(self) -> list[str]:
+        """The methods whose adapters answer the benchmark's server."""
+        return [
+            name for line in self.lines if line.reading is Reading.SERVER for name in line.methods
+        ]
 
     @property
     def is_of_two_plms(self) -> bool:
@@ -229,7 +234,6 @@ TABLES: dict[str, Table] = {
                 "The server alone has the labels of the test rows: its score of the submitted file "
                 "is ours. On WNLI the submission is the majority class, as in the paper."
             ),
-            next_step="submit glue",
         ),
         Table(
             "table10", "Sequential or parallel to attention, on dev",
