@@ -339,7 +339,8 @@ def predict(task: str, file: Path, plm: str | None, output: Path | None, places:
     if truncated:
         click.echo(
             f"note: {truncated:,} of the rows are longer than the adapter reads (its max_length, "
-            f"or {MOST_CHUNKS} chunks of it where it pools by hierarchical); they were cut",
+            f"or {MOST_CHUNKS} chunks of it where it pools by hierarchical); they were cut, or "
+            "asked with fewer examples where it has some",
             err=True,
         )
     if output is None or prints:

@@ -132,6 +132,8 @@ class Plan:
         most = str(self.sweep.train.max_length)
         if any(config.chunked for config in extremes(self.sweep, ("pooling",))):
             most = f"{MOST_CHUNKS} chunks of {most}"
+        if self.sweep.train.examples or "examples" in self.sweep.space:
+            most += " or asked with fewer examples"
         return [
             f"rows        train {facts.train_rows:,}, select {facts.select_rows:,} "
             f"({facts.selects_from}), held-out {facts.heldout_rows:,}; "

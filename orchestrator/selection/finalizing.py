@@ -77,7 +77,7 @@ def best_one_head(
         whole = outcome is Outcome.COMPLETED
         if ended and not alone_too and all(adapter_of(one).layers == "none" for one in ended):
             raise UsageError(
-                f"the trials of sweep '{sweep.name}' train the {ended[0].alone_words}: there is no "
+                f"the trials of sweep '{sweep.name}' are the {ended[0].alone_words}: there is no "
                 "adapter to finalize"
             )
         kind = "one-head trial" if isinstance(sweep.train.adapter, AdapterConfig) else "trial"

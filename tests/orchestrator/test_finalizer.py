@@ -253,7 +253,7 @@ def test_heads_and_layers_are_the_sweeps_unless_they_are_searched(
         assert best_one_head(sweep, [trial], None) == [trial]
         return
     is_alone = "none" in {**base, **params}.values()
-    said = "train the classifier alone" if is_alone else "no one-head trial"
+    said = "are the classifier alone" if is_alone else "no one-head trial"
     with pytest.raises(UsageError, match=said):
         best_one_head(sweep, [trial], None)
 
@@ -278,7 +278,7 @@ def test_a_classifier_alone_is_no_adapter_to_finalize(
     sweeps.runs.close_all(Outcome.COMPLETED)
     sweeps.runs.settle()
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
-    with pytest.raises(UsageError, match="'first' train the classifier alone: there is no adapter"):
+    with pytest.raises(UsageError, match="'first' are the classifier alone: there is no adapter"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
 
 
