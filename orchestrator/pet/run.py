@@ -50,8 +50,8 @@ from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import prepare, resumable, resume_sweep, run_sweep
 from orchestrator.tracking.sweep_runs import SweepRuns
 from tinyattn.config import TrainConfig
+from tinyattn.data.forms import refuse_carving
 from tinyattn.data.rows import LABEL
-from tinyattn.data.splits import refuse_carving
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.predict import Predictor

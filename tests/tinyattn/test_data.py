@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from tinyattn.batching.batches import Batches, epoch_order
-from tinyattn.data import cache
+from tinyattn.data import cache, forms
 from tinyattn.data.rows import check_rows, with_groups
 from tinyattn.data.sources import find_unlabelled
 from tinyattn.data.splits import (
@@ -628,7 +628,7 @@ def test_second_load_reads_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tokenizer = bert_like()
     first = load("sst2", folder, tokenizer=tokenizer)
     before = files_of(tmp_path / "cache")
-    monkeypatch.setattr(cache, "tokenise", lambda *_, **__: pytest.fail("tokenised again"))
+    monkeypatch.setattr(forms, "tokenise", lambda *_, **__: pytest.fail("tokenised again"))
     second = load("sst2", folder, tokenizer=tokenizer)  # its truncation state was set by the first
     third = load("sst2", folder, tokenizer=bert_like())
     assert files_of(tmp_path / "cache") == before
@@ -673,13 +673,13 @@ def test_damaged_cache_is_rebuilt(tmp_path: Path, harm: str) -> None:
 
 def test_two_at_once_tokenise_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = sst2(tmp_path, sentences(300))
-    tokenise, splits, loaded = cache.tokenise, [], []
+    tokenise, splits, loaded = forms.tokenise, [], []
 
     def counted(*parts: Any, name: str, **rest: Any) -> Any:
         splits.append(name)
         return tokenise(*parts, name=name, **rest)
 
-    monkeypatch.setattr(cache, "tokenise", counted)
+    monkeypatch.setattr(forms, "tokenise", counted)
     threads = [
         threading.Thread(target=lambda: loaded.append(load("sst2", folder))) for _ in range(3)
     ]

@@ -14,17 +14,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from tinyattn.data.sequences.generation import (
-    REFERENCES,
     SOURCE,
-    Template,
-    check_rows,
+    check_pairs,
     encode_pairs,
     grouped_rows,
     single_rows,
     tokenise_generation,
 )
-from tinyattn.data.tokens import GROUPS
+from tinyattn.data.tokens import GROUPS, REFERENCES
 from tinyattn.errors import ConfigError, PlmError, TaskError
+from tinyattn.tasks.sequences import Template
 
 END = "<|endoftext|>"
 
@@ -89,7 +88,7 @@ def test_rows_are_checked_and_grouped_by_their_source() -> None:
     rows = rows_of(
         mr=["x", "y", "x", "x "], text=[" one", "two", "three\n", "four"], id=[1, 2, 3, 4]
     )
-    checked = check_rows(rows, Template("{mr}"), "text", "dev.csv", labelled=True)
+    checked = check_pairs(rows, Template("{mr}"), "text", "dev.csv", labelled=True)
     assert checked[REFERENCES][:] == [["one"], ["two"], ["three"], ["four"]]
     grouped = grouped_rows(checked)
     assert grouped[SOURCE][:] == ["x", "y"]
@@ -99,7 +98,7 @@ def test_rows_are_checked_and_grouped_by_their_source() -> None:
 
 def test_a_target_may_be_a_list_of_texts() -> None:
     rows = rows_of(q=["x", "y", "z"], a=[["one", "two"], ["three"], ["four", "five"]])
-    checked = check_rows(rows, Template("{q} is"), "a", "train.jsonl", labelled=True)
+    checked = check_pairs(rows, Template("{q} is"), "a", "train.jsonl", labelled=True)
     alone = single_rows(checked)
     assert alone[SOURCE][:] == ["x is", "x is", "y is", "z is", "z is"]
     assert alone[REFERENCES][:] == [["one"], ["two"], ["three"], ["four"], ["five"]]
@@ -116,26 +115,26 @@ def test_a_row_without_a_target_is_named(wrong: Any) -> None:
     rows = rows_of(q=["x", "y"], a=[["a"] if isinstance(wrong, list) else "a", wrong])
     message = r"^f\.csv: row 2: column 'a' holds .*, needed is a text, or a list"
     with pytest.raises(TaskError, match=message):
-        check_rows(rows, Template("{q}"), "a", "f.csv", labelled=True)
-    unlabelled = check_rows(rows, Template("{q}"), "a", "f.csv", labelled=False)
+        check_pairs(rows, Template("{q}"), "a", "f.csv", labelled=True)
+    unlabelled = check_pairs(rows, Template("{q}"), "a", "f.csv", labelled=False)
     assert unlabelled.column_names == [SOURCE]
 
 
 def test_a_target_that_is_no_text_is_named() -> None:
     with pytest.raises(TaskError, match=r"row 1: column 'a' holds 1.5, needed is a text"):
-        check_rows(rows_of(q=["x"], a=[1.5]), Template("{q}"), "a", "f.csv", labelled=True)
+        check_pairs(rows_of(q=["x"], a=[1.5]), Template("{q}"), "a", "f.csv", labelled=True)
 
 
 def test_unknown_columns_and_missing_sources_are_named() -> None:
     rows = rows_of(meaning=["x", None], ref=["a", "b"])
     with pytest.raises(TaskError, match=r"dev: no column 'meanin' — did you mean 'meaning'"):
-        check_rows(rows, Template("{meanin}"), "ref", "dev", labelled=True)
+        check_pairs(rows, Template("{meanin}"), "ref", "dev", labelled=True)
     with pytest.raises(TaskError, match=r"no column 'refs'.*its columns are meaning, ref"):
-        check_rows(rows.select([0]), Template("{meaning}"), "refs", "dev", labelled=True)
+        check_pairs(rows.select([0]), Template("{meaning}"), "refs", "dev", labelled=True)
     with pytest.raises(TaskError, match=r"dev: row 2: column 'meaning' holds None"):
-        check_rows(rows, Template("{meaning}"), "ref", "dev", labelled=True)
+        check_pairs(rows, Template("{meaning}"), "ref", "dev", labelled=True)
     with pytest.raises(TaskError, match="dev: no rows came"):
-        check_rows(rows.select([]), Template("{meaning}"), "ref", "dev", labelled=True)
+        check_pairs(rows.select([]), Template("{meaning}"), "ref", "dev", labelled=True)
 
 
 def test_a_space_and_the_end_are_the_targets() -> None:
@@ -206,7 +205,7 @@ def made(rows: datasets.Dataset, **options: Any) -> Any:
 def test_rows_become_a_split(tmp_path: Path) -> None:
     rows = rows_of(q=["0123456789abcdef", "x", "x"], a=["one", "two", "three"])
     template = Template("{q} ->")
-    checked = grouped_rows(check_rows(rows, template, "a", "dev", labelled=True))
+    checked = grouped_rows(check_pairs(rows, template, "a", "dev", labelled=True))
     split = made(checked, ending=template.ending, file=tmp_path / "dev.arrow")
     assert (len(split), split.truncated, split.name) == (2, 1, "train.csv")
     assert split.rows["length"][:] == [12 + 5, 4 + 5]
@@ -231,7 +230,7 @@ def test_groups_stay_and_other_columns_go() -> None:
 
 def test_a_target_is_never_cut() -> None:
     rows = rows_of(q=["x"] * 3, a=["123456", "1234567", "a long target"])
-    checked = check_rows(rows, Template("{q}"), "a", "f", labelled=True)
+    checked = check_pairs(rows, Template("{q}"), "a", "f", labelled=True)
     assert made(checked.select([0])).rows["targets"][:] == [8]
     message = (
         r"^train.csv: 2 targets have more than 8 tokens.*first '1234567' with 9; allow 15 tokens"

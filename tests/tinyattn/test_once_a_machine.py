@@ -19,10 +19,10 @@ from tiny_plm import save_tiny_plm
 PROCESSES = 3
 WORKER = """
 from tinyattn.config import TrainConfig
-from tinyattn.data import cache
+from tinyattn.data import forms
 from tinyattn.training.model_cache import ModelCache
-tokenise = cache.tokenise
-cache.tokenise = lambda *parts, **named: (print(named["name"]), tokenise(*parts, **named))[1]
+tokenise = forms.tokenise
+forms.tokenise = lambda *parts, **named: (print(named["name"]), tokenise(*parts, **named))[1]
 config = TrainConfig(task="agreement", plm="lab/tiny", max_length=32)
 print(len(ModelCache().data(config).train))
 """

@@ -47,7 +47,7 @@ def test_all_built_in_tasks_and_mnli_splits() -> None:
         for name in ("sst2", "cola", "mrpc", "qqp", "rte")
         for draw in ("", "-21", "-42")
     }
-    assert set(TASKS) == {*PUBLISHED, *few, "agreement"}
+    assert set(TASKS) == {*PUBLISHED, *few, "e2e", "agreement"}
     splits = find_task("mnli").splits
     assert splits.validation == "validation_matched"
     assert splits.extra == {"mismatched": "validation_mismatched"}

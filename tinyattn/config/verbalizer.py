@@ -1,4 +1,4 @@
-"""VerbalizerConfig: the labels' words as token ids of a PLM, and where they are scored."""
+"""VerbalizerConfig: what a PLM's own head scores, such as the labels' words, and where."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ Word = Annotated[
 
 
 class VerbalizerConfig(StrictModel):
-    """How a PLM's own head answers a row for the labels of a task."""
+    """How a PLM's own head answers a row: for the labels of a task, or for a text."""
 
-    places: Literal["mask", "end", "targets"]
+    places: Literal["mask", "end", "targets", "text"]
     """Where words are scored. mask: at the [MASK]s of a row, by a masked LM; end: behind a row's
     last token, by a causal LM whose words are single tokens; targets: by a causal LM as the last
-    tokens of a row, which is there once for each word."""
-    words: tuple[Annotated[tuple[Word, ...], Field(min_length=1)], ...] = Field(min_length=1)
+    tokens of a row, which is there once for each word. text: there are no words; a causal LM scores
+    the last tokens of a row as they are, which is how it learns to generate them."""
+    words: tuple[Annotated[tuple[Word, ...], Field(min_length=1)], ...] = ()
     """For each label its words, each as token ids."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Scores of a row: one a label, or one of its text."""
+        return len(self.words) or 1
 
     @property
     def num_masks(self) -> int:
@@ -38,6 +44,8 @@ class VerbalizerConfig(StrictModel):
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
+        if (self.places == "text") == bool(self.words):
+            raise ValueError("words: needed are those of each label, and none with places text")
         if len(set(self.all_words)) < len(self.all_words):
             raise ValueError("words: each stands for one label, and once")
         if self.places == "end" and self.num_masks > 1:

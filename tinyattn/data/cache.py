@@ -1,8 +1,8 @@
 """Cache of tokenised splits: made once per machine and memory-mapped from then on.
 
 It is under TINYATTN_CACHE (default `~/.cache/tinyattn`). A folder's name is a hash of the data's
-bytes, the tokenizer and its rules, max_length and the columns. A folder is renamed into place when
-it is complete, and the checksums of its files are verified when it is opened.
+bytes, the tokenizer and its rules, max_length and the columns (`Form.key`). A folder is renamed
+into place when it is complete, and the checksums of its files are verified when it is opened.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import filelock
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from tinyattn.data.patterns import Asking, Draw
-from tinyattn.data.rows import GROUP, LABEL, check_rows, named_groups, with_groups
+from tinyattn.data.forms import Form
+from tinyattn.data.rows import GROUP, LABEL, named_groups, with_groups
 from tinyattn.data.sources import Source, digest_file
-from tinyattn.data.tokenise import TokenRules, as_split, tokenise, tokenizer_fingerprint
+from tinyattn.data.tokenise import as_split
 from tinyattn.data.tokens import Split
 from tinyattn.errors import StorageError
 from tinyattn.files.mmap_cache import CACHE_VARIABLE, cache_folder
@@ -51,15 +50,7 @@ class Stored:
     """Answered training rows that stand before each row."""
 
 
-def stored_splits(
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    rules: TokenRules,
-    source: Source,
-    asking: Asking | None = None,
-    draw: Draw | None = None,
-) -> Stored:
+def stored_splits(task: Task, form: Form, source: Source) -> Stored:
     """Open the cache folder of these splits; make it first if it is not there or damaged.
 
     Raises:
@@ -67,7 +58,7 @@ def stored_splits(
         StorageError: the cache cannot be written.
     """
     root = cache_folder() / "data"
-    folder = root / f"{task.name}-{_key(task, tokenizer, max_length, rules, source, asking, draw)}"
+    folder = root / f"{task.name}-{_key(task, form, source)}"
     if stored := _open(folder):
         return stored
     try:
@@ -75,7 +66,7 @@ def stored_splits(
         with filelock.FileLock(f"{folder}.lock"):
             stored = _open(folder)  # another process may have made it meanwhile
             if stored is None:
-                _replace(folder, task, tokenizer, max_length, rules, source, asking, draw)
+                _replace(folder, task, form, source)
                 stored = _open(folder)
     except OSError as error:
         raise StorageError(
@@ -87,33 +78,16 @@ def stored_splits(
     return stored
 
 
-def _key(
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    rules: TokenRules,
-    source: Source,
-    asking: Asking | None,
-    draw: Draw | None,
-) -> str:
-    about_rules = asdict(rules)
-    if not rules.chunked:  # as rows were named before they could be cut
-        del about_rules["chunked"]
+def _key(task: Task, form: Form, source: Source) -> str:
     content = [
         _FORMAT,
         [task.text_columns, task.label_column, task.group_column, task.labels, task.score_range],
         [task.splits.train, task.splits.validation, dict(task.splits.extra)],
         dict(source.digests),
-        tokenizer_fingerprint(tokenizer),
-        about_rules,
-        max_length,
+        *form.key,
     ]
     if task.splits.select is not None:
         content.append({"select": task.splits.select})
-    if asking is not None:
-        content.append([asking.pattern.texts, asking.verbalizer.model_dump(mode="json")])
-    if draw is not None and asking is not None:
-        content.append([asdict(draw), [words[0] for words in asking.pattern.words.values()]])
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -130,50 +104,33 @@ def _replace(folder: Path, *parts: Any) -> None:
         shutil.rmtree(building, ignore_errors=True)
 
 
-def _build(
-    folder: Path,
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    rules: TokenRules,
-    source: Source,
-    asking: Asking | None,
-    draw: Draw | None,
-) -> None:
+def _build(folder: Path, task: Task, form: Form, source: Source) -> None:
     """Fill a cache folder: read, check, tokenise and carve; the description is written last."""
     scratch = folder / "scratch"
     checked = {
-        split: check_rows(
-            source.read(split, scratch), task, place, labelled=True, soft=split == source.soft
+        split: form.check(
+            source.read(split, scratch),
+            place,
+            training=split == task.splits.train,
+            soft=split == source.soft,
         )
         for split, place in source.places.items()
     }
     files = {split: f"{number}.arrow" for number, split in enumerate(checked)}
     groups = {split: groups_of(task, rows) for split, rows in checked.items()}
-    if draw is not None and asking is not None:
-        asking = replace(asking, examples=draw.of(checked[task.splits.train], task, asking))
+    form = form.showing(checked[task.splits.train])
     for split, rows in checked.items():
         grouped = with_groups(rows, groups[split].numbers)
-        file = folder / files[split]
-        tokenise(
-            grouped,
-            task,
-            tokenizer,
-            max_length,
-            name=split,
-            rules=rules,
-            file=file,
-            asking=asking,
-        )
+        form.tokenise(grouped, name=split, file=folder / files[split])
     meta = {
-        "fingerprint": _fingerprint(task, checked),
+        "fingerprint": _fingerprint(task, form, checked),
         "carved": {
             version: {name: _listed(carved) for name, carved in splits.items()}
             for version, splits in carve_both(
                 task, checked[task.splits.train], groups[task.splits.train]
             ).items()
         },
-        "examples": [] if asking is None else asking.examples,
+        "examples": form.examples,
         "files": {split: [name, digest_file(folder / name)] for split, name in files.items()},
     }
     shutil.rmtree(scratch, ignore_errors=True)
@@ -189,9 +146,12 @@ def groups_of(task: Task, rows: datasets.Dataset) -> Groups:
 
 def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str, dict[str, Carved]]:
     """Carve `validation` and `select`, where they have no files, by each version of carving."""
-    texts = list(zip(*[train[column][:] for column in task.text_columns], strict=True))
-    named = train[GROUP][:] if GROUP in train.column_names else texts
-    classes = np.zeros(len(train), np.int64) if task.is_regression else np.array(train[LABEL][:])
+    if GROUP in train.column_names:
+        named: list[Any] = train[GROUP][:]
+    else:
+        named = list(zip(*[train[column][:] for column in task.text_columns], strict=True))
+    has_classes = task.labels is not None
+    classes = np.array(train[LABEL][:]) if has_classes else np.zeros(len(train), np.int64)
 
     def version_1(left: np.ndarray, seed: int) -> Carved:
         return carve_texts(classes[left], [named[row] for row in left], seed)
@@ -221,12 +181,12 @@ def _carved(rows: list[int], unused: list[int], *counts: int) -> Carved:
     return Carved(np.array(rows, np.int64), np.array(unused, np.int64), *counts)
 
 
-def _fingerprint(task: Task, checked: Mapping[str, datasets.Dataset]) -> str:
+def _fingerprint(task: Task, form: Form, checked: Mapping[str, datasets.Dataset]) -> str:
     """Return a hash of texts and labels that does not depend on the files' format."""
     digest = hashlib.sha256(json.dumps(task.labels).encode())
     for split, rows in checked.items():
         digest.update(json.dumps([split, len(rows)]).encode())
-        for column in (*task.text_columns, LABEL):
+        for column in form.columns:
             digest.update(json.dumps(rows[column][:]).encode())
     return digest.hexdigest()[:16]
 

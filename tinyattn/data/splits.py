@@ -14,10 +14,10 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.data.cache import Stored, stored_splits
 from tinyattn.data.files import read_file
-from tinyattn.data.patterns import Draw, asking_of
+from tinyattn.data.forms import Form, TextForm, checked_rows, form_of, refuse_carving
 from tinyattn.data.rows import LABEL, check_rows, index_of
 from tinyattn.data.sources import Source, find_source
-from tinyattn.data.tokenise import as_split, token_rules, tokenise
+from tinyattn.data.tokenise import as_split, tokenise
 from tinyattn.data.tokens import DataRequest, Split, TaskData, carve_notes, subset
 from tinyattn.errors import StorageError, TaskError
 from tinyattn.grouping.carve import Carved
@@ -59,33 +59,14 @@ def load_data(
         TaskError: data are missing or do not fit the task.
         StorageError: the cache cannot be written.
     """
-    rules = token_rules(
-        tokenizer, len(task.text_columns), request.token_version, types, request.chunked
-    )
-    pattern, asking = task.pattern(request.asked_by), None
-    if pattern is not None:
-        if request.chunked:
-            raise TaskError(
-                f"task '{task.name}': pooling hierarchical came with pattern '{pattern.name}', "
-                "whose words the PLM's own head scores; leave pooling out, or set pattern=none"
-            )
-        asking = asking_of(task, pattern, tokenizer, request.max_length, rules.types, causal)
-    draw = None
-    if request.examples:
-        if pattern is None:
-            raise TaskError(
-                f"task '{task.name}' has no patterns, so examples={request.examples} cannot be "
-                "asked and answered; give it `patterns`, or leave examples out"
-            )
-        refuse_carving(task, request.protocol, f"examples={request.examples}")
-        draw = Draw(request.examples, request.example_seed or 0, request.max_train_rows)
+    form = form_of(task, tokenizer, request, types, causal)
     source = find_source(task, data_dir)
     if request.train_file is not None:
         refuse_carving(task, request.protocol, f"train_file={request.train_file}")
         source = source.training_on(task.splits.train, Path(request.train_file))
-    stored = stored_splits(task, tokenizer, request.max_length, rules, source, asking, draw)
+    stored = stored_splits(task, form, source)
     carved = stored.carved[str(request.carve_version)]
-    left, select, dev = _divide(task, stored, request, carved)
+    left, select, dev = _divide(task, form, stored, request, carved)
     rows = stored.splits[task.splits.train].rows
     train = as_split(rows, "train", subset(left, request.max_train_rows))
     extra = {name: stored.splits[split] for name, split in task.splits.extra.items()}
@@ -105,26 +86,15 @@ def load_data(
             max((o.passed_over for o in theirs), default=0),
             len(rows),
         ),
-        separator=None if asking else rules.separator,
-        pattern=pattern,
-        verbalizer=None if asking is None else asking.verbalizer,
+        separator=form.separator if isinstance(form, TextForm) else None,
+        pattern=task.pattern(request.asked_by),
+        verbalizer=form.verbalizer,
         examples=stored.examples,
     )
 
 
-def refuse_carving(task: Task, protocol: str, what: str) -> None:
-    """Raise TaskError if rows to answer are carved from the training rows, which `what` uses."""
-    selects = protocol == "heldout" and task.splits.select is None
-    if selects or task.splits.validation is None:
-        raise TaskError(
-            f"task '{task.name}': {what} came, but rows to answer are carved from the training "
-            "rows; give the task a validation file and `splits: {select: ...}`"
-            + (", or set protocol=paper" if task.splits.validation is not None else "")
-        )
-
-
 def _divide(
-    task: Task, stored: Stored, request: DataRequest, carved: Mapping[str, Carved]
+    task: Task, form: Form, stored: Stored, request: DataRequest, carved: Mapping[str, Carved]
 ) -> tuple[np.ndarray, Split, Split]:
     """Return numbers of training rows, the selection rows, and dev (or rows carved for it)."""
     rows = stored.splits[task.splits.train].rows
@@ -133,7 +103,8 @@ def _divide(
     def take(name: str, most: int | None = None) -> Split:
         nonlocal left
         left = np.setdiff1d(left, np.concatenate([carved[name].rows, carved[name].unused]))
-        return as_split(rows, name, subset(carved[name].rows, most))
+        own, numbers = form.evaluated(rows, carved[name].rows)
+        return as_split(own, name, subset(numbers, most))
 
     validation = task.splits.validation
     dev = take("validation") if validation is None else stored.splits[validation]
@@ -152,14 +123,14 @@ def _divide(
 
 
 def read_rows(path: Path, task: Task) -> datasets.Dataset:
-    """Read and check a file to predict on: text columns, and `label` if every row has one.
+    """Read and check a file to predict on: its texts, and what is right if every row has it.
 
     Raises:
         TaskError: the file is not there, damaged, empty, or does not fit the task.
         StorageError: there is no scratch space to read it.
     """
     with _scratch(str(path)) as scratch:
-        return check_rows(read_file(path, scratch), task, str(path), labelled=False)
+        return checked_rows(read_file(path, scratch), task, str(path), labelled=False)
 
 
 @dataclass(frozen=True)

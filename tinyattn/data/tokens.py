@@ -14,7 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.config import TrainConfig, VerbalizerConfig
-from tinyattn.errors import ConfigError
+from tinyattn.errors import ConfigError, PlmError
 from tinyattn.tasks.base import Pattern, Task
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ GROUPS = "tinyattn:groups"
 MOST_CHUNKS = 32
 """Most chunks of a row, which bound its memory; what is longer still is truncated. Adapters are
 trained with it, and stored tokens too (`data/cache.py`)."""
+REFERENCES = "tinyattn:references"
+"""Name of the column of lists of texts that are right, of a task of generation."""
 _MOST_PASSED_OVER = 0.05
 """Share of rows passed over by carving from which a note says so."""
 
@@ -40,7 +42,7 @@ class FlatRows:
     """[N + 1] where each row's tokens begin in `columns`, and where the last row's end."""
     labels: np.ndarray
     """[N] class ids (int64) or scores (float32); [N, C] probabilities (float32) where labels are
-    soft; empty where rows have none."""
+    soft; of generation, lists of the texts that are right (objects). Empty where rows have none."""
     groups: np.ndarray
     """[N] int64 number of each row's group (`grouping/groups.py`), as of rows that share a premise
     or are a minimal pair; a number of its own for each row if groups were not computed."""
@@ -84,7 +86,7 @@ class Split:
     """Columns `input_ids`, `length` (tokens), `truncated` (bool); where they exist also
     `token_type_ids`, `chunks` (tokens of each chunk, whose sum is `length`), `targets` (of each
     chunk the last tokens that are scored), `label` (class id, score or list of probabilities; all
-    rows have one) and GROUPS."""
+    rows have one) or REFERENCES, and GROUPS."""
     name: str
     """Name of the split, e.g. `train` or `validation_matched`."""
     truncated: int
@@ -120,6 +122,9 @@ class Split:
 
 def _labels(table: pa.Table) -> np.ndarray:
     """Return the labels of FlatRows."""
+    if REFERENCES in table.column_names:
+        lists = table[REFERENCES].to_pylist()
+        return np.fromiter(lists, dtype=object, count=len(lists))
     if "label" not in table.column_names:
         return np.empty(0)
     column = table["label"]
@@ -198,7 +203,7 @@ class TaskData:
     pattern: Pattern | None = None
     """The pattern by which rows are asked; None: a classifier answers them."""
     verbalizer: VerbalizerConfig | None = None
-    """How the PLM answers them; None: as `pattern`."""
+    """How the PLM's own head answers them; None: a classifier does."""
     examples: tuple[str, ...] = ()
     """Answered training rows that stand before each row, as text."""
 
@@ -240,3 +245,14 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
         if token_id is not None:
             return token_id
     return 0
+
+
+def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id that ends a target; PlmError if the tokenizer has no such token."""
+    for token_id in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        if token_id is not None:
+            return token_id
+    raise PlmError(
+        f"{type(tokenizer).__name__} has no end token, which generation stops at: choose a causal "
+        "language model whose tokenizer has one"
+    )

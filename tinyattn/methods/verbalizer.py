@@ -9,6 +9,9 @@ is how PET is trained; here rows are evaluated so too). A causal LM scores a wor
 log-probability of its tokens where [MASK] stands, together with the text behind it. Of several
 words of a label the scores' mean counts, as in PET's code.
 
+Where a task has texts for answers there are no words: a row's score is the log-probability of the
+text at its end.
+
 Shape suffixes: B rows, C rows of the PLM (B, or one for each row and word), T tokens of the
 longest, N tokens of a packed sequence, H hidden size, K [MASK]s of a row, P places that are scored,
 W words, V vocabulary.
@@ -38,6 +41,8 @@ class Verbalizer(nn.Module):
         super().__init__()
         self.config = config
         self._head = [head]  # no module of this one: it is the PLM's
+        if config.places == "text":
+            return
         words, width = config.all_words, config.num_masks
         ids = [[*word, *[0] * (width - len(word))] for word in words]
         real = [[i < len(word) for i in range(width)] for word in words]
@@ -58,7 +63,7 @@ class Verbalizer(nn.Module):
         mask_CT: Tensor | None = None,
         targets_C: Tensor | None = None,
     ) -> Tensor:
-        """Return the scores of the labels for padded rows, [B, labels] in fp32.
+        """Return the scores of the labels for padded rows, [B, labels] in fp32; of texts [B, 1].
 
         Args:
             hidden_CTH: last hidden states.
@@ -73,7 +78,7 @@ class Verbalizer(nn.Module):
         return self._scores(hidden_CTH.flatten(0, 1), ids_CT.flatten(), starts + lengths, targets)
 
     def packed(self, hidden_NH: Tensor, stream: PackedSequence) -> Tensor:
-        """Return the scores of the labels for the rows of a packed sequence, [B, labels] in fp32.
+        """Return the scores of a packed sequence's rows, as `forward` does.
 
         Args:
             hidden_NH: last hidden states of all its tokens, filler included.
@@ -85,10 +90,12 @@ class Verbalizer(nn.Module):
     def _scores(
         self, hidden_NH: Tensor, ids_N: Tensor, ends: np.ndarray, targets: np.ndarray | None
     ) -> Tensor:
-        """Return the labels' scores of rows that end before the places `ends`."""
-        if self.config.places == "targets":
-            assert targets is not None, "rows of words come with the number of their tokens"
+        """Return the scores of rows that end before the places `ends`."""
+        if self.config.places in ("targets", "text"):
+            assert targets is not None, "such rows come with the number of their last tokens"
             found = target_scores(self.head, hidden_NH, ids_N, ends, targets)
+            if self.config.places == "text":
+                return found[:, None].to(torch.float32)
             words_BW = found.view(-1, len(self.config.all_words))
         else:
             words_BW = self._at_places(hidden_NH, ids_N, ends)

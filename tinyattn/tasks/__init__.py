@@ -1,4 +1,4 @@
-"""Tasks: columns, labels and metrics; GLUE, few-shot tasks, a generated one, and one's own."""
+"""Tasks: columns, labels and metrics; GLUE, few-shot tasks, E2E, a made-up one, and one's own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.agreement import AGREEMENT
 from tinyattn.tasks.base import Splits, Task
+from tinyattn.tasks.e2e import E2E
 from tinyattn.tasks.few_shot import FEW_SHOT, SHOT_SEEDS
 from tinyattn.tasks.glue import GLUE
-from tinyattn.tasks.metrics import compute_metrics, noise_of
+from tinyattn.tasks.metrics import compute_metrics, noise_of, number_of
 from tinyattn.tasks.own import read_task
 
-TASKS = {**GLUE, **FEW_SHOT, AGREEMENT.name: AGREEMENT}
+TASKS = {**GLUE, **FEW_SHOT, E2E.name: E2E, AGREEMENT.name: AGREEMENT}
 
-__all__ = ["TASKS", "Splits", "Task", "compute_metrics", "find_task", "noise_of"]
+__all__ = ["TASKS", "Splits", "Task", "compute_metrics", "find_task", "noise_of", "number_of"]
 
 
 def find_task(name_or_path: str) -> Task:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tinyattn.config import CLASSIFIER
 from tinyattn.errors import TaskError, did_you_mean
+from tinyattn.tasks.corpus_metrics import width_of
+from tinyattn.tasks.sequences import Generation
 
 CLASSIFICATION_METRICS: tuple[str, ...] = ("accuracy", "f1", "f1_macro", "matthews")
 REGRESSION_METRICS: tuple[str, ...] = ("pearson", "spearman")
@@ -97,20 +99,20 @@ def check_patterns(task: str, patterns: Sequence[Pattern], columns: Sequence[str
 
 @dataclass(frozen=True)
 class Task:
-    """One classification or regression task over single texts or pairs of texts."""
+    """One task: classes or scores of single texts or pairs, or texts that follow from texts."""
 
     name: str
     """Short name, also the name of its data folder."""
     text_columns: tuple[str, ...]
-    """One column of texts, or two for pairs."""
+    """One column of texts, or two for pairs; of generation the template's, any number."""
     labels: tuple[str, ...] | None
-    """Class names in the order of their ids; None: regression."""
+    """Class names in the order of their ids; None: regression or generation."""
     score_range: tuple[float, float] | None
-    """Lowest and highest score of a regression task; None: classification."""
+    """Lowest and highest score of a regression task; None: another kind."""
     metrics: tuple[str, ...]
     """Names of metrics as in `compute_metrics`; the first is the primary one. Higher is better."""
     label_column: str = "label"
-    """Column with the class id, class name or score."""
+    """Column with the class id, class name, score or target."""
     splits: Splits = Splits()
     """Names of its splits."""
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
@@ -124,16 +126,36 @@ class Task:
     """Patterns by which its rows can be asked; the first is used unless a trial names another."""
     place: str | None = None
     """Folder of its files within a data folder, as `fewglue/rte`; None: `glue/NAME`."""
+    generation: Generation | None = None
+    """How texts are generated; None: rows have classes or scores."""
 
     @property
     def num_outputs(self) -> int:
-        """Width of the classifier: one output a class, or one for a score."""
+        """Width of what is trained: one output a class, or one for a score or a text's
+        log-probability."""
         return 1 if self.labels is None else len(self.labels)
+
+    @property
+    def scored_width(self) -> int:
+        """Width of what metrics are computed of: outputs, or of generation a row's statistics."""
+        return self.num_outputs if self.generation is None else width_of(self.metrics)
 
     @property
     def is_regression(self) -> bool:
         """Whether the task predicts a score instead of a class."""
-        return self.labels is None
+        return self.labels is None and self.generation is None
+
+    def classifier_outputs(self, pattern: str | None) -> int | None:
+        """Return the width of the classifier; None: the PLM's own head answers.
+
+        Args:
+            pattern: as `pattern` takes it.
+
+        Raises:
+            TaskError: as `pattern`.
+        """
+        asked = self.generation is not None or self.pattern(pattern) is not None
+        return None if asked else self.num_outputs
 
     def pattern(self, name: str | None) -> Pattern | None:
         """Return a pattern by name, the first one by default; None: a classifier is trained.

@@ -128,6 +128,11 @@ def columns_of(metrics: Sequence[str]) -> dict[str, slice]:
     return {metric: columns[CORPUS_METRICS[metric].statistics] for metric in metrics}
 
 
+def width_of(metrics: Sequence[str]) -> int:
+    """Return S, the number of statistics of a row that all these metrics need."""
+    return sum(STATISTICS[kind].width for kind in kinds_of(metrics))
+
+
 def score(metric: str, stats: np.ndarray) -> float:
     """Return one metric of rows.
 

@@ -1,5 +1,7 @@
 """Metrics of a model's outputs, by scikit-learn and scipy. Higher is better, 1.0 is perfect.
 
+Those of generated texts are functions of sums of statistics over rows: see `corpus_metrics`.
+
 Undefined cases score 0.0 instead of NaN: Matthews, Pearson and Spearman where predictions or
 labels are constant, F1 where class 1 is neither present nor predicted.
 """
@@ -12,6 +14,7 @@ import numpy as np
 
 from tinyattn.errors import DivergedError
 from tinyattn.tasks.base import Task
+from tinyattn.tasks.corpus_metrics import columns_of, score, scores
 
 
 def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -19,22 +22,29 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
 
     Args:
         task: the task: its metrics, and whether it is a regression.
-        outputs: [N, num_outputs] logits, or [N, 1] scores of a regression.
-        labels: [N] class ids or scores.
+        outputs: [N, scored_width] logits, scores of a regression, or statistics of texts.
+        labels: [N] class ids, scores, or lists of texts that are right.
 
     Raises:
         DivergedError: an output is NaN or infinite.
     """
     outputs, labels = np.asarray(outputs, np.float64), np.asarray(labels)
-    if outputs.shape != (len(labels), task.num_outputs) or not len(labels):
+    if outputs.shape != (len(labels), task.scored_width) or not len(labels):
         raise ValueError(
             f"outputs {outputs.shape} and labels {labels.shape} came, task '{task.name}' needs "
-            f"[N, {task.num_outputs}] and [N] with N of at least 1"
+            f"[N, {task.scored_width}] and [N] with N of at least 1"
         )
     if not np.isfinite(outputs).all():
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
+    if task.generation is not None:
+        return scores(task.metrics, outputs)
     predictions = _predictions(task, outputs)
     return {name: float(METRICS[name](labels, predictions)) for name in task.metrics}
+
+
+def number_of(name: str, value: float) -> float:
+    """Return a metric as it is shown: in percent, but for perplexity."""
+    return value if name.startswith("perplexity") else 100 * value
 
 
 def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -43,8 +53,12 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
     It is estimated by the bootstrap (Efron 1979): the metric's spread over samples of these rows,
     drawn with replacement. Arguments are those of `compute_metrics`; the result is deterministic.
     """
-    metric, predictions = METRICS[task.metrics[0]], _predictions(task, np.asarray(outputs))
+    primary, outputs = task.metrics[0], np.asarray(outputs)
     draws = np.random.default_rng(0).integers(0, len(labels), (_RESAMPLES, len(labels)))
+    if task.generation is not None:
+        own = outputs[:, columns_of(task.metrics)[primary]]
+        return float(np.std([score(primary, own[rows]) for rows in draws]))
+    metric, predictions = METRICS[primary], _predictions(task, outputs)
     return float(np.std([metric(labels[rows], predictions[rows]) for rows in draws]))
 
 

@@ -13,6 +13,18 @@ Rows are asked as cloze questions, and no classifier is trained, where it has pa
       - text: "{subject} {body} This is about [MASK]."
         words: {billing: money, network: [network, internet], other: things}
 
+A task whose answers are texts has a kind, and a causal language model learns to go on with the text
+of its template:
+
+    kind: generation
+    name: recipes
+    folder: recipes/
+    template: "{dish}, with {ingredients} ||"
+    target_column: recipe         # a text, or a list of texts that are all right
+    metrics: [bleu, rouge_l]      # bleu if the key is left out
+    target_length: 64             # most tokens of a target
+    beams: 1                      # 1: greedy
+
 A regression has `labels: null` and `score_range: [0, 5]`. Files hold label names or ids, but only
 names if a label name is itself a whole number (`labels: [1, 2, 3]`). Without a validation file,
 rows are carved from train.
@@ -23,14 +35,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from tinyattn.config import StrictModel, build
-from tinyattn.errors import TaskError
+from tinyattn.errors import ConfigError, TaskError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
 from tinyattn.tasks.base import Pattern, Splits, Task, check_metrics, check_patterns, find_split
+from tinyattn.tasks.corpus_metrics import TEXT_METRICS, check_corpus_metrics
+from tinyattn.tasks.sequences import TARGET_LENGTH, Generation, Template
 
 
 def _as_list(value: Any) -> Any:
@@ -74,13 +88,72 @@ class SplitsFile(StrictModel):
     """Rows that choose between trials; None: they are carved from train."""
 
 
-class TaskFile(StrictModel):
-    """The content of a task's YAML file."""
+class AnyTaskFile(StrictModel):
+    """What a task's YAML file has whatever its kind."""
 
     name: str
     """Name in sweeps and leaderboards: letters, digits, `_`, `-` and `.`."""
     folder: str
     """Folder of the data files, relative to the YAML file."""
+    metrics: Annotated[tuple[str, ...] | None, BeforeValidator(_as_list)] = Field(
+        None, min_length=1
+    )
+    """Names of metrics; the first one selects. An unknown name's error lists those allowed. None:
+    accuracy, of a regression Pearson's correlation, of generation BLEU."""
+    splits: SplitsFile = SplitsFile()
+    """Names of the files, where they differ from train, validation and test."""
+
+    @model_validator(mode="after")
+    def _is_a_name(self) -> Self:
+        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.name, flags=re.ASCII):
+            raise ValueError(f"name is {self.name!r}, allowed are letters, digits, _, - and .")
+        return self
+
+
+class GenerationFile(AnyTaskFile):
+    """The content of a task's YAML file of kind `generation`."""
+
+    kind: Literal["generation"]
+    """Its answers are texts."""
+    template: str
+    """The text that is gone on with: `{column}` is replaced by a row's text."""
+    target_column: str = "target"
+    """Column with the text that is right, or a list of texts that all are."""
+    target_length: int = Field(TARGET_LENGTH, ge=2, le=1_000_000)
+    """Most tokens of a target with its end token, and most that are generated."""
+    beams: int = Field(1, ge=1, le=100)
+    """Continuations that beam search goes on with; 1: greedy."""
+
+    def task(self, folder: Path) -> Task:
+        """Return the task, whose files are in `folder`.
+
+        Raises:
+            ConfigError: the template cannot be read, or a metric needs a package that is not here.
+            TaskError: a metric does not suit it, or the template names the target.
+        """
+        template, metrics = Template(self.template), self.metrics or ("bleu",)
+        check_corpus_metrics(self.name, metrics, TEXT_METRICS)
+        if self.target_column in template.columns:
+            raise TaskError(
+                f"task '{self.name}': the template names the target_column "
+                f"'{self.target_column}', which would tell the answer"
+            )
+        return Task(
+            name=self.name,
+            text_columns=template.columns,
+            labels=None,
+            score_range=None,
+            metrics=metrics,
+            label_column=self.target_column,
+            splits=_splits(self.splits, folder),
+            folder=folder,
+            generation=Generation(template, self.target_length, self.beams),
+        )
+
+
+class TaskFile(AnyTaskFile):
+    """The content of a task's YAML file that has no kind: classes or scores."""
+
     text_columns: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(
         min_length=1, max_length=2
     )
@@ -91,20 +164,11 @@ class TaskFile(StrictModel):
     """Class names by id; null: regression."""
     score_range: tuple[float, float] | None = None
     """Lowest and highest score, for a regression."""
-    metrics: Annotated[tuple[str, ...] | None, BeforeValidator(_as_list)] = Field(
-        None, min_length=1
-    )
-    """Names of metrics; the first one selects. An unknown name's error lists those allowed. None:
-    accuracy, of a regression Pearson's correlation."""
-    splits: SplitsFile = SplitsFile()
-    """Names of the files, where they differ from train, validation and test."""
     patterns: tuple[PatternFile, ...] = ()
     """Patterns by which rows are asked; the first is used unless a trial names another."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", self.name, flags=re.ASCII):
-            raise ValueError(f"name is {self.name!r}, allowed are letters, digits, _, - and .")
         if self.labels is not None and len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels are {list(self.labels)}: each label once")
         if len({*self.text_columns, self.label_column}) <= len(self.text_columns):
@@ -139,6 +203,31 @@ class TaskFile(StrictModel):
                     raise ValueError(f"patterns.{number}.words.{label}: needed is a word")
         return self
 
+    def task(self, folder: Path) -> Task:
+        """Return the task, whose files are in `folder`; TaskError: a metric or pattern is wrong."""
+        metrics = self.metrics or (("pearson",) if self.labels is None else ("accuracy",))
+        check_metrics(self.name, metrics, None if self.labels is None else len(self.labels))
+        patterns = tuple(
+            Pattern(
+                str(number) if own.name is None else own.name,
+                own.text,
+                {label: own.words[label] for label in self.labels or ()},
+            )
+            for number, own in enumerate(self.patterns)
+        )
+        check_patterns(self.name, patterns, self.text_columns)
+        return Task(
+            name=self.name,
+            text_columns=self.text_columns,
+            labels=self.labels,
+            score_range=self.score_range,
+            metrics=metrics,
+            label_column=self.label_column,
+            splits=_splits(self.splits, folder),
+            folder=folder,
+            patterns=patterns,
+        )
+
 
 def read_task(path: Path, taken: Collection[str]) -> Task:
     """Read a task's YAML file.
@@ -151,35 +240,30 @@ def read_task(path: Path, taken: Collection[str]) -> Task:
         ConfigError: the file cannot be read, or a key or value is not allowed.
         TaskError: the task's name is taken, a metric does not suit it, or its folder is not there.
     """
-    content = build(TaskFile, read_yaml(path), str(path))
+    raw = read_yaml(path)
+    kind = raw.get("kind")
+    if kind is not None and kind not in KINDS:
+        hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
+        raise ConfigError(
+            f"{path}: kind is {kind!r}{hint}; allowed is {', '.join(KINDS)}, or leave it out for "
+            "classes and scores"
+        )
+    form: type[TaskFile | GenerationFile] = TaskFile if kind is None else KINDS[kind]
+    content = build(form, raw, str(path))
     if content.name in taken:
         raise TaskError(
             f"{path}: the name '{content.name}' is that of a built-in task: choose another"
         )
-    metrics = content.metrics or (("pearson",) if content.labels is None else ("accuracy",))
-    check_metrics(content.name, metrics, None if content.labels is None else len(content.labels))
     folder = (path.parent / Path(content.folder).expanduser()).resolve()
     if not folder.is_dir():
         raise TaskError(f"{path}: folder: {folder} came, which is not a folder that can be read")
-    patterns = tuple(
-        Pattern(
-            str(number) if own.name is None else own.name,
-            own.text,
-            {label: own.words[label] for label in content.labels or ()},
-        )
-        for number, own in enumerate(content.patterns)
-    )
-    check_patterns(content.name, patterns, content.text_columns)
-    names = content.splits
+    return content.task(folder)
+
+
+KINDS: dict[str, type[GenerationFile]] = {"generation": GenerationFile}
+"""Kinds of tasks that a file names."""
+
+
+def _splits(names: SplitsFile, folder: Path) -> Splits:
     validation = names.validation or ("validation" if find_split(folder, "validation") else None)
-    return Task(
-        name=content.name,
-        text_columns=content.text_columns,
-        labels=content.labels,
-        score_range=content.score_range,
-        metrics=metrics,
-        label_column=content.label_column,
-        splits=Splits(names.train, validation, names.test, names.extra, names.select),
-        folder=folder,
-        patterns=patterns,
-    )
+    return Splits(names.train, validation, names.test, names.extra, names.select)

@@ -7,9 +7,7 @@ rows of the same source are one row, whose targets are its references.
 
 from __future__ import annotations
 
-import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,75 +18,19 @@ import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.data.files import quiet_datasets
-from tinyattn.data.rows import check_columns, text_column
+from tinyattn.data.rows import GROUP, check_columns, text_column
 from tinyattn.data.tokenise import as_split, plain_ids
-from tinyattn.data.tokens import GROUPS, Split
-from tinyattn.errors import ConfigError, PlmError, TaskError
+from tinyattn.data.tokens import GROUPS, REFERENCES, Split, end_id
+from tinyattn.errors import ConfigError, TaskError
+from tinyattn.tasks.sequences import Template
 
 SOURCE = "tinyattn:source"
 """Name of the column of source texts."""
-REFERENCES = "tinyattn:references"
-"""Name of the column of lists of targets."""
 LEAST_SOURCE = 8
 """Tokens that are left for a source at least."""
 
 
-@dataclass(frozen=True)
-class Template:
-    """A source text with gaps for columns, such as `{meaning_representation} ||`.
-
-    White space at its end is dropped, for a space comes before every target. `{{` is a brace.
-
-    Raises:
-        ConfigError: it cannot be read, or names no column.
-    """
-
-    text: str
-    """The template as a task's file has it."""
-
-    def __post_init__(self) -> None:
-        try:
-            parts = list(string.Formatter().parse(self.text))
-        except ValueError as error:
-            raise ConfigError(
-                f"template {self.text!r} came, which cannot be read ({error}); needed are texts "
-                "and names of columns in braces: '{question} Answer:'"
-            ) from None
-        odd = [name for _, name, form, how in parts if name is not None and (form or how)]
-        if odd or not self.columns:
-            came = f"'{odd[0]}' with a format" if odd else "no column"
-            raise ConfigError(
-                f"template {self.text!r} came, in which is {came}; needed are names of columns in "
-                "braces, and nothing else in these: '{question} Answer:'"
-            )
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of its columns, each once."""
-        names = (name for _, name, _, _ in string.Formatter().parse(self.text))
-        return tuple(dict.fromkeys(name for name in names if name))
-
-    @property
-    def ending(self) -> str:
-        """What stands after its last column."""
-        after = ""
-        for literal, name, _, _ in string.Formatter().parse(self.text):
-            after = after + literal if name is None else ""
-        return after.rstrip()
-
-    def fill(self, columns: dict[str, Sequence[str]]) -> list[str]:
-        """Return the source of each row, given the texts of each column."""
-        parts = list(string.Formatter().parse(self.text))
-        rows = zip(*(columns[name] for name in self.columns), strict=True)
-        sources = []
-        for values in rows:
-            own = dict(zip(self.columns, values, strict=True))
-            texts = (literal + (own[name] if name else "") for literal, name, _, _ in parts)
-            sources.append("".join(texts).rstrip())
-        return sources
-
-
-def check_rows(
+def check_pairs(
     rows: datasets.Dataset, template: Template, target: str, source: str, *, labelled: bool
 ) -> datasets.Dataset:
     """Return the columns SOURCE and REFERENCES of rows, one row for each of them.
@@ -158,6 +100,34 @@ def grouped_rows(rows: datasets.Dataset) -> datasets.Dataset:
     return datasets.Dataset(pa.table(columns))
 
 
+def with_source_groups(rows: datasets.Dataset) -> datasets.Dataset:
+    """Return checked rows with the column GROUP, by which carving keeps those of a source together.
+
+    Sources that are alike, and not the same, are no group: of records such as E2E's all would be.
+    """
+    table = rows.with_format("arrow")[:]
+    return datasets.Dataset(table.append_column(GROUP, table.column(SOURCE)))
+
+
+def regrouped_rows(rows: datasets.Dataset, numbers: np.ndarray) -> datasets.Dataset:
+    """Return of tokenised single rows the first of each group, with the targets of all.
+
+    Args:
+        rows: from `tokenise_generation`, with GROUPS and REFERENCES.
+        numbers: of the rows that are taken.
+    """
+    table = rows.data.table.take(pa.array(numbers))
+    _, first, group = np.unique(table[GROUPS].to_numpy(), return_index=True, return_inverse=True)
+    gathered: list[list[str]] = [[] for _ in first]
+    for own, texts in zip(group.ravel().tolist(), table[REFERENCES].to_pylist(), strict=True):
+        gathered[own] += texts
+    order = np.argsort(first)
+    lists = pa.array([gathered[own] for own in order], pa.list_(pa.string()))
+    found = table.take(pa.array(first[order]))
+    place = found.column_names.index(REFERENCES)
+    return datasets.Dataset(found.set_column(place, REFERENCES, lists))
+
+
 def tokenise_generation(
     rows: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -179,7 +149,7 @@ def tokenise_generation(
         that are the target's and the end token; 0 where rows have no targets. REFERENCES stays.
 
     Args:
-        rows: from `check_rows`, `single_rows` or `grouped_rows`.
+        rows: from `check_pairs`, `single_rows` or `grouped_rows`.
         tokenizer: the PLM's.
         max_length: tokens per row.
         target_length: most tokens of a target with its end token, as many as may be generated.
@@ -240,17 +210,6 @@ def _check_targets(
             f"first {text!r:.80} with {lengths[at]}; allow {lengths.max()} tokens, as many as the "
             "longest has, or shorten them"
         )
-
-
-def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id that ends a target; PlmError if the tokenizer has no such token."""
-    for token_id in (tokenizer.eos_token_id, tokenizer.sep_token_id):
-        if token_id is not None:
-            return token_id
-    raise PlmError(
-        f"{type(tokenizer).__name__} has no end token, which generation stops at: choose a causal "
-        "language model whose tokenizer has one"
-    )
 
 
 def encode_pairs(
