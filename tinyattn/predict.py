@@ -1,4 +1,4 @@
-"""Predictor and MixedPredictor: labels and probabilities for new rows by saved adapters."""
+"""Predictor and MixedPredictor: labels, scores and texts for new rows by saved adapters."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from scipy.special import softmax
 from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches
+from tinyattn.data.forms import Form, GenerationForm, TextForm, checked_rows
 from tinyattn.data.patterns import Asking
-from tinyattn.data.rows import check_rows
-from tinyattn.data.tokenise import TokenRules, token_types, tokenise
+from tinyattn.data.tokenise import TokenRules, token_types
 from tinyattn.data.tokens import Rows, Split
 from tinyattn.errors import AdapterError, UsageError, did_you_mean
-from tinyattn.passes.forward import mixed_outputs, outputs_of
+from tinyattn.passes.forward import mixed_outputs
+from tinyattn.passes.generation import generated, scored_outputs
 from tinyattn.tasks import Task
 from tinyattn.tasks.base import Pattern
+from tinyattn.tasks.sequences import Generation, Template
 from tinyattn.training.model_cache import ModelCache
 
 NAME = "used"  # of the adapter in its AdaptedModel
@@ -67,8 +69,14 @@ class Predictor:
 
     def split(self, rows: datasets.Dataset) -> Split:
         """Tokenise checked rows of text; `data.splits.read_rows` reads and checks a file."""
+        return self._form().tokenise(rows, name="predict")
+
+    def _form(self) -> Form:
+        """Return the form that the rows had in training."""
         card, tokenizer = self.card.task, self.plm.tokenizer
         assert card is not None
+        if self.task.generation is not None:
+            return GenerationForm(self.task, self.task.generation, tokenizer, card.max_length)
         rules = TokenRules(
             version=card.token_version,
             types=token_types(tokenizer, card.token_version, self.plm.has_types),
@@ -86,20 +94,21 @@ class Predictor:
                 rules.types,
                 card.examples,
             )
-        return tokenise(
-            rows, self.task, tokenizer, card.max_length, name="predict", rules=rules, asking=asking
-        )
+        return TextForm(self.task, tokenizer, card.max_length, rules, asking)
 
     def outputs(self, split: Rows) -> np.ndarray:
-        """Return the logits of a split, [N, num_outputs], or the scores of a regression, [N, 1]."""
-        return outputs_of(self.model, self.name, self.batches(split), self.device)[0]
+        """Return what metrics are computed of, [N, scored_width]: logits, or scores of a
+        regression; of generation, whose rows must have references, statistics of texts."""
+        rows = self.batches(split)
+        return scored_outputs(self.model, self.name, rows, self.device, self.task, self.plm)[0]
 
     def batches(self, split: Rows) -> Batches:
         """Return the rows of a split as the PLM takes them."""
         return Batches(split, self.plm.tokenizer)
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return `{"label", "probabilities"}` for each row, `{"score"}` in a regression task.
+        """Return `{"label", "probabilities"}` for each row, `{"score"}` in a regression task, and
+        `{"text"}` in one of generation.
 
         Args:
             rows: mappings that hold the task's text columns.
@@ -114,11 +123,15 @@ class Predictor:
         own = [{c: row[c] for c in self.task.text_columns if c in row} for row in rows]
         # Other columns may hold anything, so they come only where there is nothing else to check.
         table = datasets.Dataset.from_list(own if any(own) else [dict(row) for row in rows])
-        return self.split(check_rows(table, self.task, what, labelled=False))
+        return self.split(checked_rows(table, self.task, what, labelled=False))
 
     def predict_split(self, split: Rows) -> list[dict[str, Any]]:
         """Predict rows that are tokenised already, as `predict` does."""
-        return self.answers(self.outputs(split))
+        if self.task.generation is None:
+            return self.answers(self.outputs(split))
+        rows, tokenizer = self.batches(split), self.plm.tokenizer
+        texts = generated(self.model, self.name, rows, self.device, tokenizer, self.task.generation)
+        return [{"text": text} for text in texts]
 
     def answers(self, outputs: np.ndarray) -> list[dict[str, Any]]:
         """Turn logits [N, num_outputs] into predictions; AdapterError if one is not finite."""
@@ -165,9 +178,12 @@ def load_predictor(folder: str | Path, plm: str | None = None) -> Predictor:
 
 def _task_of(card: TaskCard) -> Task:
     """Return the task of a card, of whose patterns it has the one that was used."""
-    apart = {"max_length", "carve_version", "token_version", "separator", "pattern", "examples"}
+    apart = {"max_length", "carve_version", "token_version", "separator"}
+    apart |= {"pattern", "examples", "generation"}
     pattern = () if card.pattern is None else (Pattern(**dict(card.pattern)),)
-    return Task(**card.model_dump(exclude=apart), patterns=pattern)
+    own = card.generation
+    generation = None if own is None else Generation(Template(own.template), own.length, own.beams)
+    return Task(**card.model_dump(exclude=apart), patterns=pattern, generation=generation)
 
 
 def _plm_of(card: AdapterCard) -> str:
@@ -177,8 +193,8 @@ def _plm_of(card: AdapterCard) -> str:
 class MixedPredictor:
     """Several saved adapters on one PLM; each row names the adapter that answers it.
 
-    Rows of all adapters share passes through the PLM. The answers are those that each adapter alone
-    would give.
+    Rows of all adapters share passes through the PLM, but each adapter that generates texts does so
+    by itself. The answers are those that each adapter alone would give.
 
     Args:
         folders: adapter folders by name; all were trained on the same PLM.
@@ -244,25 +260,28 @@ class MixedPredictor:
         places: dict[str, list[int]] = {}
         for place, (_, name) in enumerate(zip(rows, names, strict=True)):
             places.setdefault(name, []).append(place)
+        splits = {
+            name: self.members[name].read([rows[place] for place in own], f"rows of '{name}'")
+            for name, own in places.items()
+        }
+        alone = [name for name in splits if self.members[name].task.generation is not None]
+        said = {name: self.members[name].predict_split(splits.pop(name)) for name in alone}
+        outputs = self._outputs(splits)
+        said |= {name: self.members[name].answers(own) for name, own in outputs.items()}
         answers: list[dict[str, Any]] = [{} for _ in rows]
-        for name, outputs in self._outputs(rows, places).items():
-            said = self.members[name].answers(outputs)
-            for place, answer in zip(places[name], said, strict=True):
+        for name, own in places.items():
+            for place, answer in zip(own, said[name], strict=True):
                 answers[place] = answer
         return answers
 
-    def _outputs(
-        self, rows: Sequence[Mapping[str, Any]], places: Mapping[str, Sequence[int]]
-    ) -> dict[str, np.ndarray]:
+    def _outputs(self, splits: Mapping[str, Split]) -> dict[str, np.ndarray]:
         """Return the logits of the rows of each adapter."""
         found: dict[str, np.ndarray] = {}
         for model in self._models.values():
             used = {name: m for name, m in self.members.items() if m.model is model}
             batches = {
-                used[name].name: used[name].batches(
-                    used[name].read([rows[place] for place in own], f"rows of '{name}'")
-                )
-                for name, own in places.items()
+                used[name].name: used[name].batches(split)
+                for name, split in splits.items()
                 if name in used
             }
             if batches:

@@ -6,7 +6,7 @@ since it is on no index. The PLM is not part of the model: it is found by the na
 records.
 
 Input: a table with the task's text columns. Output: `label` and a column `probability_<label>` for
-each class, or `score` for a regression task.
+each class, `score` for a regression task, or `text` for one of generation.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def save_model(
     Raises:
         StorageError: the folder cannot be written. Nothing half-written stays.
     """
-    row = {column: f"A {column} to classify." for column in task.text_columns}
+    row = {column: f"A {column} to answer." for column in task.text_columns}
     card = read_card(adapter)
     plm_package = package_of(card.plm.name)
     packages = (*REQUIREMENTS, *([plm_package] if plm_package else []))
@@ -85,6 +85,8 @@ def _pinned(package: str) -> str:
 def signature(task: Task) -> ModelSignature:
     """Return the model's signature: its input and output columns."""
     inputs = Schema([*(ColSpec(DataType.string, column) for column in task.text_columns)])
+    if task.generation is not None:
+        return ModelSignature(inputs, Schema([ColSpec(DataType.string, "text")]))
     if task.labels is None:
         return ModelSignature(inputs, Schema([ColSpec(DataType.double, "score")]))
     shares = (ColSpec(DataType.double, f"probability_{label}") for label in task.labels)

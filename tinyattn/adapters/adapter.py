@@ -59,7 +59,8 @@ class Adapter(nn.Module):
     Tiny attention, its variants and bottlenecks add a module's output at a layer call: `by_site`.
     Others change modules of the PLM: `replaced` has those that run in their place. A `prompt` is
     put into each row. The classifier is linear; of WARP it is the classes' vectors, without bias.
-    Of prompted rows there is none: a verbalizer answers them, of which nothing is trained.
+    Of prompted rows, and of texts, there is none: a verbalizer answers them by the PLM's own head,
+    and nothing of it is trained.
 
     It is trained, saved and switched as a whole; `saved` is the content of an adapter file.
     With `share_layers` all calls use one module, which is stored once, under the first call's
@@ -79,7 +80,7 @@ class Adapter(nn.Module):
         seed: seed of initial weights.
         pooling: what the classifier reads of a row; None: as the PLM's family does.
         head: the PLM's own, where the method or a verbalizer reads rows by it.
-        verbalizer: words that answer prompted rows; None: a classifier answers.
+        verbalizer: what the PLM's own head scores; None: a classifier answers.
 
     Raises:
         PlmError: the PLM lacks a layer or a place that the method needs, or cannot pool so.

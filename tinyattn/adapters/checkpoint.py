@@ -73,11 +73,19 @@ class PatternCard(StrictModel):
     words: dict[Name, tuple[Name, ...]]
 
 
+class GenerationCard(StrictModel):
+    """How rows are gone on with, see tasks/sequences.py."""
+
+    template: str = Field(max_length=100_000)
+    length: int = Field(ge=2, le=1_000_000)
+    beams: int = Field(ge=1, le=100)
+
+
 class TaskCard(Settings):
     """The part of a task that prediction needs: its text columns, and labels for the outputs."""
 
     name: str
-    text_columns: tuple[Name, ...] = Field(min_length=1, max_length=2)
+    text_columns: tuple[Name, ...] = Field(min_length=1, max_length=1000)
     labels: tuple[Name, ...] | None = Field(min_length=1, max_length=MOST_OUTPUTS)
     score_range: tuple[float, float] | None
     metrics: tuple[Name, ...] = Field(min_length=1, max_length=100)
@@ -93,8 +101,16 @@ class TaskCard(Settings):
     """The pattern by which rows are asked; None: they are texts or pairs."""
     examples: tuple[Annotated[str, Field(max_length=2**20)], ...] = Field((), max_length=1000)
     """Answered rows that stand before each row."""
+    generation: GenerationCard | None = None
+    """How texts are generated; None: rows have classes or scores."""
 
-    later_keys = frozenset({"pattern", "examples"})
+    later_keys = frozenset({"pattern", "examples", "generation"})
+
+    @model_validator(mode="after")
+    def _has_few_texts(self) -> Self:
+        if self.generation is None and len(self.text_columns) > 2:
+            raise ValueError(f"{len(self.text_columns)} text_columns came, allowed are 1 and 2")
+        return self
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
@@ -124,7 +140,7 @@ class AdapterCard(Settings):
     pooling: PoolingKind = "first"
     """What the classifier reads of a row; a card without it means `first`."""
     verbalizer: VerbalizerConfig | None = None
-    """Words that answer prompted rows; None: a classifier does."""
+    """What the PLM's own head scores; None: a classifier answers."""
     task: TaskCard | None = None
     scores: dict[str, float] = {}
     """Metrics by name, as `select/accuracy` or `heldout/accuracy`."""
@@ -141,11 +157,15 @@ class AdapterCard(Settings):
         outputs = None if self.task is None else len(self.task.labels or ("score",))
         if outputs is not None and self.num_outputs not in (None, outputs):
             raise ValueError(f"the task has {outputs} outputs, the classifier {self.num_outputs}")
-        if self.verbalizer is not None and len(self.verbalizer.words) != self.num_outputs:
+        if self.verbalizer is not None and self.verbalizer.num_outputs != self.num_outputs:
             raise ValueError(
-                f"verbalizer has words of {len(self.verbalizer.words)} labels, num_outputs is "
+                f"verbalizer scores {self.verbalizer.num_outputs} labels or texts, num_outputs is "
                 f"{self.num_outputs}"
             )
+        generates = self.task is not None and self.task.generation is not None
+        scores_text = self.verbalizer is not None and self.verbalizer.places == "text"
+        if self.task is not None and generates != scores_text:
+            raise ValueError("verbalizer: it scores texts where the task has a generation alone")
         return self
 
     def sealed(self) -> Self:

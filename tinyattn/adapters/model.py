@@ -37,7 +37,7 @@ from tinyattn.errors import (
 )
 from tinyattn.methods.replaced import refuse_unmatched
 from tinyattn.plms.families import select_layers
-from tinyattn.plms.lm_head import LmHead
+from tinyattn.plms.lm_head import CausalHead, LmHead
 from tinyattn.plms.loading import Plm, PlmMemo, lm_head_of, mlm_head_of
 from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.products import apart
@@ -434,15 +434,20 @@ class AdaptedModel(nn.Module):
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate text with the active adapter; arguments and result as of transformers' generate.
 
+        A base model generates by its own head where an adapter has read rows by it.
+
         Raises:
             PlmError: the PLM is not a causal language model, or the active adapter is a prompt.
         """
-        if not self.plm.can_generate():
+        whole = self.plm
+        if isinstance(self.lm_head, CausalHead):
+            whole = self.lm_head.around(self.plm.base_model)
+        elif not self.plm.can_generate():
             raise PlmError(f"{type(self.plm).__name__} cannot generate: load a causal LM")
         if self.active is not None and self.adapter().prompt is not None:
             raise PlmError("a prompt cannot generate here: load its folder `peft` with peft")
         with self.sites.replacing():
-            return self.plm.generate(*args, **kwargs)  # type: ignore[operator]
+            return whole.generate(*args, **kwargs)  # type: ignore[operator]
 
     def train(self, mode: bool = True) -> AdaptedModel:
         """Switch the adapters to training mode; the PLM too if built with `plm_dropout`."""

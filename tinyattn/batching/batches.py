@@ -22,8 +22,7 @@ class Batches:
     """The tokenised rows of a split, as flat arrays from which batches are made.
 
     Attributes:
-        labels: [N] class ids (int64) or scores (float32), or [N, C] soft labels; empty where the
-            split has none.
+        labels: as in FlatRows; empty where the split has none.
         lengths: [N] number of tokens of each row, of all its chunks.
         chunks: [N] number of chunks of each row, 1 where rows are not cut. Each is a row for the
             PLM.
@@ -52,7 +51,8 @@ class Batches:
         return len(self.lengths)
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return a padded batch: PLM inputs [B, T], `attention_mask`, and `labels` [B] if known.
+        """Return a padded batch: PLM inputs [B, T], `attention_mask`, and `labels` [B] if they are
+        known, and numbers.
 
         Rows are padded on the right to the longest of them. Where they are cut, inputs have a row
         for each chunk, and `chunks` [B] tells how many each row has; `targets` [C], of rows that
@@ -66,7 +66,7 @@ class Batches:
         }
         mask = np.arange(shape[1])[None, :] < lengths[:, None]
         batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
-        if len(self.labels):
+        if len(self.labels) and self.labels.dtype != object:
             batch["labels"] = torch.from_numpy(self.labels[indices])
         if self.bounds is not None:
             batch["chunks"] = torch.from_numpy(self.chunks[indices])
@@ -146,7 +146,7 @@ def _shared(values: np.ndarray) -> np.ndarray:
 
 
 def labels_of(split: Rows) -> np.ndarray:
-    """Return the labels of a labelled split, [N]."""
+    """Return what is right of each row of a labelled split, [N], as in FlatRows."""
     return split.flat().labels
 
 

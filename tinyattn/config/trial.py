@@ -82,7 +82,9 @@ def _as_name(value: Any) -> Any:
 class TrainConfig(Settings):
     """The complete configuration of one trial: task, PLM, adapter, optimizer, length, precision."""
 
-    later_keys = frozenset({"gradient_checkpointing", "pattern", "examples", "train_file"})
+    later_keys = frozenset(
+        {"gradient_checkpointing", "pattern", "examples", "train_file", "target_length"}
+    )
 
     task: str
     """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
@@ -132,6 +134,9 @@ class TrainConfig(Settings):
     train_file: str | None = Field(None, min_length=1)
     """File of rows to train on, in place of the task's. In its label column stand labels, or a list
     of all labels' probabilities: soft labels, of other models at the temperature 2."""
+    target_length: int | None = Field(None, ge=2, le=1_000_000)
+    """Of a task of generation, most tokens of a target with its end token, and most that are
+    generated; they count as tokens of the row. None: as the task says."""
     max_train_rows: int | None = Field(None, ge=1)
     """Use a fixed random subset of this many training rows; None: all."""
     max_select_rows: int | None = Field(None, ge=1)

@@ -213,13 +213,15 @@ def mixed_outputs(
     return found
 
 
-def in_passes(lengths: np.ndarray, streams: bool, run: Callable[[np.ndarray], None]) -> None:
+def in_passes(
+    lengths: np.ndarray, streams: bool, run: Callable[[np.ndarray], None], most: int = EVAL_TOKENS
+) -> None:
     """Call `run` on all rows, in the passes of `by_length`.
 
     A pass that runs out of memory is run again in halves, since evaluation has no micro-batch size
     that a user could lower.
     """
-    waiting = list(by_length(lengths, streams))
+    waiting = list(by_length(lengths, streams, most))
     while waiting:
         indices = waiting.pop(0)
         try:
@@ -230,8 +232,8 @@ def in_passes(lengths: np.ndarray, streams: bool, run: Callable[[np.ndarray], No
             waiting[:0] = np.array_split(indices, 2)
 
 
-def by_length(lengths: np.ndarray, streams: bool) -> Iterator[np.ndarray]:
-    """Yield the rows of each evaluation pass of at most EVAL_TOKENS tokens, longest rows first.
+def by_length(lengths: np.ndarray, streams: bool, most: int = EVAL_TOKENS) -> Iterator[np.ndarray]:
+    """Yield the rows of each evaluation pass of at most so many tokens, longest rows first.
 
     Padding of chunks is not counted: all but a row's last one are nearly full.
     """
@@ -239,9 +241,9 @@ def by_length(lengths: np.ndarray, streams: bool) -> Iterator[np.ndarray]:
     sizes, first = lengths[order], 0
     while first < len(order):
         if streams:
-            fitting = int(np.searchsorted(np.cumsum(sizes[first:]), EVAL_TOKENS, side="right"))
+            fitting = int(np.searchsorted(np.cumsum(sizes[first:]), most, side="right"))
         else:
-            fitting = EVAL_TOKENS // int(sizes[first])
+            fitting = most // int(sizes[first])
         last = first + max(1, fitting)
         yield order[first:last]
         first = last

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -100,7 +101,7 @@ class CausalHead(nn.Module):
             the same.
 
     Attributes:
-        body: as above; with a base model in its place it generates.
+        body: as above; see `around`.
     """
 
     mask_id = None
@@ -110,6 +111,17 @@ class CausalHead(nn.Module):
         super().__init__()
         self.body, self.output = body, output
         self.requires_grad_(False).eval()
+
+    def around(self, plm: nn.Module) -> PreTrainedModel:
+        """Return a causal LM of this head and a base model, whose weights it shares.
+
+        It generates without what the PLM's files say of sampling and penalties.
+        """
+        memo: dict[int, Any] = {id(weight): weight for weight in self.parameters()}
+        found = copy.deepcopy(self.body, memo)
+        setattr(found, found.base_model_prefix, plm)
+        found.generation_config = GenerationConfig()
+        return found
 
     def logits(self, hidden_H: Tensor) -> Tensor:
         """Return the scores of all words, [..., V], of last hidden states [..., H]."""

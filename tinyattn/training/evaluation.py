@@ -34,8 +34,8 @@ class Evaluation:
     noise: float
     """Standard error of the score: how far other selection rows of this kind would move it."""
     train_loss: float
-    """Mean loss per row since the previous evaluation; where nothing is trained, of the training
-    rows as the PLM answers them."""
+    """Mean loss per row since the previous evaluation, of generation per token of the targets;
+    where nothing is trained, of all training rows as the PLM answers them."""
     lr: float
     """Learning rate of the last step; 0 where nothing is trained."""
     seconds: float
@@ -63,7 +63,7 @@ def final_metrics(data: TaskData, outputs_of: Callable[[Rows], np.ndarray]) -> d
 
     Args:
         data: the task's data.
-        outputs_of: returns the outputs [N, num_outputs] of the best adapter on a split.
+        outputs_of: returns the outputs [N, scored_width] of the best adapter on a split.
 
     Returns:
         Metrics of the held-out rows by name (`accuracy`), of a further split with its name

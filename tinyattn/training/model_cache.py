@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,7 @@ from tinyattn.passes.ranks import ONE, Ranks
 from tinyattn.plms.loading import Plm, load_plm, share_weights
 from tinyattn.tasks import Task, find_task
 from tinyattn.training.engine import shard
+from tinyattn.training.generation import check_generation
 
 Value = TypeVar("Value")
 CPU_TOKENS = 1024
@@ -136,7 +138,9 @@ class ModelCache:
             ConfigError: max_length exceeds the positions of the PLM.
             TaskError: the task or its data are missing, or do not fit.
         """
-        plm = self.plm_of(config)
+        plm, task = self.plm_of(config), self.task(config)
+        if task.generation is not None:
+            check_generation(config, plm)
         prompt: int = getattr(config.adapter, "prompt_length", 0)
         most = plm.max_positions - prompt
         if most < LEAST_LENGTH:
@@ -153,12 +157,12 @@ class ModelCache:
                 f"max_length is {config.max_length}, but {config.plm} takes at most {most} "
                 f"tokens{behind}; set max_length={most} or less"
             )
-        if self.shards(config) and self.task(config).pattern(config.asked_by) is not None:
+        if self.shards(config) and task.pattern(config.asked_by) is not None:
             raise ConfigError(
                 "zero_stage 3 splits the PLM, whose own head answers a pattern whole; allowed are "
                 "0, 1 and 2, or pattern=none"
             )
-        key = (config.task, config.plm, DataRequest.of(config))
+        key = (config.task, config.plm, config.target_length, DataRequest.of(config))
 
         def load() -> TaskData:
             return self._load_data(config, plm)
@@ -221,8 +225,20 @@ class ModelCache:
 
     @staticmethod
     def task(config: TrainConfig) -> Task:
-        """Return the task of a trial."""
-        return find_task(config.task)
+        """Return the task of a trial.
+
+        Raises:
+            ConfigError: `target_length` came for a task whose answers are no texts.
+        """
+        task = find_task(config.task)
+        if config.target_length is None:
+            return task
+        if task.generation is None:
+            raise ConfigError(
+                f"target_length {config.target_length} came, but the answers of task "
+                f"'{task.name}' are no texts: leave target_length out"
+            )
+        return replace(task, generation=replace(task.generation, length=config.target_length))
 
 
 def _remember(

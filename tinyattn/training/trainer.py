@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.checkpoint import (
     AdapterCard,
+    GenerationCard,
     PatternCard,
     TaskCard,
     read_card,
@@ -46,6 +47,7 @@ from tinyattn.files.object_store import fetched
 from tinyattn.methods.adamix import disagreement
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
+from tinyattn.passes.generation import scored_outputs
 from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.segments import segments_of
@@ -132,6 +134,7 @@ class Trainer:
         adapter. All evaluations then say the same, and are computed once."""
         self._measured: dict[Rows, tuple[np.ndarray, np.ndarray]] = {}
         """What `outputs` returned, where nothing is trained."""
+        self._mean_loss: float | None = None
         if any(parameter.requires_grad for parameter in own.parameters()):
             self.engine = build_engine(own, config, self.total_steps, self.ranks, spared)
         else:
@@ -215,10 +218,10 @@ class Trainer:
             with out_of_memory_is_an_error(self.config, self.least_rows):
                 begin = time.perf_counter()
                 rows = self._rows_between(self._step_before(index), until)
-                loss, lr = self._train_until(until)
+                loss, terms, lr = self._train_until(until)
                 trained = time.perf_counter() - begin
                 speed = rows / trained if self.trains else 0.0
-                self._evaluate(index, begin, loss / rows, lr, speed)
+                self._evaluate(index, begin, loss / terms, lr, speed)
             assert self.last is not None
             yield self.last
 
@@ -226,24 +229,30 @@ class Trainer:
         """Take optimizer steps without evaluating; return the summed loss of their rows."""
         return self._train_until(self.step + count)[0]
 
-    def _train_until(self, until: int) -> tuple[float, float]:
-        """Take optimizer steps up to `until`; return the rows' summed loss and the last lr."""
+    def _train_until(self, until: int) -> tuple[float, float, float]:
+        """Take optimizer steps up to `until`; return the rows' summed loss, the number of its terms
+        and the last lr."""
         if self.engine is None:
-            rows = self._rows_between(self.step, until)
             self.step = until
-            return rows * self._untrained_loss(), 0.0
+            return self._untrained_loss(), 1, 0.0
         with self.executor.training():
             return self._take_steps(until)
 
     def _untrained_loss(self) -> float:
         """Return the mean loss of the training rows, where nothing is trained."""
-        outputs, labels = map(torch.tensor, self.outputs(self.data.train))
-        return float(row_losses(outputs, labels).mean())
+        if self._mean_loss is None:
+            rows = self.train_rows
+            with self.executor.alone():
+                outputs, labels = outputs_of(self.model, self.name, rows, self.device, self.ranks)
+            own = None if self.task.generation else torch.tensor(labels)
+            total = float(row_losses(torch.tensor(outputs), own).sum())
+            self._mean_loss = total / self._loss_terms(np.arange(len(rows)))
+        return self._mean_loss
 
-    def _take_steps(self, until: int) -> tuple[float, float]:
+    def _take_steps(self, until: int) -> tuple[float, float, float]:
         assert self.engine is not None
         total = torch.zeros((), device=self.device)
-        lr = 0.0
+        lr, terms = 0.0, 0
         check = 1 if self.device.type == "cpu" else _GPU_LOSS_CHECK
         order: np.ndarray | None = None
         while self.step < until:
@@ -252,8 +261,10 @@ class Trainer:
                 order = epoch_order(len(self.train_rows), self.config.seed, epoch)
             size = self.config.batch_size
             lr = float(self.engine.lr_scheduler.get_last_lr()[0])
-            loss = self._train_step(order[position * size : (position + 1) * size])
+            indices = order[position * size : (position + 1) * size]
+            loss = self._train_step(indices)
             total += loss
+            terms += self._loss_terms(indices)
             self.step += 1
             if (self.step % check == 0 or self.step == until) and not math.isfinite(float(loss)):
                 raise DivergedError(
@@ -261,7 +272,17 @@ class Trainer:
                     f"(optimizer.lr is {self.config.optimizer.lr}); a lower optimizer.lr or "
                     "optimizer.max_grad_norm=1 may help"
                 )
-        return float(total), lr
+        return float(total), terms, lr
+
+    def _loss_terms(self, rows: np.ndarray) -> int:
+        """Return how many terms the loss of some rows has, over which it is averaged.
+
+        A row is one; of a text each token is one, as with `labels` of transformers' causal LMs.
+        """
+        if self.task.generation is None:
+            return len(rows)
+        assert self.train_rows.targets is not None
+        return int(self.train_rows.targets[rows].sum())
 
     def _train_step(self, indices: np.ndarray) -> Tensor:
         """One optimizer step on the mean loss of these rows; returns the sum over rows."""
@@ -284,7 +305,7 @@ class Trainer:
                 continue
             # The loss is the mean over the whole batch, whatever its micro-batches and ranks.
             # DeepSpeed divides the sum of the ranks' gradients by their number.
-            total += run(places[positions], self.ranks.size / len(indices))
+            total += run(places[positions], self.ranks.size / self._loss_terms(indices))
         assert self.engine is not None
         if self.allocation is None:
             self.engine.step()
@@ -320,8 +341,10 @@ class Trainer:
     def _pass(self, rows: np.ndarray, share: float, keys: np.ndarray) -> Tensor:
         """Run rows forward and backward, in a pass shared with other trials of this process."""
         row_keys = torch.from_numpy(keys).to(self.device, non_blocking=True)
-        labels = torch.from_numpy(self.train_rows.labels[rows])
-        labels = labels.to(self.device, non_blocking=True)
+        labels = None
+        if self.task.generation is None:
+            labels = torch.from_numpy(self.train_rows.labels[rows])
+            labels = labels.to(self.device, non_blocking=True)
         inputs = inputs_of(self.model, self.name, self.train_rows, rows, self.device, self.prefix)
         # Seeded as `_row_keys`: the same in all passes and ranks of a step, and after a restart.
         routes = self.adapter.draw_routes([self.config.seed, self.step, 2])
@@ -390,13 +413,22 @@ class Trainer:
             return final_metrics(self.data, lambda split: self.outputs(split)[0])
 
     def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """Run the adapter over a split; return logits [N, num_outputs] and labels [N]."""
+        """Run the adapter over a labelled split; return what `compute_metrics` takes."""
         if split in self._measured:
             return self._measured[split]
         rows = self.model_cache.batches_of(split, self.plm)
         with self.executor.alone():
             prefix = self._prefix_of(rows)
-            found = outputs_of(self.model, self.name, rows, self.device, self.ranks, prefix)
+            found = scored_outputs(
+                self.model,
+                self.name,
+                rows,
+                self.device,
+                self.task,
+                self.plm,
+                self.ranks,
+                prefix,
+            )
         if self.engine is None:
             self._measured[split] = found
         return found
@@ -569,7 +601,7 @@ def _mathematics(config: TrainConfig) -> str:
     return config.model_dump_json(exclude={*savers, *unnamed(config)})
 
 
-def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
+def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
     """Return the loss of each row, [B]: squared error if labels are floats, else cross-entropy.
 
     Of soft labels it is the Kullback-Leibler divergence from them, at their temperature and with
@@ -577,8 +609,12 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         outputs: logits [B, num_outputs].
-        labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels.
+        labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels; None:
+            `outputs` are log-probabilities of texts, whose negative is the cross-entropy summed
+            over their tokens.
     """
+    if labels is None:
+        return -outputs.squeeze(-1)
     if labels.ndim == 2:
         logs = F.log_softmax(outputs / TEMPERATURE, dim=1)
         return F.kl_div(logs, labels, reduction="none").sum(dim=1) * TEMPERATURE**2
@@ -589,7 +625,7 @@ def row_losses(outputs: Tensor, labels: Tensor) -> Tensor:
 
 def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
     """Return the card by which an adapter folder describes its task."""
-    task = data.task
+    task, own = data.task, data.task.generation
     return TaskCard(
         name=task.name,
         text_columns=task.text_columns,
@@ -603,6 +639,9 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
         separator=data.separator,
         pattern=None if data.pattern is None else PatternCard(**asdict(data.pattern)),
         examples=data.examples,
+        generation=None
+        if own is None
+        else GenerationCard(template=own.template.text, length=own.length, beams=own.beams),
     )
 
 

@@ -1,0 +1,148 @@
+"""Generation of texts by an adapted PLM, and what metrics of a split are computed of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from tinyattn.adapters.model import AdaptedModel
+from tinyattn.batching.batches import Batches
+from tinyattn.data.tokens import end_id, pad_id
+from tinyattn.errors import DivergedError
+from tinyattn.passes.forward import in_passes, outputs_of
+from tinyattn.passes.prefix_cache import CachedPrefix
+from tinyattn.passes.ranks import ONE, Ranks
+from tinyattn.plms.loading import Plm
+from tinyattn.tasks import Task
+from tinyattn.tasks.sequences import Generation
+
+GENERATED_TOKENS = {"cpu": 8192, "cuda": 32_768}
+"""Most tokens of a pass that generates, sources and beams included. Each step adds a token to each
+row, and takes as long for many rows as for few; keys and values of all tokens are kept."""
+
+
+def scored_outputs(
+    model: AdaptedModel,
+    name: str,
+    rows: Batches,
+    device: torch.device,
+    task: Task,
+    plm: Plm,
+    ranks: Ranks = ONE,
+    prefix: CachedPrefix | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Run an adapter over labelled rows; return what `compute_metrics` takes.
+
+    Of a task of generation, texts are generated for all rows, and a reference of each row is
+    scored, which also tells whether the adapter's numbers are finite.
+
+    Args:
+        model: the model, with the adapter.
+        name: the adapter's.
+        rows: all rows of the split.
+        device: the model's device.
+        task: the rows' task.
+        plm: the PLM of `model`.
+        ranks: as for `outputs_of`.
+        prefix: as for `outputs_of`.
+
+    Returns:
+        Outputs [N, scored_width] and labels [N].
+
+    Raises:
+        DivergedError: the log-probability of a reference is NaN or infinite.
+    """
+    outputs, labels = outputs_of(model, name, rows, device, ranks, prefix)
+    if task.generation is None:
+        return outputs, labels
+    if not np.isfinite(outputs).all():
+        raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
+    from tinyattn.tasks.texts import statistics_of  # loads the packages of metrics
+
+    texts = generated(model, name, rows, device, plm.tokenizer, task.generation, ranks)
+    return statistics_of(task.metrics, texts, labels.tolist(), outputs[:, 0], rows.targets), labels
+
+
+def generated(
+    model: AdaptedModel,
+    name: str,
+    rows: Batches,
+    device: torch.device,
+    tokenizer: PreTrainedTokenizerBase,
+    generation: Generation,
+    ranks: Ranks = ONE,
+) -> list[str]:
+    """Return the text that follows the source of each row, by greedy or beam search.
+
+    Rows of similar lengths share a pass, padded on the left. Ranks divide the rows among
+    themselves, and each gets all texts.
+
+    Args:
+        model: the model, with the adapter.
+        name: the adapter's.
+        rows: from `GenerationForm`; their targets are not looked at.
+        device: the model's device.
+        tokenizer: the PLM's.
+        generation: the longest text, and the beams.
+        ranks: this process's rank.
+    """
+    assert rows.targets is not None, "rows of generation say which tokens are their targets"
+    sources = rows.lengths - rows.targets
+    end = end_id(tokenizer)
+    how = GenerationConfig(
+        max_new_tokens=generation.length,
+        num_beams=generation.beams,
+        do_sample=False,
+        eos_token_id=end,
+        pad_token_id=pad_id(tokenizer),
+    )
+    found: dict[int, str] = {}
+
+    def run(chosen: np.ndarray) -> None:
+        batch = _padded_left(rows, own[chosen], sources, pad_id(tokenizer), device)
+        with model.using(name):
+            ids = model.generate(**batch, generation_config=how)
+        new = ids[:, batch["input_ids"].shape[1] :].tolist()
+        texts = (_text(each, end, tokenizer) for each in new)
+        found.update(zip(own[chosen].tolist(), texts, strict=True))
+
+    was_training = model.training
+    model.eval()
+    own = ranks.shares(np.argsort(-sources, kind="stable"))[ranks.rank]
+    with torch.inference_mode():
+        lengths = (sources[own] + generation.length) * generation.beams
+        in_passes(lengths, False, run, GENERATED_TOKENS[device.type])
+    model.train(was_training)
+    whole = {row: text for part in ranks.gather(found) for row, text in part.items()}
+    return [whole[row] for row in range(len(rows))]
+
+
+def _padded_left(
+    rows: Batches, indices: np.ndarray, sources: np.ndarray, pad: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Return the sources of some rows as `input_ids` and `attention_mask`, [B, T]."""
+    width = int(sources[indices].max())
+    ids = np.full((len(indices), width), pad, dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for place, row in enumerate(indices):
+        start, length = rows.offsets[row], sources[row]
+        ids[place, width - length :] = rows.columns["input_ids"][start : start + length]
+        mask[place, width - length :] = 1
+    return {
+        "input_ids": torch.from_numpy(ids).to(device),
+        "attention_mask": torch.from_numpy(mask).to(device),
+    }
+
+
+def _text(ids: Sequence[int], end: int, tokenizer: Any) -> str:
+    """Return generated tokens up to the end token as text, without special tokens."""
+    until = ids.index(end) if end in ids else len(ids)
+    text: str = tokenizer.decode(
+        ids[:until], skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return text.strip()
