@@ -12,6 +12,7 @@ from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
 from tinyattn.data.labels import check_labels, label_rows
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 from tinyattn.files.atomic import make_folder, replace_folder
+from tinyattn.tasks import number_of
 from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
@@ -74,7 +75,7 @@ def train_alone(
     last = trainer.last
     assert last is not None
     for name, value in last.heldout.items():
-        say(f"held-out {name}: {100 * value:.2f}")
+        say(f"held-out {name}: {number_of(name, value):.2f}")
     if output is not None:
         say(f"the best adapter is in {output / 'adapter'}")
     return last

@@ -287,7 +287,7 @@ def plan_of(
     length = facts.mean_length if facts else TYPICAL_LENGTH
     scored = facts.select_rows * facts.evaluations if facts else 0
     chunks = facts.most_chunks if facts else 1
-    outputs = None if task.pattern(sweep.train.asked_by) else task.num_outputs
+    outputs = task.classifier_outputs(sweep.train.asked_by)
     cost = predict_cost(sweep, rows, length, outputs, scored, chunks)
     taken = False
     try:

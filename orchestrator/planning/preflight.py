@@ -83,6 +83,8 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         data = model_cache.data(config)
         if data.verbalizer is not None:
             plm.lm_head  # noqa: B018 - loads it, or says that the PLM has none
+    for config in extremes(sweep, ("adapter.method", "adapter.tuner")):
+        model_cache.data(config)  # refuses methods that do not fit the task
     for config in extremes(sweep, ("adapter.segments",)):
         refuse_single_texts(config, plm, model_cache.batches_of(data.train, plm))
     configs = extremes(_with_experts(sweep), ("max_train_rows",))
@@ -92,7 +94,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     most_chunks = int(np.diff(rows.first_chunks()).max())
     evaluations = max_evaluations(sweep, len(data.train))
     scored = len(data.select) * evaluations
-    outputs = None if data.pattern else data.task.num_outputs
+    outputs = data.task.classifier_outputs(sweep.train.asked_by)
     cost = predict_cost(sweep, len(data.train), mean_length, outputs, scored, most_chunks)
     return Facts(
         task=data.task.name,

@@ -32,9 +32,9 @@ class HeldOut:
     """The held-out rows, on which nothing was chosen, and a function that runs adapters on them."""
 
     labels: np.ndarray
-    """[N] class ids or scores."""
+    """[N] class ids, scores, or lists of texts."""
     outputs_of: Callable[[Path], np.ndarray]
-    """Adapter folder → outputs [N, num_outputs] on the held-out rows."""
+    """Adapter folder → outputs [N, scored_width] on the held-out rows."""
     groups: np.ndarray | None = None
     """[N] group of each row, as for `paired_test`; None: all rows are independent."""
     fingerprint: str = ""

@@ -19,6 +19,7 @@ from orchestrator.tracking.provenance import slug
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TAG
 from tinyattn.errors import StorageError, UsageError, did_you_mean
+from tinyattn.tasks import number_of
 
 ALIAS = "champion"
 _HISTORY = TAG + "champions"
@@ -56,7 +57,8 @@ class Champion:
     @property
     def heldout_words(self) -> str:
         """These scores in points, as in `accuracy 91.40, f1 93.72`."""
-        said = ", ".join(f"{name} {100 * value:.2f}" for name, value in self.heldout.items())
+        known = self.heldout.items()
+        said = ", ".join(f"{name} {number_of(name, value):.2f}" for name, value in known)
         return said or "not measured"
 
 

@@ -300,6 +300,8 @@ def _is_idle(benchmark: Benchmark, trial: TrialRun) -> bool:
     if benchmark.heldout is None or trial.heldout_score is None:
         return False
     labels, task = benchmark.heldout.labels, benchmark.task
+    if task.generation is not None:
+        return False
     if task.is_regression:  # a constant has correlation 0
         return trial.heldout_score <= 0
     always = np.zeros((len(labels), task.num_outputs), dtype=np.float32)

@@ -1,7 +1,7 @@
 """The baseline: the classifier alone, on the same PLM and with the same training, no adapter.
 
-Where a pattern asks the rows there is no classifier, and the baseline is the PLM untrained: a
-single trial, since all learning rates are the same to it.
+Where a pattern asks the rows, or texts are generated, there is no classifier, and the baseline is
+the PLM untrained: a single trial, since all learning rates are the same to it.
 
 A first champion has no predecessor to beat, so it must beat this baseline at the best of several
 learning rates. The finalizer has trained it at all of them; for a sweep that was not finalized,
@@ -40,9 +40,13 @@ _INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "tru
 """Tags of the trial that hold for the baseline too, which has the same rows and PLM."""
 
 
-def is_prompted(config: TrainConfig) -> bool:
-    """Whether a trial's rows are asked by a pattern, so that without an adapter nothing trains."""
-    return find_task(config.task).pattern(config.asked_by) is not None
+def has_no_classifier(config: TrainConfig) -> bool:
+    """Whether the PLM's own head answers a trial's rows, so that without an adapter nothing trains.
+
+    It does so where a pattern asks them, or texts are generated.
+    """
+    task = find_task(config.task)
+    return task.generation is not None or task.pattern(config.asked_by) is not None
 
 
 def alone_settings(params: Point, config: TrainConfig) -> list[dict[str, Value]]:
@@ -57,7 +61,7 @@ def alone_settings(params: Point, config: TrainConfig) -> list[dict[str, Value]]
 
 def _rates_of(config: TrainConfig) -> list[float]:
     rate = config.optimizer.lr
-    return [rate] if is_prompted(config) else _rates(rate)
+    return [rate] if has_no_classifier(config) else _rates(rate)
 
 
 def _rates(rate: float) -> list[float]:
@@ -133,7 +137,7 @@ def train_alone(
         UsageError: another process works on the sweep.
         TinyAttnError: the training failed.
     """
-    prompted = is_prompted(config)
+    prompted = has_no_classifier(config)
     if not (missing := missing_rates(tracker, trial, prompted)):
         return
     one_head = {"adapter.num_heads": 1} if isinstance(config.adapter, AttentionConfig) else {}

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from orchestrator.spec.values import Json
 from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.adapters.experts import CollapseMethod, collapse, collapse_methods
 from tinyattn.adapters.model import AdaptedModel, Counts
-from tinyattn.batching.batches import labels_of
+from tinyattn.batching.batches import Batches, labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.data.tokens import Rows
 from tinyattn.passes.forward import outputs_of
+from tinyattn.passes.generation import scored_outputs
 from tinyattn.tasks import Task, compute_metrics
 from tinyattn.training.model_cache import ModelCache
 
@@ -26,6 +28,7 @@ class Loaded:
     def __init__(self, folder: Path, config: TrainConfig, model_cache: ModelCache) -> None:
         self.folder, self.model_cache = folder, model_cache
         self.plm = model_cache.plm(config.plm, config.precision)
+        self.task = model_cache.task(config)
         self.card = read_card(folder)
 
     def __enter__(self) -> Loaded:
@@ -41,11 +44,18 @@ class Loaded:
         self.model.adapters["used"] = adapter.to(self.model_cache.device)
         self.model.switch("used")
 
+    def logits(self, split: Rows) -> np.ndarray:
+        """Return the logits of a split, [N, num_outputs], or log-probabilities of texts, [N, 1]."""
+        return outputs_of(*self._running(split))[0]
+
     def outputs(self, split: Rows) -> np.ndarray:
-        """Return the logits of a split, [N, num_outputs]."""
-        rows = self.model_cache.batches_of(split, self.plm)
+        """Return what metrics of a labelled split are computed of, [N, scored_width]."""
+        return scored_outputs(*self._running(split), self.task, self.plm)[0]
+
+    def _running(self, split: Rows) -> tuple[AdaptedModel, str, Batches, torch.device]:
         assert self.model.active is not None
-        return outputs_of(self.model, self.model.active, rows, self.model_cache.device)[0]
+        rows = self.model_cache.batches_of(split, self.plm)
+        return self.model, self.model.active, rows, self.model_cache.device
 
     def scores(self, task: Task, split: Rows) -> dict[str, float]:
         """The task's metrics on a labelled split."""
@@ -69,9 +79,10 @@ class Collapse:
     adapter: Adapter
     """The one-head adapter."""
     outputs: np.ndarray
-    """Its logits [N, num_outputs]."""
+    """What metrics are computed of, [N, scored_width]."""
     logit_distance: float
-    """Root mean square difference of the logits from the expert's, relative to their size."""
+    """Root mean square difference of the logits, of generation of the log-probabilities of texts,
+    from the expert's, relative to their size."""
 
 
 def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
@@ -81,13 +92,14 @@ def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
         loaded: the expert.
         rows: rows on which the methods are compared: selection rows, never held-out ones.
     """
-    wide, before = loaded.model.adapter(), loaded.outputs(rows)
+    wide, before = loaded.model.adapter(), loaded.logits(rows)
     found: list[Collapse] = []
     for method in collapse_methods(wide):
         single = collapse(wide, loaded.model.plm, method)
         loaded.use(single)
-        after = loaded.outputs(rows)
+        after = loaded.logits(rows)
         if np.isfinite(after).all():
             distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
-            found.append(Collapse(method, single, after, distance))
+            outputs = after if loaded.task.generation is None else loaded.outputs(rows)
+            found.append(Collapse(method, single, outputs, distance))
     return found

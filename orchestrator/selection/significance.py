@@ -8,6 +8,7 @@ about one text) are not independent: they are swapped together, as one group.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tinyattn.tasks import Task, compute_metrics
+from tinyattn.tasks.corpus_metrics import columns_of, score
 
 PERMUTATIONS = 10_000
 _A_LEVEL = 20
@@ -175,9 +177,40 @@ class Correlation(Metric):
         return _correlation(sums, len(labels)) - _correlation(others, len(labels))
 
 
+class OfSums(Metric):
+    """A metric of generated texts, computed from sums of statistics of rows, [N, S].
+
+    Args:
+        name: one of `metrics`.
+        metrics: those whose statistics the outputs are.
+    """
+
+    def __init__(self, name: str, metrics: Sequence[str]) -> None:
+        own = self._own = columns_of(metrics)[name]
+        super().__init__(lambda outputs, labels: score(name, outputs[:, own]))
+        self._of_sums = functools.partial(score, name)
+
+    def leads(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
+    ) -> np.ndarray:
+        """As in Metric; each distinct sum is scored once."""
+        first, second = new[:, self._own], old[:, self._own]
+        moved = second - first
+        rows = np.flatnonzero(moved.any(axis=1))
+        sums = first.sum(axis=0) + swaps[:, rows] @ moved[rows]
+        others = (first + second).sum(axis=0) - sums
+        return self._scores(sums) - self._scores(others)
+
+    def _scores(self, sums: np.ndarray) -> np.ndarray:
+        different, which = np.unique(sums, axis=0, return_inverse=True)
+        return np.array([self._of_sums(own[None]) for own in different])[which.ravel()]
+
+
 def primary_metric(task: Task) -> Metric:
     """Return a task's primary metric, without the others: tests compute it thousands of times."""
     name = task.metrics[0]
+    if task.generation is not None:
+        return OfSums(name, task.metrics)
     alone = replace(task, metrics=(name,))
 
     def score(outputs: np.ndarray, labels: np.ndarray) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from generation_files import copying_rows, save_decoder, write_generation_task
 from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 from transformers import DistilBertConfig, DistilBertModel, T5Config
@@ -31,7 +32,7 @@ from orchestrator.spec.suite import Member, Suite
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import prepare
 from tinyattn.config import build
-from tinyattn.errors import ConfigError, TaskError
+from tinyattn.errors import ConfigError, TaskError, UsageError
 from tinyattn.training.model_cache import ModelCache
 
 LR = {"optimizer.lr": {"type": "log_uniform", "low": 1e-4, "high": 1e-2}}
@@ -642,3 +643,35 @@ def test_what_a_user_may_not_expect_is_said(
 def test_the_plan_has_the_remarks(tiny: str, tmp_path: Path) -> None:
     made = steps_100(tiny, {"adapter.num_heads": {"type": "int", "low": 1, "high": 4}})
     assert "\nnote        adapter.num_heads is searched" in str(plan_of(made, Workspace(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"space": {"adapter.method": {"type": "choice", "values": ["tiny", "adamix"]}}},
+            "method adamix came, which compares the classes",
+        ),
+        ({"space": {"max_length": {"type": "int", "low": 12, "high": 24}}}, "max_length 12 and"),
+        ({"train": {"target_length": 3}}, "targets have more than 3 tokens"),
+        ({"train": {"plm": "minilm"}}, "PLMs of the family bert, as minilm, have no causal-LM"),
+        ({"train": {"zero_stage": 3}, "resources": {"ranks": 2}}, "zero_stage 3 splits the PLM"),
+    ],
+)
+def test_a_sweep_of_generation_that_cannot_be_is_refused_before_it_starts(
+    build_plm: Any, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    plm, task = save_decoder(tmp_path / "plm", build_plm), write_generation_task(tmp_path)
+    train = {"task": task, "max_length": 24, **changes.pop("train", {})}
+    made = sweep(str(train.pop("plm", plm)), changes.pop("space", None), train=train, **changes)
+    with pytest.raises(UsageError, match=message):
+        inspect(made, ModelCache())
+
+
+def test_a_sweep_of_generation_has_facts_and_a_plan(build_plm: Any, tmp_path: Path) -> None:
+    plm, task = save_decoder(tmp_path / "plm", build_plm), write_generation_task(tmp_path)
+    made = sweep(str(plm), train={"task": task, "max_length": 24, "protocol": "paper"})
+    facts = inspect(made, ModelCache())
+    assert (facts.primary_metric, facts.train_rows, facts.label_rows) == ("bleu", 60, {})
+    assert facts.select_rows == len({(r["color"], r["thing"]) for r in copying_rows(9, 1)})
+    assert plan_of(made, Workspace(tmp_path / "runs")).cost.counts.classifier == 0

@@ -58,7 +58,7 @@ def test_every_task_has_five_sweeps():
     tasks = [*search_spaces.GLUE, "wnli"]
     kinds = ("", "-literal", "-wide", "-base", "-base-wide")
     glue = {f"glue/{task}{kind}" for task in tasks for kind in kinds}
-    assert set(search_spaces.names()) == glue | {"agreement", "minilm"}
+    assert set(search_spaces.names()) == glue | {"agreement", "e2e", "minilm"}
 
 
 @pytest.mark.parametrize("task", search_spaces.GLUE)

@@ -21,6 +21,7 @@ from orchestrator.selection.significance import (
 )
 from tinyattn.tasks import compute_metrics, find_task
 from tinyattn.tasks.metrics import METRICS
+from tinyattn.tasks.texts import statistics_of
 
 ROWS = 200
 LABELS = np.arange(ROWS) % 2
@@ -375,3 +376,45 @@ def test_permutations_end_when_the_decision_is_certain(monkeypatch: pytest.Monke
     assert whole / 2 < found.p_value < whole * 2  # its relative error is 1 / sqrt(21)
     assert len(said) == 1
     assert said[0].startswith("comparing: 980,000 permutations, about")
+
+
+# ---- metrics of sums over rows ----
+
+
+def _texts(seed: int, wrong: float) -> list[str]:
+    """Texts of 40 rows that have some words of the references."""
+    draws = np.random.default_rng(seed)
+    words = np.where(draws.random((40, 7)) < wrong, "x", [f"w{i}" for i in range(7)])
+    return [" ".join(row) for row in words]
+
+
+@pytest.mark.parametrize("metric_name", ["bleu", "exact_match"])
+def test_a_metric_of_texts_swaps_the_statistics_of_rows_as_it_would_the_texts(
+    metric_name: str,
+) -> None:
+    """Leads after swaps are those of sacrebleu, or of equal texts, on the swapped texts."""
+    from sacrebleu.metrics import BLEU
+
+    task = replace(find_task("e2e"), metrics=("exact_match", "bleu"))
+    task = replace(task, metrics=tuple(sorted(task.metrics, key=lambda name: name != metric_name)))
+    references = [["w0 w1 w2 w3 w4 w5 w6"], ["w0 w1 w2 w3 w4 w5", "w6 w0"]] * 20
+    texts = [_texts(1, 0.1), _texts(2, 0.15)]
+    new, old = (statistics_of(task.metrics, own, references) for own in texts)
+    labels = np.fromiter(references, dtype=object, count=40)
+    swaps = np.random.default_rng(0).integers(0, 2, (6, 40))
+
+    def by_hand(own: list[str]) -> float:
+        if metric_name == "exact_match":
+            return float(np.mean([t in r for t, r in zip(own, references, strict=True)]))
+        padded = [[r[min(i, len(r) - 1)] for r in references] for i in range(2)]
+        return BLEU(tokenize="13a", force=True).corpus_score(own, padded).score / 100
+
+    wanted = []
+    for coins in swaps:
+        sides = [[texts[coin ^ side][row] for row, coin in enumerate(coins)] for side in (0, 1)]
+        wanted.append(by_hand(sides[0]) - by_hand(sides[1]))
+    metric = primary_metric(task)
+    assert metric(new, labels) == pytest.approx(by_hand(texts[0]))
+    assert metric.leads(new, old, labels, swaps).tolist() == pytest.approx(wanted)
+    assert paired_test(metric, new, old, labels).p_value < 0.6
+    assert paired_test(metric, old, new, labels).p_value > 0.4
