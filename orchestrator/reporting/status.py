@@ -130,6 +130,8 @@ class Status:
             return f"{outcome.value}; suite {self.sweep.suite}, to which it belongs, runs on"
         if self.driver_here:
             return f"{'running' if outcome is None else 'finalizing'}, {words}"
+        if self._is_pet_left and self.driver_here is False:
+            return f"its driver is gone ({words}); `tinyattn {self.goes_on_by}` goes on"
         if outcome is not None and self.is_left_open and self.driver_here is False:
             command = self._noted("finalize")
             return f"{outcome.value}, its finalize is gone; `tinyattn {command}` goes on"
@@ -141,6 +143,11 @@ class Status:
         if self.driver_here is False:
             return f"its driver is gone ({words}); `tinyattn {resume}` goes on"
         return f"running, {words}"
+
+    @property
+    def _is_pet_left(self) -> bool:
+        """Whether it is the first generation of a `tinyattn pet` that has not come to its end."""
+        return self.goes_on_by.startswith("pet ") and "winner" not in self.sweep.tags
 
     @property
     def running(self) -> int:

@@ -22,7 +22,8 @@ class TrialBatch:
     title: str
     """Title of the batch in the view."""
     kind: str
-    """Kind of its trials, a tag of their MLflow runs: trial, finalist or expert."""
+    """Kind of its trials, a tag of their MLflow runs: trial, finalist or expert; of `tinyattn pet`
+    member or classifier."""
     base: TrainConfig
     """The config that its trials have in common."""
     trials: int

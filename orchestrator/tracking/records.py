@@ -106,8 +106,8 @@ class TrialRun:
     plm: str
     protocol: str
     kind: str
-    """trial, finalist, expert (several heads), collapsed, or baseline (a classifier alone that was
-    trained for a promotion)."""
+    """trial, finalist, expert (several heads), collapsed, baseline (a classifier alone that was
+    trained for a promotion), or of `tinyattn pet` member and classifier."""
     start_time: int
     """Milliseconds since 1970."""
     config: dict[str, Any]

@@ -179,6 +179,22 @@ def test_a_finalize_that_is_gone_goes_on_with_its_overrides(
     assert "`tinyattn finalize first finalize.seeds=2` goes on" in state
 
 
+def test_a_pet_that_is_gone_goes_on_by_its_own_command_until_it_has_a_winner(
+    workspace: Workspace, sweeps: Sweeps
+) -> None:
+    sweeps.start()
+    sweeps.trial("search_00001", [0.6])
+    sweeps.runs.end_sweep(Outcome.COMPLETED)
+    best = sweeps.trial("final-ab12_00001", [0.6], kind="classifier")
+    sweeps.runs.settle()
+    with workspace.lock("first", "pet rte --generations 2 --name first"):
+        pass
+    state = shown(workspace)["state"]
+    assert state.endswith("`tinyattn pet rte --generations 2 --name first` goes on")
+    sweeps.tracker.tag(sweeps.tracker.find_sweep("first").run_id, {"winner": best})
+    assert shown(workspace)["state"] == "completed"
+
+
 def test_scores_of_trials_that_were_interrupted_are_told(
     workspace: Workspace, sweeps: Sweeps
 ) -> None:
