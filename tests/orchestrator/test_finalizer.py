@@ -196,6 +196,36 @@ def test_seeds_that_an_earlier_finalize_trained_are_not_trained_again(
     assert (run.trial.outcome, run.trial.evaluations) == (Outcome.COMPLETED, 1)
 
 
+def test_beside_prompted_finalists_the_plm_untrained_runs_once(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No seed and no learning rate changes it; with pattern=none there are four rates again."""
+    found: list[BatchRun] = []
+
+    def stop(batches: list[BatchRun], **rest: object) -> None:
+        found.extend(batches)
+        raise UsageError("finalist would begin")
+
+    sweeps.start("first")
+    sweeps.trial("whole", [0.6, 0.7])
+    sweeps.runs.close_all(Outcome.COMPLETED)
+    sweeps.runs.settle()
+    settings = SWEEP.finalize.model_copy(update={"finalists": 1, "seeds": 3})
+    for pattern, expected in ((None, [1000]), ("none", 4 * [1000, 1001, 1002])):
+        train = SWEEP.train.with_overrides({"task": "fewglue/rte", "pattern": pattern})
+        sweep = SWEEP.model_copy(update={"finalize": settings, "train": train})
+        workspace = Workspace(tmp_path / "runs")
+        begin(workspace, monkeypatch, sweep)
+        monkeypatch.setattr(finalizer, "run_batches", stop)
+        with pytest.raises(UsageError):
+            finalizer.finalize(sweep, workspace)
+        run = found.pop()
+        points = [run.source.suggest("t") or {} for _ in range(run.batch.trials)]
+        alone = [point["seed"] for point in points if point.get("adapter.layers") == "none"]
+        assert alone == expected
+        assert len(points) == 3 + len(expected)
+
+
 def test_a_leader_that_the_user_stopped_is_named_before_the_finalists(
     sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
