@@ -71,7 +71,7 @@ def lacking(needs: Sequence[Need], settings: Settings, workspace: Workspace) -> 
 
     Raises:
         PlmError: a PLM is here and cannot be used.
-        UsageError: an override does not fit, or the data folder is not there.
+        UsageError: an override does not fit, or a data folder has two files of a split.
     """
     tasks = [
         task for task in dict.fromkeys(n.task for n in needs) if not _has_data(task, workspace)
@@ -91,6 +91,9 @@ def lacking(needs: Sequence[Need], settings: Settings, workspace: Workspace) -> 
 
 
 def _has_data(task: str, workspace: Workspace) -> bool:
+    folder = workspace.data_dir
+    if folder is not None and not folder.expanduser().is_dir():  # a cluster's, seen from elsewhere
+        return False
     try:
         find_source(find_task(task), workspace.data_dir)
     except AbsentDataError:

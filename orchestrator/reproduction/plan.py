@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestrator.planning.cores import Cores
@@ -20,6 +21,7 @@ from orchestrator.reproduction.tables import Need, Table
 from orchestrator.search.asha import asha_share
 from orchestrator.spec.config import Sweep
 from orchestrator.state.workspace import Workspace
+from tinyattn.errors import StorageError
 from tinyattn.tasks import find_task
 
 TEN_A4000 = Capacity("ten RTX A4000", [(1.0, 1.0)] * 10, 10 * A4000_FLOPS / 1e12, 16.0)
@@ -130,7 +132,9 @@ def plan_lines(
             machine.
         cores: the cores of this machine; None: their speed is measured.
     """
-    settings, ended = reproduction.settings, completed(workspace)
+    settings, ended = reproduction.settings, set[str]()
+    with suppress(StorageError):  # of a cluster that is not up yet
+        ended = completed(workspace)
     costs = {need: known[need] for need in reproduction.needs}
     trials = sum(cost.trials for cost in costs.values())
     searched = sum(cost.trials for need, cost in costs.items() if is_searched(need, settings))
@@ -155,7 +159,7 @@ def _amounts(
     if first.resources.gpus:
         yield _time_on_gpus(costs, capacity or TEN_A4000)
     else:
-        yield _time_on_cores(costs, (cores or Cores()).flops(first.train.precision))
+        yield _time_on_cores(costs, (cores or Cores()).flops(first.train.precision), capacity)
     memory = max(costs, key=lambda cost: cost.memory_gb)
     yield f"memory      at most {memory.memory_gb:.1f} GB a trial, {memory.plm}'s weights included"
     yield _disk(costs, lacking)
@@ -163,16 +167,21 @@ def _amounts(
 
 def _time_on_gpus(costs: Sequence[Cost], there: Capacity) -> str:
     total, longest = _pflop(costs)
-    one = total * 1e15 / A4000_FLOPS / 3600
-    hours = max(total * 1e3 / there.tflops, longest * 1e15 / A4000_FLOPS) / 3600
-    gpu_hours = amount(round(one, 1), "GPU-hour")
-    return f"time        about {gpu_hours} on {_A4000}, {duration(hours)} on {there.name}"
+    hours = amount(round(total * 1e15 / A4000_FLOPS / 3600, 1), "GPU-hour")
+    said = f"time        about {hours} on {_A4000}"
+    if not there.tflops:
+        return f"{said}; {there.name} has no GPU"
+    gpus = sum(gpus for _, gpus in there.machines)
+    seconds = max(total, longest * gpus) * 1e3 / there.tflops
+    return f"{said}, {duration(seconds / 3600)} on {there.name}"
 
 
-def _time_on_cores(costs: Sequence[Cost], flops: float) -> str:
-    (total, longest), number = _pflop(costs), os.cpu_count() or 1
+def _time_on_cores(costs: Sequence[Cost], flops: float, there: Capacity | None) -> str:
+    total, longest = _pflop(costs)
+    number = sum(cpus for cpus, _ in there.machines) if there else float(os.cpu_count() or 1)
+    where = f"{there.name}, if they are as fast as this machine's" if there else "this machine"
     hours = max(total / number, longest) * 1e15 / flops / 3600
-    return f"time        {duration(hours)} on the {amount(number, 'core')} of this machine"
+    return f"time        {duration(hours)} on the {amount(number, 'core')} of {where}"
 
 
 def _pflop(costs: Sequence[Cost]) -> tuple[float, float]:

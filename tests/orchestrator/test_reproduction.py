@@ -18,6 +18,7 @@ from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
 from orchestrator.planning.cores import Cores
+from orchestrator.planning.plan import Capacity
 from orchestrator.reporting.paper import PRESUPPOSED
 from orchestrator.reproduction import published
 from orchestrator.reproduction.lacking import Lacking
@@ -290,6 +291,51 @@ def test_a_plan_needs_neither_weights_nor_data(tmp_path: Path) -> None:
     assert any("albert-xxlarge-v2" in line for line in missing)
     assert any("gpt2-medium" in line for line in missing)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_cluster_that_is_seen_from_elsewhere_can_be_planned_for(tmp_path: Path) -> None:
+    """Its data folder is not here, and its store answers nobody: four GPUs of 16 TFLOP/s.
+
+    Of table 9's eight trials MNLI's is the longest, and all others together take less.
+    """
+    size = {"host": "10.9.9.9", "gpus": 4, "cpus": 8, "tflops": 16, "gpu_memory_gb": 24}
+    file = tmp_path / "lab.yaml"
+    file.write_text(
+        json.dumps(
+            {
+                "name": "lab",
+                "launch": {"type": "rack"},
+                "head": size,
+                "storage": str(tmp_path / "storage"),
+                "tracking_uri": "http://127.0.0.1:9",
+                "environment": {"data": "/nowhere/data"},
+            }
+        )
+    )
+    done = typed(tmp_path / "storage" / "runs", "table9", "--plan", "--on", file)
+    assert done.exit_code == 0, done.output
+    weights = 24 * 12 * 1024**2
+    longest = weights * (4 * 393_000 * 20 * 40 + 2 * 9_815 * 40 * 40) / 16e12 / 3600
+    assert f"about {longest:.1f} hours on lab" in done.output
+    assert "data of SST-2, CoLA" in done.output
+
+
+def test_a_plan_for_cores_and_for_machines_without_gpus(tmp_path: Path) -> None:
+    """A product takes a second here, so that a trial's speed is a share of its operations."""
+    needs, cores = (Need("tiny-1h", "rte"),), Cores(seconds=lambda dtype: 1.0)
+    where = Capacity("farm", [(8.0, 0.0)] * 4, 0.0)
+    small = Settings.typed("minilm", 100, 1, 1, {})
+    said = []
+    for settings in (FULL, small):
+        whole = Reproduction("r", needs, settings)
+        known, there = costs_of(whole), Workspace(tmp_path / "runs")
+        said.append([*plan_lines(whole, known, Lacking(), there, where, cores)][2])
+    assert said[0].endswith("farm has no GPU")
+    assert said[1].endswith("on the 32 cores of farm, if they are as fast as this machine's")
+    pflop = costs_of(Reproduction("r", needs, small))[needs[0]].pflop
+    hours = pflop * 1e15 / cores.flops("fp32") / 3600  # one trial has one core
+    assert 1 <= hours < 48
+    assert f"about {hours:.1f} hours" in said[1]
 
 
 @pytest.mark.parametrize("name", [name for name, table in TABLES.items() if not table.awaits])
