@@ -152,6 +152,7 @@ def _run(
 ) -> None:
     """Run what is left of the sweeps of tables, and show them; exit 1 if a sweep failed."""
     from orchestrator.reproduction.lacking import lacking, refuse_lacking
+    from orchestrator.reproduction.page import known_tables
     from orchestrator.reproduction.run import Trained, is_done, prepare, train, without
     from orchestrator.state.suite_definition import note_command
 
@@ -162,13 +163,14 @@ def _run(
         raise UsageError("\n".join(["nothing that was asked for can run here:", *found.lines()]))
     for line in found.lines():
         echo(f"left out: {line}")
+    earlier = known_tables(workspace.path_of(able.name))
     first = prepare(able, workspace)
     echo(f"reproduction {able.name}: {len(able.needs)} sweeps")
     trained = Trained()
     if not is_done(able, first, workspace):
         with ray_of(places.on):
             trained = train(able, first, workspace, echo)
-    _show(tables, able, workspace)
+    _show(tables, earlier, able, workspace)
     note_command(workspace, able.name, able.go_on, is_judged=not trained.failed)
     for member, why in trained.failed.items():
         click.echo(placed(f"error: {member}: {why}"), err=True)
@@ -198,17 +200,21 @@ def _say_next(tables: Sequence[Table], reproduction: Reproduction) -> None:
     echo(f"next: {next_command(f'tinyattn report {reproduction.name}')}")
 
 
-def _show(tables: Sequence[Table], reproduction: Reproduction, workspace: Workspace) -> None:
-    """Print tables, and write all that the reproduction has into its page."""
+def _show(
+    tables: Sequence[Table],
+    earlier: Sequence[str],
+    reproduction: Reproduction,
+    workspace: Workspace,
+) -> None:
+    """Print tables, and write them and those of earlier commands into the reproduction's page."""
     from orchestrator.reproduction.lacking import lacking
     from orchestrator.reproduction.methods import METHODS
-    from orchestrator.reproduction.page import keep, known_tables, notes, publish, render
+    from orchestrator.reproduction.page import keep, notes, publish, render
     from orchestrator.reproduction.scores import Scores
     from orchestrator.reproduction.tables import TABLES, needs_of
 
-    folder = workspace.path_of(reproduction.name)
     scores = Scores(reproduction, workspace)
-    named = {table.name for table in tables} | {*known_tables(folder)}
+    named = {*earlier, *(table.name for table in tables)}
     found = {name: scores.found(TABLES[name]) for name in TABLES if name in named}
     console = Console(width=table_width())
     for table in tables:
@@ -218,6 +224,7 @@ def _show(tables: Sequence[Table], reproduction: Reproduction, workspace: Worksp
     absent = lacking(every, reproduction.settings, workspace)
     for line in notes(reproduction.settings, ()):
         echo(line)
+    folder = workspace.path_of(reproduction.name)
     files = keep([*found.values()], reproduction, [*absent.lines()], folder)
     echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
     publish([*found.values()], reproduction, files, workspace.tracker())

@@ -114,12 +114,14 @@ def markdown(found: Found, settings: Settings) -> str:
 def known_tables(folder: Path) -> list[str]:
     """Return the names of the tables that a suite's folder has numbers of, in the paper's order."""
     try:
-        kept = json.loads((folder / KEPT).read_text("utf-8"))
+        kept = set(json.loads((folder / KEPT).read_text("utf-8"))["tables"])
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
-        raise StorageError(f"{folder / KEPT}: cannot be read: {error}; move it away") from None
-    return [name for name in TABLES if name in kept.get("tables", {})]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(
+            f"{folder / KEPT}: cannot be read: {error!r}; move it away, and name all tables again"
+        ) from None
+    return [name for name in TABLES if name in kept]
 
 
 def keep(

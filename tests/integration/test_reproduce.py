@@ -81,9 +81,11 @@ def test_tables_that_were_killed_go_on_and_others_join(tmp_path: Path) -> None:
     assert left_open is not None
     left_open.reopen()
     tracker.settle(30)
-    again = call("reproduce", "table11", "table9", *FEW, "--plm", plm, *place)
+    tasks = ("cola", "rte", "sst2")
+    trained = ("table11", "table9", "--tasks", ",".join(tasks))
+    again = call("reproduce", *trained, *FEW, "--plm", plm, *place)
     assert again.exit_code == 0, again.output
-    for task in ("cola", "rte", "sst2"):  # the others have no data
+    for task in tasks:
         assert f"server: tinyattn promote {NAME}-tiny-1h-{task} --force" in again.stdout
     assert f"then: tinyattn submit glue --plm {plm}" in again.stdout
     assert logs(runs) == logged, "nothing is trained twice"

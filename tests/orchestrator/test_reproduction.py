@@ -34,7 +34,7 @@ from orchestrator.spec.result import Result as Evaluated
 from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog
 from orchestrator.state.workspace import Workspace
-from tinyattn.errors import UsageError
+from tinyattn.errors import StorageError, UsageError
 
 FULL = Settings()
 SMALL = Settings.typed("minilm", 500, 2, 2, {})
@@ -633,6 +633,13 @@ def test_pages_have_all_tables_of_a_reproduction(workspace: Workspace, tmp_path:
         "within_noise": True,
     }  # fmt: skip
     assert numbers(found[:1]) == {"table12/tiny-attn-1h/cola": pytest.approx(0.665)}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"tables": 3}', '{"table": {}}', "\xff"])
+def test_a_damaged_file_of_numbers_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "tables.json").write_text(text, "latin-1")
+    with pytest.raises(StorageError, match=r"tables.json: cannot be read: .*; move it away"):
+        known_tables(tmp_path)
 
 
 def test_a_difference_of_exactly_two_errors_is_within_noise() -> None:
