@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,13 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.multiprocessing as mp
 import transformers
 from generation_files import copying_rows, save_decoder, trial, write_generation_task
+from torch.distributed import FileStore
 
 from tinyattn.adapters.checkpoint import read_card
+from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, PlmError, TaskError
 from tinyattn.passes.forward import inputs_of, logits_of, outputs_of
 from tinyattn.passes.generation import generated
+from tinyattn.passes.ranks import Ranks, use_interface_of
 from tinyattn.predict import MixedPredictor, load_predictor
 from tinyattn.tasks import compute_metrics, find_task
 from tinyattn.training.model_cache import ModelCache
@@ -103,12 +109,8 @@ def _without_labels(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_step_is_the_same_however_it_is_cut(build_plm: Any, tmp_path: Path) -> None:
-    """Targets of one to nine tokens: a mean over rows would weigh them otherwise."""
-    rows = [
-        {"thing": "the dog", "color": "red", "said": " ".join(["dog"] * (1 + i % 7))}
-        for i in range(10)
-    ]
-    task = write_generation_task(tmp_path, rows)
+    """Targets of two to six tokens: a mean over rows would weigh them otherwise."""
+    task = write_generation_task(tmp_path, of_unlike_targets())
     plm, found = save_decoder(tmp_path / "plm", build_plm), []
     for micro in (10, 3, 1):
         config = trial(plm, task, adapter=ADAPTER, batch_size=10, micro_batch_size=micro)
@@ -120,6 +122,41 @@ def test_a_step_is_the_same_however_it_is_cut(build_plm: Any, tmp_path: Path) ->
         assert loss == pytest.approx(found[0][0], rel=1e-5)
         for key, weight in weights.items():
             torch.testing.assert_close(weight, found[0][1][key], rtol=1e-4, atol=1e-5)
+
+
+def of_unlike_targets() -> list[dict[str, str]]:
+    return [
+        {"thing": "the dog", "color": c, "said": " ".join(["dog"] * (1 + i % 7))}
+        for i in range(5)
+        for c in ("red", "blue")
+    ]
+
+
+def numbers(config: TrainConfig, cache: ModelCache) -> list[float]:
+    with contextlib.closing(Trainer(config, cache)) as trainer:
+        return [n for e in trainer for n in (e.train_loss, *e.metrics.values(), e.noise)]
+
+
+def one_of_two(rank: int, config: TrainConfig, folder: Path) -> None:
+    """What each of two processes does."""
+    use_interface_of("127.0.0.1")
+    ranks = Ranks(rank, 2, FileStore(str(folder / "store"), 2))
+    torch.save(numbers(config, ModelCache(ranks=ranks)), folder / f"{rank}.pt")
+    os._exit(0)  # as Ray ends workers: gloo's threads may abort an interpreter that ends by itself
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_two_ranks_train_and_write_as_one(build_plm: Any, tmp_path: Path) -> None:
+    task = write_generation_task(tmp_path, of_unlike_targets())
+    config = trial(
+        save_decoder(tmp_path / "plm", build_plm), task, adapter=ADAPTER, batch_size=7, epochs=4,
+        micro_batch_size=2, optimizer={"lr": 0.05},
+    )  # fmt: skip
+    mp.spawn(one_of_two, (config, tmp_path), nprocs=2)
+    expected = numbers(config, ModelCache())
+    for rank in (0, 1):
+        assert torch.load(tmp_path / f"{rank}.pt") == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
