@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tinyattn.batching.batches import Batches
 from tinyattn.data.forms import Form, GenerationForm, TextForm, checked_rows
 from tinyattn.data.patterns import Asking
 from tinyattn.data.tokenise import TokenRules, token_types
-from tinyattn.data.tokens import Rows, Split
+from tinyattn.data.tokens import REFERENCES, Rows, Split
 from tinyattn.errors import AdapterError, UsageError, did_you_mean
 from tinyattn.passes.forward import mixed_outputs
 from tinyattn.passes.generation import generated, scored_outputs
@@ -68,7 +69,12 @@ class Predictor:
             raise
 
     def split(self, rows: datasets.Dataset) -> Split:
-        """Tokenise checked rows of text; `data.splits.read_rows` reads and checks a file."""
+        """Tokenise checked rows of text; `data.splits.read_rows` reads and checks a file.
+
+        Of generation the sources alone are, for targets may be of any length here.
+        """
+        if REFERENCES in rows.column_names:
+            rows = rows.remove_columns(REFERENCES)
         return self._form().tokenise(rows, name="predict")
 
     def _form(self) -> Form:
@@ -96,11 +102,17 @@ class Predictor:
             )
         return TextForm(self.task, tokenizer, card.max_length, rules, asking)
 
-    def outputs(self, split: Rows) -> np.ndarray:
+    def outputs(self, split: Rows, metrics: Sequence[str] | None = None) -> np.ndarray:
         """Return what metrics are computed of, [N, scored_width]: logits, or scores of a
-        regression; of generation, whose rows must have references, statistics of texts."""
+        regression; of generation statistics of texts.
+
+        Args:
+            split: tokenised rows; of generation those of `ModelCache.data`, with references.
+            metrics: of generation, whose statistics are wanted; None: the task's own.
+        """
+        task = self.task if metrics is None else replace(self.task, metrics=tuple(metrics))
         rows = self.batches(split)
-        return scored_outputs(self.model, self.name, rows, self.device, self.task, self.plm)[0]
+        return scored_outputs(self.model, self.name, rows, self.device, task, self.plm)[0]
 
     def batches(self, split: Rows) -> Batches:
         """Return the rows of a split as the PLM takes them."""

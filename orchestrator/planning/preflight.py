@@ -74,6 +74,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
             "adapter.num_virtual_tokens",
             "adapter.length",
             "max_length",
+            "target_length",
             "pooling",
             "pattern",
             "examples",

@@ -79,7 +79,8 @@ def benchmarks(
         def outputs_of(folder: Path) -> np.ndarray:
             predictor = Predictor(folder, model_cache, config.plm)
             try:
-                return predictor.outputs(heldout_for(predictor.card, config, model_cache))
+                rows = heldout_for(predictor.card, config, model_cache)
+                return predictor.outputs(rows, data.task.metrics)
             finally:
                 predictor.close()
 
@@ -98,13 +99,16 @@ def benchmarks(
 def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache) -> Rows:
     """Return the held-out rows of `config`, tokenised as for the adapter's predictions."""
     assert card.task is not None  # a Predictor has checked it
+    generation = card.task.generation
     own: dict[str, Any] = {
         "token_version": card.task.token_version,
         "max_length": card.task.max_length,
-        "pooling": card.pooling,  # which decides whether rows are cut into chunks
+        # Which decides whether rows are cut into chunks; of generation nothing is pooled.
+        "pooling": card.pooling if generation is None else None,
         "adapter": card.adapter,  # whose prompt takes positions from rows
         "pattern": CLASSIFIER if card.task.pattern is None else card.task.pattern.name,
         "start": None,
+        "target_length": None if generation is None else generation.length,
     }
     # Not checked as a trial's is: the trial may be of another method than the adapter.
     rows = model_cache.data(config.model_copy(update=own)).heldout
@@ -114,6 +118,10 @@ def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache)
 
 def objection_to(card: TaskCard, task: Task, config: TrainConfig) -> str:
     """Return why an adapter may not be judged on the held-out rows of `config`; empty if it may."""
+    sources = None if card.generation is None else card.generation.template
+    template = None if task.generation is None else task.generation.template.text
+    if sources != template:
+        return f"the champion goes on with {sources!r}, this run with {template!r}"
     theirs, ours = card.carve_version, config.carve_version
     if task.splits.validation is not None or theirs == ours:
         return ""

@@ -61,6 +61,10 @@ def test_a_sweep_is_finalized_and_its_winner_writes(
 
     tracker = Workspace(tmp_path / "runs").tracker()
     trials = tracker.trials_of(tracker.find_sweep("job"))
+    rival = next(trial for trial in trials if trial.kind == "expert")
+    compared = command("promote", rival.run_id, *place)
+    assert compared.exit_code == 0, compared.output
+    assert "of version 1 on the held-out rows, p = " in compared.stdout
     assert {trial.kind for trial in trials} == {"trial", "finalist", "expert", "collapsed"}
     champion = next(trial for trial in trials if trial.kind in ("finalist", "collapsed"))
     (tmp_path / "got").mkdir()

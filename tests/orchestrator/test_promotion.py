@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from generation_files import save_decoder, trial, write_generation_task
 from tiny_plm import save_tiny_plm
 
 from orchestrator.registry.benchmarks import fingerprint_of, heldout_for, objection_to
 from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, TaskCard
 from tinyattn.config import TrainConfig
+from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import task_card
 
 TASK = """
     name: pairs
@@ -83,6 +86,32 @@ def test_an_adapter_is_judged_on_rows_cut_as_it_was_trained(pairs: Path, plm: st
     assert len(heldout_for(card_of(longest), newcomer, ModelCache())) == 20
     rows = heldout_for(card_of(champion), newcomer, ModelCache())
     assert np.diff(rows.flat().offsets).tolist() == 20 * [20 + 4 * 3]
+
+
+def test_an_adapter_that_writes_is_judged_by_its_own_length_and_not_on_other_sources(
+    build_plm: Any, tmp_path: Path
+) -> None:
+    task = write_generation_task(tmp_path)
+    config = trial(
+        save_decoder(tmp_path / "plm", build_plm), task, max_length=13, protocol="heldout",
+        target_length=5,
+    )  # fmt: skip
+    cache = ModelCache()
+    data = cache.data(config)
+    assert data.heldout is not None
+    assert data.heldout.truncated == 0
+    own = task_card(data, config)
+    assert own.generation is not None
+    card = AdapterCard(
+        adapter=config.adapter, plm=PlmCard(name="p", revision="", family="gpt2", hidden_size=16,
+        fingerprint="f"), num_outputs=1, task=own, verbalizer=data.verbalizer,
+    )  # fmt: skip
+    newcomer = config.with_overrides({"max_length": 24, "target_length": 8})
+    rows = heldout_for(card, newcomer, cache)
+    assert rows.flat().offsets.tolist() == data.heldout.flat().offsets.tolist()
+    assert objection_to(own, cache.data(newcomer).task, newcomer) == ""
+    other = find_task(write_generation_task(tmp_path, template="{color} {thing} ||"))
+    assert "goes on with '{color} is {thing} ||'" in objection_to(own, other, newcomer)
 
 
 def test_a_budget_is_of_rows_whatever_their_tokens_and_the_rows_to_train_on(

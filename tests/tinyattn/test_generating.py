@@ -21,6 +21,7 @@ from torch.distributed import FileStore
 
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.config import TrainConfig
+from tinyattn.data.splits import read_rows
 from tinyattn.errors import ConfigError, PlmError, TaskError
 from tinyattn.passes.forward import inputs_of, logits_of, outputs_of
 from tinyattn.passes.generation import generated
@@ -317,6 +318,11 @@ def test_a_saved_adapter_answers_with_texts_alone_and_among_others(adapter: Path
     assert (card.generation.template, card.generation.length) == ("{color} is {thing} ||", 8)
     predictor = load_predictor(adapter / "adapter")
     assert predictor.predict(ASKED) == SAID
+    file = adapter / "asked.jsonl"  # with targets, of which any length will do
+    lines = [json.dumps({**row, "said": "the dog says " * 9}) for row in ASKED]
+    file.write_text("\n".join(lines))
+    split = predictor.split(read_rows(file, predictor.task))
+    assert predictor.predict_split(split) == SAID
     with pytest.raises(TaskError, match="no column 'color'"):
         predictor.predict([{"thing": "the dog"}])
     predictor.close()
