@@ -121,7 +121,7 @@ def _plan(
     from orchestrator.planning.cores import Cores
     from orchestrator.reproduction.lacking import lacking
     from orchestrator.reproduction.methods import METHODS
-    from orchestrator.reproduction.plan import awaited_lines, costs_of, plan_lines
+    from orchestrator.reproduction.plan import costs_of, plan_lines
     from orchestrator.reproduction.run import without
     from orchestrator.reproduction.tables import TASKS
 
@@ -137,9 +137,7 @@ def _plan(
 
     for table in tables:
         head = f"{table.name:11} {table.title}"
-        if table.awaits:
-            click.echo("\n".join([head, *awaited_lines(table), ""]))
-        elif why_not[table.name]:
+        if why_not[table.name]:
             echo("\n".join([head, f"left out    {why_not[table.name]}", ""]))
         else:
             said(head, table.needs(METHODS, TASKS))

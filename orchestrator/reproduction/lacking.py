@@ -10,11 +10,18 @@ from orchestrator.reproduction.suite import Settings, sweep_of
 from orchestrator.reproduction.tables import TASKS, Need
 from orchestrator.spec.config import Sweep
 from orchestrator.state.workspace import Workspace
-from tinyattn.data.sources import DATA_VARIABLE, find_source
+from tinyattn.data.sources import DATA_VARIABLE, find_source, place_of
 from tinyattn.errors import AbsentDataError, AbsentPlmError, ConfigError, PlmError, UsageError
 from tinyattn.tasks import find_task
 from tinyattn.tasks.glue import HUB_NAME
 from tinyattn.training.model_cache import ModelCache
+
+HOMES = {
+    "fewglue-cb": "github.com/timoschick/fewglue",
+    "fewglue-rte": "github.com/timoschick/fewglue",
+    "e2e": "github.com/tuetschek/e2e-dataset",
+}
+"""Where the data come from that the hub does not have under GLUE's name."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +63,17 @@ class Lacking:
             )
         if self.tasks:
             named = ", ".join(TASKS[task] for task in self.tasks)
-            folders = ", ".join(f"glue/{task} ({', '.join(_splits(task))})" for task in self.tasks)
+            folders = ", ".join(
+                f"{place_of(find_task(task))} ({', '.join(_splits(task))})" for task in self.tasks
+            )
+            on_hub = [task for task in self.tasks if find_task(task).place is None]
             yield (
                 f"data of {named}: folders {folders} of .jsonl files, in a folder that --data or "
-                f"{DATA_VARIABLE} names; or a run with network, which fetches {HUB_NAME} from the "
-                "hub"
+                f"{DATA_VARIABLE} names"
+                + (f"; or a run with network, which fetches {HUB_NAME} from the hub" * bool(on_hub))
             )
+            homes = [task for task in self.tasks if task in HOMES]
+            yield from (f"{TASKS[task]} is at {HOMES[task]}" for task in homes)
         for method, why in self.unfit.items():
             yield f"{method}: {why}"
 
@@ -114,7 +126,13 @@ def _unfit(sweep: Sweep, cache: ModelCache | None) -> str:
     try:
         check_shapes(sweep)
         if cache is not None:
-            check_prompts(sweep, cache.plm(sweep.train.plm, sweep.train.precision))
+            plm = cache.plm(sweep.train.plm, sweep.train.precision)
+            check_prompts(sweep, plm)
+            task = find_task(sweep.train.task)
+            if task.generation is not None and not plm.is_causal:
+                return f"{sweep.train.plm} writes no texts; use a causal LM, as gpt2-medium"
+            if task.generation is not None or task.pattern(sweep.train.asked_by) is not None:
+                plm.lm_head  # noqa: B018 - loads it, or says that the PLM has none
     except AbsentPlmError:  # said apart
         return ""
     except (ConfigError, PlmError) as error:
@@ -124,7 +142,8 @@ def _unfit(sweep: Sweep, cache: ModelCache | None) -> str:
 
 def _splits(task: str) -> list[str]:
     splits = find_task(task).splits
-    return [name for name in (splits.train, splits.validation, *splits.extra.values()) if name]
+    named = (splits.train, splits.validation, splits.select, *splits.extra.values())
+    return [name for name in named if name]
 
 
 def refuse_lacking(found: Lacking, settings: Settings, tables: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ compare` have, with learning rates in equally wide bounds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import search_spaces
 from orchestrator.comparison.methods import BOTTLENECKS, FULL_RATES, RATES
@@ -17,9 +17,12 @@ from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
 
 LARGE, BASE = "roberta-large", "roberta-base"
+ALBERT, GPT_2 = "albert-xxlarge-v2", "gpt2-medium"
 GLUE = search_spaces.GLUE
 BOTH = ("sst2", "mnli")
 """The tasks that the paper has on roberta-base as well, and on several seeds."""
+FEWGLUE = ("fewglue-cb", "fewglue-rte")
+"""The tasks of 32 rows, which the PLM's own head answers by a pattern."""
 
 _ONE_HEAD: dict[str, Json] = {
     "method": "tiny",
@@ -52,9 +55,18 @@ class Method:
     """Method whose best trial it begins from: with its head, or with its settings alone if it has
     `seeds`. A task that it does not have is the parent's."""
     seeds: tuple[int, ...] = ()
-    """Seeds on which its parent's settings run again."""
+    """Seeds on which its parent's settings run again, or without a parent its printed ones."""
     rates: tuple[float, float] = RATES
     """Bounds of the learning rate, where it is searched."""
+    train: Mapping[str, Json] = field(default_factory=dict)
+    """Keys of a trial in which it differs from the methods of GLUE."""
+
+
+_FEW: dict[str, Json] = {"batch_size": 1, "max_length": 256, "evaluate_every": 1_000_000}
+"""Training on 32 rows (section B.1): nothing selects, and the last evaluation, the only one,
+counts. The paper does not print a length; 256 is PET's."""
+_E2E: dict[str, Json] = {"epochs": 5, "batch_size": 8, "max_length": 160}
+"""Of LoRA (Hu et al., ICLR 2022): the paper prints none for E2E."""
 
 
 def _of_table_2(adapter: Mapping[str, Json]) -> Method:
@@ -87,6 +99,17 @@ METHODS: dict[str, Method] = {
         BASE, {**_ONE_HEAD, "placement": "parallel"}, BOTH, printed="table6-parallel"
     ),
     # Its 0.5 % of roberta-base's parameters, as the paper says of both.
+    # On ALBERT the authors share one adapter between all layers.
+    "tiny-1h-prompt": Method(
+        ALBERT,
+        {**_ONE_HEAD, "share_layers": True},
+        FEWGLUE,
+        printed="b1",
+        seeds=(0, 1, 2, 3, 4),
+        train=_FEW,
+    ),
+    "tiny-1h-e2e": Method(GPT_2, {**_ONE_HEAD, "norm": "plain"}, ("e2e",), train=_E2E),
+    "adapter-e2e": Method(GPT_2, {**_PFEIFFER, "r": 7}, ("e2e",), train=_E2E),
     "lora-base": _of_table_2({"method": "peft", "tuner": "LORA", "r": 16, "lora_alpha": 16}),
     "adapter-h-base": _of_table_2({**_HOULSBY, "r": 16}),
 }

@@ -7,6 +7,7 @@ or weights here.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from orchestrator.planning.preflight import A4000_FLOPS, max_evaluations, predic
 from orchestrator.reproduction.lacking import Lacking
 from orchestrator.reproduction.run import Reproduction, completed
 from orchestrator.reproduction.suite import is_searched, sweep_of
-from orchestrator.reproduction.tables import Need, Table
+from orchestrator.reproduction.tables import Need
 from orchestrator.search.asha import asha_share
 from orchestrator.spec.config import Sweep
 from orchestrator.state.workspace import Workspace
@@ -28,9 +29,11 @@ TEN_A4000 = Capacity("ten RTX A4000", [(1.0, 1.0)] * 10, 10 * A4000_FLOPS / 1e12
 """The paper's machines (section B.1)."""
 DEV_ROWS = {
     "sst2": 872, "cola": 1043, "mnli": 9815, "qqp": 40_430, "rte": 277, "mrpc": 408, "qnli": 5463,
-    "stsb": 1500,
+    "stsb": 1500, "fewglue-cb": 56, "fewglue-rte": 277, "e2e": 547,
 }  # fmt: skip
-"""Dev rows of GLUE, which every evaluation scores."""
+"""Dev rows, which every evaluation scores; of E2E records, for each of which a text is written."""
+TRAIN_ROWS = {"fewglue-cb": 32, "fewglue-rte": 32, "e2e": 42_061}
+"""Training rows of the tasks that the paper's table 3 lacks."""
 _A4000 = "an RTX A4000 (8 TFLOP/s sustained)"
 _STATE = 12
 """Bytes a trained parameter in a trial's state: the weight and two moments, in fp32."""
@@ -58,40 +61,17 @@ class Cost:
     """Of its PLM's weights, in fp32."""
 
 
-@dataclass(frozen=True)
-class _Awaited:
-    """A rough size of the trials of a table that cannot run yet."""
-
-    plm: str
-    hidden: int
-    layers: int
-    weights: float
-    trials: int
-    tokens: float
-    """Training tokens of a trial."""
-    data: str
-    """Where its data come from."""
-
-
-_AWAITED = {
-    "table1": _Awaited(
-        "albert-xxlarge-v2", 4096, 12, 223e6, 2 * 5, 32 * 20 * 120,
-        "FewGLUE's CB and RTE: github.com/timoschick/fewglue",
-    ),
-    "table14": _Awaited(
-        "gpt2-medium", 1024, 24, 355e6, 1, 42_061 * 5 * 60,
-        "E2E NLG: github.com/tuetschek/e2e-dataset; the paper prints no settings, five epochs are "
-        "assumed",
-    ),
-}  # fmt: skip
-
-
 def cost_of(need: Need, sweep: Sweep) -> Cost:
     """Return what a sweep takes, from shapes alone."""
-    rows, dev = assumed_rows(sweep), DEV_ROWS[need.task]
+    rows = assumed_rows(sweep)
+    if need.task in TRAIN_ROWS:
+        rows = min(TRAIN_ROWS[need.task], sweep.train.max_train_rows or sys.maxsize)
+    dev = DEV_ROWS[need.task]
     dev = min(dev, sweep.train.max_select_rows or dev)
     evaluations = max_evaluations(sweep, rows)
-    outputs = find_task(need.task).num_outputs
+    task = find_task(need.task)
+    has_classifier = task.generation is None and task.pattern(sweep.train.asked_by) is None
+    outputs = task.num_outputs if has_classifier else None
     cost = predict_cost(sweep, rows, TYPICAL_LENGTH, outputs, dev * evaluations)
     trials = sweep.search.trials
     kept = 4 * (cost.counts.saved + cost.counts.classifier) / 1e6
@@ -201,19 +181,3 @@ def _disk(costs: Sequence[Cost], lacking: Lacking) -> str:
 
 def _size(megabytes: float) -> str:
     return f"{megabytes / 1000:,.1f} GB" if megabytes >= 1000 else f"{megabytes:,.0f} MB"
-
-
-def awaited_lines(table: Table) -> Iterator[str]:
-    """Yield the plan of a table that cannot run yet, by a rough size of its trials."""
-    rough = _AWAITED[table.name]
-    # Operations a weight and token: 2 forward, 2 backward for activations (Cost in preflight.py).
-    one = 4 * 12 * rough.layers * rough.hidden**2 * rough.tokens / A4000_FLOPS / 3600
-    yield f"trials      {rough.trials}"
-    yield (
-        f"time        about {amount(round(one * rough.trials, 1), 'GPU-hour')} on {_A4000}, "
-        f"{duration(one * max(1.0, rough.trials / 10))} on {TEN_A4000.name}"
-    )
-    yield f"disk        {_size(4 * rough.weights / 1e6)} of weights to fetch"
-    yield f"missing     {table.awaits}: tinyattn has none yet, so that it cannot run"
-    yield f"missing     weights of {rough.plm}: `hf download {rough.plm}`, with a network"
-    yield f"missing     data of {rough.data}"

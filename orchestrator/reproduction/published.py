@@ -33,7 +33,7 @@ def typed_table(table: str) -> Numbers:
 
 
 TABLE_1 = typed_table("""
-    method         cb     cb/std  rte    rte/std
+    method         fewglue-cb  fewglue-cb/std  fewglue-rte  fewglue-rte/std
     Tiny-Attn-1H   88.57  2.99    68.38  2.53
     WARP           87.5   -       71.8   -
     PET            85.1   -       69.8   -
@@ -98,7 +98,7 @@ TABLE_13 = typed_table("""
     stdev   0.6   0.1
 """)
 TABLE_14 = typed_table("""
-    method         dev   test
+    method         e2e   e2e/test
     Tiny-Attn      71.4  63.8
     Adapter        68.1  66.3
     Prefix-Tuning  74.8  70.3

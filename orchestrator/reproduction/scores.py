@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.reproduction.methods import METHODS
 from orchestrator.reproduction.published import PARAMETERS
@@ -24,6 +24,8 @@ from tinyattn.errors import StorageError
 from tinyattn.tasks import compute_metrics, noise_of
 from tinyattn.training.model_cache import ModelCache
 
+STD = "std"
+"""Name of a column's metric that is the standard deviation over seeds."""
 NOISE = 2.0
 """Most standard errors of ours by which a difference is within noise."""
 
@@ -152,12 +154,13 @@ class Scores:
         if line.reading is Reading.SEED:
             return self._of_seed(line, task, metric)
         if line.reading in (Reading.MEAN, Reading.SPREAD):
-            places = range(1 + len(METHODS[line.methods[1]].seeds))
-            seeds = [self._of_seed(Line("", line.methods, seed=p), task, metric) for p in places]
+            is_spread = line.reading is Reading.SPREAD or metric == STD
+            seeds = self._of_seeds(line, task, "" if metric == STD else metric)
             values = [seed.value for seed in seeds if seed is not None]
-            return of_seeds(values, line.reading) if len(values) == len(seeds) else None
-        own = source_of(line.methods[0], task)[-1:] == [Need(line.methods[0], task)]
-        if line.reading is Reading.AVERAGED and own:
+            reading = Reading.SPREAD if is_spread else Reading.MEAN
+            return of_seeds(values, reading) if len(values) == len(seeds) else None
+        is_own = source_of(line.methods[0], task)[-1:] == [Need(line.methods[0], task)]
+        if line.reading is Reading.AVERAGED and is_own:
             return self._of_one_head(Need(line.methods[0], task), metric)
         return self._of_best(line.methods[0], task, metric)
 
@@ -167,14 +170,20 @@ class Scores:
         trial = self._best(needs[-1]) if needs else None
         return None if trial is None else number_of(trial, metric)
 
+    def _of_seeds(self, line: Line, task: str, metric: str) -> list[Number | None]:
+        """Return the scores of all seeds of a row."""
+        places = range(sum(len(METHODS[name].seeds) or 1 for name in line.methods))
+        return [self._of_seed(replace(line, seed=place), task, metric) for place in places]
+
     def _of_seed(self, line: Line, task: str, metric: str) -> Number | None:
-        """Return the score of one seed: the first is that of the main runs."""
-        main, others = line.methods
-        if line.seed == 0:
+        """Return the score of one seed; the first is that of the main runs, if these are apart."""
+        main, others = line.methods[0], line.methods[-1]
+        is_apart = main != others
+        if line.seed == 0 and is_apart:
             return self._of_best(main, task, metric)
         sweep = self._reproduction.sweep(Need(others, task))
         log = self._workspace.path_of(sweep) / f"{SEARCH}.jsonl"
-        wanted = METHODS[others].seeds[line.seed - 1]
+        wanted = METHODS[others].seeds[line.seed - is_apart]
         trials = read_event_log(log).values() if log.exists() else ()
         scored = [one for one in trials if one.params.get("seed") == wanted and one.scored]
         return number_of(scored[0], metric) if scored else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import search_spaces
-from orchestrator.reproduction.methods import BASE, LARGE, METHODS, printed
+from orchestrator.reproduction.methods import ALBERT, BASE, GPT_2, LARGE, METHODS, printed
 from orchestrator.reproduction.tables import Need
 from orchestrator.spec.config import Sweep, resolved
 from orchestrator.spec.suite import Member, Suite
@@ -98,7 +98,8 @@ class Settings:
 
         A folder that has the name of the paper's PLM is taken for it.
         """
-        has_others = self._has_other(LARGE, self.plm) or self._has_other(BASE, self.small_plm)
+        has_others = self._has_other(self.plm, LARGE, ALBERT, GPT_2)
+        has_others |= self._has_other(self.small_plm, BASE)
         return has_others or self.rows is not None or self.epochs is not None
 
     @property
@@ -110,11 +111,12 @@ class Settings:
         """Return the PLM that stands for one of the paper's."""
         if papers != BASE:
             return self.plm or papers
-        return self.small_plm or (str(self.plm) if self._has_other(LARGE, self.plm) else BASE)
+        has_other = self._has_other(self.plm, LARGE)
+        return self.small_plm or (str(self.plm) if has_other else BASE)
 
     @staticmethod
-    def _has_other(papers: str, plm: str | None) -> bool:
-        return plm is not None and plm.rpartition("/")[2] != papers
+    def _has_other(plm: str | None, *papers: str) -> bool:
+        return plm is not None and plm.rpartition("/")[2] not in papers
 
     def plms_of(self, methods: Sequence[str]) -> list[str]:
         """Return the PLMs that methods run on, each once."""
@@ -198,13 +200,14 @@ def sweep_of(name: str, need: Need, settings: Settings, start: Start | None = No
         "plm": settings.plm_for(method.plm),
         "protocol": "paper",
         "adapter": dict(method.adapter),
-        "epochs": settings.epochs or 20,
+        "epochs": settings.epochs or method.train.get("epochs", 20),
         "batch_size": 16,
         "max_length": 128,
         "plm_dropout": False,
         "max_train_rows": settings.rows,
         "max_select_rows": settings.rows,
     }
+    train |= {key: value for key, value in method.train.items() if key != "epochs"}
     data: dict[str, Json] = {
         "name": f"{name}-{need.name}",
         "train": train,
@@ -225,7 +228,10 @@ def sweep_of(name: str, need: Need, settings: Settings, start: Start | None = No
 
 def is_searched(need: Need, settings: Settings) -> bool:
     """Return whether a sweep tries more than the settings that the paper prints."""
-    return METHODS[need.method].printed is None or (settings.is_small and settings.trials > 1)
+    method = METHODS[need.method]
+    if method.seeds and method.parent is None:
+        return False
+    return method.printed is None or (settings.is_small and settings.trials > 1)
 
 
 def _search(need: Need, settings: Settings) -> dict[str, Json]:

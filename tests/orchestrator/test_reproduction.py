@@ -27,7 +27,7 @@ from orchestrator.reproduction.page import keep, known_tables, markdown, notes, 
 from orchestrator.reproduction.plan import cost_of, costs_of, plan_lines
 from orchestrator.reproduction.run import Reproduction, without
 from orchestrator.reproduction.scores import Cell, Found, Number, Row, Scores
-from orchestrator.reproduction.suite import Settings, Start, sweep_of, waits
+from orchestrator.reproduction.suite import Settings, Start, is_searched, sweep_of, waits
 from orchestrator.reproduction.tables import TABLES, Need, needs_of, tables_named
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result as Evaluated
@@ -35,6 +35,8 @@ from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog
 from orchestrator.state.workspace import Workspace
 from tinyattn.errors import StorageError, UsageError
+from tinyattn.tasks import find_task
+from tinyattn.training.evaluation import evaluation_steps
 
 FULL = Settings()
 SMALL = Settings.typed("minilm", 500, 2, 2, {})
@@ -71,8 +73,8 @@ Preset = tuple[str, str, float, float, bool, str]
 
 def shipped() -> set[Preset]:
     return {
-        (table, task, float(str(one["lr"])), float(str(one["weight_decay"])),
-         one["warmup"] == 0.1, str(one["schedule"]))
+        (table, task.removeprefix("fewglue-"), float(str(one["lr"])),
+         float(str(one["weight_decay"])), one["warmup"] == 0.1, str(one["schedule"]))
         for table, tasks in printed().items()
         for task, one in tasks.items()
     }  # fmt: skip
@@ -153,18 +155,19 @@ def test_published_averages_are_those_of_their_cells() -> None:
 
 
 def runnable() -> list[Need]:
-    able = [table for table in tables_named(["all"]) if not table.awaits]
-    return needs_of(able, chosen(None), None)
+    return needs_of(tables_named(["all"]), chosen(None), None)
 
 
 def test_the_full_version_runs_printed_settings_alone_by_the_papers_protocol() -> None:
     for need in runnable():
         sweep, method = sweep_of("r", need, FULL), METHODS[need.method]
         train = sweep.train
-        assert (train.protocol, train.epochs, train.batch_size) == ("paper", 20, 16)
+        own = {"epochs": 20, "batch_size": 16, "evaluate_every": None, **method.train}
+        assert train.protocol == "paper"
+        assert (train.epochs, train.batch_size) == (own["epochs"], own["batch_size"])
         assert (train.task, train.plm) == (need.task, method.plm)
         assert (train.max_train_rows, train.max_select_rows) == (None, None)
-        assert train.evaluate_every is None, "twice an epoch"
+        assert train.evaluate_every == own["evaluate_every"], "None: twice an epoch"
         if method.printed is None:
             assert sweep.search.trials == 8
             continue
@@ -172,7 +175,24 @@ def test_the_full_version_runs_printed_settings_alone_by_the_papers_protocol() -
         assert train.optimizer.model_dump().items() >= known.items()
         assert sweep.asha is None
         assert list(sweep.space) == (["seed"] if method.seeds else [])
-        assert sweep.search.trials == (4 if method.seeds else 1)
+        assert sweep.search.trials == (len(method.seeds) or 1)
+
+
+def test_table_1_has_the_setting_of_section_b1_and_selects_nothing() -> None:
+    """Batch 1, 20 epochs, five seeds, the last evaluation: one, behind all 640 steps."""
+    for settings in (FULL, SMALL):
+        need = Need("tiny-1h-prompt", "fewglue-rte")
+        sweep = sweep_of("r", need, settings)
+        assert not is_searched(need, settings)
+        assert not waits(need, settings)
+        assert sorted(sweep.space["seed"].extremes()) == [0, 1, 2, 3, 4]
+        assert (sweep.search.sampler, sweep.search.trials) == ("grid", 5)
+        assert sweep.train.batch_size == 1
+        assert evaluation_steps(sweep.train, 32) == [32 * sweep.train.epochs]
+        pattern = find_task(sweep.train.task).pattern(sweep.train.asked_by)
+        assert pattern is not None
+        row = {"premise": "A rose.", "hypothesis": "A flower."}
+        assert pattern.filled(row) == ["A flower?[MASK].A rose."], "section B.1's pattern"
 
 
 @pytest.mark.parametrize(
@@ -288,8 +308,10 @@ def test_a_plan_needs_neither_weights_nor_data(tmp_path: Path) -> None:
     missing = [line for line in done.output.splitlines() if line.startswith("missing")]
     assert "weights of roberta-large: `hf download roberta-large`" in missing[0]
     assert "data of CoLA, RTE: folders glue/cola (train, validation), glue/rte" in missing[1]
-    assert any("albert-xxlarge-v2" in line for line in missing)
-    assert any("gpt2-medium" in line for line in missing)
+    assert any("weights of albert-xxlarge-v2" in line for line in missing)
+    assert any("weights of gpt2-medium" in line for line in missing)
+    assert any("CB is at github.com/timoschick/fewglue" in line for line in missing)
+    assert any("E2E is at github.com/tuetschek/e2e-dataset" in line for line in missing)
     assert not (tmp_path / "runs").exists()
 
 
@@ -338,10 +360,14 @@ def test_a_plan_for_cores_and_for_machines_without_gpus(tmp_path: Path) -> None:
     assert f"about {hours:.1f} hours" in said[1]
 
 
-@pytest.mark.parametrize("name", [name for name, table in TABLES.items() if not table.awaits])
+@pytest.mark.parametrize("name", TABLES)
 def test_every_table_has_a_plan(name: str, tmp_path: Path) -> None:
     needs = tuple(
-        needs_of([TABLES[name]], chosen("tiny-1h,tiny-1h-base,tiny-1h-seeds,tiny-4h"), None)
+        needs_of(
+            [TABLES[name]],
+            chosen("tiny-1h,tiny-1h-base,tiny-1h-seeds,tiny-4h,tiny-1h-prompt,tiny-1h-e2e"),
+            None,
+        )
     )
     whole = Reproduction("r", needs, FULL)
     cores = Cores(seconds=lambda dtype: 1.0)
@@ -358,7 +384,7 @@ def test_all_names_the_tables_that_cannot_run(tmp_path: Path) -> None:
     done = typed(tmp_path / "runs", *words, data=tmp_path / "data")
     said = done.stdout.splitlines()
     assert [line.split()[2] for line in said if "left out:" in line] == [
-        "table1", "table2", "table14"
+        "table2"
     ]  # fmt: skip
     assert done.exit_code == 2, "CoLA has no data here"
     plan = typed(tmp_path / "runs", *words, "--plan", data=tmp_path / "data")
@@ -381,8 +407,6 @@ def test_what_is_missing_is_said_before_anything_starts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["table1"], "table1 needs tasks that a masked-LM head answers by a prompt (FewGLUE)"),
-        (["table14"], "table14 needs tasks of generated text (E2E NLG)"),
         (["table2", "--plm", "minilm"], "table2 compares two PLMs, and --plm names one"),
         (["table3"], "'table3' is no table — did you mean 'table13'?"),
         (["table8", "--plm", "a,b,c"], "--plm: 'a,b,c' came; allowed is one PLM, or two"),
@@ -564,6 +588,22 @@ def test_five_seeds_have_mean_error_and_standard_deviation(workspace: Workspace)
     assert_is(ours[5], 96, math.sqrt(0.5))
     assert_is(ours[6], math.sqrt(2.5))
     assert rows[5].cells["sst2"].within_noise is True
+
+
+def test_table_1_has_the_mean_of_its_own_five_seeds_and_their_deviation(
+    workspace: Workspace,
+) -> None:
+    """By hand: 60, 62, 64, 66, 68 have mean 64, variance 10, and error √(10 / 5)."""
+    for seed, score in ((0, 0.60), (2, 0.64), (1, 0.62), (4, 0.68)):
+        ended(workspace, "r-tiny-1h-prompt-fewglue-rte", [score], params={"seed": seed})
+    assert scored(workspace, "table1").rows[0].cells["fewglue-rte"].ours is None
+    ended(workspace, "r-tiny-1h-prompt-fewglue-rte", [0.66], params={"seed": 3})
+    row = scored(workspace, "table1").rows[0]
+    assert_is(row.cells["fewglue-rte"].ours, 64, math.sqrt(2))
+    assert_is(row.cells["fewglue-rte/std"].ours, math.sqrt(10))
+    assert row.cells["fewglue-rte"].papers == 68.38
+    assert row.cells["fewglue-rte/std"].papers == 2.53
+    assert row.cells["fewglue-cb"].ours is None
 
 
 def test_table_8_averages_the_tasks_that_ran_and_the_papers_over_the_same(

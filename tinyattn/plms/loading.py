@@ -63,18 +63,31 @@ DTYPES = {
     **dict.fromkeys(QUANTIZED, torch.bfloat16),  # of all that is not quantized
 }
 
-# Shapes of the paper's PLMs, so that `sweep check` can count without their weights.
-_KNOWN_SHAPES: dict[str, dict[str, Any]] = {
-    "roberta-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
-    "roberta-large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
-}
-_NEAR = 0.85
-"""Least likeness, of 1, of a mistyped name to the one that is meant, as difflib has it."""
+# Shapes of the paper's PLMs, so that `sweep check` can count without their weights: of each its
+# type, and what differs from the defaults of this type.
 _ROBERTA: dict[str, Any] = {
+    "model_type": "roberta",
     "vocab_size": 50265,
     "max_position_embeddings": 514,
     "type_vocab_size": 1,
 }
+_KNOWN_SHAPES: dict[str, dict[str, Any]] = {
+    "roberta-base": _ROBERTA,
+    "roberta-large": {
+        **_ROBERTA,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    "albert-xxlarge-v2": {"model_type": "albert"},
+    "gpt2-medium": {"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16},
+    "gpt2-large": {"model_type": "gpt2", "n_embd": 1280, "n_layer": 36, "n_head": 20},
+}
+_OWNERS = ("FacebookAI/", "albert/", "openai-community/")
+"""Before these names on the hub."""
+_NEAR = 0.85
+"""Least likeness, of 1, of a mistyped name to the one that is meant, as difflib has it."""
 
 _ALIGNMENT = 64
 """Alignment of weights in a file, in bytes: a cache line."""
@@ -297,11 +310,11 @@ def read_config(name: str) -> PretrainedConfig:
         with _loading(name) as source:
             return AutoConfig.from_pretrained(**source)
     except PlmError:
-        shape = _KNOWN_SHAPES.get(name.removeprefix("FacebookAI/"))
+        owner = next((owner for owner in _OWNERS if name.startswith(owner)), "")
+        shape = _KNOWN_SHAPES.get(name.removeprefix(owner))
         if shape is None:
             raise
-    width = shape["hidden_size"]
-    return transformers.RobertaConfig(**shape, **_ROBERTA, intermediate_size=4 * width)
+    return AutoConfig.for_model(**shape)
 
 
 def _auto_class(config: PretrainedConfig) -> Any:
