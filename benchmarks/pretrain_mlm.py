@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,8 +80,8 @@ def main() -> None:
     source = find_plm("minilm")
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     model: Any = transformers.BertForMaskedLM.from_pretrained(source)
-    chosen.folder.mkdir(parents=True, exist_ok=True)
-    texts = texts_of(Path(os.environ["TINYATTN_DATA"]), chosen.folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        texts = texts_of(Path(os.environ["TINYATTN_DATA"]), Path(scratch))
     ids = tokenizer(texts, truncation=True, max_length=MOST, verbose=False)["input_ids"]
     rows = [row for row in ids if len(row) > 6]
     print(f"{len(rows):,} texts, {sum(map(len, rows)):,} tokens")
