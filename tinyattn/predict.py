@@ -1,4 +1,4 @@
-"""Predictor and MixedPredictor: labels, scores and texts for new rows by saved adapters."""
+"""Predictor and MixedPredictor: labels, scores, tags and texts for new rows by adapters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from scipy.special import softmax
 from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches
-from tinyattn.data.forms import Form, GenerationForm, TextForm, checked_rows
+from tinyattn.data.forms import Form, GenerationForm, TaggingForm, TextForm, checked_rows
 from tinyattn.data.patterns import Asking
+from tinyattn.data.sequences.tagging import with_blank_tags
 from tinyattn.data.tokenise import TokenRules, token_types
 from tinyattn.data.tokens import REFERENCES, Rows, Split
 from tinyattn.errors import AdapterError, UsageError, did_you_mean
-from tinyattn.passes.forward import mixed_outputs
-from tinyattn.passes.generation import generated, scored_outputs
+from tinyattn.passes.forward import mixed_outputs, outputs_of
+from tinyattn.passes.generation import generated, scored_outputs, tags_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.base import Pattern
 from tinyattn.tasks.sequences import Generation, Template
@@ -75,6 +76,8 @@ class Predictor:
         """
         if REFERENCES in rows.column_names:
             rows = rows.remove_columns(REFERENCES)
+        if self.task.tagging:
+            rows = with_blank_tags(rows)
         return self._form().tokenise(rows, name="predict")
 
     def _form(self) -> Form:
@@ -83,6 +86,9 @@ class Predictor:
         assert card is not None
         if self.task.generation is not None:
             return GenerationForm(self.task, self.task.generation, tokenizer, card.max_length)
+        if self.task.tagging:
+            types = token_types(tokenizer, card.token_version, self.plm.has_types)
+            return TaggingForm(self.task, tokenizer, card.max_length, types)
         rules = TokenRules(
             version=card.token_version,
             types=token_types(tokenizer, card.token_version, self.plm.has_types),
@@ -119,8 +125,8 @@ class Predictor:
         return Batches(split, self.plm.tokenizer)
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return `{"label", "probabilities"}` for each row, `{"score"}` in a regression task, and
-        `{"text"}` in one of generation.
+        """Return `{"label", "probabilities"}` for each row, `{"score"}` in a regression task,
+        `{"text"}` in one of generation, and `{"tags"}`, one a word, where words have labels.
 
         Args:
             rows: mappings that hold the task's text columns.
@@ -139,15 +145,19 @@ class Predictor:
 
     def predict_split(self, split: Rows) -> list[dict[str, Any]]:
         """Predict rows that are tokenised already, as `predict` does."""
-        if self.task.generation is None:
-            return self.answers(self.outputs(split))
         rows, tokenizer = self.batches(split), self.plm.tokenizer
+        if self.task.generation is None:
+            logits = outputs_of(self.model, self.name, rows, self.device)[0]
+            return self.answers(logits, rows)
         texts = generated(self.model, self.name, rows, self.device, tokenizer, self.task.generation)
         return [{"text": text} for text in texts]
 
-    def answers(self, outputs: np.ndarray) -> list[dict[str, Any]]:
-        """Turn logits [N, num_outputs] into predictions; AdapterError if one is not finite."""
+    def answers(self, outputs: np.ndarray, rows: Batches) -> list[dict[str, Any]]:
+        """Turn logits [N, num_outputs] of rows into predictions; AdapterError if one is not
+        finite."""
         require_finite(outputs)
+        if self.task.tagging:
+            return [{"tags": tags} for tags in tags_of(outputs, rows, self.task)]
         if self.task.labels is None:
             return [{"score": float(score)} for score in outputs[:, 0]]
         labels = self.task.labels
@@ -278,24 +288,21 @@ class MixedPredictor:
         }
         alone = [name for name in splits if self.members[name].task.generation is not None]
         said = {name: self.members[name].predict_split(splits.pop(name)) for name in alone}
-        outputs = self._outputs(splits)
-        said |= {name: self.members[name].answers(own) for name, own in outputs.items()}
+        batches = {name: self.members[name].batches(split) for name, split in splits.items()}
+        for name, outputs in self._outputs(batches).items():
+            said[name] = self.members[name].answers(outputs, batches[name])
         answers: list[dict[str, Any]] = [{} for _ in rows]
         for name, own in places.items():
             for place, answer in zip(own, said[name], strict=True):
                 answers[place] = answer
         return answers
 
-    def _outputs(self, splits: Mapping[str, Split]) -> dict[str, np.ndarray]:
+    def _outputs(self, rows: Mapping[str, Batches]) -> dict[str, np.ndarray]:
         """Return the logits of the rows of each adapter."""
         found: dict[str, np.ndarray] = {}
         for model in self._models.values():
             used = {name: m for name, m in self.members.items() if m.model is model}
-            batches = {
-                used[name].name: used[name].batches(split)
-                for name, split in splits.items()
-                if name in used
-            }
+            batches = {used[name].name: own for name, own in rows.items() if name in used}
             if batches:
                 device = next(iter(used.values())).device
                 outputs = mixed_outputs(model, batches, device)

@@ -6,7 +6,8 @@ since it is on no index. The PLM is not part of the model: it is found by the na
 records.
 
 Input: a table with the task's text columns. Output: `label` and a column `probability_<label>` for
-each class, `score` for a regression task, or `text` for one of generation.
+each class, `score` for a regression task, `text` for one of generation, or `tags`, between blanks
+as the words are, where words have labels.
 """
 
 from __future__ import annotations
@@ -87,6 +88,8 @@ def signature(task: Task) -> ModelSignature:
     inputs = Schema([*(ColSpec(DataType.string, column) for column in task.text_columns)])
     if task.generation is not None:
         return ModelSignature(inputs, Schema([ColSpec(DataType.string, "text")]))
+    if task.tagging:
+        return ModelSignature(inputs, Schema([ColSpec(DataType.string, "tags")]))
     if task.labels is None:
         return ModelSignature(inputs, Schema([ColSpec(DataType.double, "score")]))
     shares = (ColSpec(DataType.double, f"probability_{label}") for label in task.labels)
@@ -110,6 +113,8 @@ def _flat(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Return one prediction as a table row."""
     probabilities = answer.get("probabilities", {})
     row = {key: value for key, value in answer.items() if key != "probabilities"}
+    if "tags" in row:
+        row["tags"] = " ".join(row["tags"])
     return row | {f"probability_{label}": share for label, share in probabilities.items()}
 
 

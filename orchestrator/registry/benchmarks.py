@@ -80,7 +80,8 @@ def benchmarks(
             predictor = Predictor(folder, model_cache, config.plm)
             try:
                 rows = heldout_for(predictor.card, config, model_cache)
-                return predictor.outputs(rows, data.task.metrics)
+                metrics = data.task.metrics if data.task.by_sums else None
+                return predictor.outputs(rows, metrics)
             finally:
                 predictor.close()
 
@@ -103,8 +104,8 @@ def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache)
     own: dict[str, Any] = {
         "token_version": card.task.token_version,
         "max_length": card.task.max_length,
-        # Which decides whether rows are cut into chunks; of generation nothing is pooled.
-        "pooling": card.pooling if generation is None else None,
+        # Which decides whether rows are cut into chunks; of texts and words nothing is pooled.
+        "pooling": card.pooling if generation is None and not card.task.tagging else None,
         "adapter": card.adapter,  # whose prompt takes positions from rows
         "pattern": CLASSIFIER if card.task.pattern is None else card.task.pattern.name,
         "start": None,

@@ -300,7 +300,7 @@ def _is_idle(benchmark: Benchmark, trial: TrialRun) -> bool:
     if benchmark.heldout is None or trial.heldout_score is None:
         return False
     labels, task = benchmark.heldout.labels, benchmark.task
-    if task.generation is not None:
+    if task.by_sums:
         return False
     if task.is_regression:  # a constant has correlation 0
         return trial.heldout_score <= 0

@@ -100,6 +100,6 @@ def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
         after = loaded.logits(rows)
         if np.isfinite(after).all():
             distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
-            outputs = after if loaded.task.generation is None else loaded.outputs(rows)
+            outputs = loaded.outputs(rows) if loaded.task.by_sums else after
             found.append(Collapse(method, single, outputs, distance))
     return found

@@ -178,7 +178,7 @@ class Correlation(Metric):
 
 
 class OfSums(Metric):
-    """A metric of generated texts, computed from sums of statistics of rows, [N, S].
+    """A metric of generated texts or of tags, computed from sums of statistics of rows, [N, S].
 
     Args:
         name: one of `metrics`.
@@ -209,7 +209,7 @@ class OfSums(Metric):
 def primary_metric(task: Task) -> Metric:
     """Return a task's primary metric, without the others: tests compute it thousands of times."""
     name = task.metrics[0]
-    if task.generation is not None:
+    if task.by_sums:
         return OfSums(name, task.metrics)
     alone = replace(task, metrics=(name,))
 

@@ -292,7 +292,7 @@ def load_sweep(name_or_path: str, overrides: Mapping[str, Json]) -> Sweep:
     path = Path(name_or_path)
     shipped = path.suffix not in (".yaml", ".yml") and not path.is_file()
     data = _read(search_spaces.find(name_or_path) if shipped else path)
-    if {"text_columns", "template"} & data.keys() and "train" not in data:
+    if {"text_columns", "template", "tags_column", "kind"} & data.keys() and "train" not in data:
         raise ConfigError(
             f"{name_or_path}: this is a task's file; use task={name_or_path} with a sweep, as in "
             f"`tinyattn sweep check minilm task={name_or_path}`"

@@ -1,4 +1,4 @@
-"""A task of generation through the real command line: sweep, finalize, promote, predict.
+"""Tasks of texts and tags through the real command line: sweep, finalize, promote, predict.
 
 The PLM is tiny and random, so scores say nothing; that they are the right ones does.
 """

@@ -150,23 +150,27 @@ class Adapter(nn.Module):
         batch: Mapping[str, Tensor],
         chunks: np.ndarray | None = None,
         targets_C: Tensor | None = None,
+        words_CT: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits of padded rows, [B, num_outputs] in fp32.
+        """Return the logits of padded rows, [B, num_outputs] in fp32; of words one a word.
 
         Args:
             hidden_CTH: last hidden states.
             batch: the PLM's inputs.
             chunks: [B] number of chunks of each row, see `Pooling`.
             targets_C: how many last tokens are scored, see `Verbalizer`.
+            words_CT: which tokens are classified; None: rows are.
         """
         mask_CT = batch.get("attention_mask")
         if self.verbalizer is not None:
             return self.verbalizer(hidden_CTH, batch["input_ids"], mask_CT, targets_C)
         assert self.classifier is not None
+        if words_CT is not None:
+            return self.classifier(hidden_CTH[words_CT].to(torch.float32))
         return self.classifier(self.pooling(hidden_CTH, mask_CT, chunks))
 
     def packed_logits(self, hidden_NH: Tensor, stream: PackedSequence) -> Tensor:
-        """Return the logits of a packed sequence's rows, [B, num_outputs] in fp32.
+        """Return the logits of a packed sequence's rows, [B, num_outputs], or words, in fp32.
 
         Args:
             hidden_NH: last hidden states of its tokens, filler included.
@@ -175,6 +179,9 @@ class Adapter(nn.Module):
         if self.verbalizer is not None:
             return self.verbalizer.packed(hidden_NH, stream)
         assert self.classifier is not None
+        if stream.words is not None:
+            there = torch.from_numpy(stream.words).to(hidden_NH.device, non_blocking=True)
+            return self.classifier(hidden_NH.index_select(0, there).to(torch.float32))
         return self.classifier(self.pooling.packed(hidden_NH, stream))
 
     @property

@@ -104,7 +104,10 @@ class TaskCard(Settings):
     generation: GenerationCard | None = None
     """How texts are generated; None: rows have classes or scores."""
 
-    later_keys = frozenset({"pattern", "examples", "generation"})
+    tagging: bool = False
+    """Whether each word of a row has a label."""
+
+    later_keys = frozenset({"pattern", "examples", "generation", "tagging"})
 
     @model_validator(mode="after")
     def _has_few_texts(self) -> Self:

@@ -261,6 +261,7 @@ class AdaptedModel(nn.Module):
         parts: Sequence[tuple[str, PackedSequence]] | None = None,
         chunks: Tensor | None = None,
         targets: Tensor | None = None,
+        words: Tensor | None = None,
         **batch: Tensor,
     ) -> Any:
         """Run the PLM with the active adapter; with `parts`, return `run_streams(parts)`.
@@ -272,6 +273,7 @@ class AdaptedModel(nn.Module):
             chunks: [B] number of chunks of each row, where `batch` has those one after the other;
                 for an adapter that pools by `hierarchical`. None: each row is one.
             targets: how many last tokens of each row are scored, for a verbalizer that does so.
+            words: [B, T] which tokens are classified, where words have labels; None: rows are.
             batch: inputs of the PLM, each [B, T]: `input_ids`, `attention_mask` and so on.
 
         Returns:
@@ -287,7 +289,7 @@ class AdaptedModel(nn.Module):
                 if adapter is not None and adapter.prompt is not None and not self._disabled:
                     raise UsageError(f"'{self.active}' is a prompt and has no classifier")
                 return self.plm(**batch)
-            return self._logits(adapter, batch, chunks, targets)
+            return self._logits(adapter, batch, chunks, targets, words)
 
     def _logits(
         self,
@@ -295,6 +297,7 @@ class AdaptedModel(nn.Module):
         batch: dict[str, Tensor],
         chunks: Tensor | None,
         targets: Tensor | None,
+        words: Tensor | None,
     ) -> Tensor:
         """Return the logits of padded rows, run after run."""
         numbers = None if chunks is None else chunks.cpu().numpy()
@@ -310,7 +313,7 @@ class AdaptedModel(nn.Module):
                         hidden = self.plm.base_model(**batch, **options).last_hidden_state
                     else:
                         hidden = prompt.hidden(self.plm.base_model, **batch, **options)
-                found.append(adapter.logits(hidden, batch, numbers, targets))
+                found.append(adapter.logits(hidden, batch, numbers, targets, words))
         finally:
             self._activate()
         return torch.cat(found) if len(found) > 1 else found[0]

@@ -40,6 +40,12 @@ class Batches:
         not cut."""
         self.targets = flat.targets
         """[C] number of last tokens of each chunk that a causal LM scores; None: none is."""
+        self.words = flat.words
+        """[all tokens] as in FlatRows."""
+        marks = np.empty(0) if self.words is None else np.cumsum(self.words >= 0)
+        before = np.concatenate([[0], marks])
+        self._first_words = None if self.words is None else before[self.offsets].astype(np.int64)
+        """[N + 1] number of words with a token before each row, and before the end."""
         self._first_chunks = flat.first_chunks()
         self.chunks: np.ndarray = np.diff(self._first_chunks)
         self._pad = {
@@ -56,7 +62,8 @@ class Batches:
 
         Rows are padded on the right to the longest of them. Where they are cut, inputs have a row
         for each chunk, and `chunks` [B] tells how many each row has; `targets` [C], of rows that
-        a causal LM scores, how many last tokens are scored.
+        a causal LM scores, how many last tokens are scored; `words` [B, T], where words have
+        labels, which tokens are the first of one.
         """
         starts, lengths, targets = self._spans(indices)
         shape = (len(lengths), int(lengths.max()))
@@ -72,7 +79,36 @@ class Batches:
             batch["chunks"] = torch.from_numpy(self.chunks[indices])
         if targets is not None:
             batch["targets"] = torch.from_numpy(targets)
+        if self.words is not None:
+            real = np.zeros(shape, bool)
+            for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+                real[row, :length] = self.words[start : start + length] >= 0
+            batch["words"] = torch.from_numpy(real)
         return batch
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of all rows: one a row, or one for each word that has a token."""
+        if self._first_words is None:
+            return len(self)
+        return int(self._first_words[-1] - self._first_words[0])
+
+    def outputs_of(self, indices: np.ndarray) -> np.ndarray:
+        """Return the places of rows' outputs among those of all rows, in the order of `indices`."""
+        if self._first_words is None:
+            return indices
+        first = self._first_words[indices]
+        return ranges(first - self._first_words[0], self._first_words[indices + 1] - first)
+
+    def labels_of(self, indices: np.ndarray) -> np.ndarray:
+        """Return the label of each output of labelled rows, in the order of `indices`."""
+        if self.words is None:
+            return self.labels[indices]
+        tokens = ranges(self.offsets[indices], self.lengths[indices])
+        words = self.words[tokens]
+        rows = np.repeat(indices, self.lengths[indices])[words >= 0]
+        found = zip(rows, words[words >= 0], strict=True)
+        return np.array([self.labels[row][word] for row, word in found], np.int64)
 
     def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Return where each chunk of some rows begins in `columns`, its tokens, and of these those
@@ -108,6 +144,7 @@ class Batches:
             lots=(lengths,),
             chunks=None if self.bounds is None else self.chunks[indices],
             targets=targets,
+            words=None if self.words is None else np.flatnonzero(self.words[tokens] >= 0),
         )
 
 

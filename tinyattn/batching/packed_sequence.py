@@ -75,6 +75,8 @@ class PackedSequence:
         filler: number of filler tokens behind each lot, copies of the token before them.
         chunks: number of chunks of each labelled row of one trial; the rows of this sequence are
             its chunks then. None: rows are not cut, or those of several trials are joined.
+        words: places of the tokens that are the first of a word that has a label. None: words have
+            none, or as `chunks`.
         targets: number of last tokens of each row that a causal LM scores, [B]. None: none is, or
             as `chunks`.
     """
@@ -87,6 +89,7 @@ class PackedSequence:
     filler: tuple[int, ...] = (0,)
     chunks: np.ndarray | None = None
     targets: np.ndarray | None = None
+    words: np.ndarray | None = None
 
     @property
     def tokens(self) -> int:

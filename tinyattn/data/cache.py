@@ -150,7 +150,7 @@ def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str,
         named: list[Any] = train[GROUP][:]
     else:
         named = list(zip(*[train[column][:] for column in task.text_columns], strict=True))
-    has_classes = task.labels is not None
+    has_classes = LABEL in train.column_names and not task.is_regression
     classes = np.array(train[LABEL][:]) if has_classes else np.zeros(len(train), np.int64)
 
     def version_1(left: np.ndarray, seed: int) -> Carved:

@@ -22,8 +22,20 @@ from tinyattn.data.sequences.generation import (
     tokenise_generation,
     with_source_groups,
 )
-from tinyattn.data.tokenise import TokenRules, token_rules, tokenise, tokenizer_fingerprint
-from tinyattn.data.tokens import REFERENCES, DataRequest, Split
+from tinyattn.data.sequences.tagging import (
+    WORDS,
+    check_tagged_rows,
+    tokenise_words,
+    with_text_groups,
+)
+from tinyattn.data.tokenise import (
+    TokenRules,
+    token_rules,
+    token_types,
+    tokenise,
+    tokenizer_fingerprint,
+)
+from tinyattn.data.tokens import REFERENCES, TAGS, DataRequest, Split
 from tinyattn.errors import TaskError
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.corpus_metrics import check_packages
@@ -215,30 +227,74 @@ class GenerationForm:
         return found, np.arange(len(found))
 
 
+@dataclass(frozen=True)
+class TaggingForm:
+    """Form of words that have labels."""
+
+    task: Task
+    tokenizer: PreTrainedTokenizerBase
+    max_length: int
+    types: bool
+    """Whether the PLM has token types."""
+    columns = (WORDS, TAGS)
+    verbalizer = None
+    examples = ()
+
+    @property
+    def key(self) -> list[Any]:
+        """As in Form."""
+        return [tokenizer_fingerprint(self.tokenizer), ["words", self.types], self.max_length]
+
+    def check(
+        self, rows: datasets.Dataset, source: str, *, training: bool, soft: bool = False
+    ) -> datasets.Dataset:
+        """As in Form."""
+        return with_text_groups(checked_rows(rows, self.task, source, labelled=True))
+
+    def showing(self, train: datasets.Dataset) -> Self:
+        """As in Form: it shows none."""
+        return self
+
+    def tokenise(self, rows: datasets.Dataset, name: str, file: Path | None = None) -> Split:
+        """As in Form."""
+        own = self.tokenizer
+        return tokenise_words(rows, own, self.max_length, name=name, types=self.types, file=file)
+
+    def evaluated(
+        self, rows: datasets.Dataset, numbers: np.ndarray
+    ) -> tuple[datasets.Dataset, np.ndarray]:
+        """As in Form: the carved rows."""
+        return rows, numbers
+
+
 def form_of(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     request: DataRequest,
     types: bool | None,
     causal: bool,
-) -> TextForm | GenerationForm:
+) -> TextForm | GenerationForm | TaggingForm:
     """Return the form of a task's rows for one PLM; arguments are those of `load_data`.
 
     Raises:
         TaskError: the request does not fit the task, or a pattern the PLM.
         ConfigError: a package that the task's metrics need is not installed.
     """
-    if task.generation is not None:
-        check_packages(task.metrics)
-        return GenerationForm(task, task.generation, tokenizer, request.max_length)
-    num_texts = len(task.text_columns)
-    rules = token_rules(tokenizer, num_texts, request.token_version, types, request.chunked)
-    pattern = task.pattern(request.asked_by)
-    if pattern is None and request.examples:
+    if request.examples and task.pattern(request.asked_by) is None:
         raise TaskError(
             f"task '{task.name}' has no patterns, so examples={request.examples} cannot be "
             "asked and answered; give it `patterns`, or leave examples out"
         )
+    if task.generation is not None:
+        check_packages(task.metrics)
+        return GenerationForm(task, task.generation, tokenizer, request.max_length)
+    if task.tagging:
+        check_packages(task.metrics)
+        has_types = token_types(tokenizer, request.token_version, types)
+        return TaggingForm(task, tokenizer, request.max_length, has_types)
+    num_texts = len(task.text_columns)
+    rules = token_rules(tokenizer, num_texts, request.token_version, types, request.chunked)
+    pattern = task.pattern(request.asked_by)
     if pattern is None:
         return TextForm(task, tokenizer, request.max_length, rules)
     if request.chunked:
@@ -270,8 +326,11 @@ def checked_rows(
 ) -> datasets.Dataset:
     """Return the columns of rows that are needed, one row for each of them, in their order.
 
-    Arguments and errors are those of `check_rows`, of generation `check_pairs`.
+    Arguments and errors are those of `check_rows`, `check_pairs` and `check_tagged_rows`.
     """
+    if task.tagging:
+        words, tags, labels = task.text_columns[0], task.label_column, task.labels or ()
+        return check_tagged_rows(rows, words, tags, labels, source, labelled=labelled)
     if task.generation is None:
         return check_rows(rows, task, source, labelled=labelled)
     template, target = task.generation.template, task.label_column

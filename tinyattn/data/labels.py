@@ -15,13 +15,16 @@ TEMPERATURE = 2.0
 
 
 def label_rows(task: Task, rows: Rows) -> dict[str, int]:
-    """Return how many of the rows each label of the task has; empty for a regression.
+    """Return how many of the rows, or of their words, each label of the task has; empty if it has
+    none.
 
     A row with soft labels has the most probable one.
     """
     if task.labels is None:
         return {}
     labels = rows.flat().labels
+    if task.tagging:
+        labels = np.concatenate([np.array(own, np.int64) for own in labels])
     hard = labels.argmax(axis=1) if labels.ndim == 2 else labels
     counts = np.bincount(hard, minlength=len(task.labels))
     return dict(zip(task.labels, counts.tolist(), strict=True))

@@ -28,6 +28,8 @@ MOST_CHUNKS = 32
 trained with it, and stored tokens too (`data/cache.py`)."""
 REFERENCES = "tinyattn:references"
 """Name of the column of lists of texts that are right, of a task of generation."""
+TAGS = "tinyattn:tags"
+"""Name of the column of lists of label ids, of a task that labels words."""
 _MOST_PASSED_OVER = 0.05
 """Share of rows passed over by carving from which a note says so."""
 
@@ -42,7 +44,8 @@ class FlatRows:
     """[N + 1] where each row's tokens begin in `columns`, and where the last row's end."""
     labels: np.ndarray
     """[N] class ids (int64) or scores (float32); [N, C] probabilities (float32) where labels are
-    soft; of generation, lists of the texts that are right (objects). Empty where rows have none."""
+    soft; of generation, lists of the texts that are right (objects), and where words have labels,
+    lists of ids. Empty where rows have none."""
     groups: np.ndarray
     """[N] int64 number of each row's group (`grouping/groups.py`), as of rows that share a premise
     or are a minimal pair; a number of its own for each row if groups were not computed."""
@@ -51,6 +54,9 @@ class FlatRows:
     several, each with special tokens of its own. None: rows are not cut."""
     targets: np.ndarray | None = None
     """[C] number of last tokens of each chunk that a causal LM scores; None: none is."""
+    words: np.ndarray | None = None
+    """[all tokens] number in its row of the word that a token is the first of; -1: of none. None:
+    words have no labels."""
 
     def first_chunks(self) -> np.ndarray:
         """Return the number of each row's first chunk, and of all chunks, [N + 1]."""
@@ -85,8 +91,8 @@ class Split:
     rows: datasets.Dataset
     """Columns `input_ids`, `length` (tokens), `truncated` (bool); where they exist also
     `token_type_ids`, `chunks` (tokens of each chunk, whose sum is `length`), `targets` (of each
-    chunk the last tokens that are scored), `label` (class id, score or list of probabilities; all
-    rows have one) or REFERENCES, and GROUPS."""
+    chunk the last tokens that are scored), `words` (of each token), `label` (class id, score or
+    list of probabilities; all rows have one), REFERENCES or TAGS, and GROUPS."""
     name: str
     """Name of the split, e.g. `train` or `validation_matched`."""
     truncated: int
@@ -108,6 +114,9 @@ class Split:
         if "targets" in table.column_names:
             column = table["targets"].combine_chunks()
             targets = (column if chunks is None else column.flatten()).to_numpy()
+        words = None
+        if "words" in table.column_names:
+            words = table["words"].combine_chunks().values.to_numpy()
         return FlatRows(
             columns={name: values.values.to_numpy() for name, values in lists.items()},
             offsets=offsets,
@@ -117,14 +126,16 @@ class Split:
             ),
             chunks=chunks,
             targets=targets,
+            words=words,
         )
 
 
 def _labels(table: pa.Table) -> np.ndarray:
     """Return the labels of FlatRows."""
-    if REFERENCES in table.column_names:
-        lists = table[REFERENCES].to_pylist()
-        return np.fromiter(lists, dtype=object, count=len(lists))
+    for name in (REFERENCES, TAGS):
+        if name in table.column_names:
+            lists = table[name].to_pylist()
+            return np.fromiter(lists, dtype=object, count=len(lists))
     if "label" not in table.column_names:
         return np.empty(0)
     column = table["label"]

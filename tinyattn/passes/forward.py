@@ -144,11 +144,12 @@ def outputs_of(
     last pass.
 
     Returns:
-        Logits [N, num_outputs], and labels [N], which are empty if the rows have none.
+        Logits [N, num_outputs], where words have labels of all words that have a token, and labels
+        [N], which are empty if the rows have none.
     """
     was_training = model.training
     model.eval()
-    outputs = np.zeros((len(rows), model.adapter(name).num_outputs or 1), dtype=np.float32)
+    outputs = np.zeros((rows.num_outputs, model.adapter(name).num_outputs or 1), np.float32)
 
     def run(indices: np.ndarray) -> np.ndarray:
         inputs = inputs_of(model, name, rows, indices, device, prefix)
@@ -156,7 +157,7 @@ def outputs_of(
         return found
 
     def keep(indices: np.ndarray) -> None:
-        outputs[indices] = run(indices)
+        outputs[rows.outputs_of(indices)] = run(indices)
 
     if ranks.size == 1:
         with torch.inference_mode():
@@ -168,7 +169,7 @@ def outputs_of(
         for number in range(ranks.rank, len(passes) + ranks.rank, ranks.size):
             logits = run(passes[min(number, len(passes) - 1)])
             if number < len(passes):
-                outputs[passes[number]] = logits
+                outputs[rows.outputs_of(passes[number])] = logits
     model.train(was_training)
     return ranks.add_up_array(outputs, device), rows.labels
 
@@ -197,7 +198,7 @@ def mixed_outputs(
     owner = np.repeat(np.arange(len(names)), [len(rows[name]) for name in names])
     number = np.concatenate([np.arange(len(rows[name])) for name in names])
     found = {
-        name: np.zeros((len(own), model.adapter(name).num_outputs or 1), dtype=np.float32)
+        name: np.zeros((own.num_outputs, model.adapter(name).num_outputs or 1), np.float32)
         for name, own in rows.items()
     }
 
@@ -205,7 +206,7 @@ def mixed_outputs(
         used = {names[i]: number[chosen[owner[chosen] == i]] for i in set(owner[chosen])}
         parts = [(name, rows[name].stream(own, device)) for name, own in used.items()]
         for (name, own), logits in zip(used.items(), model.run_streams(parts), strict=True):
-            found[name][own] = logits.cpu().numpy()
+            found[name][rows[name].outputs_of(own)] = logits.cpu().numpy()
 
     model.eval()
     with torch.inference_mode():

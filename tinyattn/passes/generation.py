@@ -1,4 +1,4 @@
-"""Generation of texts by an adapted PLM, and what metrics of a split are computed of."""
+"""Texts and tags by an adapted PLM, and what metrics of a split are computed of."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tinyattn.passes.ranks import ONE, Ranks
 from tinyattn.plms.loading import Plm
 from tinyattn.tasks import Task
 from tinyattn.tasks.sequences import Generation
+from tinyattn.tasks.tags import tag_statistics
 
 GENERATED_TOKENS = {"cpu": 8192, "cuda": 32_768}
 """Most tokens of a pass that generates, sources and beams included. Each step adds a token to each
@@ -39,7 +40,8 @@ def scored_outputs(
     """Run an adapter over labelled rows; return what `compute_metrics` takes.
 
     Of a task of generation, texts are generated for all rows, and a reference of each row is
-    scored, which also tells whether the adapter's numbers are finite.
+    scored, which also tells whether the adapter's numbers are finite. Where words have labels,
+    their tags are counted.
 
     Args:
         model: the model, with the adapter.
@@ -55,17 +57,47 @@ def scored_outputs(
         Outputs [N, scored_width] and labels [N].
 
     Raises:
-        DivergedError: the log-probability of a reference is NaN or infinite.
+        DivergedError: the log-probability of a reference or label is NaN or infinite.
     """
     outputs, labels = outputs_of(model, name, rows, device, ranks, prefix)
-    if task.generation is None:
+    if not task.by_sums:
         return outputs, labels
     if not np.isfinite(outputs).all():
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
+    if task.generation is None:
+        names, tags = task.labels or (), tags_of(outputs, rows, task)
+        gold = [[names[number] for number in own] for own in labels]
+        return tag_statistics(task.metrics, tags, gold), labels
     from tinyattn.tasks.texts import statistics_of  # loads the packages of metrics
 
     texts = generated(model, name, rows, device, plm.tokenizer, task.generation, ranks)
     return statistics_of(task.metrics, texts, labels.tolist(), outputs[:, 0], rows.targets), labels
+
+
+def tags_of(outputs: np.ndarray, rows: Batches, task: Task) -> list[list[str]]:
+    """Return the likeliest tag of each word of each row.
+
+    A word without a token, such as one that was cut off, gets `O`, or the first label.
+
+    Args:
+        outputs: logits of all words that have a token.
+        rows: the rows.
+        task: their task.
+    """
+    assert rows.words is not None
+    assert task.labels is not None
+    nothing = "O" if "O" in task.labels else task.labels[0]
+    best, found = outputs.argmax(axis=1), []
+    for row in range(len(rows)):
+        start = rows.offsets[row]
+        words = rows.words[start : start + rows.lengths[row]]
+        numbers = words[words >= 0]
+        count = len(rows.labels[row]) if len(rows.labels) else numbers.max(initial=-1) + 1
+        tags = [nothing] * count
+        for word, best_id in zip(numbers, best[rows.outputs_of(np.array([row]))], strict=True):
+            tags[word] = task.labels[best_id]
+        found.append(tags)
+    return found
 
 
 def generated(

@@ -99,7 +99,7 @@ def check_patterns(task: str, patterns: Sequence[Pattern], columns: Sequence[str
 
 @dataclass(frozen=True)
 class Task:
-    """One task: classes or scores of single texts or pairs, or texts that follow from texts."""
+    """One task: classes or scores of texts or pairs, labels of words, or texts from texts."""
 
     name: str
     """Short name, also the name of its data folder."""
@@ -112,7 +112,7 @@ class Task:
     metrics: tuple[str, ...]
     """Names of metrics as in `compute_metrics`; the first is the primary one. Higher is better."""
     label_column: str = "label"
-    """Column with the class id, class name, score or target."""
+    """Column with the class id, class name, score, target, or labels of words."""
     splits: Splits = Splits()
     """Names of its splits."""
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
@@ -128,6 +128,13 @@ class Task:
     """Folder of its files within a data folder, as `fewglue/rte`; None: `glue/NAME`."""
     generation: Generation | None = None
     """How texts are generated; None: rows have classes or scores."""
+    tagging: bool = False
+    """Whether a row is a list of words, each of which has a label."""
+
+    @property
+    def by_sums(self) -> bool:
+        """Whether its metrics are functions of sums over rows, as in `corpus_metrics`."""
+        return self.generation is not None or self.tagging
 
     @property
     def num_outputs(self) -> int:
@@ -137,8 +144,8 @@ class Task:
 
     @property
     def scored_width(self) -> int:
-        """Width of what metrics are computed of: outputs, or of generation a row's statistics."""
-        return self.num_outputs if self.generation is None else width_of(self.metrics)
+        """Width of what metrics are computed of: outputs, or statistics of rows."""
+        return width_of(self.metrics) if self.by_sums else self.num_outputs
 
     @property
     def is_regression(self) -> bool:

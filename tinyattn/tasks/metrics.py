@@ -1,6 +1,6 @@
 """Metrics of a model's outputs, by scikit-learn and scipy. Higher is better, 1.0 is perfect.
 
-Those of generated texts are functions of sums of statistics over rows: see `corpus_metrics`.
+Those of generated texts and of tags are functions of sums over rows: see `corpus_metrics`.
 
 Undefined cases score 0.0 instead of NaN: Matthews, Pearson and Spearman where predictions or
 labels are constant, F1 where class 1 is neither present nor predicted.
@@ -22,8 +22,8 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
 
     Args:
         task: the task: its metrics, and whether it is a regression.
-        outputs: [N, scored_width] logits, scores of a regression, or statistics of texts.
-        labels: [N] class ids, scores, or lists of texts that are right.
+        outputs: [N, scored_width] logits, scores of a regression, or statistics of rows.
+        labels: [N] class ids, scores, or lists of texts or tags.
 
     Raises:
         DivergedError: an output is NaN or infinite.
@@ -36,7 +36,7 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
         )
     if not np.isfinite(outputs).all():
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
-    if task.generation is not None:
+    if task.by_sums:
         return scores(task.metrics, outputs)
     predictions = _predictions(task, outputs)
     return {name: float(METRICS[name](labels, predictions)) for name in task.metrics}
@@ -55,7 +55,7 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
     """
     primary, outputs = task.metrics[0], np.asarray(outputs)
     draws = np.random.default_rng(0).integers(0, len(labels), (_RESAMPLES, len(labels)))
-    if task.generation is not None:
+    if task.by_sums:
         own = outputs[:, columns_of(task.metrics)[primary]]
         return float(np.std([score(primary, own[rows]) for rows in draws]))
     metric, predictions = METRICS[primary], _predictions(task, outputs)

@@ -25,6 +25,16 @@ of its template:
     target_length: 64             # most tokens of a target
     beams: 1                      # 1: greedy
 
+And one whose words have labels, such as names of persons and places:
+
+    kind: tagging
+    name: names
+    folder: names/
+    words_column: words           # lists of words, or texts of words between blanks
+    tags_column: tags             # as many tags
+    labels: [O, B-PER, I-PER, B-LOC, I-LOC]
+    metrics: [entity_f1]          # this one if the key is left out
+
 A regression has `labels: null` and `score_range: [0, 5]`. Files hold label names or ids, but only
 names if a label name is itself a whole number (`labels: [1, 2, 3]`). Without a validation file,
 rows are carved from train.
@@ -43,8 +53,9 @@ from tinyattn.config import StrictModel, build
 from tinyattn.errors import ConfigError, TaskError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
 from tinyattn.tasks.base import Pattern, Splits, Task, check_metrics, check_patterns, find_split
-from tinyattn.tasks.corpus_metrics import TEXT_METRICS, check_corpus_metrics
+from tinyattn.tasks.corpus_metrics import TAG_METRICS, TEXT_METRICS, check_corpus_metrics
 from tinyattn.tasks.sequences import TARGET_LENGTH, Generation, Template
+from tinyattn.tasks.tags import check_tag_names
 
 
 def _as_list(value: Any) -> Any:
@@ -99,7 +110,8 @@ class AnyTaskFile(StrictModel):
         None, min_length=1
     )
     """Names of metrics; the first one selects. An unknown name's error lists those allowed. None:
-    accuracy, of a regression Pearson's correlation, of generation BLEU."""
+    accuracy, of a regression Pearson's correlation, of generation BLEU, of tagging the entities'
+    F1."""
     splits: SplitsFile = SplitsFile()
     """Names of the files, where they differ from train, validation and test."""
 
@@ -148,6 +160,49 @@ class GenerationFile(AnyTaskFile):
             splits=_splits(self.splits, folder),
             folder=folder,
             generation=Generation(template, self.target_length, self.beams),
+        )
+
+
+class TaggingFile(AnyTaskFile):
+    """The content of a task's YAML file of kind `tagging`."""
+
+    kind: Literal["tagging"]
+    """Each word has a label."""
+    words_column: str = "words"
+    """Column with a row's words: a list, or a text of words between blanks."""
+    tags_column: str = "tags"
+    """Column with a label for each word, in the same form."""
+    labels: tuple[Label, ...] = Field(min_length=2)
+    """Labels by id."""
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels are {list(self.labels)}: each label once")
+        if self.words_column == self.tags_column:
+            raise ValueError("words_column and tags_column: each column once")
+        return self
+
+    def task(self, folder: Path) -> Task:
+        """Return the task, whose files are in `folder`.
+
+        Raises:
+            ConfigError: a metric needs a package that is not here.
+            TaskError: a metric does not suit it, or its labels spell no entities.
+        """
+        metrics = self.metrics or ("entity_f1",)
+        check_corpus_metrics(self.name, metrics, TAG_METRICS)
+        check_tag_names(self.name, self.labels, metrics)
+        return Task(
+            name=self.name,
+            text_columns=(self.words_column,),
+            labels=self.labels,
+            score_range=None,
+            metrics=metrics,
+            label_column=self.tags_column,
+            splits=_splits(self.splits, folder),
+            folder=folder,
+            tagging=True,
         )
 
 
@@ -245,10 +300,10 @@ def read_task(path: Path, taken: Collection[str]) -> Task:
     if kind is not None and kind not in KINDS:
         hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
         raise ConfigError(
-            f"{path}: kind is {kind!r}{hint}; allowed is {', '.join(KINDS)}, or leave it out for "
+            f"{path}: kind is {kind!r}{hint}; allowed are {', '.join(KINDS)}, or leave it out for "
             "classes and scores"
         )
-    form: type[TaskFile | GenerationFile] = TaskFile if kind is None else KINDS[kind]
+    form: type[TaskFile | GenerationFile | TaggingFile] = TaskFile if kind is None else KINDS[kind]
     content = build(form, raw, str(path))
     if content.name in taken:
         raise TaskError(
@@ -260,7 +315,10 @@ def read_task(path: Path, taken: Collection[str]) -> Task:
     return content.task(folder)
 
 
-KINDS: dict[str, type[GenerationFile]] = {"generation": GenerationFile}
+KINDS: dict[str, type[GenerationFile | TaggingFile]] = {
+    "generation": GenerationFile,
+    "tagging": TaggingFile,
+}
 """Kinds of tasks that a file names."""
 
 

@@ -34,8 +34,9 @@ class Evaluation:
     noise: float
     """Standard error of the score: how far other selection rows of this kind would move it."""
     train_loss: float
-    """Mean loss per row since the previous evaluation, of generation per token of the targets;
-    where nothing is trained, of all training rows as the PLM answers them."""
+    """Mean loss per row since the previous evaluation, of generation per token of the targets,
+    where words have labels per word; where nothing is trained, of all training rows as the PLM
+    answers them."""
     lr: float
     """Learning rate of the last step; 0 where nothing is trained."""
     seconds: float

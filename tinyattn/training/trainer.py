@@ -277,8 +277,11 @@ class Trainer:
     def _loss_terms(self, rows: np.ndarray) -> int:
         """Return how many terms the loss of some rows has, over which it is averaged.
 
-        A row is one; of a text each token is one, as with `labels` of transformers' causal LMs.
+        A row is one; of a text each token is one, as with `labels` of transformers' causal LMs, and
+        where words have labels each word.
         """
+        if self.task.tagging:
+            return max(1, len(self.train_rows.outputs_of(rows)))
         if self.task.generation is None:
             return len(rows)
         assert self.train_rows.targets is not None
@@ -343,7 +346,7 @@ class Trainer:
         row_keys = torch.from_numpy(keys).to(self.device, non_blocking=True)
         labels = None
         if self.task.generation is None:
-            labels = torch.from_numpy(self.train_rows.labels[rows])
+            labels = torch.from_numpy(self.train_rows.labels_of(rows))
             labels = labels.to(self.device, non_blocking=True)
         inputs = inputs_of(self.model, self.name, self.train_rows, rows, self.device, self.prefix)
         # Seeded as `_row_keys`: the same in all passes and ranks of a step, and after a restart.
@@ -608,7 +611,7 @@ def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
     its square as a factor (Hinton et al., 2015).
 
     Args:
-        outputs: logits [B, num_outputs].
+        outputs: logits [B, num_outputs], of rows or of words.
         labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels; None:
             `outputs` are log-probabilities of texts, whose negative is the cross-entropy summed
             over their tokens.
@@ -642,6 +645,7 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
         generation=None
         if own is None
         else GenerationCard(template=own.template.text, length=own.length, beams=own.beams),
+        tagging=task.tagging,
     )
 
 

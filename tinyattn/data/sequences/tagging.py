@@ -1,20 +1,27 @@
-"""Rows for sequence labelling: the words of a text, and a tag for each."""
+"""Rows for sequence labelling: the words of a text, and a tag for each.
+
+A word is labelled at its first token. Words are joined by blanks and tokenised as a text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
+from transformers import PreTrainedTokenizerBase
 
-from tinyattn.data.rows import check_columns
-from tinyattn.errors import TaskError, did_you_mean
+from tinyattn.data.files import quiet_datasets
+from tinyattn.data.rows import GROUP, check_columns
+from tinyattn.data.tokenise import as_split
+from tinyattn.data.tokens import GROUPS, TAGS, Split, pad_id
+from tinyattn.errors import PlmError, TaskError, did_you_mean
 
 WORDS = "tinyattn:words"
 """Name of the column of lists of words."""
-TAGS = "tinyattn:tags"
-"""Name of the column of lists of tags, as their ids."""
 _SHOWN = 20
 
 
@@ -107,3 +114,124 @@ def _ids_by_name(labels: Sequence[str]) -> dict[str, int]:
     if any(name.isdigit() for name in labels):
         return names
     return {str(i): i for i in range(len(labels))} | names
+
+
+def with_text_groups(rows: datasets.Dataset) -> datasets.Dataset:
+    """Return checked rows with the column GROUP, by which carving keeps equal texts together."""
+    texts = pa.array([" ".join(words) for words in rows[WORDS][:]], pa.string())
+    return datasets.Dataset(rows.with_format("arrow")[:].append_column(GROUP, texts))
+
+
+def with_blank_tags(rows: datasets.Dataset) -> datasets.Dataset:
+    """Return checked rows to predict, with a tag for each word, which tells their number."""
+    words = rows.with_format("arrow")[:].column(WORDS)
+    blank = pa.array([[0] * len(own) for own in words.to_pylist()], pa.list_(pa.int32()))
+    return datasets.Dataset(pa.table({WORDS: words, TAGS: blank}))
+
+
+def tokenise_words(
+    rows: datasets.Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    *,
+    name: str,
+    types: bool,
+    file: Path | None = None,
+) -> Split:
+    """Turn checked rows of words into token ids.
+
+    Returns:
+        Rows with `input_ids`, `length`, `truncated` and `words`, perhaps `token_type_ids`; TAGS
+        stays. Of a row that is too long the last words have no token.
+
+    Args:
+        rows: from `check_tagged_rows`.
+        tokenizer: the PLM's.
+        max_length: tokens per row.
+        name: name of the split.
+        types: whether the PLM has token types.
+        file: Arrow file to write and memory-map; None: the rows stay in memory.
+
+    Raises:
+        PlmError: the tokenizer is not a fast one.
+    """
+    if not tokenizer.is_fast:
+        raise PlmError(
+            f"words have labels, but {type(tokenizer).__name__} does not say where in a text a "
+            "token stands; allowed are PLMs with a fast tokenizer"
+        )
+    kept = [column for column in (TAGS, GROUPS) if column in rows.column_names]
+    features = {
+        "input_ids": datasets.List(datasets.Value("int32")),
+        "length": datasets.Value("int32"),
+        "truncated": datasets.Value("bool"),
+        "words": datasets.List(datasets.Value("int32")),
+    }
+    if types:
+        features["token_type_ids"] = datasets.List(datasets.Value("int8"))
+    features |= {column: rows.features[column] for column in kept}
+
+    def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        found = encode_words(batch[WORDS], tokenizer, max_length)
+        if types:
+            found["token_type_ids"] = [[0] * length for length in found["length"]]
+        return found
+
+    with quiet_datasets():
+        encoded = rows.map(
+            encode,
+            batched=True,
+            remove_columns=[column for column in rows.column_names if column not in kept],
+            features=datasets.Features(features),
+            cache_file_name=str(file) if file else None,
+            keep_in_memory=file is None,
+            new_fingerprint="tokenised",  # datasets would pickle the tokenizer to make one
+        )
+    return as_split(encoded, name)
+
+
+def encode_words(
+    rows: Sequence[Sequence[str]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> dict[str, list[Any]]:
+    """Return `input_ids`, `length`, `truncated` and `words` of one batch of lists of words."""
+    tokens = tokenizer(
+        [" ".join(words) for words in rows],
+        truncation=True,
+        max_length=max_length,
+        return_attention_mask=False,
+        return_offsets_mapping=True,
+        split_special_tokens=True,  # what a word spells as a special token stays text
+        verbose=False,
+    )
+    found: dict[str, list[Any]] = {"input_ids": [], "length": [], "truncated": [], "words": []}
+    for row, words in enumerate(rows):
+        ids = tokens["input_ids"][row] or [pad_id(tokenizer)]
+        marks = _first_tokens(words, np.array(tokens["offset_mapping"][row] or [(0, 0)]))
+        found["input_ids"].append(ids)
+        found["length"].append(len(ids))
+        found["words"].append(marks.tolist())
+        lacks = len(words) > (marks >= 0).sum()
+        found["truncated"].append(bool(lacks and len(ids) >= max_length))
+    return found
+
+
+def _first_tokens(words: Sequence[str], spans: np.ndarray) -> np.ndarray:
+    """Return of each token the number of the word that it is the first of, [T]; -1: of none.
+
+    A word has no token that is cut off, of which nothing is left, or joined to the word before.
+
+    Args:
+        words: the words, between which a blank stands.
+        spans: [T, 2] where each token begins and ends in the text; equal for special tokens.
+    """
+    lengths = np.array([len(word) for word in words])
+    ends = np.cumsum(lengths + 1) - 1
+    starts = ends - lengths
+    own = np.flatnonzero(spans[:, 1] > spans[:, 0])
+    marks = np.full(len(spans), -1)
+    # The first token that ends behind the word's begin, if it begins before the word's end.
+    at = np.searchsorted(spans[own, 1], starts, side="right")
+    for word in reversed(range(len(words))):  # of two words with one token the first has it
+        if at[word] < len(own) and spans[own[at[word]], 0] < ends[word]:
+            marks[own[at[word]]] = word
+    return marks

@@ -1,0 +1,20 @@
+"""What a trial whose words have labels cannot have, found before anything is trained."""
+
+from __future__ import annotations
+
+from tinyattn.config import CLASSIFIER, TrainConfig
+from tinyattn.errors import ConfigError
+
+
+def check_tagging(config: TrainConfig) -> None:
+    """Raise ConfigError if method, pooling or pattern are for rows that have one label."""
+    asks = f"task '{config.task}' has a label for each word"
+    if config.adapter.method == "warp":
+        raise ConfigError(
+            f"adapter.method warp came, which reads a row at its [MASK] alone, and {asks}; choose "
+            "another method"
+        )
+    if config.pooling is not None:
+        raise ConfigError(f"pooling {config.pooling} came, but {asks}: leave pooling out")
+    if config.pattern not in (None, CLASSIFIER):
+        raise ConfigError(f"pattern {config.pattern} came, but {asks}: leave pattern out")
