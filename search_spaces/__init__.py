@@ -1,7 +1,8 @@
 """The sweep files that ship with the package, found by short name, as in `glue/rte`.
 
 `glue/TASK` is the paper's grid on roberta-large, `glue/TASK-literal` the same with the adapter as
-the paper writes it, `glue/TASK-wide` a wider continuous space, `-base` the same on roberta-base.
+the paper writes it, `glue/TASK-wide` a wider continuous space, `-base` the same on roberta-base;
+`e2e` generates texts with gpt2-medium.
 Files in folders that begin with an underscore are parts that others extend.
 """
 

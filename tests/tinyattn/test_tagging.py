@@ -161,7 +161,7 @@ def test_the_loss_is_that_of_token_labels_in_transformers(trainer: Trainer) -> N
     scores = logits_of(trainer.model, trainer.name, inputs)
     found = row_losses(scores, torch.from_numpy(flat.labels_of(longest_first))).sum() / len(scores)
     found.backward()
-    assert float(found) == pytest.approx(float(loss), rel=1e-5)
+    assert found.item() == pytest.approx(loss.item(), rel=1e-5)
     for key, parameter in trainer.adapter.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[key], rtol=1e-4, atol=1e-6)
     outputs, _ = outputs_of(trainer.model, trainer.name, flat, trainer.device)

@@ -6,12 +6,16 @@ The PLM is tiny and random, so scores say nothing; that they are the right ones 
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
+import mlflow.pyfunc
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from generation_files import copying_rows, save_decoder, write_generation_task
+from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
 from orchestrator.state.workspace import Workspace
@@ -89,11 +93,55 @@ def test_a_sweep_is_finalized_and_its_winner_writes(
         {"id": n} | answer for n, answer in enumerate(wanted)
     ]
 
-    import mlflow.pyfunc
-    import pandas as pd
-
     save_model(adapter, tmp_path / "model", task=find_task(task))
     served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
     assert served.metadata.signature.outputs.input_names() == ["text"]
     found = served.predict(pd.DataFrame(asked))
     assert found["text"].tolist() == [answer["text"] for answer in wanted]
+
+
+@pytest.mark.long
+def test_a_sweep_that_labels_words_is_finalized_and_its_winner_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path / "cache"))
+    luck = random.Random(0)
+    people, places = ("ann", "bob", "mary"), ("rome", "oslo", "paris")
+    lines = []
+    for _ in range(120):
+        words = [luck.choice(people), "went", "to", luck.choice(places), luck.choice(["", "today"])]
+        tags = ["B-PER", "O", "O", "B-LOC", "O" if words[-1] else ""]
+        lines.append(f"{' '.join(words).strip()},{' '.join(tags).strip()}")
+    (tmp_path / "train.csv").write_text("\n".join(["words,tags", *lines]))
+    task = tmp_path / "names.yaml"
+    labels = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
+    told = {"kind": "tagging", "name": "names", "folder": ".", "labels": labels}
+    task.write_text(json.dumps(told | {"metrics": ["entity_f1", "token_accuracy"]}))
+    place = ("--runs", tmp_path / "runs")
+    plm = save_tiny_plm(tmp_path / "plm")
+    settings = (
+        f"task={task}", f"plm={plm}", "name=job", "max_length=16", "epochs=2", "search.trials=2",
+        "asha=null", "finalize.finalists=1", "finalize.seeds=1", "finalize.search.trials=1",
+    )  # fmt: skip
+    for words in (("sweep", "run", "agreement", *settings), ("finalize", "job")):
+        result = command(*words, *place)
+        assert result.exit_code == 0, result.output
+    assert "classifier alone" in result.stdout
+    assert "Collapsing" in result.stdout
+    promoted = command("promote", "job", "--force", *place)
+    assert promoted.exit_code == 0, promoted.output
+    (tmp_path / "asked.csv").write_text("words,tags\nann went to oslo,\n")
+    answered = command("predict", "names", tmp_path / "asked.csv", *place)
+    assert answered.exit_code == 0, answered.output
+    (found,) = map(json.loads, answered.stdout.splitlines())
+    assert len(found["tags"]) == 4
+    assert set(found["tags"]) <= set(labels)
+    tracker = Workspace(tmp_path / "runs").tracker()
+    winner = tracker.trial(tracker.find_sweep("job").tags["winner"])
+    assert {"entity_f1", "token_accuracy"} <= winner.trial.last.heldout.keys()
+    (tmp_path / "got").mkdir()
+    adapter = tracker.download(winner.run_id, "adapter", tmp_path / "got")
+    save_model(adapter, tmp_path / "model", task=find_task(str(task)))
+    served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
+    table = served.predict(pd.DataFrame([{"words": "ann went to oslo"}]))
+    assert table["tags"].tolist() == [" ".join(found["tags"])]
