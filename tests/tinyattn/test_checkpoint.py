@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 from adapter_files import read_adapter
+from pydantic import ValidationError
 
 from tinyattn.adapters.checkpoint import (
     CONFIG_FILE,
@@ -368,3 +369,26 @@ def test_a_card_sealed_before_there_were_versions_is_read_and_named_by_the_first
     read = read_card(tmp_path)
     assert read.task is not None
     assert (read.task.carve_version, read.task.token_version, read.task.separator) == (1, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"generation": {"template": "{a}", "length": 8, "beams": 1}},
+            "generation came with labels",
+        ),
+        ({"labels": None, "tagging": True}, "needed are labels"),
+        ({"text_columns": ["a", "b", "c"]}, "3 text_columns came, allowed are 1 and 2"),
+    ],
+)
+def test_a_card_is_of_one_kind_of_task(changes: dict[str, Any], message: str) -> None:
+    card = {"name": "x", "text_columns": ["a"], "labels": ["a", "b"], "score_range": None}
+    with pytest.raises(ValidationError, match=message):
+        TaskCard.model_validate({**card, "metrics": ["accuracy"], "max_length": 8, **changes})
+
+
+def test_a_card_of_classes_is_written_without_what_came_later() -> None:
+    card = {"name": "x", "text_columns": ["a"], "labels": ["a", "b"], "score_range": None}
+    found = TaskCard.model_validate({**card, "metrics": ["accuracy"], "max_length": 8})
+    assert not {"generation", "tagging", "pattern"} & found.model_dump(mode="json").keys()

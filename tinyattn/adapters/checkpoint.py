@@ -110,6 +110,14 @@ class TaskCard(Settings):
     later_keys = frozenset({"pattern", "examples", "generation", "tagging"})
 
     @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if self.generation is not None and (self.labels is not None or self.tagging):
+            raise ValueError("generation came with labels, allowed is one of them")
+        if self.tagging and (self.labels is None or self.pattern is not None):
+            raise ValueError("tagging: needed are labels, and no pattern")
+        return self
+
+    @model_validator(mode="after")
     def _has_few_texts(self) -> Self:
         if self.generation is None and len(self.text_columns) > 2:
             raise ValueError(f"{len(self.text_columns)} text_columns came, allowed are 1 and 2")

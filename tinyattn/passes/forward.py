@@ -215,7 +215,10 @@ def mixed_outputs(
 
 
 def in_passes(
-    lengths: np.ndarray, streams: bool, run: Callable[[np.ndarray], None], most: int = EVAL_TOKENS
+    lengths: np.ndarray,
+    streams: bool,
+    run: Callable[[np.ndarray], None],
+    most: int | None = None,
 ) -> None:
     """Call `run` on all rows, in the passes of `by_length`.
 
@@ -233,13 +236,14 @@ def in_passes(
             waiting[:0] = np.array_split(indices, 2)
 
 
-def by_length(lengths: np.ndarray, streams: bool, most: int = EVAL_TOKENS) -> Iterator[np.ndarray]:
-    """Yield the rows of each evaluation pass of at most so many tokens, longest rows first.
+def by_length(lengths: np.ndarray, streams: bool, most: int | None = None) -> Iterator[np.ndarray]:
+    """Yield the rows of each pass of at most so many tokens, longest rows first.
 
     Padding of chunks is not counted: all but a row's last one are nearly full.
     """
     order = np.argsort(-lengths, kind="stable")
     sizes, first = lengths[order], 0
+    most = EVAL_TOKENS if most is None else most
     while first < len(order):
         if streams:
             fitting = int(np.searchsorted(np.cumsum(sizes[first:]), most, side="right"))
