@@ -28,6 +28,7 @@ from orchestrator.state.sweep_trials import searched_trials
 from orchestrator.state.workspace import Workspace
 from tinyattn.config import AdapterConfig, TrainConfig
 from tinyattn.errors import UsageError
+from tinyattn.tasks import find_task
 
 SWEEP = Sweep(
     name="first", train=TrainConfig(task="sst2", plm="roberta-large"),
@@ -348,7 +349,8 @@ def test_a_collapse_whose_logits_are_not_finite_is_no_candidate(
     answers = iter(np.array([1.0, 2.0]) * factor for factor in (1, np.nan, 1.5, np.inf))
     loaded: Any = SimpleNamespace(
         model=SimpleNamespace(adapter=lambda: SimpleNamespace(config=AdapterConfig()), plm=None),
-        outputs=lambda rows: next(answers),
+        logits=lambda rows: next(answers),
+        task=find_task("sst2"),
         use=lambda adapter: None,
     )
     monkeypatch.setattr(collapsing, "collapse", lambda *_: None)
