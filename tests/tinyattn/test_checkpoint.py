@@ -341,7 +341,7 @@ def test_a_failing_disk_is_no_damaged_state(
     assert read_state(tmp_path) == {"step": 3}
 
 
-@pytest.mark.parametrize("step", ["write_text", "replace"])
+@pytest.mark.parametrize("step", ["write_bytes", "replace"])
 def test_a_text_file_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

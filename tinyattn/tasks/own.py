@@ -43,7 +43,7 @@ rows are carved from train.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -296,8 +296,8 @@ def read_task(path: Path, taken: Collection[str]) -> Task:
         TaskError: the task's name is taken, a metric does not suit it, or its folder is not there.
     """
     raw = read_yaml(path)
-    kind = raw.get("kind")
-    if kind is not None and kind not in KINDS:
+    kind = raw.get("kind") if isinstance(raw, Mapping) else None
+    if kind is not None and (not isinstance(kind, str) or kind not in KINDS):
         hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
         raise ConfigError(
             f"{path}: kind is {kind!r}{hint}; allowed are {', '.join(KINDS)}, or leave it out for "
