@@ -4,6 +4,7 @@
     python -m benchmarks.faults --packed     # in bf16, trials that share a process; one machine
     python -m benchmarks.faults --suite      # three sweeps that share the machines
     python -m benchmarks.faults --prompts    # prompts on FewGLUE's RTE
+    python -m benchmarks.faults --texts      # texts, by a tiny decoder
     python -m benchmarks.faults --stock      # the same with Ray Tune's own classes
 
 Each fault hits a real sweep (six trials of a two-layer PLM, ASHA, MLflow) at random moments; then
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.victims import (
@@ -38,12 +40,15 @@ from benchmarks.victims import (
     SuiteOnRack,
     SuiteSweep,
     Sweep,
+    TextSweep,
     Toll,
     rack_of,
 )
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
+from conftest import tiny_config
+from generation_files import save_decoder
 from tiny_plm import save_tiny_plm
 
 
@@ -55,6 +60,11 @@ def place() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def tiny_decoder(folder: Path) -> Path:
+    """Write a small causal LM of random weights; return its folder."""
+    return save_decoder(folder, lambda kind: SimpleNamespace(config=tiny_config(kind)))
 
 
 # ---- faults ----
@@ -323,6 +333,7 @@ def main() -> None:
     parser.add_argument("--packed", action="store_true", help="Packed trials, PLM in bf16.")
     parser.add_argument("--suite", action="store_true", help="Suites of three sweeps.")
     parser.add_argument("--prompts", action="store_true", help="Prompts; on one machine.")
+    parser.add_argument("--texts", action="store_true", help="Generation; on one machine.")
     chosen = parser.parse_args()
     print("| fault | times | trials lost | done twice | left RUNNING | state lost |")
     print("|---|---|---|---|---|---|")
@@ -332,6 +343,8 @@ def main() -> None:
         faults: dict[str, tuple[Callable[[Any, random.Random], int], int]] = {**HERE}
         if chosen.prompts:
             here = PromptSweep
+        if chosen.texts:
+            here, plm = TextSweep, tiny_decoder(folder / "decoder")
         if chosen.suite:
             here, faults = SuiteSweep, {**HERE, **SUITE}
         for name, (fault, sweeps) in faults.items():
@@ -339,7 +352,7 @@ def main() -> None:
                 show(name, (_here(fault, here, plm, seed) for seed in range(sweeps)))
         faults = {**RACK, **SUITE_ON_RACK} if chosen.suite else {**RACK}
         wanted = {name: fault for name, fault in faults.items() if chosen.only in name}
-        if not wanted or chosen.packed or chosen.prompts:
+        if not wanted or chosen.packed or chosen.prompts or chosen.texts:
             return
         on_rack = StockRackSweep if chosen.stock else SuiteOnRack if chosen.suite else RackSweep
         (folder / "rack").mkdir()

@@ -24,6 +24,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests/machines"))
 
+from generation_files import copying_rows, write_generation_task
 from machines import Bench, Machine
 from sweep_truth import final_untruths, histories, suite_untruths, untruths
 
@@ -250,6 +251,20 @@ class PromptSweep(Sweep):
         "task": "fewglue/rte", "epochs": 20, "asha.grace": 10, "batch_size": 2, "max_length": 64,
         "space.pattern": "{type: choice, values: [paper, pet-0, pet-4]}",
     }  # fmt: skip
+
+
+class TextSweep(Sweep):
+    """A sweep of generation on made-up rows; each evaluation writes texts."""
+
+    own_settings: dict[str, Any] = {
+        "epochs": 6, "asha.grace": 2, "batch_size": 4, "max_length": 24, "adapter.norm": "plain",
+    }  # fmt: skip
+
+    def __init__(self, folder: Path, plm: Path, seed: int) -> None:
+        super().__init__(folder, plm, seed)
+        things = copying_rows(300, 0)
+        rows = [row | {"thing": f"{row['thing']} word{n % 30}"} for n, row in enumerate(things)]
+        self.settings["task"] = write_generation_task(folder, rows)
 
 
 class SuiteSweep(Sweep):
