@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 from scipy.special import softmax
 
 from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card
@@ -19,7 +20,7 @@ from tinyattn.data.patterns import Asking
 from tinyattn.data.sequences.tagging import with_blank_tags
 from tinyattn.data.tokenise import TokenRules, token_types
 from tinyattn.data.tokens import REFERENCES, Rows, Split
-from tinyattn.errors import AdapterError, UsageError, did_you_mean
+from tinyattn.errors import AdapterError, TaskError, UsageError, did_you_mean
 from tinyattn.passes.forward import mixed_outputs, outputs_of
 from tinyattn.passes.generation import generated, scored_outputs, tags_of
 from tinyattn.tasks import Task
@@ -140,7 +141,13 @@ class Predictor:
         """Check and tokenise rows; messages call them `what`."""
         own = [{c: row[c] for c in self.task.text_columns if c in row} for row in rows]
         # Other columns may hold anything, so they come only where there is nothing else to check.
-        table = datasets.Dataset.from_list(own if any(own) else [dict(row) for row in rows])
+        if self.task.tagging:  # as a list or as a text with spaces, both in one call
+            own = [{k: v.split() if isinstance(v, str) else v for k, v in o.items()} for o in own]
+        try:
+            table = datasets.Dataset.from_list(own if any(own) else [dict(row) for row in rows])
+        except pa.ArrowException as error:
+            reason = str(error).splitlines()[0]
+            raise TaskError(f"{what}: {reason:.200}; needed is one type a column") from None
         return self.split(checked_rows(table, self.task, what, labelled=False))
 
     def predict_split(self, split: Rows) -> list[dict[str, Any]]:

@@ -168,7 +168,7 @@ def _run(
     if not is_done(able, first, workspace):
         with ray_of(places.on):
             trained = train(able, first, workspace, echo)
-    _show(tables, earlier, able, workspace)
+    _show(tables, earlier, able, workspace, trained.failed)
     note_command(workspace, able.name, able.go_on, is_judged=not trained.failed)
     for member, why in trained.failed.items():
         click.echo(placed(f"error: {member}: {why}"), err=True)
@@ -203,6 +203,7 @@ def _show(
     earlier: Sequence[str],
     reproduction: Reproduction,
     workspace: Workspace,
+    failed: Collection[str],
 ) -> None:
     """Print tables, and write them and those of earlier commands into the reproduction's page."""
     from orchestrator.reproduction.lacking import lacking
@@ -211,7 +212,7 @@ def _show(
     from orchestrator.reproduction.scores import Scores
     from orchestrator.reproduction.tables import TABLES, needs_of
 
-    scores = Scores(reproduction, workspace)
+    scores = Scores(reproduction, workspace, failed)
     named = {*earlier, *(table.name for table in tables)}
     found = {name: scores.found(TABLES[name]) for name in TABLES if name in named}
     console = Console(width=table_width())

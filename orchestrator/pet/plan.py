@@ -99,7 +99,7 @@ def pet_plan(
     }
     data["search"] = {"sampler": "grid", "trials": len(patterns) * repeats}
     sweep = resolved(data, ours, _SOURCE)
-    whole = {**_FINAL, **final, "pattern": CLASSIFIER, "max_train_rows": None}
+    whole = {**_FINAL, "max_train_rows": None, **final, "pattern": CLASSIFIER}
     return PetPlan(
         sweep, sweep.train.with_overrides(whole, f"{_SOURCE}: final"), generations, is_uniform
     )

@@ -111,8 +111,9 @@ def prepare_pet(plan: PetPlan, unlabelled: Path | None, workspace: Workspace) ->
         )
     rows = unlabelled_rows(sweep.train, unlabelled, workspace.data_dir)
     refuse_carving(find_task(sweep.train.task), sweep.train.protocol, "PET")
-    ModelCache(workspace.data_dir, device="cpu").data(plan.final)
-    check_warmup(sweep.model_copy(update={"train": plan.final, "space": {}}), len(rows))
+    last = sweep.model_copy(update={"train": plan.final, "space": {}})
+    inspect(last, ModelCache(workspace.data_dir, device="cpu"))
+    check_warmup(last, len(rows))
     folder = workspace.path_of(sweep.name)
     if not Definition.is_in(folder):
         return PreparedPet(plan, prepare(sweep, workspace), rows)

@@ -78,6 +78,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
             "pooling",
             "pattern",
             "examples",
+            "train_file",
         ),
     )
     for config in sorted(sized, key=lambda one: (one.max_length, one.chunked)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from orchestrator.tracking.provenance import refuse_other_data
 from orchestrator.tracking.records import TrialRun
-from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card
+from tinyattn.adapters.checkpoint import AdapterCard, PatternCard, TaskCard, read_card
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.config import CLASSIFIER, TrainConfig, build, set_dotted, stored_config
 from tinyattn.data.tokens import Rows, TaskData
@@ -109,6 +109,7 @@ def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache)
         "adapter": card.adapter,  # whose prompt takes positions from rows
         "pattern": CLASSIFIER if card.task.pattern is None else card.task.pattern.name,
         "start": None,
+        "examples": config.examples if card.task.examples else 0,
         "target_length": None if generation is None else generation.length,
     }
     # Not checked as a trial's is: the trial may be of another method than the adapter.
@@ -123,6 +124,12 @@ def objection_to(card: TaskCard, task: Task, config: TrainConfig) -> str:
     template = None if task.generation is None else task.generation.template.text
     if sources != template:
         return f"the champion goes on with {sources!r}, this run with {template!r}"
+    asked = {one.name: PatternCard(**asdict(one)) for one in task.patterns}
+    if card.pattern is not None and asked.get(card.pattern.name) != card.pattern:
+        return (
+            f"the champion was asked by the pattern '{card.pattern.name}' with other texts or "
+            "words than the task has now"
+        )
     theirs, ours = card.carve_version, config.carve_version
     if task.splits.validation is not None or theirs == ours:
         return ""

@@ -276,8 +276,8 @@ def _rival(
     found = find_alone(tracker, trial)
     if found is None and not force:
         raise UsageError(
-            f"a first champion must be better than its sweep's classifier alone, which sweep "
-            f"'{trial.sweep}' lacks: its training failed with each learning rate tried; --force "
+            "a first champion must be better than its sweep's classifier alone, or PLM untrained, "
+            f"which sweep '{trial.sweep}' lacks: it failed each time that it was tried; --force "
             "promotes the run without a comparison"
         )
     if found is None or found.run_id == trial.run_id:

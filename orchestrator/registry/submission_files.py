@@ -36,7 +36,7 @@ def paths_of(output: Path) -> tuple[Path, Path, Path]:
 
 
 def write_submission(submission: Submission, paths: tuple[Path, Path, Path]) -> None:
-    """Write the zip, after the card that belongs to it.
+    """Write the zip, and then the card that belongs to it.
 
     Raises:
         StorageError: a file cannot be written.
@@ -44,9 +44,9 @@ def write_submission(submission: Submission, paths: tuple[Path, Path, Path]) -> 
     zip_path, page, data = paths
     content = zip_of({answer.file.name: answer.table for answer in submission.answers})
     digest = hashlib.sha256(content).hexdigest()
+    write_bytes(zip_path, content)
     write_text(page, _markdown(submission, zip_path.name, digest))
     write_text(data, json.dumps(_card(submission, zip_path.name, digest), indent=2) + "\n")
-    write_bytes(zip_path, content)
 
 
 def _card(submission: Submission, name: str, digest: str) -> dict[str, Json]:

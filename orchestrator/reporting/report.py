@@ -287,8 +287,8 @@ def _ranking_note(protocol: str) -> str:
             "evaluations on the same rows is optimistic."
         )
     return (
-        "Ranked by the score on a split carved from train. The held-out score is measured once, on "
-        "rows that played no part in choosing."
+        "Ranked by the score on rows that are set apart to select on. The held-out score is "
+        "measured once, on rows that played no part in choosing."
     )
 
 

@@ -98,7 +98,6 @@ METHODS: dict[str, Method] = {
     "tiny-1h-parallel": Method(
         BASE, {**_ONE_HEAD, "placement": "parallel"}, BOTH, printed="table6-parallel"
     ),
-    # Its 0.5 % of roberta-base's parameters, as the paper says of both.
     # On ALBERT the authors share one adapter between all layers.
     "tiny-1h-prompt": Method(
         ALBERT,
@@ -110,6 +109,7 @@ METHODS: dict[str, Method] = {
     ),
     "tiny-1h-e2e": Method(GPT_2, {**_ONE_HEAD, "norm": "plain"}, ("e2e",), train=_E2E),
     "adapter-e2e": Method(GPT_2, {**_PFEIFFER, "r": 7}, ("e2e",), train=_E2E),
+    # 0.5 % of roberta-base's parameters, as the paper says of both.
     "lora-base": _of_table_2({"method": "peft", "tuner": "LORA", "r": 16, "lora_alpha": 16}),
     "adapter-h-base": _of_table_2({**_HOULSBY, "r": 16}),
 }

@@ -93,7 +93,7 @@ class Trained:
     def take_in(self, result: SuiteResult) -> None:
         """Note what failed, and what a user stopped."""
         self.failed |= {name: str(error) for name, error in result.failed.items()}
-        self.failed |= dict.fromkeys(result.stopped, "was stopped by itself")
+        self.failed |= dict.fromkeys(result.stopped, "was stopped on its own")
 
 
 def best_trial(reproduction: Reproduction, need: Need, workspace: Workspace) -> Trial | None:
@@ -139,15 +139,34 @@ def train(
     _run(first, reproduction, workspace, say, found)
     starts: dict[Need, Start | None] = {}
     for need in reproduction.later:
-        parent = METHODS[need.method].parent
-        start = _start(reproduction, Need(str(parent), need.task), workspace)
+        parent = Need(str(METHODS[need.method].parent), need.task)
+        start = None
+        if parent.name not in found.failed:  # else its best trial may yet be another one
+            start = _start(reproduction, parent, workspace)
         if start is None:
-            found.failed[need.name] = f"{parent} on {need.task} has no trial to begin from"
+            found.failed[need.name] = f"{parent.name}, which it begins from, has not ended"
         else:
             starts[need] = start
     if starts:
         later = _stage(reproduction, starts, workspace)
         _run(later, reproduction, workspace, say, found)
+    found.failed |= _lost_seeds(reproduction, workspace, found.failed)
+    return found
+
+
+def _lost_seeds(
+    reproduction: Reproduction, workspace: Workspace, failed: Mapping[str, str]
+) -> dict[str, str]:
+    """Return why sweeps over seeds lack one, by their names: a mean over the others is another."""
+    found = {}
+    for need in reproduction.needs:
+        log = workspace.path_of(reproduction.sweep(need)) / f"{SEARCH}.jsonl"
+        if not METHODS[need.method].seeds or need.name in failed or not log.exists():
+            continue
+        for trial in read_event_log(log).values():
+            if trial.outcome is not None and trial.outcome is not Outcome.COMPLETED:
+                seed = trial.params.get("seed")
+                found[need.name] = f"seed {seed} ended as {trial.outcome.value}"
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.reproduction.methods import METHODS
@@ -13,6 +13,7 @@ from orchestrator.reproduction.run import Reproduction, best_trial
 from orchestrator.reproduction.tables import AVERAGE, Line, Need, Reading, Table, source_of
 from orchestrator.selection.collapsing import Loaded
 from orchestrator.spec.batch import SEARCH
+from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import best_adapter
 from orchestrator.state.definition import Definition
@@ -91,8 +92,20 @@ class Found:
 class Scores:
     """Reads the numbers of tables from the event logs of a reproduction's sweeps."""
 
-    def __init__(self, reproduction: Reproduction, workspace: Workspace) -> None:
-        """Begin with sweeps that have ended; one that is not there has no number."""
+    def __init__(
+        self,
+        reproduction: Reproduction,
+        workspace: Workspace,
+        left_out: Collection[str] = (),
+    ) -> None:
+        """Begin with sweeps that have ended; one that is not there has no number.
+
+        Args:
+            reproduction: the sweeps.
+            workspace: where they are kept.
+            left_out: names within the suite of sweeps that did not come to their end.
+        """
+        self._left_out = left_out
         self._reproduction, self._workspace = reproduction, workspace
         self._cache = ModelCache(workspace.data_dir)
         self._averaged: dict[Need, Number] = {}
@@ -142,6 +155,8 @@ class Scores:
         return max((trial.parameters for trial in trials), default=None)
 
     def _best(self, need: Need) -> Trial | None:
+        if need.name in self._left_out:
+            return None
         return best_trial(self._reproduction, need, self._workspace)
 
     def _number(self, line: Line, column: str) -> Number | None:
@@ -185,7 +200,11 @@ class Scores:
         log = self._workspace.path_of(sweep) / f"{SEARCH}.jsonl"
         wanted = METHODS[others].seeds[line.seed - is_apart]
         trials = read_event_log(log).values() if log.exists() else ()
-        scored = [one for one in trials if one.params.get("seed") == wanted and one.scored]
+        scored = [
+            one
+            for one in trials
+            if one.params.get("seed") == wanted and one.scored and one.outcome is Outcome.COMPLETED
+        ]
         return number_of(scored[0], metric) if scored else None
 
     def _of_one_head(self, need: Need, metric: str) -> Number | None:

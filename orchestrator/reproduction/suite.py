@@ -77,7 +77,7 @@ class Settings:
         Raises:
             UsageError: three PLMs came, or an override changes what the tables hold.
         """
-        names = [name.strip() for name in plm.split(",")] if plm else []
+        names = [name.strip().rstrip("/") for name in plm.split(",")] if plm else []
         if len(names) > 2 or not all(names):
             raise UsageError(
                 f"--plm: '{plm}' came; allowed is one PLM, or two by a comma, the second in place "
@@ -96,11 +96,9 @@ class Settings:
     def is_small(self) -> bool:
         """Whether its scores do not compare with the paper's.
 
-        A folder that has the name of the paper's PLM is taken for it.
+        A folder that has the name of a PLM of the paper is taken for it.
         """
-        has_others = self._has_other(self.plm, LARGE, ALBERT, GPT_2)
-        has_others |= self._has_other(self.small_plm, BASE)
-        return has_others or self.rows is not None or self.epochs is not None
+        return bool(self._others) or self.rows is not None or self.epochs is not None
 
     @property
     def is_of_two_plms(self) -> bool:
@@ -108,15 +106,17 @@ class Settings:
         return self.plm_for(LARGE) != self.plm_for(BASE)
 
     def plm_for(self, papers: str) -> str:
-        """Return the PLM that stands for one of the paper's."""
-        if papers != BASE:
-            return self.plm or papers
-        has_other = self._has_other(self.plm, LARGE)
-        return self.small_plm or (str(self.plm) if has_other else BASE)
+        """Return the PLM that stands for one of the paper's: its own folder, or another PLM."""
+        names = [name for name in (self.plm, self.small_plm) if name]
+        own = next((name for name in names if name.rpartition("/")[2] == papers), None)
+        other = (self.small_plm or self.plm) if papers == BASE else self.plm
+        return own or (other if other in self._others else papers)
 
-    @staticmethod
-    def _has_other(plm: str | None, *papers: str) -> bool:
-        return plm is not None and plm.rpartition("/")[2] not in papers
+    @property
+    def _others(self) -> list[str]:
+        """PLMs that are not the paper's in their place; roberta-base alone is a smaller one."""
+        places = ((self.plm, (LARGE, ALBERT, GPT_2)), (self.small_plm, (BASE,)))
+        return [name for name, own in places if name and name.rpartition("/")[2] not in own]
 
     def plms_of(self, methods: Sequence[str]) -> list[str]:
         """Return the PLMs that methods run on, each once."""

@@ -106,7 +106,14 @@ def _alones(store: TrackingReader, trial: TrialRun) -> list[TrialRun]:
     """Return the baselines of a trial's sweep on the trial's data."""
     data = trial.tags.get("data_fingerprint")
     trials = store.trials_of(store.find_sweep(trial.sweep))
-    return [t for t in trials if is_alone(t.config) and t.tags.get("data_fingerprint") == data]
+    asked = trial.config.get("pattern")
+    return [
+        other
+        for other in trials
+        if is_alone(other.config)
+        and other.tags.get("data_fingerprint") == data
+        and other.config.get("pattern") == asked
+    ]
 
 
 def train_alone(

@@ -466,6 +466,26 @@ def test_tables_share_sweeps_and_bring_what_theirs_begin_from() -> None:
     assert [need.name for need in alone] == ["tiny-1h-sst2", "tiny-1h-rte", "tiny-4h-rte"]
 
 
+@pytest.mark.parametrize(
+    ("plm", "stands"),
+    [
+        ("/x/roberta-large/", {"roberta-large": "/x/roberta-large"}),
+        ("/x/albert-xxlarge-v2", {"albert-xxlarge-v2": "/x/albert-xxlarge-v2"}),
+        (
+            "/x/roberta-large,/x/roberta-base",
+            {"roberta-large": "/x/roberta-large", "roberta-base": "/x/roberta-base"},
+        ),
+    ],
+)
+def test_a_folder_of_one_plm_of_the_paper_stands_for_no_other(
+    plm: str, stands: dict[str, str]
+) -> None:
+    settings = Settings.typed(plm, None, None, 8, {})
+    assert not settings.is_small
+    for papers in ("roberta-large", "roberta-base", "albert-xxlarge-v2", "gpt2-medium"):
+        assert settings.plm_for(papers) == stands.get(papers, papers)
+
+
 def test_other_settings_have_another_name_and_the_same_ones_the_same(tmp_path: Path) -> None:
     assert FULL.name == "reproduce"
     assert Settings.typed(None, None, None, 20, {}).name == "reproduce", "it may get more trials"

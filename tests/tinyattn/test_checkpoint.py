@@ -391,4 +391,36 @@ def test_a_card_is_of_one_kind_of_task(changes: dict[str, Any], message: str) ->
 def test_a_card_of_classes_is_written_without_what_came_later() -> None:
     card = {"name": "x", "text_columns": ["a"], "labels": ["a", "b"], "score_range": None}
     found = TaskCard.model_validate({**card, "metrics": ["accuracy"], "max_length": 8})
-    assert not {"generation", "tagging", "pattern"} & found.model_dump(mode="json").keys()
+    later = {"generation", "tagging", "pattern", "examples"}
+    assert not later & found.model_dump(mode="json").keys()
+
+
+def test_a_card_sealed_before_prompts_and_texts_came_is_sealed_the_same() -> None:
+    """The seal that the code of 1294fd1 computed for this card."""
+    card = AdapterCard.model_validate(
+        {
+            "adapter": {"num_heads": 1},
+            "plm": {
+                "name": "minilm",
+                "revision": "local",
+                "family": "bert",
+                "hidden_size": 384,
+                "fingerprint": "f" * 32,
+            },
+            "num_outputs": 2,
+            "task": {
+                "name": "rte",
+                "text_columns": ["sentence1", "sentence2"],
+                "labels": ["entailment", "not_entailment"],
+                "score_range": None,
+                "metrics": ["accuracy"],
+                "max_length": 128,
+                "carve_version": 2,
+                "token_version": 2,
+            },
+            "scores": {"select/accuracy": 0.5},
+            "weights_sha256": "0" * 64,
+        }
+    )
+    old = "de7d59a4dcb6e22d86fed9528ab7e744e9decc94909d4c8ce9ddf7e03d9e2192"
+    assert card.sealed().card_sha256 == old

@@ -372,6 +372,7 @@ def test_a_sweep_over_patterns_selects_on_the_tasks_own_rows_and_says_so(
         ({"words": {"p": "good"}}, "words are of p; needed are words of p, n"),
         ({"words": {"p": "good", "n": []}}, "needed is a word"),
         ({"name": "none"}, "a pattern is called 'none'"),
+        ({"name": ""}, "patterns.0.name"),
     ],
 )
 def test_a_pattern_that_cannot_be_is_refused_as_it_is_read(
@@ -399,6 +400,29 @@ def test_a_pattern_that_does_not_fit_the_plm_is_refused_before_training(
     plm = save_plm(tmp_path / "bert", build_plm, "bert")
     with pytest.raises(TaskError, match=message):
         ModelCache().data(untrained(plm, task, "x"))
+
+
+def test_rows_that_judge_cannot_choose(tmp_path: Path) -> None:
+    path = Path(write_task(tmp_path))
+    path.write_text(path.read_text().replace('"select": "chosen"', '"select": "validation"'))
+    with pytest.raises(TaskError, match="each needs a file of its own"):
+        find_task(str(path))
+
+
+def test_an_edited_pattern_makes_other_data(build_plm: Any, tmp_path: Path) -> None:
+    """As an edited row does: a sweep that was begun with other words is not gone on with."""
+    plm, cache = save_plm(tmp_path / "bert", build_plm, "bert"), ModelCache()
+    before = cache.data(untrained(plm, write_task(tmp_path), "last")).fingerprint
+    edited = [{**PATTERNS[0], "words": {"p": "great", "n": "bad"}}, *PATTERNS[1:]]
+    after = ModelCache().data(untrained(plm, write_task(tmp_path, edited), "two")).fingerprint
+    assert before != after
+    assert ModelCache().data(untrained(plm, write_task(tmp_path), "two")).fingerprint == before
+
+
+def test_zero_3_is_refused_where_the_plms_own_head_answers(build_plm: Any, tmp_path: Path) -> None:
+    task, plm = write_task(tmp_path), save_plm(tmp_path / "bert", build_plm, "bert")
+    with pytest.raises(ConfigError, match="zero_stage 3 splits the PLM"):
+        ModelCache().data(untrained(plm, task, "last", zero_stage=3))
 
 
 def test_an_unknown_pattern_and_one_with_warp_are_refused(build_plm: Any, tmp_path: Path) -> None:

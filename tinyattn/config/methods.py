@@ -52,7 +52,7 @@ class Settings(StrictModel):
         return {
             key: value
             for key, value in found.items()
-            if key not in self.later_keys or value != fields[key].default
+            if key not in self.later_keys or getattr(self, key) != fields[key].default
         }
 
 

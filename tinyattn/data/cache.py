@@ -152,6 +152,8 @@ def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str,
         named = list(zip(*[train[column][:] for column in task.text_columns], strict=True))
     has_classes = LABEL in train.column_names and not task.is_regression
     classes = np.array(train[LABEL][:]) if has_classes else np.zeros(len(train), np.int64)
+    if classes.ndim == 2:  # soft labels
+        classes = classes.argmax(axis=1)
 
     def version_1(left: np.ndarray, seed: int) -> Carved:
         return carve_texts(classes[left], [named[row] for row in left], seed)

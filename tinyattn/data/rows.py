@@ -49,7 +49,9 @@ def check_rows(
     check_columns(rows, task.text_columns + ((task.label_column,) if labelled else ()), source)
     columns = {name: text_column(rows, name, source) for name in task.text_columns}
     if task.label_column in rows.column_names:
-        is_soft = soft and pa.types.is_list(rows.data.table.column(task.label_column).type)
+        kind = rows.data.table.column(task.label_column).type
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        is_soft = soft and task.labels is not None and any(is_of(kind) for is_of in lists)
         read = _soft_labels if is_soft else _labels
         labels = read(rows, task, source, labelled)
         if labels is not None:
@@ -167,8 +169,8 @@ def _soft_labels(
 ) -> pa.Array | None:
     """Return lists of probabilities, one for each label of the task."""
     names = task.labels or ()
-    found = rows[task.label_column][:]
-    for at, row in enumerate(found):
+    found = []
+    for at, row in enumerate(rows[task.label_column][:]):
         given = row if isinstance(row, list) else []
         numbers = np.array([_number(str(value)) for value in given])
         sums_up = len(numbers) == len(names) > 0 and abs(numbers.sum() - 1) < _ROUNDED
@@ -177,6 +179,7 @@ def _soft_labels(
                 f"{source}: row {at + 1}: label {row!r:.200} came, allowed are probabilities of "
                 f"{', '.join(names)}, whose sum is 1"
             )
+        found.append(numbers.tolist())
     return pa.array(found, pa.list_(pa.float32()))
 
 

@@ -71,12 +71,18 @@ def _as_label(value: Any) -> Any:
 Label = Annotated[str, BeforeValidator(_as_label), Field(min_length=1)]
 
 
+PatternName = Annotated[str, Field(min_length=1, max_length=1000)]
+PatternText = Annotated[str, Field(max_length=10_000)]
+
+
 class PatternFile(StrictModel):
     """A pattern with its verbalizer."""
 
-    name: Annotated[str | None, BeforeValidator(_as_label)] = None
+    name: Annotated[PatternName | None, BeforeValidator(_as_label)] = None
     """Its name in sweeps; None: its number, from 0."""
-    text: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(min_length=1, max_length=2)
+    text: Annotated[tuple[PatternText, ...], BeforeValidator(_as_list)] = Field(
+        min_length=1, max_length=2
+    )
     """The question: `{column}` is replaced by a row's text, `{column:bare}` by it without
     punctuation at its end, and one [MASK] stands for the word to be predicted. Two texts are
     separated as a PLM separates a pair."""
@@ -324,4 +330,10 @@ KINDS: dict[str, type[GenerationFile | TaggingFile]] = {
 
 def _splits(names: SplitsFile, folder: Path) -> Splits:
     validation = names.validation or ("validation" if find_split(folder, "validation") else None)
+    files = [name for name in (names.train, validation, names.select) if name is not None]
+    if len(set(files)) < len(files):
+        raise TaskError(
+            f"{folder}: train, validation and select of splits are {', '.join(files)}: each needs "
+            "a file of its own, since rows that train or choose cannot judge"
+        )
     return Splits(names.train, validation, names.test, names.extra, names.select)

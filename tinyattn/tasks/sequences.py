@@ -33,9 +33,11 @@ class Template:
                 f"template {self.text!r} came, which cannot be read ({error}); needed are texts "
                 "and names of columns in braces: '{question} Answer:'"
             ) from None
-        odd = [name for _, name, form, how in parts if name is not None and (form or how)]
+        named = [(name, form or how) for _, name, form, how in parts if name is not None]
+        odd = [name for name, has_format in named if has_format or not name]
         if odd or not self.columns:
-            came = f"'{odd[0]}' with a format" if odd else "no column"
+            came = "a gap without a name" if "" in odd else "no column"
+            came = f"'{odd[0]}' with a format" if odd and odd[0] else came
             raise ConfigError(
                 f"template {self.text!r} came, in which is {came}; needed are names of columns in "
                 "braces, and nothing else in these: '{question} Answer:'"

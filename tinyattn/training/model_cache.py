@@ -160,7 +160,7 @@ class ModelCache:
                 f"max_length is {config.max_length}, but {config.plm} takes at most {most} "
                 f"tokens{behind}; set max_length={most} or less"
             )
-        if self.shards(config) and task.pattern(config.asked_by) is not None:
+        if config.zero_stage == 3 and task.pattern(config.asked_by) is not None:
             raise ConfigError(
                 "zero_stage 3 splits the PLM, whose own head answers a pattern whole; allowed are "
                 "0, 1 and 2, or pattern=none"
