@@ -3,6 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 MARKS ?= cluster
+LONG ?= long and not cluster
 PIP_OPTIONS := --quiet --disable-pip-version-check
 ifndef NAME
 NAME := demo-$(shell date +%Y%m%d-%H%M%S)
@@ -49,7 +50,7 @@ test-unit: setup
 
 # Sweeps that are killed and resumed, memory limits, ranks, the scripts of benchmarks.
 test-long: setup
-	$(call in_memory,--no-loadscope-reorder -m "long and not cluster")
+	$(call in_memory,--no-loadscope-reorder -m "$(LONG)")
 
 test-cluster: setup
 	$(BIN)/python -m pytest -m "$(MARKS)"

@@ -11,7 +11,7 @@ from live import call, start, wait_for
 from sweep_truth import final_untruths, untruths
 from tiny_plm import save_tiny_plm
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.rare]
 
 WORDS = {"y": ["cat", "dog", "bird"], "n": ["stone", "chair", "lamp"]}
 

@@ -15,7 +15,7 @@ from tiny_plm import save_tiny_plm
 
 from orchestrator.state.workspace import Workspace
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.rare]
 
 NAME = "small"
 FEW = ("--rows", 48, "--epochs", 2, "--trials", 2, "--name", NAME, "max_length=32")

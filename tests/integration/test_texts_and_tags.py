@@ -105,6 +105,7 @@ def test_a_sweep_is_finalized_and_its_winner_writes(
 
 
 @pytest.mark.long
+@pytest.mark.rare
 def test_a_sweep_that_labels_words_is_finalized_and_its_winner_labels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tinyattn.config import TrainConfig
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.rare]
 
 STEPS, WINDOW = 100, 10
 """Steps, and how many of them make one mean."""
