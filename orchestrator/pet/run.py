@@ -181,6 +181,8 @@ class _Pet:
         self.task = find_task(self.sweep.train.task)
         self.checks = ModelCache(workspace.data_dir, device="cpu")
         self.facts = inspect(self.sweep, self.checks)
+        begun = Definition.read(workspace.path_of(self.sweep.name), self.sweep.name)
+        begun.refuse_other(self.facts)  # rows may have been edited since the first generation
 
     def run(self) -> PetResult:
         """Run the generations after the first, and the final classifiers."""

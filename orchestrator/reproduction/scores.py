@@ -108,7 +108,7 @@ class Scores:
         self._left_out = left_out
         self._reproduction, self._workspace = reproduction, workspace
         self._cache = ModelCache(workspace.data_dir)
-        self._averaged: dict[Need, Number] = {}
+        self._averaged: dict[Need, dict[str, Number]] = {}
 
     def found(self, table: Table) -> Found:
         """Return a table with our numbers.
@@ -183,7 +183,8 @@ class Scores:
         """Return the score of the best trial of a method, or of its parent on other tasks."""
         needs = source_of(method, task)
         trial = self._best(needs[-1]) if needs else None
-        return None if trial is None else number_of(trial, metric)
+        is_cut = self._reproduction.settings.rows is not None
+        return None if trial is None else number_of(trial, metric, is_cut)
 
     def _of_seeds(self, line: Line, task: str, metric: str) -> list[Number | None]:
         """Return the scores of all seeds of a row."""
@@ -209,16 +210,16 @@ class Scores:
 
     def _of_one_head(self, need: Need, metric: str) -> Number | None:
         """Return the score of a best trial whose heads are averaged into one (equations 5-8)."""
-        if metric:  # the paper has the primary metric alone of those
-            return None
         trial = self._best(need)
         if trial is None:
             return None
         if need not in self._averaged:
             self._averaged[need] = self._average_heads(need, trial)
-        return self._averaged[need]
+        return self._averaged[need].get(metric)
 
-    def _average_heads(self, need: Need, trial: Trial) -> Number:
+    def _average_heads(self, need: Need, trial: Trial) -> dict[str, Number]:
+        """Return the scores of a trial's averaged heads by metric; the primary one's name is empty,
+        and it alone has an error."""
         name = self._reproduction.sweep(need)
         sweep = Definition.read(self._workspace.path_of(name), name).sweep()
         config = sweep.trial_config(trial.params)
@@ -230,17 +231,21 @@ class Scores:
             loaded.use(collapse(loaded.model.adapter(), loaded.model.plm, "average"))
             outputs = loaded.outputs(data.select)
         labels = labels_of(data.select)
-        score = compute_metrics(data.task, outputs, labels)[data.task.metrics[0]]
-        return Number(100 * score, 100 * noise_of(data.task, outputs, labels))
+        found = compute_metrics(data.task, outputs, labels)
+        primary = Number(
+            100 * found[data.task.metrics[0]], 100 * noise_of(data.task, outputs, labels)
+        )
+        return {"": primary} | {name: Number(100 * value) for name, value in found.items()}
 
 
-def number_of(trial: Trial, metric: str) -> Number | None:
+def number_of(trial: Trial, metric: str, is_cut: bool = False) -> Number | None:
     """Return a metric of a trial's best evaluation; None: it was not measured.
 
     Args:
         trial: a trial with a score.
         metric: its name; empty: the primary one. `overall` is over dev and further rows, which are
             as many again on MNLI, so that its standard error is less by the root of two.
+        is_cut: whether dev rows are a part of them, so that this error is not known.
     """
     best = next(one for one in trial.scored if one.evaluation == trial.best_index)
     noise = None if best.noise is None else 100 * best.noise
@@ -248,7 +253,7 @@ def number_of(trial: Trial, metric: str) -> Number | None:
         return Number(100 * best.score, noise)
     if metric == "overall":
         overall = trial.heldout.get("accuracy_overall")
-        error = None if noise is None else noise / math.sqrt(2)
+        error = None if noise is None or is_cut else noise / math.sqrt(2)
         return None if overall is None else Number(100 * overall, error)
     value = (best.metrics or {}).get(metric)
     return None if value is None else Number(100 * value)
