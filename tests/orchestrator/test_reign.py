@@ -199,7 +199,7 @@ def test_a_death_between_alias_and_history_loses_neither(
 
 def test_a_first_champion_must_beat_the_classifier_alone(sweeps: Sweeps) -> None:
     sweeps.start()
-    with pytest.raises(UsageError, match=r"classifier alone, which sweep 'first' lacks.*--force"):
+    with pytest.raises(UsageError, match=r"PLM untrained, which sweep 'first' lacks.*--force"):
         challenge(sweeps, "x-70")  # all diverged
     assert sweeps.tracker.client.search_registered_models() == []
     adapter = {"adapter.layers": "none"}
