@@ -27,7 +27,7 @@ from tinyattn.files.yaml_files import read_yaml
 SOURCE = "tinyattn reproduce"
 CHANGEABLE = (
     "resources", "precision", "micro_batch_size", "gradient_checkpointing", "zero_stage",
-    "max_length",
+    "max_length", "target_length",
 )  # fmt: skip
 """First parts of the overrides that may be typed: what the paper does not say, or what does not
 change a trial's mathematics."""

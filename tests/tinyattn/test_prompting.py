@@ -371,6 +371,7 @@ def test_a_sweep_over_patterns_selects_on_the_tasks_own_rows_and_says_so(
         ({"text": "is [MASK]"}, "names no column"),
         ({"words": {"p": "good"}}, "words are of p; needed are words of p, n"),
         ({"words": {"p": "good", "n": []}}, "needed is a word"),
+        ({"words": {"p": "good", "n": "good"}}, "'good' is there twice; each word stands for one"),
         ({"name": "none"}, "a pattern is called 'none'"),
         ({"name": ""}, "patterns.0.name"),
     ],
@@ -387,8 +388,7 @@ def test_a_pattern_that_cannot_be_is_refused_as_it_is_read(
     ("change", "message"),
     [
         ({"words": {"p": "splendid!", "n": "bad"}}, "'splendid!' is outside the vocabulary"),
-        ({"words": {"p": ["good", "bad"], "n": "bad"}}, "'bad' stands for p and for n"),
-        ({"words": {"p": ["good", "good"], "n": "bad"}}, "stands for p and for p"),
+        ({"words": {"p": ["good", "☃"], "n": "bad"}}, "'☃' is outside the vocabulary"),
         ({"text": "{first} " + "the " * 30 + "[MASK]"}, "alone has 33 tokens, max_length is 28"),
     ],
 )

@@ -87,6 +87,9 @@ def check_patterns(task: str, patterns: Sequence[Pattern], columns: Sequence[str
                     f"{named} names the column '{column}'{did_you_mean(column, columns)}; "
                     f"text_columns are {', '.join(columns)}"
                 )
+        words = [word for own in pattern.words.values() for word in own]
+        if twice := next((word for word in words if words.count(word) > 1), None):
+            raise TaskError(f"{named}: '{twice}' is there twice; each word stands for one label")
         if not pattern.columns:
             raise TaskError(f"{named} names no column, as in {{{columns[0]}}}")
     names = [pattern.name for pattern in patterns]
