@@ -14,7 +14,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -132,11 +132,7 @@ def tokenise(
             f"pooling is hierarchical, but {type(tokenizer).__name__} does not say where in a text "
             "a token stands; allowed are PLMs with a fast tokenizer, or pooling=attention"
         )
-    features = {
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "length": datasets.Value("int32"),
-        "truncated": datasets.Value("bool"),
-    }
+    features: dict[str, Any] = {}
     if rules.types:
         features["token_type_ids"] = datasets.List(datasets.Value("int8"))
     if rules.chunked or (asking is not None and asking.has_targets):
@@ -150,10 +146,35 @@ def tokenise(
         texts = [batch[column] for column in task.text_columns]
         return (_encode_chunks if rules.chunked else _encode)(texts, tokenizer, max_length, rules)
 
-    kept = [column for column in (LABEL, GROUPS) if column in rows.column_names]
-    features |= {column: rows.features[column] for column in kept}
+    return as_split(tokens_by(encode, rows, features, (LABEL, GROUPS), file), name)
+
+
+def tokens_by(
+    encode: Callable[[dict[str, list[Any]]], dict[str, list[Any]]],
+    rows: datasets.Dataset,
+    further: Mapping[str, Any],
+    stays: Sequence[str],
+    file: Path | None,
+) -> datasets.Dataset:
+    """Return rows of token ids, made batch by batch.
+
+    Args:
+        encode: makes `input_ids`, `length`, `truncated` and further columns of a batch.
+        rows: rows of text.
+        further: types of the further columns.
+        stays: columns that stay, where rows have them.
+        file: Arrow file to write and memory-map; None: the rows stay in memory.
+    """
+    kept = [column for column in stays if column in rows.column_names]
+    features = {
+        "input_ids": datasets.List(datasets.Value("int32")),
+        "length": datasets.Value("int32"),
+        "truncated": datasets.Value("bool"),
+        **further,
+        **{column: rows.features[column] for column in kept},
+    }
     with quiet_datasets():
-        encoded = rows.map(
+        return rows.map(
             encode,
             batched=True,
             remove_columns=[column for column in rows.column_names if column not in kept],
@@ -162,7 +183,6 @@ def tokenise(
             keep_in_memory=file is None,
             new_fingerprint="tokenised",  # datasets would pickle the tokenizer to make one
         )
-    return as_split(encoded, name)
 
 
 def as_split(rows: datasets.Dataset, name: str, numbers: np.ndarray | None = None) -> Split:

@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
-from tinyattn.data.files import quiet_datasets
 from tinyattn.data.rows import GROUP, check_columns, text_column
-from tinyattn.data.tokenise import as_split, plain_ids
+from tinyattn.data.tokenise import as_split, plain_ids, tokens_by
 from tinyattn.data.tokens import GROUPS, REFERENCES, Split, end_id
 from tinyattn.errors import ConfigError, TaskError
 from tinyattn.tasks.sequences import Template
@@ -165,34 +164,20 @@ def tokenise_generation(
     room = max_length - target_length
     if room < LEAST_SOURCE or target_length < 2:
         raise ConfigError(
-            f"max_length {max_length} and targets of {target_length} tokens came; needed are 2 "
-            f"tokens for a target and its end, and {LEAST_SOURCE} more for a source"
+            f"target_length {target_length} leaves {max(0, room)} of max_length {max_length} for "
+            f"the source, needed are {LEAST_SOURCE}, and 2 for a target and its end; set "
+            f"max_length={max(2, target_length) + LEAST_SOURCE} or more, or a smaller target_length"
         )
     end = end_id(tokenizer)
     uncut = _content(plain_ids([f"a{ending}"], tokenizer)[0], end) if ending else []
-    features = {
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "length": datasets.Value("int32"),
-        "truncated": datasets.Value("bool"),
-        "targets": datasets.Value("int32"),
-    }
-    kept = [column for column in (REFERENCES, GROUPS) if column in rows.column_names]
-    features |= {column: rows.features[column] for column in kept}
+    has_targets = REFERENCES in rows.column_names
 
     def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        targets = [own[0] for own in batch[REFERENCES]] if REFERENCES in kept else None
+        targets = [own[0] for own in batch[REFERENCES]] if has_targets else None
         return encode_pairs(batch[SOURCE], targets, tokenizer, room, uncut)
 
-    with quiet_datasets():
-        encoded = rows.map(
-            encode,
-            batched=True,
-            remove_columns=[column for column in rows.column_names if column not in kept],
-            features=datasets.Features(features),
-            cache_file_name=str(file) if file else None,
-            keep_in_memory=file is None,
-            new_fingerprint="tokenised",  # datasets would pickle the tokenizer to make one
-        )
+    further = {"targets": datasets.Value("int32")}
+    encoded = tokens_by(encode, rows, further, (REFERENCES, GROUPS), file)
     _check_targets(encoded, rows, target_length, name)
     return as_split(encoded, name)
 

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from tinyattn.data.files import quiet_datasets
 from tinyattn.data.rows import GROUP, check_columns
-from tinyattn.data.tokenise import as_split
+from tinyattn.data.tokenise import as_split, tokens_by
 from tinyattn.data.tokens import GROUPS, TAGS, Split, pad_id
 from tinyattn.errors import PlmError, TaskError, did_you_mean
 
@@ -160,16 +159,9 @@ def tokenise_words(
             f"words have labels, but {type(tokenizer).__name__} does not say where in a text a "
             "token stands; allowed are PLMs with a fast tokenizer"
         )
-    kept = [column for column in (TAGS, GROUPS) if column in rows.column_names]
-    features = {
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "length": datasets.Value("int32"),
-        "truncated": datasets.Value("bool"),
-        "words": datasets.List(datasets.Value("int32")),
-    }
+    further = {"words": datasets.List(datasets.Value("int32"))}
     if types:
-        features["token_type_ids"] = datasets.List(datasets.Value("int8"))
-    features |= {column: rows.features[column] for column in kept}
+        further["token_type_ids"] = datasets.List(datasets.Value("int8"))
 
     def encode(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
         found = encode_words(batch[WORDS], tokenizer, max_length)
@@ -177,17 +169,7 @@ def tokenise_words(
             found["token_type_ids"] = [[0] * length for length in found["length"]]
         return found
 
-    with quiet_datasets():
-        encoded = rows.map(
-            encode,
-            batched=True,
-            remove_columns=[column for column in rows.column_names if column not in kept],
-            features=datasets.Features(features),
-            cache_file_name=str(file) if file else None,
-            keep_in_memory=file is None,
-            new_fingerprint="tokenised",  # datasets would pickle the tokenizer to make one
-        )
-    return as_split(encoded, name)
+    return as_split(tokens_by(encode, rows, further, (TAGS, GROUPS), file), name)
 
 
 def encode_words(
