@@ -189,6 +189,16 @@ def workspace_of(places: Places) -> Workspace:
     return workspace
 
 
+def refuse_pet(workspace: Workspace, name: str) -> None:
+    """Raise UsageError for a PET that no process works on: its members are a part of it alone."""
+    go_on = workspace.goes_on_by(name)
+    if go_on.startswith("pet ") and not workspace.is_held(name):
+        raise UsageError(
+            f"'{name}' is a PET; `tinyattn {go_on}` goes on with it where it has not come to its "
+            f"end, and `tinyattn promote {name}` takes its best classifier"
+        )
+
+
 def capacity_of(on: Path | None) -> Capacity | None:
     """Return a cluster's resources for trials, by its file; None: this machine."""
     cluster = cluster_of(on)

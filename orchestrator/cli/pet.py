@@ -66,7 +66,8 @@ def pet(
     """Train members by every pattern on few rows, let them label others, train a classifier.
 
     The same command goes on where it was interrupted; with more --generations it goes further.
-    Overrides are for all trials, those of `final.` for the classifier: epochs=10 final.epochs=1
+    Overrides set members and classifier, but epochs, batch_size and max_train_rows the members
+    alone; those that begin with final. set the classifier alone: epochs=10 final.epochs=1
     """
     chosen = parse_overrides(overrides)
 
@@ -91,4 +92,5 @@ def pet(
     with ray_of(places.on):
         found = run_pet(prepared, workspace, echo, go_on)
     Console(width=None if sys.stdout.isatty() else 120).print(render(found))
-    echo(f"next: {next_command(f'tinyattn promote {name}')}")
+    if plan.sweep.train.protocol == "heldout":  # else no rows are left that could judge
+        echo(f"next: {next_command(f'tinyattn promote {name}')}")

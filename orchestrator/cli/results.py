@@ -19,6 +19,7 @@ from orchestrator.cli.common import (
     place_options,
     placed,
     ray_of,
+    refuse_pet,
     show_leaderboard,
     show_pages,
     workspace_of,
@@ -107,6 +108,7 @@ def finalize(name: str, overrides: tuple[str, ...], places: Places) -> None:
         _finalize_suite(name, sweeps, workspace, chosen, typed, places)
         return
 
+    refuse_pet(workspace, name)
     with imports_uncollected():
         from orchestrator.selection.finalizer import finalize as run_finalizer
         from orchestrator.sweep import sweep_as_it_ran

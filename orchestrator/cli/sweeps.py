@@ -21,6 +21,7 @@ from orchestrator.cli.common import (
     place_options,
     placed,
     ray_of,
+    refuse_pet,
     show_leaderboard,
     show_pages,
     workspace_of,
@@ -365,6 +366,7 @@ def _go_on(
         _say_suite_done(workspace, name, result)
         return
     _refuse_without(name, without)
+    refuse_pet(workspace, name)
     definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
     with ray_of(places.on):
         resume_sweep(definition, workspace, echo)

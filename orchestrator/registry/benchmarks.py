@@ -104,8 +104,8 @@ def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache)
     own: dict[str, Any] = {
         "token_version": card.task.token_version,
         "max_length": card.task.max_length,
-        # Which decides whether rows are cut into chunks; of texts and words nothing is pooled.
-        "pooling": card.pooling if generation is None and not card.task.tagging else None,
+        # Which decides whether rows are cut into chunks; of prompts, texts and words none is.
+        "pooling": None if card.verbalizer is not None or card.task.tagging else card.pooling,
         "adapter": card.adapter,  # whose prompt takes positions from rows
         "pattern": CLASSIFIER if card.task.pattern is None else card.task.pattern.name,
         "start": None,

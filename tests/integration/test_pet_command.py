@@ -80,6 +80,10 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
     again = call("pet", *words)
     assert again.exit_code == 0, again.output
     assert contents(folder) == before, "nothing is trained or labelled twice"
+    for verb in (("sweep", "resume"), ("finalize",)):
+        led_away = call(*verb, "pet-task", "--runs", str(runs))
+        assert led_away.exit_code == 2
+        assert "'pet-task' is a PET; `tinyattn pet " in led_away.stderr
     other = call("pet", *words, "batch_size=2")
     assert other.exit_code == 2
     assert "a sweep is called 'pet-task', with other settings (batch_size)" in other.stderr

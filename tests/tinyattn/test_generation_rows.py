@@ -243,7 +243,7 @@ def test_a_target_is_never_cut() -> None:
 def test_there_is_room_for_source_and_target(length: int, target: int) -> None:
     rows = rows_of(**{SOURCE: ["a"]})
     assert len(made(rows, max_length=10, target_length=2)) == 1
-    with pytest.raises(ConfigError, match=rf"max_length {length} and targets of {target} tokens"):
+    with pytest.raises(ConfigError, match=rf"target_length {target} leaves .* {length} for"):
         made(rows, max_length=length, target_length=target)
 
 

@@ -297,11 +297,6 @@ def form_of(
     pattern = task.pattern(request.asked_by)
     if pattern is None:
         return TextForm(task, tokenizer, request.max_length, rules)
-    if request.chunked:
-        raise TaskError(
-            f"task '{task.name}': pooling hierarchical came with pattern '{pattern.name}', "
-            "whose words the PLM's own head scores; leave pooling out, or set pattern=none"
-        )
     asking = asking_of(task, pattern, tokenizer, request.max_length, rules.types, causal)
     draw = None
     if request.examples:

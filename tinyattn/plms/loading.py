@@ -341,7 +341,10 @@ def empty_plm(name: str) -> PreTrainedModel:
     return found
 
 
-_NO_HEAD = "use a PLM with one, as roberta-large, or a method that needs none"
+_NO_HEAD = (
+    "use a PLM with one, as roberta-large, or what needs none: another method than WARP, and "
+    "pattern=none for a task with patterns"
+)
 
 
 def mlm_head_of(plm: PreTrainedModel, memo: PlmMemo) -> MlmHead:

@@ -160,10 +160,16 @@ class ModelCache:
                 f"max_length is {config.max_length}, but {config.plm} takes at most {most} "
                 f"tokens{behind}; set max_length={most} or less"
             )
-        if config.zero_stage == 3 and task.pattern(config.asked_by) is not None:
+        pattern = task.pattern(config.asked_by)
+        if config.zero_stage == 3 and pattern is not None:
             raise ConfigError(
                 "zero_stage 3 splits the PLM, whose own head answers a pattern whole; allowed are "
                 "0, 1 and 2, or pattern=none"
+            )
+        if pattern is not None and config.pooling is not None:
+            raise ConfigError(
+                f"pooling {config.pooling} came with pattern '{pattern.name}', whose words the "
+                "PLM's own head scores; leave pooling out, or set pattern=none"
             )
         key = (config.task, config.plm, config.target_length, DataRequest.of(config))
 

@@ -103,6 +103,8 @@ class Trainer:
             except BaseException:
                 self._leave()
                 raise
+        if self.engine is None:  # all evaluations would say the same
+            self.evaluation_steps = self.evaluation_steps[-1:]
         self.step = 0
         self.seconds = 0.0
         self.last: Evaluation | None = None
@@ -131,10 +133,7 @@ class Trainer:
         spared = self.adapter.biases_and_norms()
         self.engine: Any | None = None
         """None: nothing is trained, as where the PLM's own head answers and no layer has an
-        adapter. All evaluations then say the same, and are computed once."""
-        self._measured: dict[Rows, tuple[np.ndarray, np.ndarray]] = {}
-        """What `outputs` returned, where nothing is trained."""
-        self._mean_loss: float | None = None
+        adapter. There is one evaluation then."""
         if any(parameter.requires_grad for parameter in own.parameters()):
             self.engine = build_engine(own, config, self.total_steps, self.ranks, spared)
         else:
@@ -240,14 +239,12 @@ class Trainer:
 
     def _untrained_loss(self) -> float:
         """Return the mean loss of the training rows, where nothing is trained."""
-        if self._mean_loss is None:
-            rows = self.train_rows
-            with self.executor.alone():
-                outputs, labels = outputs_of(self.model, self.name, rows, self.device, self.ranks)
-            own = None if self.task.generation else torch.tensor(labels)
-            total = float(row_losses(torch.tensor(outputs), own).sum())
-            self._mean_loss = total / self._loss_terms(np.arange(len(rows)))
-        return self._mean_loss
+        rows = self.train_rows
+        with self.executor.alone():
+            outputs, labels = outputs_of(self.model, self.name, rows, self.device, self.ranks)
+        own = None if self.task.generation else torch.tensor(labels)
+        total = float(row_losses(torch.tensor(outputs), own).sum())
+        return total / self._loss_terms(np.arange(len(rows)))
 
     def _take_steps(self, until: int) -> tuple[float, float, float]:
         assert self.engine is not None
@@ -417,12 +414,10 @@ class Trainer:
 
     def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Run the adapter over a labelled split; return what `compute_metrics` takes."""
-        if split in self._measured:
-            return self._measured[split]
         rows = self.model_cache.batches_of(split, self.plm)
         with self.executor.alone():
             prefix = self._prefix_of(rows)
-            found = scored_outputs(
+            return scored_outputs(
                 self.model,
                 self.name,
                 rows,
@@ -432,9 +427,6 @@ class Trainer:
                 self.ranks,
                 prefix,
             )
-        if self.engine is None:
-            self._measured[split] = found
-        return found
 
     def _prefix_of(self, rows: Batches) -> CachedPrefix | None:
         """Return the cached inputs of this trial's first adapted layer, if they can be cached."""
