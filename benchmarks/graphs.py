@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.steps import Bench, TakeSteps, Way
 from tinyattn.batching.batches import Batches
-from tinyattn.training.trainer import row_losses
+from tinyattn.training.losses import row_losses
 
 BUCKET = 32
 """A batch's length is a multiple of this number of tokens."""

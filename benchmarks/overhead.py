@@ -27,8 +27,8 @@ from orchestrator.tracking.provenance import commit
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TrainConfig
 from tinyattn.training.engine import build_engine
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import row_losses
 
 BATCH = 16
 LENGTHS = (32, 128)

@@ -32,9 +32,10 @@ from tinyattn.passes.prefix_cache import PrefixCache
 from tinyattn.plms import packed_attention
 from tinyattn.plms.families import family_of, layer_calls
 from tinyattn.plms.transformers_compat import attention_named
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import CPU_TOKENS, ModelCache
 from tinyattn.training.probe import side_by_side
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer
 
 PADDED = 128
 GPU = torch.cuda.is_available()

@@ -32,8 +32,6 @@ if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.reproduction.tables import Need, Table
     from orchestrator.state.workspace import Workspace
 
-ALL = "all"
-
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="TABLE... [KEY=VALUE]...")
@@ -123,7 +121,7 @@ def _plan(
     from orchestrator.reproduction.methods import METHODS
     from orchestrator.reproduction.plan import costs_of, plan_lines
     from orchestrator.reproduction.run import without
-    from orchestrator.reproduction.tables import TASKS
+    from orchestrator.reproduction.tables import ALL, TASKS
 
     settings, capacity, cores = whole.settings, capacity_of(places.on), Cores()
     absent, costs = lacking(whole.needs, settings, workspace), costs_of(whole)

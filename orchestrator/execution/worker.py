@@ -40,7 +40,8 @@ from tinyattn.passes.threads import StepThread
 from tinyattn.plugins import load_all
 from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache, give_back_memory
-from tinyattn.training.trainer import Trainer, out_of_memory_is_an_error
+from tinyattn.training.out_of_memory import out_of_memory_is_an_error
+from tinyattn.training.trainer import Trainer
 
 
 class Worker:

@@ -30,9 +30,10 @@ from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import inputs_of, logits_of
 from tinyattn.passes.prefix_cache import PrefixCache
 from tinyattn.plms import packed_attention
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import give_back_memory
 from tinyattn.training.probe import side_by_side
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 

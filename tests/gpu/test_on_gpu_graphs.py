@@ -13,7 +13,8 @@ from benchmarks.shapes import ShapedWorkshop, drawn_tokens
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import epoch_order
 from tinyattn.config import TrainConfig
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.losses import row_losses
+from tinyattn.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from orchestrator.registry.benchmarks import fingerprint_of, heldout_for, object
 from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, TaskCard
 from tinyattn.config import TrainConfig
 from tinyattn.tasks import find_task
+from tinyattn.training.cards import task_card
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import task_card
 
 TASK = """
     name: pairs

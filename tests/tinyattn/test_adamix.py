@@ -29,8 +29,9 @@ from tinyattn.methods.adamix import AdaMix, disagreement
 from tinyattn.methods.bottleneck import Bottleneck
 from tinyattn.plms.loading import empty_plm
 from tinyattn.predict import Predictor
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer
 
 ROWS = [[5, 6, 7, 8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18]]
 

@@ -28,8 +28,9 @@ from tinyattn.passes.generation import generated
 from tinyattn.passes.ranks import Ranks, use_interface_of
 from tinyattn.predict import MixedPredictor, load_predictor
 from tinyattn.tasks import compute_metrics, find_task
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer
 
 KINDS = ("gpt2", "llama", "opt", "gemma2")
 ADAPTER = {"num_heads": 2, "head_dim": 2, "norm": "plain", "dropout": 0}
@@ -464,7 +465,7 @@ def test_a_task_that_cannot_be_is_refused_as_it_is_read(
         ),
         ({"pooling": "mean"}, "pooling mean came, but task .* has texts for answers"),
         ({"pattern": "x"}, "pattern x came"),
-        ({"max_length": 12}, "max_length 12 and targets of 8 tokens came"),
+        ({"max_length": 12}, "target_length 8 leaves 4 of max_length 12 for the source"),
         ({"target_length": 3}, "targets have more than 3 tokens.*allow 5 tokens"),
     ],
 )

@@ -37,7 +37,8 @@ from tinyattn.passes.prefix_cache import outputs_below
 from tinyattn.plms.families import layer_calls
 from tinyattn.plms.loading import load_plm
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import Trainer, out_of_memory_is_an_error
+from tinyattn.training.out_of_memory import out_of_memory_is_an_error
+from tinyattn.training.trainer import Trainer
 
 METHODS: dict[str, dict[str, Any]] = {
     "tiny": {"num_heads": 2, "dropout": 0.3},

@@ -23,8 +23,9 @@ from tinyattn.passes.executor import TrainingPass, run_together
 from tinyattn.passes.forward import inputs_of
 from tinyattn.predict import MixedPredictor, load_predictor
 from tinyattn.tasks import find_task
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer
 
 TEXT = (
     "a the dog cat runs sleeps it was good bad great terrible yes no maybe true false . , ? is not"

@@ -16,8 +16,9 @@ from test_prompting import ROWS, save_plm, untrained, write_task
 from tinyattn.config import TrainConfig
 from tinyattn.data.labels import label_rows
 from tinyattn.errors import ConfigError, TaskError
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer
 
 
 def test_the_loss_is_the_divergence_at_the_temperature_2() -> None:

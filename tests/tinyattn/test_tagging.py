@@ -22,8 +22,9 @@ from tinyattn.errors import ConfigError, TaskError
 from tinyattn.passes.forward import inputs_of, logits_of, outputs_of
 from tinyattn.predict import MixedPredictor, load_predictor
 from tinyattn.tasks import find_task
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC"]
 NAMES = {"ann": "PER", "bob": "PER", "rome": "LOC", "oslo": "LOC"}

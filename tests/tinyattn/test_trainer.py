@@ -25,8 +25,9 @@ from tinyattn.errors import ConfigError, DamagedError, DivergedError, OutOfMemor
 from tinyattn.files.object_store import Objects, files_in
 from tinyattn.passes import forward
 from tinyattn.training.evaluation import Evaluation, evaluation_steps
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import Trainer, row_losses
+from tinyattn.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 BASE = TrainConfig(

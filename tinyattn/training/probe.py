@@ -15,7 +15,8 @@ import torch
 from tinyattn.config import TrainConfig
 from tinyattn.errors import OutOfMemoryError
 from tinyattn.training.model_cache import ModelCache
-from tinyattn.training.trainer import Trainer, out_of_memory_is_an_error
+from tinyattn.training.out_of_memory import out_of_memory_is_an_error
+from tinyattn.training.trainer import Trainer
 
 WORTH = 0.95
 """More trials share a process only if a step then takes at most this fraction of the time."""

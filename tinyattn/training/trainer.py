@@ -21,15 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinyattn.adapters.adapter import Adapter
 from tinyattn.adapters.checkpoint import (
     AdapterCard,
-    GenerationCard,
-    PatternCard,
-    TaskCard,
     read_card,
     read_state,
     write_state,
@@ -38,11 +34,9 @@ from tinyattn.adapters.experts import perturb
 from tinyattn.adapters.folder import check_plm, load_weights, read_adapter_for
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import Batches, epoch_order, ranges
-from tinyattn.compat.torch_compat import is_out_of_memory
 from tinyattn.config import AttentionConfig, TrainConfig, VariantConfig, unnamed
-from tinyattn.data.labels import TEMPERATURE
-from tinyattn.data.tokens import Rows, TaskData
-from tinyattn.errors import ConfigError, DivergedError, OutOfMemoryError
+from tinyattn.data.tokens import Rows
+from tinyattn.errors import ConfigError, DivergedError
 from tinyattn.files.object_store import fetched
 from tinyattn.methods.adamix import disagreement
 from tinyattn.passes.executor import TrainingPass
@@ -52,6 +46,7 @@ from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.segments import segments_of
 from tinyattn.tasks import Task, compute_metrics, noise_of
+from tinyattn.training.cards import task_card
 from tinyattn.training.engine import (
     build_engine,
     join_ranks,
@@ -60,7 +55,9 @@ from tinyattn.training.engine import (
     warmup_steps,
 )
 from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_metrics
+from tinyattn.training.losses import row_losses
 from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.out_of_memory import out_of_memory_is_an_error
 
 _LOOKED_AT = 64
 """Rows that are looked at for a second text."""
@@ -594,83 +591,3 @@ def _mathematics(config: TrainConfig) -> str:
     """Return the part of a config that a saved state must match: all but what saves memory."""
     savers = {"micro_batch_size", "gradient_checkpointing"}
     return config.model_dump_json(exclude={*savers, *unnamed(config)})
-
-
-def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
-    """Return the loss of each row, [B]: squared error if labels are floats, else cross-entropy.
-
-    Of soft labels it is the Kullback-Leibler divergence from them, at their temperature and with
-    its square as a factor (Hinton et al., 2015).
-
-    Args:
-        outputs: logits [B, num_outputs], of rows or of words.
-        labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels; None:
-            `outputs` are log-probabilities of texts, whose negative is the cross-entropy summed
-            over their tokens.
-    """
-    if labels is None:
-        return -outputs.squeeze(-1)
-    if labels.ndim == 2:
-        logs = F.log_softmax(outputs / TEMPERATURE, dim=1)
-        return F.kl_div(logs, labels, reduction="none").sum(dim=1) * TEMPERATURE**2
-    if labels.is_floating_point():
-        return F.mse_loss(outputs.squeeze(-1), labels, reduction="none")
-    return F.cross_entropy(outputs, labels, reduction="none")
-
-
-def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
-    """Return the card by which an adapter folder describes its task."""
-    task, own = data.task, data.task.generation
-    return TaskCard(
-        name=task.name,
-        text_columns=task.text_columns,
-        labels=task.labels,
-        score_range=task.score_range,
-        metrics=task.metrics,
-        label_column=task.label_column,
-        max_length=config.max_length,
-        carve_version=config.carve_version,
-        token_version=config.token_version,
-        separator=data.separator,
-        pattern=None if data.pattern is None else PatternCard(**asdict(data.pattern)),
-        examples=data.examples,
-        generation=None
-        if own is None
-        else GenerationCard(template=own.template.text, length=own.length, beams=own.beams),
-        tagging=task.tagging,
-    )
-
-
-@contextlib.contextmanager
-def out_of_memory_is_an_error(config: TrainConfig, least: int = 1) -> Iterator[None]:
-    """Turn out-of-memory errors of torch and other libraries in the block into OutOfMemoryError.
-
-    Args:
-        config: the trial's.
-        least: rows of its smallest possible pass, see `Trainer.least_rows`.
-
-    Raises:
-        OutOfMemoryError: memory ran out; its cause is the library's error.
-    """
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        micro = config.micro_batch_size or config.batch_size
-        rows = "chunks" if config.chunked else "rows"
-        raise OutOfMemoryError(
-            f"out of memory with micro-batches of {max(micro, least)} {rows} of up to "
-            f"{config.max_length} tokens; {_less_memory(config, micro, least)}"
-        ) from error
-
-
-def _less_memory(config: TrainConfig, micro: int, least: int) -> str:
-    """Return what a user may do about a pass that does not fit."""
-    same = [f"micro_batch_size={micro // 2}"] if micro > least else []
-    if config.could_checkpoint:
-        same.append("gradient_checkpointing=true")
-    ways = [f"{' or '.join(same)} (the same mathematics)"] if same else []
-    if micro <= least:
-        ways.append("a smaller max_length, or use a smaller PLM")
-    return f"set {' or '.join(ways)}"

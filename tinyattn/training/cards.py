@@ -1,0 +1,32 @@
+"""The card by which an adapter folder describes the task that it was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from tinyattn.adapters.checkpoint import GenerationCard, PatternCard, TaskCard
+from tinyattn.config import TrainConfig
+from tinyattn.data.tokens import TaskData
+
+
+def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
+    """Return the card by which an adapter folder describes its task."""
+    task, own = data.task, data.task.generation
+    return TaskCard(
+        name=task.name,
+        text_columns=task.text_columns,
+        labels=task.labels,
+        score_range=task.score_range,
+        metrics=task.metrics,
+        label_column=task.label_column,
+        max_length=config.max_length,
+        carve_version=config.carve_version,
+        token_version=config.token_version,
+        separator=data.separator,
+        pattern=None if data.pattern is None else PatternCard(**asdict(data.pattern)),
+        examples=data.examples,
+        generation=None
+        if own is None
+        else GenerationCard(template=own.template.text, length=own.length, beams=own.beams),
+        tagging=task.tagging,
+    )
