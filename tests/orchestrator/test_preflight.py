@@ -652,7 +652,7 @@ def test_the_plan_has_the_remarks(tiny: str, tmp_path: Path) -> None:
             {"space": {"adapter.method": {"type": "choice", "values": ["tiny", "adamix"]}}},
             "method adamix came, which compares the classes",
         ),
-        ({"space": {"max_length": {"type": "int", "low": 12, "high": 24}}}, "max_length 12 and"),
+        ({"space": {"max_length": {"type": "int", "low": 12, "high": 24}}}, "leaves 4 of max_length 12"),
         ({"train": {"target_length": 3}}, "targets have more than 3 tokens"),
         ({"train": {"plm": "minilm"}}, "PLMs of the family bert, as minilm, have no causal-LM"),
         ({"train": {"zero_stage": 3}, "resources": {"ranks": 2}}, "zero_stage 3 splits the PLM"),
