@@ -312,17 +312,20 @@ def suffer(fault: Callable[[Any, random.Random], int], sweep: Sweep, seed: int) 
 
 
 def show(name: str, tolls: Iterator[Toll]) -> None:
-    """Print a row of the table, and to standard error each sweep's cost.
+    """Print a row of the table, and to standard error each sweep's cost as the sweep ends.
 
     Raises:
         SystemExit: the fault struck nothing, so that its row would say nothing.
     """
-    found = sum(tolls, Toll())
+    found, begin = Toll(), time.monotonic()
+    for number, toll in enumerate(tolls, 1):
+        print(f"sweep {number}: {time.monotonic() - begin:.0f} s", toll.row(name), file=sys.stderr)
+        for words in toll.words:
+            print("   ", words, file=sys.stderr)
+        found += toll
     print(found.row(name), flush=True)
     if not found.times:
         sys.exit(f"'{name}' struck nothing: is what it kills called otherwise now?")
-    for words in found.words:
-        print("   ", words, file=sys.stderr)
 
 
 def main() -> None:
