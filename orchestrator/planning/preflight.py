@@ -81,8 +81,10 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
             "train_file",
         ),
     )
+    asked: dict[str, None] = {}
     for config in sorted(sized, key=lambda one: (one.max_length, one.chunked)):
         data = model_cache.data(config)
+        asked |= dict.fromkeys(_asked(data, config))
         if data.verbalizer is not None:
             plm.lm_head  # noqa: B018 - loads it, or says that the PLM has none
     for config in extremes(sweep, ("adapter.method", "adapter.tuner")):
@@ -116,7 +118,21 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         trial_pflop=cost.trial_pflop,
         selects_from=_selects_from(sweep, data),
         label_rows=label_rows(data.task, fewest),
+        patterns=tuple(asked),
     )
+
+
+def _asked(data: TaskData, config: TrainConfig) -> Iterator[str]:
+    """Yield the pattern that rows are asked by, with its words, of which a PLM may need tokens."""
+    pattern = data.task.pattern(config.asked_by)
+    if pattern is None or data.verbalizer is None:
+        return
+    words = []
+    for label, ids in zip(data.task.labels or (), data.verbalizer.words, strict=True):
+        sizes = [f" ({len(own)} tokens)" if len(own) > 1 else "" for own in ids]
+        named = [word + size for word, size in zip(pattern.words[label], sizes, strict=True)]
+        words.append(f"{label}: {' or '.join(named)}")
+    yield f"{pattern.name}: {' | '.join(pattern.texts)}; {', '.join(words)}"
 
 
 def run_tags(facts: Facts) -> dict[str, str]:

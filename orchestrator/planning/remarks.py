@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.planning.preflight import fewest_steps, values_of
 from orchestrator.spec.config import Sweep
+from orchestrator.spec.trial import ALONE, has_no_classifier
 from tinyattn.config import AdapterConfig
 from tinyattn.training.engine import warmup_steps
 
@@ -29,6 +30,7 @@ def remarks(sweep: Sweep, fewest_rows: int, absent_labels: Sequence[str] = ()) -
     steps = fewest_steps(sweep, fewest_rows)
     return [
         *_absent(absent_labels),
+        *_untrained(sweep),
         *_heads(sweep),
         *_rounded(sweep, steps),
         *_rare(sweep, steps),
@@ -41,6 +43,16 @@ def _absent(labels: Sequence[str]) -> Iterator[str]:
     if labels:
         names = ", ".join(map(repr, labels[:_SHOWN])) + (" and others" * (len(labels) > _SHOWN))
         yield f"no training row has the label {names}: no trial learns to predict it"
+
+
+def _untrained(sweep: Sweep) -> Iterator[str]:
+    """Remark on trials of the PLM untrained, which all give the same scores."""
+    is_alone = all(values_of(sweep, key) == [value] for key, value in ALONE.items())
+    if is_alone and has_no_classifier(sweep.train) and sweep.search.trials > 1:
+        yield (
+            f"nothing is trained: each of the {sweep.search.trials} trials is the PLM untrained, "
+            "evaluated once; set search.trials=1"
+        )
 
 
 def _heads(sweep: Sweep) -> Iterator[str]:

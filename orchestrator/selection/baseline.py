@@ -19,7 +19,7 @@ from pathlib import Path
 
 from orchestrator.driver.closing import closed_in_any_case
 from orchestrator.spec.outcome import Outcome
-from orchestrator.spec.trial import ALONE, is_alone
+from orchestrator.spec.trial import ALONE, has_no_classifier, is_alone
 from orchestrator.spec.values import Point, Value
 from orchestrator.state.ranking import BASELINE, candidates, standing_of_run
 from orchestrator.state.workspace import Workspace
@@ -29,7 +29,6 @@ from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import AttentionConfig, TrainConfig
 from tinyattn.errors import DivergedError
-from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
 
 RATES = (0.3, 1, 3, 10)
@@ -38,15 +37,6 @@ ones are better: on three of four tasks with MiniLM the best was 10 to 100 times
 needs no backward pass through the PLM, so four such trials cost about one of an adapter."""
 _INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "truncated_rows")
 """Tags of the trial that hold for the baseline too, which has the same rows and PLM."""
-
-
-def has_no_classifier(config: TrainConfig) -> bool:
-    """Whether the PLM's own head answers a trial's rows, so that without an adapter nothing trains.
-
-    It does so where a pattern asks them, or texts are generated.
-    """
-    task = find_task(config.task)
-    return task.generation is not None or task.pattern(config.asked_by) is not None
 
 
 def alone_settings(params: Point, config: TrainConfig) -> list[dict[str, Value]]:

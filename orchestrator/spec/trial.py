@@ -10,6 +10,8 @@ from typing import TypeVar
 from orchestrator.spec.outcome import Outcome, is_by_user
 from orchestrator.spec.result import NOTHING, Result
 from orchestrator.spec.values import Point
+from tinyattn.config import TrainConfig
+from tinyattn.tasks import find_task
 
 T = TypeVar("T")
 
@@ -27,6 +29,15 @@ def alone_words(adapter_params: int | None, classifier_params: int | None) -> st
     """Return what a trial without an adapter is called, by its trainable parameters; None where
     they are not known."""
     return "PLM untrained" if adapter_params == classifier_params == 0 else "classifier alone"
+
+
+def has_no_classifier(config: TrainConfig) -> bool:
+    """Whether the PLM's own head answers a trial's rows, so that without an adapter nothing trains.
+
+    It does so where a pattern asks them, or texts are generated.
+    """
+    task = find_task(config.task)
+    return task.generation is not None or task.pattern(config.asked_by) is not None
 
 
 @dataclass

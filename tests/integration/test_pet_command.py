@@ -8,38 +8,31 @@ from pathlib import Path
 
 import pytest
 from live import call, start, wait_for
+from prompt_files import WORDS, write_prompt_task
 from sweep_truth import final_untruths, untruths
 from tiny_plm import save_tiny_plm
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.rare]
 
-WORDS = {"y": ["cat", "dog", "bird"], "n": ["stone", "chair", "lamp"]}
+THINGS = {"y": ["cat", "dog", "bird"], "n": ["stone", "chair", "lamp"]}
+PATTERNS = [
+    {"name": "ask", "text": "{text}: does it live? [MASK].", "words": WORDS},
+    {"name": "two", "text": ["{text}", "[MASK], it lives."], "words": WORDS},
+]
 
 
 def write_task(folder: Path) -> str:
     """Living things or not, 12 rows to train on, and 60 of which the label is not told."""
-    for split, count in {"train": 12, "select": 12, "validation": 24, "unlabeled": 60}.items():
-        rows = [
-            {"text": f"{split} {n}, a {WORDS['yn'[n % 2]][n % 3]}", "label": "yn"[n % 2]}
+    counts = {"train": 12, "select": 12, "validation": 24, "unlabeled": 60}
+    rows = {
+        split: [
+            {"text": f"{split} {n}, a {THINGS['yn'[n % 2]][n % 3]}", "label": "yn"[n % 2]}
             for n in range(count)
         ]
-        if split == "unlabeled":
-            rows = [{"text": row["text"]} for row in rows]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    answers = {"y": "yes", "n": "no"}
-    task = {
-        "name": "alive",
-        "folder": ".",
-        "text_columns": ["text"],
-        "labels": ["y", "n"],
-        "splits": {"select": "select"},
-        "patterns": [
-            {"name": "ask", "text": "{text}: does it live? [MASK].", "words": answers},
-            {"name": "two", "text": ["{text}", "[MASK], it lives."], "words": answers},
-        ],
+        for split, count in counts.items()
     }
-    (folder / "task.yaml").write_text(json.dumps(task))
-    return str(folder / "task.yaml")
+    rows["unlabeled"] = [{"text": row["text"]} for row in rows["unlabeled"]]
+    return write_prompt_task(folder, rows, PATTERNS)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from pathlib import Path
 
 import pytest
 from mlflow_sweeps import Sweeps
+from prompt_files import write_prompt_task
 from tiny_plm import save_tiny_plm
 
 from orchestrator.driver.closing import InterruptedSweepError
@@ -130,21 +130,9 @@ def test_promote_trains_the_rates_that_are_missing_and_no_others(
 
 def test_of_a_prompted_trial_it_is_the_plm_untrained_once(sweeps: Sweeps, tmp_path: Path) -> None:
     plm = str(save_tiny_plm(tmp_path / "tiny", masked=True))
-    rows = "".join(json.dumps({"text": f"row {n}", "label": "yn"[n % 2]}) + "\n" for n in range(8))
-    for split in ("train", "select", "validation"):
-        (tmp_path / f"{split}.jsonl").write_text(rows)
-    task = {
-        "name": "asked",
-        "folder": ".",
-        "text_columns": ["text"],
-        "labels": ["y", "n"],
-        "splits": {"select": "select"},
-        "patterns": [{"text": "{text} [MASK]", "words": {"y": "yes", "n": "no"}}],
-    }
-    (tmp_path / "task.yaml").write_text(json.dumps(task))
-    config = TrainConfig(
-        task=str(tmp_path / "task.yaml"), plm=plm, max_length=32, epochs=1, batch_size=8
-    )
+    rows = [{"text": f"row {n}", "label": "yn"[n % 2]} for n in range(8)]
+    task = write_prompt_task(tmp_path, dict.fromkeys(("train", "select", "validation"), rows))
+    config = TrainConfig(task=task, plm=plm, max_length=32, epochs=1, batch_size=8)
     sweeps.start("first", task="asked", plm=plm)
     runs, said = sweeps.runs, list[str]()
     with contextlib.closing(Trainer(config, ModelCache())) as trainer:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from prompt_files import write_prompt_task
 
 from orchestrator.pet.ensemble import (
     drawn_others,
@@ -107,19 +108,14 @@ def test_what_cannot_be_planned_is_refused(
 
 
 def own_task(folder: Path) -> str:
-    for split, count in {"train": 4, "select": 2, "validation": 3}.items():
-        rows = [{"text": f"{split} {n}", "label": "yn"[n % 2]} for n in range(count)]
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {
-        "name": "own",
-        "folder": ".",
-        "text_columns": ["text"],
-        "labels": ["y", "n"],
-        "splits": {"select": "select"},
-        "patterns": [{"text": "{text} [MASK]", "words": {"y": "yes", "n": "no"}}],
-    }
-    (folder / "task.yaml").write_text(json.dumps(task))
-    return str(folder / "task.yaml")
+    counts = {"train": 4, "select": 2, "validation": 3}
+    return write_prompt_task(
+        folder,
+        {
+            split: [{"text": f"{split} {n}", "label": "yn"[n % 2]} for n in range(count)]
+            for split, count in counts.items()
+        },
+    )
 
 
 def test_rows_without_labels_are_new_ones_each_once(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from click.testing import CliRunner
 from generation_files import copying_rows, save_decoder, write_generation_task
 from mlflow_sweeps import Sweeps
+from prompt_files import write_prompt_task
 from tiny_plm import save_tiny_plm
 from transformers import DistilBertConfig, DistilBertModel, T5Config
 
@@ -640,6 +641,30 @@ def test_what_a_user_may_not_expect_is_said(
     assert all(words in remark for words, remark in zip(expected, found, strict=True))
 
 
+def test_the_plan_has_each_pattern_with_its_words(tmp_path: Path) -> None:
+    """MiniLM's tokenizer has "enjoyable" as one token and "enjoyably" as two."""
+    asked = [
+        {"name": "one", "text": "{text} [MASK]", "words": {"y": ["yes", "enjoyable"], "n": "no"}},
+        {"name": "two", "text": ["{text}", "[MASK]"], "words": {"y": "enjoyably", "n": "no"}},
+        {"name": "left-out", "text": "[MASK]: {text}", "words": {"y": "yes", "n": "no"}},
+    ]
+    rows = [{"text": f"row {n}", "label": "yn"[n % 2]} for n in range(8)]
+    splits = dict.fromkeys(("train", "select", "validation"), rows)
+    train = {"task": write_prompt_task(tmp_path, splits, asked), "max_length": 32}
+    plm = str(save_tiny_plm(tmp_path / "tiny", masked=True))
+    space = {"pattern": {"type": "choice", "values": ["one", "two"]}}
+    plan = str(plan_of(sweep(plm, space, train=train), Workspace(tmp_path / "runs")))
+    said = [line for line in plan.splitlines() if line.startswith("pattern ")]
+    assert said == [
+        "pattern     one: {text} [MASK]; y: yes or enjoyable, n: no",
+        "pattern     two: {text} | [MASK]; y: enjoyably (2 tokens), n: no",
+    ]
+    for pattern, expected in (("one", True), ("none", False)):  # a classifier is trained
+        made = sweep(plm, train={**train, "pattern": pattern, "adapter": {"layers": "none"}})
+        has_it = any("trials is the PLM untrained" in remark for remark in remarks(made, 8))
+        assert has_it == expected
+
+
 def test_the_plan_has_the_remarks(tiny: str, tmp_path: Path) -> None:
     made = steps_100(tiny, {"adapter.num_heads": {"type": "int", "low": 1, "high": 4}})
     assert "\nnote        adapter.num_heads is searched" in str(plan_of(made, Workspace(tmp_path)))
@@ -652,7 +677,7 @@ def test_the_plan_has_the_remarks(tiny: str, tmp_path: Path) -> None:
             {"space": {"adapter.method": {"type": "choice", "values": ["tiny", "adamix"]}}},
             "method adamix came, which compares the classes",
         ),
-        ({"space": {"max_length": {"type": "int", "low": 12, "high": 24}}}, "leaves 4 of max_length 12"),
+        ({"space": {"max_length": {"type": "int", "low": 12, "high": 24}}}, "leaves 4 of"),
         ({"train": {"target_length": 3}}, "targets have more than 3 tokens"),
         ({"train": {"plm": "minilm"}}, "PLMs of the family bert, as minilm, have no causal-LM"),
         ({"train": {"zero_stage": 3}, "resources": {"ranks": 2}}, "zero_stage 3 splits the PLM"),
