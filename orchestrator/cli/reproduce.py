@@ -175,25 +175,7 @@ def _run(
             placed(f"error: what failed is missing; `tinyattn {able.go_on}` goes on"), err=True
         )
         sys.exit(1)
-    _say_next(tables, able)
-
-
-def _say_next(tables: Sequence[Table], reproduction: Reproduction) -> None:
-    """Print what to type next: for the server, adapters become champions, which it is answered by.
-
-    They are promoted by force, since by the paper's protocol no rows are left to judge them.
-    """
-    from orchestrator.reproduction.methods import METHODS
-
-    methods = {method for table in tables for method in table.submitted}
-    for need in reproduction.needs:
-        if need.method in methods:
-            promote = f"tinyattn promote {reproduction.sweep(need)} --force"
-            echo(f"next, for the server: {next_command(promote)}")
-    for method in methods:
-        plm = shlex.quote(reproduction.settings.plm_for(METHODS[method].plm))
-        echo(f"then: {next_command(f'tinyattn submit glue --plm {plm}')}")
-    echo(f"next: {next_command(f'tinyattn report {reproduction.name}')}")
+    echo(f"next: {next_command(f'tinyattn report {able.name}')}")
 
 
 def _show(
@@ -208,6 +190,7 @@ def _show(
     from orchestrator.reproduction.methods import METHODS
     from orchestrator.reproduction.page import keep, notes, publish, render
     from orchestrator.reproduction.scores import Scores
+    from orchestrator.reproduction.server import answer_server
     from orchestrator.reproduction.tables import TABLES, needs_of
 
     scores = Scores(reproduction, workspace, failed)
@@ -224,4 +207,6 @@ def _show(
     folder = workspace.path_of(reproduction.name)
     files = keep([*found.values()], reproduction, [*absent.lines()], folder)
     echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
+    submitted = {method for table in tables for method in table.submitted}
+    files += answer_server(reproduction, submitted, workspace, failed, echo)
     publish([*found.values()], reproduction, files, workspace.tracker())

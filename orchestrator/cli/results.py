@@ -292,7 +292,7 @@ def champions(places: Places) -> None:
     for one in found:
         click.echo(
             f"{one.task} on {one.plm}: {one.model} version {one.version}, held-out "
-            f"{one.heldout_words}, {one.trial}"
+            f"{registry.heldout_words(one.heldout)}, {one.trial}"
         )
     if not found:
         echo("no task has a champion yet; `tinyattn promote NAME` makes one")

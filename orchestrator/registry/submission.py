@@ -1,8 +1,8 @@
-"""Submission: the champions' answers to GLUE's test rows, as the GLUE server takes them.
+"""Submission: adapters' answers to GLUE's test rows, as the GLUE server takes them.
 
-What is missing or wrong is found before anything is predicted: champions, test rows, their number
-and order, adapters and PLMs. AX is answered by the champion of MNLI, and WNLI by one class, as in
-the paper, unless its champion is asked for.
+The adapters are the champions of the tasks, or trials. What is missing or wrong is found before
+anything is predicted: adapters, test rows, their number and order, and PLMs. AX is answered by the
+adapter of MNLI, and WNLI by one class, as in the paper, unless its champion is asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from orchestrator.registry.champions import Champion, champions, model_name, wit
 from orchestrator.registry.glue_server import FILES, GlueFile, table_of
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.records import TrialRun
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.data.sources import Source, find_source, find_unlabelled
 from tinyattn.data.splits import UnlabelledRows, majority_class, read_unlabelled
@@ -34,6 +36,48 @@ _PAPERS_CLASS = 0
 
 
 @dataclass(frozen=True)
+class Answerer:
+    """An adapter that answers the test rows of its task: a champion, or a trial."""
+
+    task: str
+    plm: str
+    run_id: str
+    """Its MLflow run."""
+    trial: str
+    """Name of its trial, as in `first/search_00004`."""
+    protocol: str
+    score: float | None
+    """Its best score on the selection rows, a share; None: it has none."""
+    heldout: Mapping[str, float]
+    """Its scores on the held-out rows, shares by metric; empty: not measured."""
+    model: str = ""
+    """Its registered model; empty: it is none."""
+    version: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called: `tinyattn-rte-minilm version 2`, or else by its trial."""
+        return f"{self.model} version {self.version}" if self.model else self.trial
+
+    @classmethod
+    def of_champion(cls, one: Champion) -> Self:
+        """Return a champion as one that answers."""
+        protocol = one.tags.get("protocol", "")
+        return cls(
+            one.task, one.plm, one.run_id, one.trial, protocol, one.score, one.heldout, one.model,
+            one.version,
+        )  # fmt: skip
+
+    @classmethod
+    def of_trial(cls, run: TrialRun) -> Self:
+        """Return a trial as one that answers."""
+        best = run.trial
+        return cls(
+            run.task, run.plm, run.run_id, run.name, run.protocol, best.best_score, best.heldout
+        )
+
+
+@dataclass(frozen=True)
 class Answer:
     """One file of a submission, and what it comes from."""
 
@@ -41,12 +85,14 @@ class Answer:
     table: str
     """Its content."""
     rows: int
-    champion: Champion | None
+    answerer: Answerer | None
     """Whose answers these are; None: all are one class."""
     place: str
     """Where the test rows are; of one class, where the labelled rows are that chose it."""
     truncated: int = 0
     """Rows that were cut since they are longer than the adapter reads."""
+    digest: str = ""
+    """SHA-256 of the test rows' file; of one class empty."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +105,30 @@ class Submission:
 
 
 @dataclass(frozen=True)
+class Plan:
+    """Which adapters will answer which test rows; nothing is answered by it."""
+
+    answerers: Mapping[str, Answerer]
+    """Task -> the adapter that answers its rows."""
+    sources: Mapping[GlueFile, Source]
+    """Where the test rows of the files are that will be answered by adapters."""
+    left_out: Mapping[str, str]
+    """File -> why it will not be there."""
+    of_one_class: Sequence[GlueFile]
+    """Files that one class answers."""
+    absent: str = ""
+    """What was said of the first test rows that are not here; empty: all are."""
+
+
+@dataclass(frozen=True)
 class _Part:
-    """The rows of one file, and the champion that is to answer them."""
+    """The rows of one file, and the adapter that is to answer them."""
 
     file: GlueFile
-    champion: Champion
+    answerer: Answerer
     rows: UnlabelledRows
+    digest: str
+    """SHA-256 of the rows' file."""
 
 
 def make_submission(
@@ -93,28 +157,90 @@ def make_submission(
     store = workspace.store()
     files = [file for file in FILES if wnli_by_model or file.answered_by != _MAJORITY]
     chosen = _champions(store, plm, {file.answered_by for file in files})
-    unanswered = [file for file in files if file.answered_by not in chosen]
-    wanted = [file for file in files if not (partial and file in unanswered)]
-    sources, absent = _sources(workspace.data_dir, wanted)
-    left_out = _reasons(files, unanswered, absent, plm)
-    if (left_out and not partial) or not sources:
-        tasks = dict.fromkeys(file.answered_by for file in unanswered)
+    lacks = "has no champion" + ("" if plm is None else f" on {plm}")
+    answerers = {task: Answerer.of_champion(one) for task, one in chosen.items()}
+    plan = _plan(workspace, files, answerers, partial, lacks)
+    if (plan.left_out and not partial) or not plan.sources:
+        tasks = dict.fromkeys(file.answered_by for file in files if file.answered_by not in chosen)
         hints = [said for task in tasks for said in without_champion(store, task)]
-        raise UsageError(_lacking_words(left_out, partial, [*hints, *list(absent.values())[:1]]))
+        raise UsageError(_lacking_words(plan, partial, hints))
+    return answered(workspace, plan, partial, say)
+
+
+def plan_by_trials(workspace: Workspace, trials: Mapping[str, TrialRun]) -> Plan:
+    """Return a plan by which trials answer GLUE's test rows, WNLI by the class of most rows.
+
+    Args:
+        workspace: where the data are.
+        trials: {task: the trial that answers it}, whose adapter is with its MLflow run.
+    """
+    files = [file for file in FILES if file.answered_by != _MAJORITY]
+    chosen = {task: Answerer.of_trial(run) for task, run in trials.items()}
+    return _plan(workspace, files, chosen, True, "was not trained")
+
+
+def answered(
+    workspace: Workspace, plan: Plan, partial: bool, say: Callable[[str], None]
+) -> Submission:
+    """Answer test rows as planned.
+
+    Args:
+        workspace: where adapters and data are.
+        plan: what answers what.
+        partial: take test rows of any number.
+        say: called with messages: what is left out, whose rows are being answered.
+
+    Raises:
+        TaskError: a file of test rows is damaged or does not fit its task, or the rows are not
+            those of the server.
+        AdapterError: an adapter is damaged, or its labels are not those of the task.
+    """
     parts = [
-        _Part(file, chosen[file.answered_by], read_unlabelled(file.task, file.split, source))
-        for file, source in sources.items()
+        _Part(
+            file,
+            plan.answerers[file.answered_by],
+            read_unlabelled(file.task, file.split, source),
+            source.digests[file.split],
+        )
+        for file, source in plan.sources.items()
     ]
-    for name, why in left_out.items():
+    for name, why in plan.left_out.items():
         say(f"note: {name} is left out: {why}")
     _compare_numbers(parts, partial, say)
-    others = [file for file in FILES if file not in files]
-    found = {file.name: _of_one_class(workspace, file, say) for file in others}
+    found = {file.name: _of_one_class(workspace, file, say) for file in plan.of_one_class}
     with tempfile.TemporaryDirectory() as scratch:
-        folders = _adapters(store, parts, Path(scratch))
+        folders = _adapters(workspace.store(), parts, Path(scratch))
         for answer in _answers(parts, folders, ModelCache(workspace.data_dir), say):
             found[answer.file.name] = answer
-    return Submission(tuple(found[f.name] for f in FILES if f.name in found), left_out)
+    return Submission(tuple(found[f.name] for f in FILES if f.name in found), plan.left_out)
+
+
+def _plan(
+    workspace: Workspace,
+    files: Sequence[GlueFile],
+    answerers: Mapping[str, Answerer],
+    partial: bool,
+    lacks: str,
+) -> Plan:
+    """Return which adapters answer which rows.
+
+    Args:
+        workspace: where the data are.
+        files: those that an adapter is to answer; others are answered by one class.
+        answerers: {task: the adapter that answers it}.
+        partial: whether the rows of a file without adapter need not be there.
+        lacks: what is said of a task without an adapter.
+    """
+    wanted = [file for file in files if not partial or file.answered_by in answerers]
+    sources, absent = _sources(workspace.data_dir, wanted)
+    left_out = {}
+    for file in files:
+        reasons = [] if file.answered_by in answerers else [f"task {file.answered_by} {lacks}"]
+        reasons += [f"no test rows ({file.source})"] if file in absent else []
+        if reasons:
+            left_out[file.name] = ", ".join(reasons)
+    others = [file for file in FILES if file not in files]
+    return Plan(answerers, sources, left_out, others, next(iter(absent.values()), ""))
 
 
 def _champions(
@@ -157,31 +283,15 @@ def _sources(
     return found, absent
 
 
-def _reasons(
-    files: Sequence[GlueFile],
-    unanswered: Collection[GlueFile],
-    absent: Collection[GlueFile],
-    plm: str | None,
-) -> dict[str, str]:
-    """Return {file: why it cannot be made}: no champion, no test rows, or both."""
-    found = {}
-    where = "" if plm is None else f" on {plm}"
-    for file in files:
-        reasons = [f"task {file.answered_by} has no champion{where}"] if file in unanswered else []
-        reasons += [f"no test rows ({file.source})"] if file in absent else []
-        if reasons:
-            found[file.name] = ", ".join(reasons)
-    return found
-
-
-def _lacking_words(left_out: Mapping[str, str], partial: bool, more: Sequence[str]) -> str:
+def _lacking_words(plan: Plan, partial: bool, more: Sequence[str]) -> str:
     hint = "nothing is left to submit" if partial else "--partial leaves these out"
     return "\n".join(
         [
-            f"of the {len(FILES)} files of a submission {len(left_out)} cannot be made:",
-            *(f"  {name}: {why}" for name, why in left_out.items()),
+            f"of the {len(FILES)} files of a submission {len(plan.left_out)} cannot be made:",
+            *(f"  {name}: {why}" for name, why in plan.left_out.items()),
             f"`tinyattn promote NAME` makes a champion; {hint}",
             *more,
+            *filter(None, [plan.absent]),
         ]
     )
 
@@ -230,7 +340,7 @@ def _of_one_class(workspace: Workspace, file: GlueFile, say: Callable[[str], Non
 
 
 def _adapters(store: TrackingReader, parts: Sequence[_Part], scratch: Path) -> dict[str, Path]:
-    """Copy the adapter of each champion; return {task: its folder}.
+    """Copy each adapter; return {task: its folder}.
 
     Raises:
         AdapterError: one is damaged, or its labels are not those of its task.
@@ -238,14 +348,14 @@ def _adapters(store: TrackingReader, parts: Sequence[_Part], scratch: Path) -> d
     """
     folders: dict[str, Path] = {}
     for part in parts:
-        task = part.champion.task
+        task = part.answerer.task
         if task not in folders:
-            folders[task] = store.download(part.champion.run_id, "adapter", scratch / task)
+            folders[task] = store.download(part.answerer.run_id, "adapter", scratch / task)
         card = read_card(folders[task])
         theirs = card.task.labels if card.task is not None else ()
         if theirs != part.file.task.labels:
             raise AdapterError(
-                f"{part.champion.model} version {part.champion.version} has the labels "
+                f"{part.answerer.name} has the labels "
                 f"{_listed(theirs)}; {part.file.name} takes {_listed(part.file.task.labels)}, in "
                 f"this order: promote an adapter that was trained on {task}"
             )
@@ -263,23 +373,23 @@ def _answers(
     model_cache: ModelCache,
     say: Callable[[str], None],
 ) -> Iterator[Answer]:
-    """Predict, one champion after the other, and yield the files."""
+    """Predict, one adapter after the other, and yield the files."""
     for task, folder in folders.items():
         predictor = Predictor(folder, model_cache)
         try:
             for part in parts:
-                if part.champion.task == task:
+                if part.answerer.task == task:
                     yield _answer(part, predictor, say)
         finally:
             predictor.close()
 
 
 def _answer(part: _Part, predictor: Predictor, say: Callable[[str], None]) -> Answer:
-    file, champion, rows = part.file, part.champion, part.rows
+    file, answerer, rows = part.file, part.answerer, part.rows
     split = predictor.split(rows.texts)
     cut = f"; {split.truncated:,} are longer than it reads and were cut" if split.truncated else ""
-    say(f"{file.name}: {len(split):,} rows by {champion.model} version {champion.version}{cut}")
+    say(f"{file.name}: {len(split):,} rows by {answerer.name}{cut}")
     outputs = predictor.outputs(split)
     require_finite(outputs)
     table = table_of(rows.index, file.labels_of(outputs))
-    return Answer(file, table, len(split), champion, rows.place, split.truncated)
+    return Answer(file, table, len(split), answerer, rows.place, split.truncated, part.digest)

@@ -9,9 +9,9 @@ import hashlib
 import json
 from pathlib import Path
 
-from orchestrator.registry.champions import Champion
+from orchestrator.registry.champions import heldout_words
 from orchestrator.registry.glue_server import FILES, zip_of
-from orchestrator.registry.submission import Answer, Submission
+from orchestrator.registry.submission import Answer, Answerer, Plan, Submission
 from orchestrator.spec.values import Json
 from tinyattn.errors import UsageError
 from tinyattn.files.atomic import check_free, write_bytes, write_text
@@ -29,10 +29,15 @@ def paths_of(output: Path) -> tuple[Path, Path, Path]:
     """
     if output.suffix != ".zip":
         raise UsageError(f"-o {output} came, needed is the name of a file that ends in .zip")
-    paths = output, output.with_suffix(".md"), output.with_suffix(".json")
+    paths = paths_beside(output)
     for path in paths:
         check_free(path)
     return paths
+
+
+def paths_beside(zip_path: Path) -> tuple[Path, Path, Path]:
+    """Return the zip and its card, `.md` and `.json`."""
+    return zip_path, zip_path.with_suffix(".md"), zip_path.with_suffix(".json")
 
 
 def write_submission(submission: Submission, paths: tuple[Path, Path, Path]) -> None:
@@ -47,6 +52,26 @@ def write_submission(submission: Submission, paths: tuple[Path, Path, Path]) -> 
     write_bytes(zip_path, content)
     write_text(page, _markdown(submission, zip_path.name, digest))
     write_text(data, json.dumps(_card(submission, zip_path.name, digest), indent=2) + "\n")
+
+
+def is_written(plan: Plan, paths: tuple[Path, Path, Path]) -> bool:
+    """Return whether zip and card are there, whole, and of the same adapters and rows."""
+    zip_path, page, data = paths
+    if not (zip_path.is_file() and page.is_file() and data.is_file()):
+        return False
+    try:
+        card = json.loads(data.read_text("utf-8"))
+        of_adapters = [entry for entry in card["files"] if entry["adapter"] is not None]
+        known = {(e["file"], e["adapter"]["run_id"], e["rows_sha256"]) for e in of_adapters}
+        left_out, digest = card["left_out"], card["sha256"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    wanted = {
+        (file.name, plan.answerers[file.answered_by].run_id, source.digests[file.split])
+        for file, source in plan.sources.items()
+    }
+    is_whole = digest == hashlib.sha256(zip_path.read_bytes()).hexdigest()
+    return is_whole and known == wanted and left_out == plan.left_out
 
 
 def _card(submission: Submission, name: str, digest: str) -> dict[str, Json]:
@@ -67,20 +92,21 @@ def _entry(answer: Answer) -> dict[str, Json]:
         "rows_of_server": answer.file.rows,
         "rows_cut": answer.truncated,
         "place": answer.place,
-        "champion": None if answer.champion is None else _champion(answer.champion),
+        "rows_sha256": answer.digest or None,
+        "adapter": None if answer.answerer is None else _adapter(answer.answerer),
     }
 
 
-def _champion(champion: Champion) -> dict[str, Json]:
+def _adapter(answerer: Answerer) -> dict[str, Json]:
     return {
-        "model": champion.model,
-        "version": champion.version,
-        "run_id": champion.run_id,
-        "trial": champion.trial,
-        "plm": champion.plm,
-        "protocol": champion.tags.get("protocol", ""),
-        "selection": champion.score,
-        "heldout": dict(champion.heldout),
+        "model": answerer.model or None,
+        "version": answerer.version,
+        "run_id": answerer.run_id,
+        "trial": answerer.trial,
+        "plm": answerer.plm,
+        "protocol": answerer.protocol,
+        "selection": answerer.score,
+        "heldout": dict(answerer.heldout),
     }
 
 
@@ -109,17 +135,17 @@ def _markdown(submission: Submission, name: str, digest: str) -> str:
 
 
 def _cells(answer: Answer) -> tuple[str, ...]:
-    wanted, champion = answer.file.rows, answer.champion
+    wanted, by = answer.file.rows, answer.answerer
     rows = f"{answer.rows:,}" + ("" if answer.rows == wanted else f" (the server's: {wanted:,})")
-    if champion is None:
+    if by is None:
         return (answer.file.name, rows, "the majority class", *["–"] * 5)
     return (
         answer.file.name,
         rows,
-        f"{champion.model} version {champion.version}, {champion.trial}",
-        champion.plm,
-        "–" if champion.score is None else f"{100 * champion.score:.2f}",
-        champion.heldout_words,
+        f"{by.name}, {by.trial}" if by.model else by.trial,
+        by.plm,
+        "–" if by.score is None else f"{100 * by.score:.2f}",
+        heldout_words(by.heldout),
         f"{answer.truncated:,}",
-        champion.run_id,
+        by.run_id,
     )

@@ -26,7 +26,7 @@ from orchestrator.tracking.provenance import slug
 from orchestrator.tracking.records import TAG_LENGTH
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
-from tinyattn.files.atomic import write_text
+from tinyattn.files.atomic import write_bytes, write_text
 
 KEPT = "tables.json"
 """File in the folder of the suite with all numbers, which also says which tables there are."""
@@ -177,7 +177,7 @@ def publish(
     publish_suite(tracker, run)
     with tempfile.TemporaryDirectory() as scratch:
         for file in files:
-            write_text(Path(scratch) / file.name, file.read_text("utf-8"))
+            write_bytes(Path(scratch) / file.name, file.read_bytes())
         tracker.log_folder(run.run_id, Path(scratch), "tables")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,10 @@ def logs(runs: Path) -> dict[str, str]:
     return {str(path): path.read_text() for path in runs.glob("sweeps/*/*.jsonl")}
 
 
-def test_tables_that_were_killed_go_on_and_others_join(tmp_path: Path) -> None:
+def test_tables_that_were_killed_go_on_and_others_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINYATTN_DATA", raising=False)  # real rows of tasks that are not made up
     plm = str(save_tiny_plm(tmp_path / "tiny"))
     write_glue(tmp_path / "data", ["rte", "cola", "sst2"])
     runs, log = tmp_path / "runs", tmp_path / "log"
@@ -81,13 +85,23 @@ def test_tables_that_were_killed_go_on_and_others_join(tmp_path: Path) -> None:
     assert left_open is not None
     left_open.reopen()
     tracker.settle(30)
-    tasks = ("cola", "rte", "sst2")
-    trained = ("table11", "table9", "--tasks", ",".join(tasks))
+    rows = [{"sentence1": f"a dog {n}", "sentence2": "cats", "label": -1} for n in range(9)]
+    (tmp_path / "data" / "glue" / "rte" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    trained = ("table11", "table9", "--tasks", "cola,rte,sst2")
     again = call("reproduce", *trained, *FEW, "--plm", plm, *place)
     assert again.exit_code == 0, again.output
-    for task in tasks:
-        assert f"server: tinyattn promote {NAME}-tiny-1h-{task} --force" in again.stdout
-    assert f"then: tinyattn submit glue --plm {plm}" in again.stdout
+    answers = runs / "sweeps" / NAME / "glue-submission.zip"
+    assert f"for the GLUE server: {answers}, 2 of its 11 files" in again.stdout
+    assert "note: RTE.tsv: 9 rows came from" in again.stdout
+    assert "CoLA.tsv is left out: no test rows" in again.stdout
+    with zipfile.ZipFile(answers) as archive:
+        assert archive.namelist() == ["RTE.tsv", "WNLI.tsv"]
+        assert len(archive.read("RTE.tsv").splitlines()) == 1 + 9
+    card = json.loads(answers.with_suffix(".json").read_text())
+    selection = card["files"][0]["adapter"]["selection"]
+    assert selection == pytest.approx(kept["table12"]["Tiny-Attn-1H"]["cells"]["rte"]["ours"] / 100)
+    files = {one.path for one in store.client.list_artifacts(record.run_id, "tables")}
+    assert files >= {f"tables/glue-submission.{ending}" for ending in ("zip", "md", "json")}
     assert logs(runs) == logged, "nothing is trained twice"
     assert suite_untruths(runs, NAME) == []
     other = call("reproduce", "table12", *FEW[2:], "--rows", 40, "--plm", plm, *place)

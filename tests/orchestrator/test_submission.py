@@ -31,6 +31,9 @@ from orchestrator.registry import submission
 from orchestrator.registry.benchmarks import Benchmark
 from orchestrator.registry.glue_server import FILES
 from orchestrator.registry.promotion import promote
+from orchestrator.registry.submission import answered, plan_by_trials
+from orchestrator.registry.submission_files import is_written, paths_beside, write_submission
+from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.adapters.model import AdaptedModel
@@ -283,14 +286,14 @@ def test_the_card_says_which_champion_answered_what(nine: Champions, data: Path)
     version = nine.tracker.client.get_model_version_by_alias("tinyattn-rte-tiny", "champion")
     assert entries["RTE.tsv"] == {
         "file": "RTE.tsv", "task": "rte", "rows": 12, "rows_of_server": 3000, "rows_cut": 1,
-        "place": str(path),
-        "champion": {
+        "place": str(path), "rows_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "adapter": {
             "model": "tinyattn-rte-tiny", "version": 1, "run_id": version.run_id,
             "trial": "rte-first/rte", "plm": nine.plm, "protocol": "heldout", "selection": 0.75,
             "heldout": {"accuracy": 0.5},
         },
     }  # fmt: skip
-    assert entries["AX.tsv"]["champion"] == entries["MNLI-mm.tsv"]["champion"]
+    assert entries["AX.tsv"]["adapter"] == entries["MNLI-mm.tsv"]["adapter"]
     assert card["left_out"] == {"QQP.tsv": "no test rows (glue/qqp/test)"}
     page = Path("glue-submission.md").read_text()
     assert "10 of the 11 files" in page
@@ -486,6 +489,42 @@ def test_a_champion_whose_plm_is_gone_is_refused_before_others_predict(
     shutil.move(made.plm, here / "moved")
     message = refused(2, made, "--partial", "--data", here / "data")
     assert f"PLM '{made.plm}' cannot be loaded" in message
+
+
+# ---- by trials ----
+
+
+def test_trials_answer_as_champions_do_and_answer_again_if_anything_is_another(
+    nine: Champions, data: Path
+) -> None:
+    workspace = Workspace(nine.folder / "runs", data_dir=data)
+    trials = {task: nine.tracker.trial(f"{task}-first/{task}") for task in ("mnli", "rte")}
+    plan, paths = plan_by_trials(workspace, trials), paths_beside(Path("trials.zip"))
+    assert not is_written(plan, paths)
+    said: list[str] = []
+    write_submission(answered(workspace, plan, True, said.append), paths)
+    assert "note: CoLA.tsv is left out: task cola was not trained" in said
+    assert f"RTE.tsv: {SMALL} rows by rte-first/rte" in said
+    submit(nine, "--partial", "--data", data)
+    ours, theirs = tables(paths[0]), tables(Path("glue-submission.zip"))
+    assert list(ours) == ["AX.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "RTE.tsv", "WNLI.tsv"]
+    assert ours == {name: theirs[name] for name in ours}
+    assert f"| RTE.tsv | {SMALL} (the server's: 3,000) | rte-first/rte |" in paths[1].read_text()
+
+    assert is_written(plan_by_trials(workspace, trials), paths)
+    other = {**trials, "rte": dataclasses.replace(trials["rte"], run_id="other")}
+    assert not is_written(plan_by_trials(workspace, other), paths)
+    assert not is_written(plan_by_trials(workspace, {"rte": trials["rte"]}), paths)
+    card = paths[2].read_text()
+    for damaged in ("", "[]", "{}", card.replace('"sha256": "', '"sha256": "0')):
+        paths[2].write_text(damaged)
+        assert not is_written(plan, paths)
+    paths[2].write_text(card)
+    assert is_written(plan, paths)
+    write(data, "RTE.tsv", made_up("RTE.tsv", SMALL + 1))
+    assert not is_written(plan_by_trials(workspace, trials), paths)
+    shutil.rmtree(data / "glue")
+    assert not plan_by_trials(workspace, trials).sources
 
 
 # ---- real rows ----
