@@ -63,7 +63,7 @@ def compare(
         from orchestrator.comparison.methods import one_head_size, sized_methods
         from orchestrator.comparison.page import keep, publish
         from orchestrator.comparison.run import prepare_comparison, search_and_repeat
-        from orchestrator.comparison.suite import comparison_suite
+        from orchestrator.comparison.suite import comparison_name, comparison_suite
         from orchestrator.comparison.table import render
         from orchestrator.state.suite_definition import note_command
 
@@ -73,7 +73,7 @@ def compare(
         raise UsageError(
             f"--methods: {methods} alone came; a comparison takes two or more, as in tiny,lora"
         )
-    name = name or f"compare-{task.rpartition('/')[2].removesuffix('.yaml')}"
+    name = name or comparison_name(task)
     suite = comparison_suite(name, task, plm, sized, {**chosen, "search.trials": trials})
     suite = suite.with_imports(imported())
     width = max(12, *(len(method.name) for method in sized))

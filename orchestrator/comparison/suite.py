@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import search_spaces
 from orchestrator.comparison.methods import Sized
@@ -17,6 +18,16 @@ from tinyattn.files.yaml_files import read_yaml
 OWN = ("adapter", "plm", "task", "name", "space", "optimizer.lr")
 """What `compare` sets by itself, for each method."""
 _SOURCE = "tinyattn compare"
+
+
+def comparison_name(task: str) -> str:
+    """Return what a comparison on a task is called, as in `compare-fewglue-rte`.
+
+    Args:
+        task: its name, or its file, whose name stands for it.
+    """
+    is_file = task.endswith((".yaml", ".yml"))
+    return f"compare-{Path(task).stem if is_file else task.replace('/', '-')}"
 
 
 def comparison_suite(

@@ -23,7 +23,7 @@ from orchestrator.comparison.judging import Comparison, Judged, Pair, holm
 from orchestrator.comparison.methods import REFERENCES, one_head_size, sized_methods
 from orchestrator.comparison.page import keep, publish
 from orchestrator.comparison.run import Prepared, prepare_comparison, search_and_repeat
-from orchestrator.comparison.suite import comparison_suite
+from orchestrator.comparison.suite import comparison_name, comparison_suite
 from orchestrator.comparison.table import render, sentences
 from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.reporting.suite.page import publish_suite
@@ -40,6 +40,13 @@ from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, UsageError
 from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
+
+
+def test_tasks_of_one_last_name_have_comparisons_of_their_own() -> None:
+    tasks = {"rte": "rte", "fewglue/rte": "fewglue-rte", "mine/own.yaml": "own", "own.yml": "own"}
+    assert {task: comparison_name(task) for task in tasks} == {
+        task: f"compare-{name}" for task, name in tasks.items()
+    }
 
 
 def test_holm_gives_what_r_gives() -> None:
