@@ -150,6 +150,7 @@ def _run(
     from orchestrator.reproduction.lacking import lacking, refuse_lacking
     from orchestrator.reproduction.page import known_tables
     from orchestrator.reproduction.run import Trained, is_done, prepare, train, without
+    from orchestrator.reproduction.server import check_server
     from orchestrator.state.suite_definition import note_command
 
     found = lacking(whole.needs, whole.settings, workspace)
@@ -159,6 +160,8 @@ def _run(
         raise UsageError("\n".join(["nothing that was asked for can run here:", *found.lines()]))
     for line in found.lines():
         echo(f"left out: {line}")
+    for line in check_server(able, _submitted(tables), workspace):
+        echo(line)
     earlier = known_tables(workspace.path_of(able.name))
     first = prepare(able, workspace)
     echo(f"reproduction {able.name}: {len(able.needs)} sweeps")
@@ -176,6 +179,11 @@ def _run(
         )
         sys.exit(1)
     echo(f"next: {next_command(f'tinyattn report {able.name}')}")
+
+
+def _submitted(tables: Sequence[Table]) -> set[str]:
+    """Return the methods of tables whose adapters answer the benchmark's server."""
+    return {method for table in tables for method in table.submitted}
 
 
 def _show(
@@ -207,6 +215,5 @@ def _show(
     folder = workspace.path_of(reproduction.name)
     files = keep([*found.values()], reproduction, [*absent.lines()], folder)
     echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
-    submitted = {method for table in tables for method in table.submitted}
-    files += answer_server(reproduction, submitted, workspace, failed, echo)
+    files += answer_server(reproduction, _submitted(tables), workspace, failed, echo)
     publish([*found.values()], reproduction, files, workspace.tracker())

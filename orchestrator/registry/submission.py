@@ -167,6 +167,32 @@ def make_submission(
     return answered(workspace, plan, partial, say)
 
 
+def check_test_rows(workspace: Workspace, tasks: Collection[str]) -> list[str]:
+    """Read the test rows that adapters of tasks will answer, before these are trained.
+
+    Args:
+        workspace: where the data are.
+        tasks: names of tasks; of others than GLUE's nothing is answered.
+
+    Returns:
+        The test rows that are not here, as a data folder names them: `glue/rte/test`.
+
+    Raises:
+        TaskError: a file is damaged or does not fit its task.
+    """
+    absent = []
+    for file in FILES:
+        if file.answered_by not in tasks:
+            continue
+        try:
+            source = find_unlabelled(file.task, file.split, workspace.data_dir)
+        except AbsentDataError:
+            absent.append(file.source)
+        else:
+            read_unlabelled(file.task, file.split, source)
+    return absent
+
+
 def plan_by_trials(workspace: Workspace, trials: Mapping[str, TrialRun]) -> Plan:
     """Return a plan by which trials answer GLUE's test rows, WNLI by the class of most rows.
 

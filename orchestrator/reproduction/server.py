@@ -10,12 +10,32 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from orchestrator.registry.glue_server import FILES
-from orchestrator.registry.submission import answered, plan_by_trials
+from orchestrator.registry.submission import answered, check_test_rows, plan_by_trials
 from orchestrator.registry.submission_files import is_written, paths_beside, write_submission
 from orchestrator.reproduction.run import Reproduction, best_trial
 from orchestrator.state.workspace import Workspace
 
 ZIP = "glue-submission.zip"
+
+
+def check_server(
+    reproduction: Reproduction, methods: Collection[str], workspace: Workspace
+) -> list[str]:
+    """Return what is to be said of test rows that are not here, before anything is trained.
+
+    Args:
+        reproduction: the sweeps that are to run.
+        methods: the method whose adapters answer; empty: there is nothing to answer.
+        workspace: where the data are.
+
+    Raises:
+        TaskError: a file of test rows is damaged or does not fit its task.
+    """
+    tasks = {need.task for need in reproduction.needs if need.method in methods}
+    absent = check_test_rows(workspace, tasks)
+    if not absent:
+        return []
+    return [f"note: {ZIP} will lack answers, as there are no test rows of {', '.join(absent)}"]
 
 
 def answer_server(

@@ -393,6 +393,17 @@ def test_all_names_the_tables_that_cannot_run(tmp_path: Path) -> None:
     assert TABLES.keys() <= heads
 
 
+def test_test_rows_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
+    plm, data = str(save_tiny_plm(tmp_path / "tiny")), tmp_path / "data"
+    write_glue(data, ["rte", "cola"], rows=40)
+    words = ("table9", "--tasks", "rte,cola", "--plm", plm, "--rows", 8, "--epochs", 1)
+    (data / "glue" / "rte" / "test.jsonl").write_text('{"sentence1": "a", "hypothesis": "b"}\n')
+    done = typed(tmp_path / "runs", *words, data=data)
+    assert done.exit_code == 2
+    assert "test.jsonl: no column 'sentence2'" in done.stderr
+    assert not (tmp_path / "runs" / "sweeps").exists()
+
+
 def test_what_is_missing_is_said_before_anything_starts(tmp_path: Path) -> None:
     write_glue(tmp_path / "data", ["rte"])
     done = typed(tmp_path / "runs", "table12", data=tmp_path / "data")
