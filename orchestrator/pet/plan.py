@@ -10,7 +10,7 @@ import search_spaces
 from orchestrator.spec.config import Sweep, resolved
 from orchestrator.spec.values import Json
 from tinyattn.config import CLASSIFIER, TrainConfig, set_dotted
-from tinyattn.errors import UsageError
+from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
 from tinyattn.tasks import find_task
 
@@ -89,6 +89,8 @@ def pet_plan(
     for key in (*ours, *final):
         if key.removeprefix("train.").split(".")[0] in OWN:
             raise UsageError(f"override {key}: `pet` sets it by itself; leave it out")
+    for key in ours:
+        _refuse_misspelt(key)
     data = copy.deepcopy(read_yaml(search_spaces.base("pet")))
     data["name"] = name
     set_dotted(data, "train.task", task)
@@ -103,3 +105,11 @@ def pet_plan(
     return PetPlan(
         sweep, sweep.train.with_overrides(whole, f"{_SOURCE}: final"), generations, is_uniform
     )
+
+
+def _refuse_misspelt(key: str) -> None:
+    """Raise UsageError for a key whose first part is nearly `final`, which sweeps do not know."""
+    first, dot, rest = key.partition(".")
+    known = [*Sweep.model_fields, *TrainConfig.model_fields, FINAL.removesuffix(".")]
+    if dot and did_you_mean(first, known) == did_you_mean(first, known[-1:]) != "":
+        raise UsageError(f"override {key}: unknown key — did you mean '{FINAL}{rest}'?")

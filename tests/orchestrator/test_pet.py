@@ -94,6 +94,8 @@ def test_the_plan_has_every_pattern_on_every_seed_and_a_classifier_of_its_own() 
         ("fewglue/rte", {"final.seed": 1}, "override seed: `pet` sets it"),
         ("fewglue/rte", {"final.epochs": 0}, "tinyattn pet: final: epochs: 0 came"),
         ("fewglue/rte", {"epoch": 1}, "epoch: unknown key"),
+        ("fewglue/rte", {"fianl.epochs": 1}, "unknown key — did you mean 'final.epochs'"),
+        ("fewglue/rte", {"optimzer.lr": 1}, "unknown key — did you mean 'optimizer.lr'"),
         ("sst2", {}, "task 'sst2' has no patterns, which PET needs"),
     ],
 )
