@@ -71,22 +71,29 @@ def wanted_rows(few_C: np.ndarray, generation: int) -> np.ndarray:
     return few_C * (GROWTH ** (generation - 1) - 1)
 
 
-def most_confident(logits_NC: np.ndarray, wanted_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the rows of which the labels are surest, and these labels, ascending.
+def drawn_rows(
+    logits_NC: np.ndarray, wanted_C: np.ndarray, seed: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of rows that are drawn for each label, and these labels, ascending.
 
-    Section 3.4 draws the rows by their probability, to prefer those that are sure; here the surest
-    are taken, as many as are wanted of each label or as have it.
+    A row has the label that the ensemble gives it, and is drawn with a probability in proportion to
+    that label's, so that rows that the ensemble is sure of come more often. As many are drawn as
+    are wanted of each label or as have it, each once.
 
     Args:
         logits_NC: of the ensemble.
         wanted_C: rows of each label.
+        seed: of the draws.
     """
     shares_NC = softmax(logits_NC, axis=1)
     labels_N = logits_NC.argmax(axis=1)
+    draws = np.random.RandomState([*seed])
     chosen: list[np.ndarray] = []
     for label, wanted in enumerate(wanted_C):
         own = np.flatnonzero(labels_N == label)
-        # Stable, so that equally sure rows come in their order.
-        chosen.append(own[np.argsort(-shares_NC[own, label], kind="stable")[: int(wanted)]])
-    rows = np.sort(np.concatenate(chosen))
+        count = min(int(wanted), len(own))
+        if count:
+            weights = shares_NC[own, label]
+            chosen.append(draws.choice(own, count, replace=False, p=weights / weights.sum()))
+    rows = np.sort(np.concatenate(chosen)) if chosen else np.zeros(0, np.int64)
     return rows, labels_N[rows]

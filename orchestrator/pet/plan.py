@@ -82,7 +82,7 @@ def pet_plan(
     if not patterns:
         raise UsageError(
             f"task '{task}' has no patterns, which PET needs; tasks with patterns are fewglue/..., "
-            "kshot16-... and those of your own with `patterns`"
+            "kshot16/... and those of your own with `patterns`"
         )
     ours = {key: value for key, value in overrides.items() if not key.startswith(FINAL)}
     final = {k.removeprefix(FINAL): v for k, v in overrides.items() if k.startswith(FINAL)}

@@ -28,8 +28,8 @@ from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import run_batch
 from orchestrator.pet.ensemble import (
     drawn_others,
+    drawn_rows,
     mean_logits,
-    most_confident,
     soft_labels,
     wanted_rows,
 )
@@ -257,10 +257,11 @@ class _Pet:
         counts = np.bincount(few[LABEL][:], minlength=self.task.num_outputs)
         points: list[Point] = []
         for place, trial in enumerate(before):
-            others = drawn_others(place, len(before), number, self.sweep.search.seed)
+            seed = self.sweep.search.seed
+            others = drawn_others(place, len(before), number, seed)
             own = [weights[str(before[other].params["pattern"])] for other in others]
             said = mean_logits([logits[other] for other in others], own)
-            numbers, labels = most_confident(said, wanted_rows(counts, number))
+            numbers, labels = drawn_rows(said, wanted_rows(counts, number), (seed, number, place))
             new = labelled([self.rows[int(row)] for row in numbers], labels, self.task)
             file = train_file(self.folder, [*as_rows(few, self.task), *new])
             points.append({**_pattern_and_seed(trial), "train_file": str(file)})

@@ -13,8 +13,8 @@ from prompt_files import write_prompt_task
 
 from orchestrator.pet.ensemble import (
     drawn_others,
+    drawn_rows,
     mean_logits,
-    most_confident,
     soft_labels,
     wanted_rows,
 )
@@ -49,15 +49,29 @@ def test_a_generation_has_five_times_the_rows_of_the_one_before() -> None:
     assert (few + wanted_rows(few, 3)).tolist() == [75, 25]
 
 
-def test_the_surest_rows_of_each_label_are_taken() -> None:
-    """Six rows, by their leads of one label over the other: 0 has 1, 4, 2 (rows 0, 1, 4) and
-    1 has 3, 1, 3 (rows 2, 3, 5); of equally sure ones the first."""
+def test_rows_are_drawn_by_the_probability_of_their_label() -> None:
+    """Six rows, by their leads of one label over the other: 0 has 1, 4, 2 (rows 0, 1, 4) and 1 has
+    3, 1, 3 (rows 2, 3, 5). From a table of the logistic function these are probabilities of 0.7311,
+    0.9820, 0.8808 and of 0.9526, 0.7311, 0.9526, which are put in proportion."""
     leads = [1.0, 4.0, -3.0, -1.0, 2.0, -3.0]
     logits = np.array([[lead, 0.0] for lead in leads])
-    rows, labels = most_confident(logits, np.array([2, 1]))
-    assert (rows.tolist(), labels.tolist()) == ([1, 2, 4], [0, 1, 0])
-    rows, labels = most_confident(logits, np.array([0, 9]))  # there are three of it
+    counts = np.zeros(6)
+    for seed in range(4000):
+        rows, labels = drawn_rows(logits, np.array([1, 1]), [seed, 2])
+        assert labels.tolist() == [int(row in (2, 3, 5)) for row in rows]
+        counts[rows] += 1
+    ones, twos = 0.7311 + 0.9820 + 0.8808, 0.9526 + 0.7311 + 0.9526
+    expected = np.array([0.7311 / ones, 0.9820 / ones, 0, 0, 0.8808 / ones, 0])
+    expected += np.array([0, 0, 0.9526, 0.7311, 0, 0.9526]) / twos
+    np.testing.assert_allclose(counts / 4000, expected, atol=0.03)  # four deviations
+
+    rows, labels = drawn_rows(logits, np.array([0, 9]), [0])  # there are three of it
     assert (rows.tolist(), labels.tolist()) == ([2, 3, 5], [1, 1, 1])
+    rows, _ = drawn_rows(logits, np.array([2, 0]), [0])
+    assert len(set(rows.tolist())) == 2
+    assert drawn_rows(logits, np.array([2, 0]), [0])[0].tolist() == rows.tolist()
+    rows, labels = drawn_rows(logits[:1], np.array([0, 3]), [0])
+    assert (len(rows), len(labels)) == (0, 0)
 
 
 def test_a_quarter_of_the_other_members_label_for_one() -> None:
