@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from nltk.translate.nist_score import corpus_nist
 from rouge_score.rouge_scorer import RougeScorer
+from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 from seqeval.metrics import accuracy_score, f1_score, precision_score, recall_score
 
 from tinyattn.errors import ConfigError, DivergedError, TaskError
@@ -43,6 +46,7 @@ REFERENCES = [
     ["The Cricketers is nice.", "The Cricketers is nice .", "Nice are The Cricketers."],
 ]  # fmt: skip
 ALL = ("bleu", "chrf", "rouge_l", "exact_match", "perplexity")
+"""Those of which a row has the same statistics in any company; NIST's information has not."""
 
 
 def by_sacrebleu(folder: Path, rows: list[int]) -> dict[str, float]:
@@ -72,6 +76,40 @@ def test_bleu_and_chrf_of_any_rows_are_those_of_the_program(
     found = scores(("bleu", "chrf"), stats[list(rows)])
     assert found["bleu"] == pytest.approx(expected["bleu"], abs=1e-9)
     assert found["chrf"] == pytest.approx(expected["chrf"], abs=1e-9)
+
+
+def nist(texts: list[str], references: list[list[str]]) -> float:
+    return score("nist", statistics_of(("nist",), texts, references))
+
+
+def test_nist_of_one_reference_is_that_of_nltk() -> None:
+    """nltk takes the best reference where mteval takes all, so each row has one; it gets words."""
+
+    def words(text: str) -> list[str]:
+        return Tokenizer13a()(text).lower().split()
+
+    own = [reference[0] for reference in REFERENCES]
+    expected = corpus_nist([[words(one)] for one in own], [*map(words, TEXTS)])
+    assert expected > 1
+    assert nist(TEXTS, [[one] for one in own]) == pytest.approx(expected)
+
+
+def test_nist_of_several_references_by_hand() -> None:
+    """Of the references "a b" and "a c" a tells log2(4/2) = 1, b and c log2(4/1) = 2, and both
+    pairs log2(2/1) = 1. "A b" has (1 + 2) / 2 and 1 / 1; "a" 1 / 1 at half the length, of which the
+    penalty is exp(ln(1/2) · (ln 2 / ln 1.5)²) = 0.1319; "b b c" has (2 + 2) / 3, its "b" once."""
+    for text, expected in {"A b": 2.5, "a": 0.1319, "b b c": 4 / 3, "d": 0.0, "": 0.0}.items():
+        assert nist([text], [["a b", "a c"]]) == pytest.approx(expected, abs=5e-5), text
+    assert nist(["x"], [[""]]) == 0.0
+
+
+def test_nist_of_a_sample_of_rows_has_the_information_of_all() -> None:
+    """By hand: among "a b" and "c d", each word tells log2(4/1) = 2 and each pair 1 / 1: 0."""
+    stats = statistics_of(("nist",), ["a b", "x"], [["a b"], ["c d"]])
+    assert score("nist", stats[:1]) == pytest.approx(2.0)
+    assert score("nist", stats) == pytest.approx(
+        4 / 3 * 0.5 ** ((math.log(4 / 3) / math.log(1.5)) ** 2)
+    )
 
 
 def test_rouge_l_is_the_mean_of_the_best_references_f() -> None:
@@ -199,8 +237,10 @@ def test_tags_that_spell_no_entities_need_another_metric() -> None:
 
 def test_what_cannot_select_is_not_the_first_metric() -> None:
     check_corpus_metrics("t", ("bleu", "perplexity"), TEXT_METRICS)
-    with pytest.raises(TaskError, match=r"lower is better.*bleu, chrf, rouge_l, exact_match: put"):
+    with pytest.raises(TaskError, match=r"no share of 1.*bleu, chrf, rouge_l, exact_match: put"):
         check_corpus_metrics("t", ("perplexity", "bleu"), TEXT_METRICS)
+    with pytest.raises(TaskError, match=r"nist came as the first metric.*put nist behind one"):
+        check_corpus_metrics("t", ("nist",), TEXT_METRICS)
     with pytest.raises(TaskError, match=r"'blue' came — did you mean 'bleu'.*are bleu, chrf"):
         check_corpus_metrics("t", ("blue",), TEXT_METRICS)
     with pytest.raises(TaskError, match="'bleu' came; allowed are entity_f1"):

@@ -4,8 +4,7 @@ Each row has a few numbers, such as its matched n-grams, and the metric of any r
 the sums of these numbers over the rows. So a bootstrap sample, and a permutation of two models'
 rows, is scored without its texts. `texts` and `tags` beside this module compute the statistics.
 
-NIST is not among them: its weights of n-grams come from the references of all rows at once, so that
-it is no function of sums over rows. Undefined cases score 0.0, as in `metrics`.
+Undefined cases score 0.0, as in `metrics`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class CorpusMetric:
     of_sums: Callable[[np.ndarray], float]
     """Sums of these statistics over rows, [width], to the metric."""
     selects: bool = True
-    """Whether it may be the primary metric of a task: higher is better."""
+    """Whether it may be the primary metric of a task: a share of 1, and higher is better."""
 
 
 def _bleu(sums: np.ndarray) -> float:
@@ -54,6 +53,17 @@ def _chrf(sums: np.ndarray) -> float:
     from tinyattn.compat.sacrebleu_compat import chrf_of
 
     return chrf_of(sums)
+
+
+def _nist(sums: np.ndarray) -> float:
+    length, reference = sums[:2]
+    matched, all_of = sums[2:7], sums[7:]
+    if not length or not reference:
+        return 0.0
+    beta = math.log(0.5) / math.log(1.5) ** 2  # two thirds of the length have half the score
+    penalty = math.exp(beta * math.log(min(length / reference, 1.0)) ** 2)
+    each = np.divide(matched, all_of, where=all_of > 0, out=np.zeros_like(matched))
+    return float(penalty * each.sum())
 
 
 def _share(sums: np.ndarray) -> float:
@@ -90,6 +100,7 @@ def _ratio(part: float, whole: float) -> float:
 STATISTICS: dict[str, Statistics] = {
     "ngrams": Statistics(10, "sacrebleu"),
     "characters": Statistics(18, "sacrebleu"),
+    "information": Statistics(12, "sacrebleu"),
     "subsequences": Statistics(2, "rouge_score"),
     "matches": Statistics(2),
     "likelihood": Statistics(2),
@@ -101,9 +112,11 @@ TEXT_METRICS: dict[str, CorpusMetric] = {
     "chrf": CorpusMetric("characters", _chrf),
     "rouge_l": CorpusMetric("subsequences", _share),
     "exact_match": CorpusMetric("matches", _share),
+    "nist": CorpusMetric("information", _nist, selects=False),
     "perplexity": CorpusMetric("likelihood", _perplexity, selects=False),
 }
-"""Metrics of generated texts; see `texts`. Perplexity has no upper bound, and lower is better."""
+"""Metrics of generated texts; see `texts`. NIST and perplexity have no upper bound, and of
+perplexity lower is better."""
 TAG_METRICS: dict[str, CorpusMetric] = {
     "entity_f1": CorpusMetric("entities", _f1),
     "entity_precision": CorpusMetric("entities", _precision),
@@ -169,8 +182,8 @@ def check_corpus_metrics(task: str, metrics: Sequence[str], allowed: Collection[
     if not CORPUS_METRICS[metrics[0]].selects:
         first = [metric for metric in allowed if CORPUS_METRICS[metric].selects]
         raise TaskError(
-            f"task '{task}': {metrics[0]} came as the first metric, which selects, and of it lower "
-            f"is better; allowed first are {', '.join(first)}: put {metrics[0]} behind one of them"
+            f"task '{task}': {metrics[0]} came as the first metric, which selects, and it is no "
+            f"share of 1; allowed first are {', '.join(first)}: put {metrics[0]} behind one of them"
         )
     check_packages(metrics)
 

@@ -15,8 +15,8 @@ E2E = Task(
     text_columns=("meaning_representation",),
     labels=None,
     score_range=None,
-    # The official script's metrics also are NIST, METEOR and CIDEr.
-    metrics=("bleu", "rouge_l", "chrf"),
+    # The official script's metrics also are METEOR and CIDEr.
+    metrics=("bleu", "nist", "rouge_l", "chrf"),
     label_column="human_reference",
     # `||` ends the table as in Li & Liang (ACL 2021) and Hu et al. (ICLR 2022); they also rewrite
     # `name[x], eatType[y]` as `name : x | Type : y`, and here it stays as published.

@@ -43,8 +43,8 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
 
 
 def number_of(name: str, value: float) -> float:
-    """Return a metric as it is shown: in percent, but for perplexity."""
-    return value if name.startswith("perplexity") else 100 * value
+    """Return a metric as it is shown: in percent, but for NIST and perplexity."""
+    return value if name.startswith(("nist", "perplexity")) else 100 * value
 
 
 def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:

@@ -6,6 +6,9 @@
 - `rouge_l`: mean over rows of the F of ROUGE-L (Lin 2004), of the reference where it is best, by
   rouge-score without stemming. It reads ASCII letters and digits alone: other alphabets score 0.
 - `exact_match`: share of texts that are one of their references, white space around both aside.
+- `nist`: information of matched words, up to 5 in a row (Doddington, HLT 2002), as mteval-v13a
+  counts it. Words tell log2(occurrences of all but the last / their own) in the references of all
+  rows that are scored together, so that rare ones count more.
 - `perplexity`: of the references under the model, over tokens.
 
 A row may have any number of references. BLEU counts an n-gram as often as the reference that has it
@@ -15,6 +18,10 @@ with the best F.
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,6 +30,8 @@ from tinyattn.compat.sacrebleu_compat import chrf_statistics
 from tinyattn.errors import DivergedError
 from tinyattn.tasks.corpus_metrics import check_packages, kinds_of
 
+_ORDERS = 5
+"""Most words in a row that NIST counts."""
 References = Sequence[Sequence[str]]
 """One or several references of each row."""
 
@@ -78,6 +87,38 @@ def _characters(texts: Sequence[str], references: References) -> np.ndarray:
     return _table(chrf_statistics(texts, references), 18)
 
 
+def _information(texts: Sequence[str], references: References) -> np.ndarray:
+    """Words, mean words of a reference, information of matched n-grams of 1 to 5, and n-grams."""
+    from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
+
+    words_of = Tokenizer13a()
+    found = [_counts(words_of(text).lower().split()) for text in texts]
+    known = [[_counts(words_of(each).lower().split()) for each in own] for own in references]
+    everywhere: Counter[tuple[str, ...]] = Counter()
+    for each in (one for own in known for one in own):
+        everywhere.update(each)
+    rows = []
+    for counts, own in zip(found, known, strict=True):
+        most = functools.reduce(operator.or_, own)
+        matched, all_of = [0.0] * (_ORDERS + 1), [0] * (_ORDERS + 1)
+        for ngram, count in counts.items():
+            all_of[len(ngram)] += count
+            if ngram and ngram in most:
+                told = math.log2(everywhere[ngram[:-1]] / everywhere[ngram])
+                matched[len(ngram)] += min(count, most[ngram]) * told
+        mean = sum(each[()] for each in own) / len(own)
+        rows.append([all_of[0], mean, *matched[1:], *all_of[1:]])
+    return _table(rows, 2 + 2 * _ORDERS)
+
+
+def _counts(words: Sequence[str]) -> Counter[tuple[str, ...]]:
+    """Return how often each n-gram of up to 5 words occurs; the empty one as there are words."""
+    orders = range(_ORDERS + 1)
+    return Counter(
+        tuple(words[i : i + n]) for n in orders for i in range(len(words) - max(n, 1) + 1)
+    )
+
+
 def _subsequences(texts: Sequence[str], references: References) -> np.ndarray:
     """ROUGE-L of each row, and 1."""
     from rouge_score.rouge_scorer import RougeScorer
@@ -108,6 +149,7 @@ def _table(rows: Sequence[Sequence[float]], width: int) -> np.ndarray:
 _BY_KIND: dict[str, Callable[[Sequence[str], References], np.ndarray]] = {
     "ngrams": _ngrams,
     "characters": _characters,
+    "information": _information,
     "subsequences": _subsequences,
     "matches": _matches,
 }
