@@ -121,24 +121,27 @@ def _plan(
     from orchestrator.reproduction.methods import METHODS
     from orchestrator.reproduction.plan import costs_of, plan_lines
     from orchestrator.reproduction.run import without
+    from orchestrator.reproduction.server import answering, check_server
     from orchestrator.reproduction.tables import ALL, TASKS
 
     settings, capacity, cores = whole.settings, capacity_of(places.on), Cores()
     absent, costs = lacking(whole.needs, settings, workspace), costs_of(whole)
 
-    def said(head: str, needs: Collection[Need]) -> None:
+    def said(head: str, needs: Collection[Need], notes: Sequence[str] = ()) -> None:
         part = without(whole, lambda need: need not in needs)
         found = absent.among(part.needs, settings)
         able = without(part, found.has) if settings.is_small else part
         lines = plan_lines(able, costs, found, workspace, capacity, cores)
-        click.echo("\n".join([head, *lines, ""]))
+        click.echo("\n".join([head, *lines, *notes, ""]))
 
     for table in tables:
         head = f"{table.name:11} {table.title}"
         if why_not[table.name]:
             echo("\n".join([head, f"left out    {why_not[table.name]}", ""]))
         else:
-            said(head, table.needs(METHODS, TASKS))
+            answer = {*answering([table])} & {*whole.needs}
+            here = [need for need in answer if not absent.has(need)]
+            said(head, table.needs(METHODS, TASKS), check_server(here, workspace))
     if len(tables) > 1 and whole.needs:
         said(f"{ALL:11} these tables together, which share sweeps", whole.needs)
 
@@ -148,9 +151,9 @@ def _run(
 ) -> None:
     """Run what is left of the sweeps of tables, and show them; exit 1 if a sweep failed."""
     from orchestrator.reproduction.lacking import lacking, refuse_lacking
-    from orchestrator.reproduction.page import known_tables
+    from orchestrator.reproduction.page import known_tables, upload
     from orchestrator.reproduction.run import Trained, is_done, prepare, train, without
-    from orchestrator.reproduction.server import check_server
+    from orchestrator.reproduction.server import answer_server, answering, check_server
     from orchestrator.state.suite_definition import note_command
 
     found = lacking(whole.needs, whole.settings, workspace)
@@ -160,7 +163,8 @@ def _run(
         raise UsageError("\n".join(["nothing that was asked for can run here:", *found.lines()]))
     for line in found.lines():
         echo(f"left out: {line}")
-    for line in check_server(able, _submitted(tables), workspace):
+    answer = answering(tables)
+    for line in check_server({*answer} & {*able.needs}, workspace):
         echo(line)
     earlier = known_tables(workspace.path_of(able.name))
     first = prepare(able, workspace)
@@ -178,12 +182,9 @@ def _run(
             placed(f"error: what failed is missing; `tinyattn {able.go_on}` goes on"), err=True
         )
         sys.exit(1)
+    if answer:
+        upload(answer_server(able, answer, workspace, echo), able, workspace.tracker())
     echo(f"next: {next_command(f'tinyattn report {able.name}')}")
-
-
-def _submitted(tables: Sequence[Table]) -> set[str]:
-    """Return the methods of tables whose adapters answer the benchmark's server."""
-    return {method for table in tables for method in table.submitted}
 
 
 def _show(
@@ -198,7 +199,6 @@ def _show(
     from orchestrator.reproduction.methods import METHODS
     from orchestrator.reproduction.page import keep, notes, publish, render
     from orchestrator.reproduction.scores import Scores
-    from orchestrator.reproduction.server import answer_server
     from orchestrator.reproduction.tables import TABLES, needs_of
 
     scores = Scores(reproduction, workspace, failed)
@@ -215,5 +215,4 @@ def _show(
     folder = workspace.path_of(reproduction.name)
     files = keep([*found.values()], reproduction, [*absent.lines()], folder)
     echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
-    files += answer_server(reproduction, _submitted(tables), workspace, failed, echo)
     publish([*found.values()], reproduction, files, workspace.tracker())

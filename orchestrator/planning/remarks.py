@@ -13,6 +13,8 @@ from tinyattn.training.engine import warmup_steps
 HEADS = "adapter.num_heads"
 AGAIN = 1.36
 """Time of a step with gradient checkpointing, relative to one without, as docs/faster.md has it."""
+_ASKED = {"pattern", "examples", "max_length", "target_length"}
+"""Keys that change what a PLM is asked."""
 _SHOWN = 10
 """Most labels that a remark names."""
 _EXACT = 1e-6
@@ -46,9 +48,11 @@ def _absent(labels: Sequence[str]) -> Iterator[str]:
 
 
 def _untrained(sweep: Sweep) -> Iterator[str]:
-    """Remark on trials of the PLM untrained, which all give the same scores."""
+    """Remark on trials of the PLM untrained that all ask the same, and so have the same scores."""
+    asks = {*_ASKED, "seed"} if sweep.train.examples else _ASKED  # the seed draws the examples
     is_alone = all(values_of(sweep, key) == [value] for key, value in ALONE.items())
-    if is_alone and has_no_classifier(sweep.train) and sweep.search.trials > 1:
+    is_same = asks.isdisjoint(sweep.space)
+    if is_alone and is_same and has_no_classifier(sweep.train) and sweep.search.trials > 1:
         yield (
             f"nothing is trained: each of the {sweep.search.trials} trials is the PLM untrained, "
             "evaluated once; set search.trials=1"

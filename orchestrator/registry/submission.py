@@ -7,6 +7,7 @@ adapter of MNLI, and WNLI by one class, as in the paper, unless its champion is 
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -91,8 +92,9 @@ class Answer:
     """Where the test rows are; of one class, where the labelled rows are that chose it."""
     truncated: int = 0
     """Rows that were cut since they are longer than the adapter reads."""
-    digest: str = ""
-    """SHA-256 of the test rows' file; of one class empty."""
+    digest: str | None = None
+    """SHA-256 of the file of the test rows; of one class of those of the labelled rows that chose
+    it, and None if none are here."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,20 @@ class Plan:
     """Where the test rows of the files are that will be answered by adapters."""
     left_out: Mapping[str, str]
     """File -> why it will not be there."""
-    of_one_class: Sequence[GlueFile]
-    """Files that one class answers."""
+    of_one_class: Mapping[GlueFile, Source | None]
+    """Files that one class answers -> where the labelled rows are that choose it; None: no rows are
+    here."""
     absent: str = ""
     """What was said of the first test rows that are not here; empty: all are."""
+
+    @property
+    def origins(self) -> dict[str, tuple[str | None, str | None]]:
+        """What each file comes from: its name -> MLflow run of its adapter, SHA-256 of its rows."""
+        found: dict[str, tuple[str | None, str | None]] = {
+            file.name: (self.answerers[file.answered_by].run_id, source.digests[file.split])
+            for file, source in self.sources.items()
+        }
+        return found | {f.name: (None, _digest(own)) for f, own in self.of_one_class.items()}
 
 
 @dataclass(frozen=True)
@@ -175,22 +187,23 @@ def check_test_rows(workspace: Workspace, tasks: Collection[str]) -> list[str]:
         tasks: names of tasks; of others than GLUE's nothing is answered.
 
     Returns:
-        The test rows that are not here, as a data folder names them: `glue/rte/test`.
+        What is to be said of them: which are not here, or not as many as the server has.
 
     Raises:
         TaskError: a file is damaged or does not fit its task.
     """
-    absent = []
+    said = []
     for file in FILES:
         if file.answered_by not in tasks:
             continue
         try:
             source = find_unlabelled(file.task, file.split, workspace.data_dir)
         except AbsentDataError:
-            absent.append(file.source)
+            said.append(f"{file.name}: no test rows ({file.source})")
         else:
-            read_unlabelled(file.task, file.split, source)
-    return absent
+            rows = read_unlabelled(file.task, file.split, source)
+            said += filter(None, [_other_number(file, rows)])
+    return said
 
 
 def plan_by_trials(workspace: Workspace, trials: Mapping[str, TrialRun]) -> Plan:
@@ -202,7 +215,7 @@ def plan_by_trials(workspace: Workspace, trials: Mapping[str, TrialRun]) -> Plan
     """
     files = [file for file in FILES if file.answered_by != _MAJORITY]
     chosen = {task: Answerer.of_trial(run) for task, run in trials.items()}
-    return _plan(workspace, files, chosen, True, "was not trained")
+    return _plan(workspace, files, chosen, True, "has no sweep that completed")
 
 
 def answered(
@@ -233,7 +246,7 @@ def answered(
     for name, why in plan.left_out.items():
         say(f"note: {name} is left out: {why}")
     _compare_numbers(parts, partial, say)
-    found = {file.name: _of_one_class(workspace, file, say) for file in plan.of_one_class}
+    found = {f.name: _of_one_class(f, source, say) for f, source in plan.of_one_class.items()}
     with tempfile.TemporaryDirectory() as scratch:
         folders = _adapters(workspace.store(), parts, Path(scratch))
         for answer in _answers(parts, folders, ModelCache(workspace.data_dir), say):
@@ -265,7 +278,7 @@ def _plan(
         reasons += [f"no test rows ({file.source})"] if file in absent else []
         if reasons:
             left_out[file.name] = ", ".join(reasons)
-    others = [file for file in FILES if file not in files]
+    others = {file: _labelled(file, workspace) for file in FILES if file not in files}
     return Plan(answerers, sources, left_out, others, next(iter(absent.values()), ""))
 
 
@@ -328,19 +341,7 @@ def _compare_numbers(parts: Sequence[_Part], partial: bool, say: Callable[[str],
     Raises:
         TaskError: they differ, without `partial`.
     """
-    wrong = []
-    for part in parts:
-        index, wanted = part.rows.index, part.file.rows
-        if len(index) != wanted:
-            came = f"{len(index):,} rows"
-        elif index[-1] != wanted - 1:
-            came = f"rows numbered from {index[0]:,} to {index[-1]:,} in their column idx"
-        else:
-            continue
-        wrong.append(
-            f"{part.file.name}: {came} came from {part.rows.place}, the GLUE server has {wanted:,} "
-            f"rows, 0 to {wanted - 1:,}"
-        )
+    wrong = [said for part in parts if (said := _other_number(part.file, part.rows))]
     if wrong and not partial:
         lines = "\n".join(f"  {line}" for line in wrong)
         raise TaskError(
@@ -351,18 +352,45 @@ def _compare_numbers(parts: Sequence[_Part], partial: bool, say: Callable[[str],
         say(f"note: {line}")
 
 
-def _of_one_class(workspace: Workspace, file: GlueFile, say: Callable[[str], None]) -> Answer:
-    """Answer a file by the class of most labelled rows; if they are not here, by the paper's."""
+def _other_number(file: GlueFile, rows: UnlabelledRows) -> str:
+    """Return how the numbers of rows differ from those of the server; empty: they do not."""
+    index, wanted = rows.index, file.rows
+    if len(index) != wanted:
+        came = f"{len(index):,} rows"
+    elif index[-1] != wanted - 1:
+        came = f"rows numbered from {index[0]:,} to {index[-1]:,} in their column idx"
+    else:
+        return ""
+    return (
+        f"{file.name}: {came} came from {rows.place}, the GLUE server has {wanted:,} rows, 0 to "
+        f"{wanted - 1:,}"
+    )
+
+
+def _labelled(file: GlueFile, workspace: Workspace) -> Source | None:
+    """Return where the labelled rows of a file's task are; None: not here."""
     try:
-        source = find_source(file.task, workspace.data_dir)
+        return find_source(file.task, workspace.data_dir)
     except AbsentDataError:
+        return None
+
+
+def _digest(source: Source | None) -> str | None:
+    """Return the SHA-256 of those of all splits."""
+    if source is None:
+        return None
+    return hashlib.sha256("".join(sorted(source.digests.values())).encode()).hexdigest()
+
+
+def _of_one_class(file: GlueFile, source: Source | None, say: Callable[[str], None]) -> Answer:
+    """Answer a file by the class of most labelled rows; if they are not here, by the paper's."""
+    if source is None:
         label, place = _PAPERS_CLASS, "the paper's protocol, as no labelled rows are here"
     else:
         label, place = majority_class(file.task, source), ", ".join(source.places.values())
     say(f"{file.name}: {file.rows:,} rows, all {label}: the majority class by {place}")
-    return Answer(
-        file, table_of(np.arange(file.rows), [str(label)] * file.rows), file.rows, None, place
-    )
+    table = table_of(np.arange(file.rows), [str(label)] * file.rows)
+    return Answer(file, table, file.rows, None, place, digest=_digest(source))
 
 
 def _adapters(store: TrackingReader, parts: Sequence[_Part], scratch: Path) -> dict[str, Path]:
@@ -383,7 +411,7 @@ def _adapters(store: TrackingReader, parts: Sequence[_Part], scratch: Path) -> d
             raise AdapterError(
                 f"{part.answerer.name} has the labels "
                 f"{_listed(theirs)}; {part.file.name} takes {_listed(part.file.task.labels)}, in "
-                f"this order: promote an adapter that was trained on {task}"
+                f"this order: needed is an adapter that was trained on {task}"
             )
         find_plm(card.plm.name)
     return folders

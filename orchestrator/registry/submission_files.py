@@ -15,7 +15,10 @@ from orchestrator.registry.submission import Answer, Answerer, Plan, Submission
 from orchestrator.spec.values import Json
 from tinyattn.errors import UsageError
 from tinyattn.files.atomic import check_free, write_bytes, write_text
+from tinyattn.files.outside import parse_json, read_text
 
+_MOST_CARD = 2**20
+"""Most bytes of a card."""
 _COLUMNS = ("file", "rows", "answered by", "PLM", "selection", "held-out", "rows cut", "MLflow run")
 
 
@@ -57,21 +60,18 @@ def write_submission(submission: Submission, paths: tuple[Path, Path, Path]) -> 
 def is_written(plan: Plan, paths: tuple[Path, Path, Path]) -> bool:
     """Return whether zip and card are there, whole, and of the same adapters and rows."""
     zip_path, page, data = paths
-    if not (zip_path.is_file() and page.is_file() and data.is_file()):
-        return False
     try:
-        card = json.loads(data.read_text("utf-8"))
-        of_adapters = [entry for entry in card["files"] if entry["adapter"] is not None]
-        known = {(e["file"], e["adapter"]["run_id"], e["rows_sha256"]) for e in of_adapters}
-        left_out, digest = card["left_out"], card["sha256"]
-    except (ValueError, KeyError, TypeError):
-        return False
-    wanted = {
-        (file.name, plan.answerers[file.answered_by].run_id, source.digests[file.split])
-        for file, source in plan.sources.items()
-    }
-    is_whole = digest == hashlib.sha256(zip_path.read_bytes()).hexdigest()
-    return is_whole and known == wanted and left_out == plan.left_out
+        card = parse_json(read_text(data, _MOST_CARD))
+        entries = {entry["file"]: entry for entry in card["files"]}
+        origins = {
+            name: ((own["adapter"] or {}).get("run_id"), own["rows_sha256"])
+            for name, own in entries.items()
+        }
+        digest = hashlib.sha256(zip_path.read_bytes()).hexdigest()
+        is_whole = card["sha256"] == digest and digest in page.read_text("utf-8")
+        return is_whole and origins == plan.origins and card["left_out"] == plan.left_out
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False  # it is written anew
 
 
 def _card(submission: Submission, name: str, digest: str) -> dict[str, Json]:
@@ -92,7 +92,7 @@ def _entry(answer: Answer) -> dict[str, Json]:
         "rows_of_server": answer.file.rows,
         "rows_cut": answer.truncated,
         "place": answer.place,
-        "rows_sha256": answer.digest or None,
+        "rows_sha256": answer.digest,
         "adapter": None if answer.answerer is None else _adapter(answer.answerer),
     }
 

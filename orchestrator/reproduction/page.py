@@ -175,6 +175,18 @@ def publish(
     run.note_comparison(_note(tables, reproduction.settings), numbers(tables))
     tracker.settle(SETTLE_SECONDS)  # the page reads the note
     publish_suite(tracker, run)
+    upload(files, reproduction, tracker)
+
+
+def upload(files: Sequence[Path], reproduction: Reproduction, tracker: TrackingWriter) -> None:
+    """Put files beside the tables of the suite's run in MLflow.
+
+    Raises:
+        StorageError: the store does not take them.
+    """
+    run = tracker.run_of_suite(reproduction.name)
+    if run is None or not files:
+        return
     with tempfile.TemporaryDirectory() as scratch:
         for file in files:
             write_bytes(Path(scratch) / file.name, file.read_bytes())

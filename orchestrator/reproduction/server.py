@@ -6,81 +6,78 @@ so these trials are not promoted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from orchestrator.registry.glue_server import FILES
 from orchestrator.registry.submission import answered, check_test_rows, plan_by_trials
 from orchestrator.registry.submission_files import is_written, paths_beside, write_submission
-from orchestrator.reproduction.run import Reproduction, best_trial
+from orchestrator.reproduction.run import Reproduction, best_trial, completed
+from orchestrator.reproduction.tables import TASKS, Need, Table
 from orchestrator.state.workspace import Workspace
 
 ZIP = "glue-submission.zip"
 
 
-def check_server(
-    reproduction: Reproduction, methods: Collection[str], workspace: Workspace
-) -> list[str]:
-    """Return what is to be said of test rows that are not here, before anything is trained.
+def answering(tables: Sequence[Table]) -> list[Need]:
+    """Return the sweeps whose best trials answer the server; none unless table 9 is among them."""
+    found = (need for table in tables for need in table.needs(table.submitted, TASKS))
+    return list(dict.fromkeys(found))
+
+
+def check_server(needs: Collection[Need], workspace: Workspace) -> list[str]:
+    """Return what is to be said of test rows, before anything is trained.
 
     Args:
-        reproduction: the sweeps that are to run.
-        methods: the method whose adapters answer; empty: there is nothing to answer.
+        needs: the sweeps that are to run, of those that answer.
         workspace: where the data are.
 
     Raises:
         TaskError: a file of test rows is damaged or does not fit its task.
     """
-    tasks = {need.task for need in reproduction.needs if need.method in methods}
-    absent = check_test_rows(workspace, tasks)
-    if not absent:
-        return []
-    return [f"note: {ZIP} will lack answers, as there are no test rows of {', '.join(absent)}"]
+    said = check_test_rows(workspace, {need.task for need in needs})
+    return [f"note: for {ZIP}, {line}" for line in said]
 
 
 def answer_server(
     reproduction: Reproduction,
-    methods: Collection[str],
+    needs: Collection[Need],
     workspace: Workspace,
-    failed: Collection[str],
     say: Callable[[str], None],
 ) -> list[Path]:
     """Answer GLUE's test rows, and write zip and card into the folder of the suite.
 
     Files of the same adapters and the same rows are there already and stay as they are; others are
-    replaced.
+    replaced. Sweeps of earlier commands answer too.
 
     Args:
-        reproduction: the sweeps, which have ended.
-        methods: the method whose adapters answer; empty: there is nothing to answer.
+        reproduction: whose they are.
+        needs: the sweeps that may answer; of these, those that have completed do.
         workspace: where they are kept.
-        failed: names within the suite of sweeps that did not come to their end.
         say: called with messages: what is left out, whose rows are being answered.
 
     Returns:
-        Zip and card; none if no task that was trained has test rows here.
+        Zip and card; none if no task of such a sweep has test rows here.
 
     Raises:
+        UsageError: a trial has no MLflow run.
         TaskError: a file of test rows is damaged or does not fit its task.
-        StorageError: a file cannot be written.
+        StorageError: a file cannot be read or written.
     """
-    trials = {}
-    for need in reproduction.needs:
-        if need.method in methods and need.name not in failed:
-            best = best_trial(reproduction, need, workspace)
-            if best is not None:
-                name = f"{reproduction.sweep(need)}/{best.name}"
-                trials[need.task] = workspace.store().trial(name)
-    if not trials:
-        return []
+    ended, trials = completed(workspace), {}
+    for need in needs:
+        sweep = reproduction.sweep(need)
+        best = best_trial(reproduction, need, workspace) if sweep in ended else None
+        if best is not None:
+            trials[need.task] = workspace.store().trial(f"{sweep}/{best.name}")
     plan = plan_by_trials(workspace, trials)
     paths = paths_beside(workspace.path_of(reproduction.name) / ZIP)
     if not plan.sources:
-        say(f"note: no {ZIP}: no task that was trained has test rows here")
+        kept = f"; {paths[0]} is of earlier ones" if paths[0].exists() else ""
+        say(f"note: no {ZIP}, as no task that was trained has test rows here{kept}")
         return []
     if not is_written(plan, paths):
         write_submission(answered(workspace, plan, True, say), paths)
-    count = len(plan.sources) + len(plan.of_one_class)
-    whole = "" if count == len(FILES) else "; the server takes all together"
-    say(f"for the GLUE server: {paths[0]}, {count} of its {len(FILES)} files{whole}")
+    whole = "" if len(plan.origins) == len(FILES) else "; the server takes all together"
+    say(f"for the GLUE server: {paths[0]}, {len(plan.origins)} of its {len(FILES)} files{whole}")
     return [*paths]

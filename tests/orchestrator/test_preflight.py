@@ -11,7 +11,7 @@ import torch
 from click.testing import CliRunner
 from generation_files import copying_rows, save_decoder, write_generation_task
 from mlflow_sweeps import Sweeps
-from prompt_files import write_prompt_task
+from prompt_files import PATTERN, write_prompt_task
 from tiny_plm import save_tiny_plm
 from transformers import DistilBertConfig, DistilBertModel, T5Config
 
@@ -659,10 +659,26 @@ def test_the_plan_has_each_pattern_with_its_words(tmp_path: Path) -> None:
         "pattern     one: {text} [MASK]; y: yes or enjoyable, n: no",
         "pattern     two: {text} | [MASK]; y: enjoyably (2 tokens), n: no",
     ]
-    for pattern, expected in (("one", True), ("none", False)):  # a classifier is trained
-        made = sweep(plm, train={**train, "pattern": pattern, "adapter": {"layers": "none"}})
-        has_it = any("trials is the PLM untrained" in remark for remark in remarks(made, 8))
-        assert has_it == expected
+
+
+def test_trials_of_the_plm_untrained_that_are_all_equal_are_told_of(tmp_path: Path) -> None:
+    rows = [{"text": f"row {n}", "label": "yn"[n % 2]} for n in range(8)]
+    splits = dict.fromkeys(("train", "select", "validation"), rows)
+    patterns = [{**PATTERN, "name": name} for name in ("one", "two")]
+    task = {"task": write_prompt_task(tmp_path, splits, patterns), "adapter": {"layers": "none"}}
+    plm = str(save_tiny_plm(tmp_path / "tiny", masked=True))
+    searched = {"type": "choice", "values": ["one", "two"]}
+    seeds = {"type": "choice", "values": [0, 1]}
+    for space, train, expected in (
+        ({}, {}, True),
+        ({}, {"pattern": "none"}, False),  # a classifier is trained
+        ({"pattern": searched}, {}, False),
+        ({"seed": seeds}, {}, True),
+        ({"seed": seeds}, {"examples": 2}, False),  # others are drawn
+    ):
+        made = sweep(plm, space, train={**task, **train})
+        found = any("trials is the PLM untrained" in remark for remark in remarks(made, 8))
+        assert found == expected, (space, train)
 
 
 def test_the_plan_has_the_remarks(tiny: str, tmp_path: Path) -> None:

@@ -397,6 +397,9 @@ def test_test_rows_are_looked_at_before_anything_starts(tmp_path: Path) -> None:
     plm, data = str(save_tiny_plm(tmp_path / "tiny")), tmp_path / "data"
     write_glue(data, ["rte", "cola"], rows=40)
     words = ("table9", "--tasks", "rte,cola", "--plm", plm, "--rows", 8, "--epochs", 1)
+    plan = typed(tmp_path / "runs", *words, "--plan", data=data)
+    for file, task in (("CoLA", "cola"), ("RTE", "rte")):
+        assert f"{file}.tsv: no test rows (glue/{task}/test)" in plan.stdout
     (data / "glue" / "rte" / "test.jsonl").write_text('{"sentence1": "a", "hypothesis": "b"}\n')
     done = typed(tmp_path / "runs", *words, data=data)
     assert done.exit_code == 2

@@ -31,13 +31,14 @@ from orchestrator.registry import submission
 from orchestrator.registry.benchmarks import Benchmark
 from orchestrator.registry.glue_server import FILES
 from orchestrator.registry.promotion import promote
-from orchestrator.registry.submission import answered, plan_by_trials
+from orchestrator.registry.submission import answered, check_test_rows, plan_by_trials
 from orchestrator.registry.submission_files import is_written, paths_beside, write_submission
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
+from tinyattn.errors import TaskError
 from tinyattn.plms.loading import load_plm
 from tinyattn.predict import load_predictor
 from tinyattn.tasks import find_task
@@ -503,7 +504,7 @@ def test_trials_answer_as_champions_do_and_answer_again_if_anything_is_another(
     assert not is_written(plan, paths)
     said: list[str] = []
     write_submission(answered(workspace, plan, True, said.append), paths)
-    assert "note: CoLA.tsv is left out: task cola was not trained" in said
+    assert "note: CoLA.tsv is left out: task cola has no sweep that completed" in said
     assert f"RTE.tsv: {SMALL} rows by rte-first/rte" in said
     submit(nine, "--partial", "--data", data)
     ours, theirs = tables(paths[0]), tables(Path("glue-submission.zip"))
@@ -516,15 +517,41 @@ def test_trials_answer_as_champions_do_and_answer_again_if_anything_is_another(
     assert not is_written(plan_by_trials(workspace, other), paths)
     assert not is_written(plan_by_trials(workspace, {"rte": trials["rte"]}), paths)
     card = paths[2].read_text()
-    for damaged in ("", "[]", "{}", card.replace('"sha256": "', '"sha256": "0')):
+    for damaged in ("", "[]", "{}", 9999 * "[", card.replace('"sha256": "', '"sha256": "0')):
         paths[2].write_text(damaged)
         assert not is_written(plan, paths)
+    paths[2].unlink()
+    assert not is_written(plan, paths)
     paths[2].write_text(card)
+    paths[1].rename("away.md")
+    assert not is_written(plan, paths)
+    Path("away.md").rename(paths[1])
     assert is_written(plan, paths)
+    labels = [{"sentence1": "a", "sentence2": "b", "label": 1}]  # by which WNLI's class is 1
+    folder = data / "glue" / "wnli"
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").write_text(json.dumps(labels[0]) + "\n")
+    assert not is_written(plan_by_trials(workspace, trials), paths)
+    for split in ("train", "validation"):
+        (folder / f"{split}.jsonl").unlink()
+    assert is_written(plan_by_trials(workspace, trials), paths)
     write(data, "RTE.tsv", made_up("RTE.tsv", SMALL + 1))
     assert not is_written(plan_by_trials(workspace, trials), paths)
     shutil.rmtree(data / "glue")
     assert not plan_by_trials(workspace, trials).sources
+
+
+def test_test_rows_are_checked_before_their_tasks_are_trained(data: Path) -> None:
+    workspace = Workspace(data.parent / "runs", data_dir=data)
+    shutil.rmtree(data / "glue" / "cola")
+    assert check_test_rows(workspace, {"cola", "rte", "fewglue-rte"}) == [
+        "CoLA.tsv: no test rows (glue/cola/test)",
+        f"RTE.tsv: {SMALL} rows came from {data}/glue/rte/test.jsonl, the GLUE server has 3,000 "
+        "rows, 0 to 2,999",
+    ]
+    (data / "glue" / "mnli" / "test_mismatched.jsonl").write_text('{"a": "b"}\n')
+    with pytest.raises(TaskError, match=r"test_mismatched\.jsonl: no column 'premise'"):
+        check_test_rows(workspace, {"mnli"})
 
 
 # ---- real rows ----
