@@ -29,7 +29,7 @@ from tinyattn.plms.families import layer_calls, pooling_of, select_layers
 from tinyattn.plms.loading import Plm, empty_plm
 from tinyattn.plms.quantized import saved_bytes
 from tinyattn.plugins import load_all
-from tinyattn.tasks import Task
+from tinyattn.tasks import Task, find_task
 from tinyattn.training.engine import warmup_steps
 from tinyattn.training.evaluation import evaluation_steps
 from tinyattn.training.model_cache import ModelCache
@@ -325,6 +325,8 @@ def predict_cost(
     if config.gradient_checkpointing:  # of each layer its input, and of one layer all
         kept = layers * 2 * hidden + per_token
     activations = runs * micro * config.max_length * kept * size / 2
+    # Of each token that the PLM's head scores: logits, log-probabilities, their gradient, in fp32.
+    activations += micro * _head_tokens(config) * shape.vocab_size * 12
     trained, scored = train_rows * config.epochs * mean_length, scored_rows * mean_length
     parts = sweep.resources.ranks if config.zero_stage == 3 else 1
     weights = (counts.plm * size - saved_bytes(plm, config.precision)) / parts
@@ -337,6 +339,15 @@ def predict_cost(
         # but 2 for those that are trained.
         trial_pflop=body * (each * runs * trained + 2 * scored) / 1e15,
     )
+
+
+def _head_tokens(config: TrainConfig) -> int:
+    """Return how many tokens of a row the PLM's own head scores: of its target, or of words."""
+    task = find_task(config.task)
+    if task.generation is not None:
+        return config.target_length or task.generation.length
+    pattern = task.pattern(config.asked_by)
+    return 0 if pattern is None else sum(map(len, pattern.words.values()))
 
 
 def rung_words(sweep: Sweep, evaluations: int) -> str:

@@ -13,7 +13,7 @@ from generation_files import copying_rows, save_decoder, write_generation_task
 from mlflow_sweeps import Sweeps
 from prompt_files import PATTERN, write_prompt_task
 from tiny_plm import save_tiny_plm
-from transformers import DistilBertConfig, DistilBertModel, T5Config
+from transformers import AutoConfig, DistilBertConfig, DistilBertModel, T5Config
 
 from orchestrator.cli import main
 from orchestrator.planning.cores import PRODUCT, Cores, product_seconds
@@ -274,6 +274,26 @@ def test_layers_that_run_again_need_less_memory() -> None:
 
     entries = 24 * 16 * 128 * 1024 * 4 / 1e9
     assert memory(gradient_checkpointing=True) == pytest.approx(entries + memory() / 24)
+
+
+def test_scores_of_all_words_need_memory(build_plm: Any, tmp_path: Path) -> None:
+    """Three numbers of four bytes for each word of the vocabulary, by 8 rows of a pass."""
+    plm = save_decoder(tmp_path / "plm", build_plm)
+    words = AutoConfig.from_pretrained(plm).vocab_size
+    task = write_generation_task(tmp_path)
+
+    def memory(task: str, **train: Any) -> float:
+        made = sweep(str(plm), train={"task": task, "max_length": 64, "batch_size": 8, **train})
+        return predict_cost(made, 100, 20, None).memory_gb
+
+    more = memory(task, target_length=32) - memory(task, target_length=8)
+    assert more == pytest.approx(8 * 24 * words * 12 / 1e9)
+    more_words = {"text": "{text} [MASK]", "words": {"y": ["yes", "good"], "n": "no"}}
+    prompts = write_prompt_task(
+        tmp_path, {}, [{**PATTERN, "name": "a"}, {**more_words, "name": "b"}]
+    )
+    more = memory(prompts, pattern="b") - memory(prompts, pattern="none")
+    assert more == pytest.approx(8 * 3 * words * 12 / 1e9)
 
 
 def test_rungs_in_words(tiny: str) -> None:
