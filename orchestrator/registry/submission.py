@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -19,17 +20,23 @@ import numpy as np
 
 from orchestrator.registry.champions import Champion, champions, model_name, without_champion
 from orchestrator.registry.glue_server import FILES, GlueFile, table_of
+from orchestrator.reporting.view import clock
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.data.sources import Source, find_source, find_unlabelled
 from tinyattn.data.splits import UnlabelledRows, majority_class, read_unlabelled
+from tinyattn.data.tokens import Split
 from tinyattn.errors import AbsentDataError, AdapterError, TaskError, UsageError, did_you_mean
 from tinyattn.plms.loading import find_plm
 from tinyattn.predict import Predictor, require_finite
 from tinyattn.training.model_cache import ModelCache
 
+ROWS_AT_ONCE = 1_000
+"""Rows that are predicted between two messages."""
+SECONDS_BETWEEN = 10.0
+"""Least time between two of them."""
 _MAJORITY = "wnli"
 """Task that one class answers, unless its champion is asked for."""
 _PAPERS_CLASS = 0
@@ -443,7 +450,22 @@ def _answer(part: _Part, predictor: Predictor, say: Callable[[str], None]) -> An
     split = predictor.split(rows.texts)
     cut = f"; {split.truncated:,} are longer than it reads and were cut" if split.truncated else ""
     say(f"{file.name}: {len(split):,} rows by {answerer.name}{cut}")
-    outputs = predictor.outputs(split)
+    outputs = np.concatenate([*_outputs(split, predictor, file.name, say)])
     require_finite(outputs)
     table = table_of(rows.index, file.labels_of(outputs))
     return Answer(file, table, len(split), answerer, rows.place, split.truncated, part.digest)
+
+
+def _outputs(
+    split: Split, predictor: Predictor, name: str, say: Callable[[str], None]
+) -> Iterator[np.ndarray]:
+    """Yield the outputs of rows, part by part; say how far it is and how long the rest takes."""
+    begin = said = time.monotonic()
+    for start in range(0, len(split), ROWS_AT_ONCE):
+        end = min(start + ROWS_AT_ONCE, len(split))
+        yield predictor.outputs(replace(split, rows=split.rows.select(range(start, end))))
+        now = time.monotonic()
+        if end < len(split) and now - said >= SECONDS_BETWEEN:
+            said, speed = now, end / (now - begin)
+            left = clock((len(split) - end) / speed)
+            say(f"{name}: {end:,} of {len(split):,} rows, {speed:,.0f} rows/s, about {left} left")

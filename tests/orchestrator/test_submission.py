@@ -13,6 +13,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import zipfile
@@ -539,6 +540,22 @@ def test_trials_answer_as_champions_do_and_answer_again_if_anything_is_another(
     assert not is_written(plan_by_trials(workspace, trials), paths)
     shutil.rmtree(data / "glue")
     assert not plan_by_trials(workspace, trials).sources
+
+
+def test_parts_of_many_rows_are_answered_in_order_and_progress_is_said(
+    nine: Champions, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(nine, "--partial", "--data", data, "-o", "whole.zip")
+    monkeypatch.setattr(submission, "ROWS_AT_ONCE", 5)
+    monkeypatch.setattr(submission, "SECONDS_BETWEEN", 0.0)
+    done = submit(nine, "--partial", "--data", data, "-o", "parts.zip")
+    whole, parts = tables(Path("whole.zip")), tables(Path("parts.zip"))
+    for name in ("RTE.tsv", "MNLI-m.tsv", "AX.tsv", "SST-2.tsv"):
+        assert parts[name] == whole[name]
+    for end in (5, 10):
+        pattern = rf"RTE\.tsv: {end} of {SMALL} rows, [\d,]+ rows/s, about 0:00:0\d left\n"
+        assert re.search(pattern, done.stdout), done.stdout
+    assert f"{SMALL} of {SMALL} rows" not in done.stdout
 
 
 def test_test_rows_are_checked_before_their_tasks_are_trained(data: Path) -> None:
