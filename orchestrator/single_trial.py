@@ -57,6 +57,9 @@ def train_alone(
                 else ""
             )
         )
+        if cut := trainer.data.truncated:
+            fewer = ", or asked with fewer examples" if config.examples else ""
+            say(f"note: {cut:,} of all rows are longer than the adapter reads and were cut{fewer}")
         for note in trainer.data.carve_notes:
             say(f"beware: {note}")
         if output is None:

@@ -150,6 +150,7 @@ def _run(
     tables: Sequence[Table], whole: Reproduction, workspace: Workspace, places: Places
 ) -> None:
     """Run what is left of the sweeps of tables, and show them; exit 1 if a sweep failed."""
+    from orchestrator.planning.plan import amount
     from orchestrator.reproduction.lacking import lacking, refuse_lacking
     from orchestrator.reproduction.page import known_tables, upload
     from orchestrator.reproduction.run import Trained, is_done, prepare, train, without
@@ -168,7 +169,7 @@ def _run(
         echo(line)
     earlier = known_tables(workspace.path_of(able.name))
     first = prepare(able, workspace)
-    echo(f"reproduction {able.name}: {len(able.needs)} sweeps")
+    echo(f"reproduction {able.name}: {amount(len(able.needs), 'sweep')}")
     trained = Trained()
     if not is_done(able, first, workspace):
         with ray_of(places.on):

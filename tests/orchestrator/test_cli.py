@@ -28,6 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 from mlflow_sweeps import Sweeps
+from prompt_files import write_prompt_task
 from tiny_plm import save_tiny_plm
 
 import search_spaces
@@ -545,6 +546,23 @@ def test_wrong_use_of_train(here: Path, tiny: str, words: list[str], said: list[
 
 
 SHORT = ("task=agreement", "max_train_rows=32", "max_length=32", "epochs=1", "batch_size=16")
+
+
+def test_training_says_how_many_rows_are_cut(here: Path, tmp_path_factory: Any) -> None:
+    """Of each of three splits one row of four has 40 words: 43 tokens, and 46 with an example."""
+    plm = save_tiny_plm(tmp_path_factory.mktemp("masked") / "tiny", masked=True)
+    texts = ["a dog", "a cat", "the dog", "the " * 40]
+    rows = [{"text": text, "label": "yn"[n % 2]} for n, text in enumerate(texts)]
+    task = write_prompt_task(here, dict.fromkeys(("train", "select", "validation"), rows))
+
+    def said(*words: str) -> str:
+        untrained = ("epochs=1", "adapter.layers=none", "seed=4")  # of which row 0 is the example
+        return run("train", f"task={task}", f"plm={plm}", *untrained, *words).stdout
+
+    note = "note: 3 of all rows are longer than the adapter reads and were cut"
+    assert f"{note}\n" in said("max_length=42")
+    assert f"{note}, or asked with fewer examples\n" in said("max_length=45", "examples=1")
+    assert "were cut" not in said("max_length=43") + said("max_length=46", "examples=1")
 
 
 def test_output_below_a_regular_file_shows_before_training(here: Path, tiny: str) -> None:

@@ -466,7 +466,7 @@ def test_a_task_that_cannot_be_is_refused_as_it_is_read(
         ({"pooling": "mean"}, "pooling mean came, but task .* has texts for answers"),
         ({"pattern": "x"}, "pattern x came"),
         ({"max_length": 12}, "target_length 8 leaves 4 of max_length 12 for the source"),
-        ({"target_length": 3}, "targets have more than 3 tokens.*allow 5 tokens"),
+        ({"target_length": 3}, "targets have more than 3 tokens.*set target_length=5,"),
     ],
 )
 def test_a_trial_that_does_not_fit_is_refused_before_training(

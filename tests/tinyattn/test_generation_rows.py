@@ -232,9 +232,7 @@ def test_a_target_is_never_cut() -> None:
     rows = rows_of(q=["x"] * 3, a=["123456", "1234567", "a long target"])
     checked = check_pairs(rows, Template("{q}"), "a", "f", labelled=True)
     assert made(checked.select([0])).rows["targets"][:] == [8]
-    message = (
-        r"^train.csv: 2 targets have more than 8 tokens.*first '1234567' with 9; allow 15 tokens"
-    )
+    message = r"^train.csv: 2 targets.*than 8 tokens.*first '1234567' with 9; set target_length=15,"
     with pytest.raises(TaskError, match=message):
         made(checked)
 

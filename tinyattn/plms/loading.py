@@ -342,8 +342,8 @@ def empty_plm(name: str) -> PreTrainedModel:
 
 
 _NO_HEAD = (
-    "use a PLM with one, as roberta-large, or what needs none: another method than WARP, and "
-    "pattern=none for a task with patterns"
+    "use a PLM with one, as roberta-large; of a task with patterns pattern=none needs no head, and "
+    "adapter.method=warp alone of all methods does"
 )
 
 

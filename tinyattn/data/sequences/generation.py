@@ -192,8 +192,8 @@ def _check_targets(
         text = rows[REFERENCES][at][0]
         raise TaskError(
             f"{name}: {count} targets have more than {target_length} tokens with the end token, "
-            f"first {text!r:.80} with {lengths[at]}; allow {lengths.max()} tokens, as many as the "
-            "longest has, or shorten them"
+            f"first {text!r:.80} with {lengths[at]}; set target_length={lengths.max()}, as many as "
+            "the longest has, or shorten them"
         )
 
 
