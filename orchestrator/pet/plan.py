@@ -110,6 +110,7 @@ def pet_plan(
 def _refuse_misspelt(key: str) -> None:
     """Raise UsageError for a key whose first part is nearly `final`, which sweeps do not know."""
     first, dot, rest = key.partition(".")
-    known = [*Sweep.model_fields, *TrainConfig.model_fields, FINAL.removesuffix(".")]
-    if dot and did_you_mean(first, known) == did_you_mean(first, known[-1:]) != "":
+    final = FINAL.removesuffix(".")
+    hint = did_you_mean(first, [*Sweep.model_fields, *TrainConfig.model_fields, final])
+    if dot and repr(final) in hint:
         raise UsageError(f"override {key}: unknown key — did you mean '{FINAL}{rest}'?")

@@ -37,6 +37,11 @@ from tinyattn.training.trainer import refuse_single_texts
 
 LENGTH_KEYS = ("epochs", "batch_size", "evaluate_every")
 """Keys that set how many evaluations a trial has."""
+ROW_KEYS = (
+    "adapter.num_virtual_tokens", "adapter.length", "max_length", "target_length", "pooling",
+    "pattern", "examples", "train_file",
+)  # fmt: skip
+"""Keys that set what a PLM reads of a row."""
 BYTES = {"fp32": 4, "bf16": 2, "int8": 2, "nf4": 2}
 """Bytes of a number of the PLM's activations, and of its weights that are not quantized."""
 A4000_FLOPS = 8e12
@@ -68,21 +73,8 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
     check_shapes(sweep)
     check_prompts(sweep, plm)
     # The longest rows last: the facts are about them.
-    sized = extremes(
-        sweep,
-        (
-            "adapter.num_virtual_tokens",
-            "adapter.length",
-            "max_length",
-            "target_length",
-            "pooling",
-            "pattern",
-            "examples",
-            "train_file",
-        ),
-    )
     asked: dict[str, None] = {}
-    for config in sorted(sized, key=lambda one: (one.max_length, one.chunked)):
+    for config in sorted(extremes(sweep, ROW_KEYS), key=lambda one: (one.max_length, one.chunked)):
         data = model_cache.data(config)
         asked |= dict.fromkeys(_asked(data, config))
         if data.verbalizer is not None:

@@ -7,28 +7,33 @@ adapter of MNLI, and WNLI by one class, as in the paper, unless its champion is 
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
 from orchestrator.registry.champions import Champion, champions, model_name, without_champion
 from orchestrator.registry.glue_server import FILES, GlueFile, table_of
+from orchestrator.registry.submission_plan import (
+    MAJORITY,
+    Answerer,
+    Plan,
+    digest_of,
+    other_number,
+    plan_of,
+)
 from orchestrator.reporting.view import clock
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
-from orchestrator.tracking.records import TrialRun
 from tinyattn.adapters.checkpoint import read_card
-from tinyattn.data.sources import Source, find_source, find_unlabelled
+from tinyattn.data.sources import Source
 from tinyattn.data.splits import UnlabelledRows, majority_class, read_unlabelled
 from tinyattn.data.tokens import Split
-from tinyattn.errors import AbsentDataError, AdapterError, TaskError, UsageError, did_you_mean
+from tinyattn.errors import AdapterError, TaskError, UsageError, did_you_mean
 from tinyattn.plms.loading import find_plm
 from tinyattn.predict import Predictor, require_finite
 from tinyattn.training.model_cache import ModelCache
@@ -37,52 +42,8 @@ ROWS_AT_ONCE = 1_000
 """Rows that are predicted between two messages."""
 SECONDS_BETWEEN = 10.0
 """Least time between two of them."""
-_MAJORITY = "wnli"
-"""Task that one class answers, unless its champion is asked for."""
 _PAPERS_CLASS = 0
 """`not_entailment`, the class of most rows of WNLI, by which the paper's submission answers it."""
-
-
-@dataclass(frozen=True)
-class Answerer:
-    """An adapter that answers the test rows of its task: a champion, or a trial."""
-
-    task: str
-    plm: str
-    run_id: str
-    """Its MLflow run."""
-    trial: str
-    """Name of its trial, as in `first/search_00004`."""
-    protocol: str
-    score: float | None
-    """Its best score on the selection rows, a share; None: it has none."""
-    heldout: Mapping[str, float]
-    """Its scores on the held-out rows, shares by metric; empty: not measured."""
-    model: str = ""
-    """Its registered model; empty: it is none."""
-    version: int | None = None
-
-    @property
-    def name(self) -> str:
-        """What it is called: `tinyattn-rte-minilm version 2`, or else by its trial."""
-        return f"{self.model} version {self.version}" if self.model else self.trial
-
-    @classmethod
-    def of_champion(cls, one: Champion) -> Self:
-        """Return a champion as one that answers."""
-        protocol = one.tags.get("protocol", "")
-        return cls(
-            one.task, one.plm, one.run_id, one.trial, protocol, one.score, one.heldout, one.model,
-            one.version,
-        )  # fmt: skip
-
-    @classmethod
-    def of_trial(cls, run: TrialRun) -> Self:
-        """Return a trial as one that answers."""
-        best = run.trial
-        return cls(
-            run.task, run.plm, run.run_id, run.name, run.protocol, best.best_score, best.heldout
-        )
 
 
 @dataclass(frozen=True)
@@ -111,32 +72,6 @@ class Submission:
     answers: tuple[Answer, ...]
     left_out: Mapping[str, str]
     """File -> why it is not there."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which adapters will answer which test rows; nothing is answered by it."""
-
-    answerers: Mapping[str, Answerer]
-    """Task -> the adapter that answers its rows."""
-    sources: Mapping[GlueFile, Source]
-    """Where the test rows of the files are that will be answered by adapters."""
-    left_out: Mapping[str, str]
-    """File -> why it will not be there."""
-    of_one_class: Mapping[GlueFile, Source | None]
-    """Files that one class answers -> where the labelled rows are that choose it; None: no rows are
-    here."""
-    absent: str = ""
-    """What was said of the first test rows that are not here; empty: all are."""
-
-    @property
-    def origins(self) -> dict[str, tuple[str | None, str | None]]:
-        """What each file comes from: its name -> MLflow run of its adapter, SHA-256 of its rows."""
-        found: dict[str, tuple[str | None, str | None]] = {
-            file.name: (self.answerers[file.answered_by].run_id, source.digests[file.split])
-            for file, source in self.sources.items()
-        }
-        return found | {f.name: (None, _digest(own)) for f, own in self.of_one_class.items()}
 
 
 @dataclass(frozen=True)
@@ -174,55 +109,16 @@ def make_submission(
         AdapterError: a champion's adapter is damaged, or its labels are not those of the task.
     """
     store = workspace.store()
-    files = [file for file in FILES if wnli_by_model or file.answered_by != _MAJORITY]
+    files = [file for file in FILES if wnli_by_model or file.answered_by != MAJORITY]
     chosen = _champions(store, plm, {file.answered_by for file in files})
     lacks = "has no champion" + ("" if plm is None else f" on {plm}")
     answerers = {task: Answerer.of_champion(one) for task, one in chosen.items()}
-    plan = _plan(workspace, files, answerers, partial, lacks)
+    plan = plan_of(workspace, files, answerers, partial, lacks)
     if (plan.left_out and not partial) or not plan.sources:
         tasks = dict.fromkeys(file.answered_by for file in files if file.answered_by not in chosen)
         hints = [said for task in tasks for said in without_champion(store, task)]
         raise UsageError(_lacking_words(plan, partial, hints))
     return answered(workspace, plan, partial, say)
-
-
-def check_test_rows(workspace: Workspace, tasks: Collection[str]) -> list[str]:
-    """Read the test rows that adapters of tasks will answer, before these are trained.
-
-    Args:
-        workspace: where the data are.
-        tasks: names of tasks; of others than GLUE's nothing is answered.
-
-    Returns:
-        What is to be said of them: which are not here, or not as many as the server has.
-
-    Raises:
-        TaskError: a file is damaged or does not fit its task.
-    """
-    said = []
-    for file in FILES:
-        if file.answered_by not in tasks:
-            continue
-        try:
-            source = find_unlabelled(file.task, file.split, workspace.data_dir)
-        except AbsentDataError:
-            said.append(f"{file.name}: no test rows ({file.source})")
-        else:
-            rows = read_unlabelled(file.task, file.split, source)
-            said += filter(None, [_other_number(file, rows)])
-    return said
-
-
-def plan_by_trials(workspace: Workspace, trials: Mapping[str, TrialRun]) -> Plan:
-    """Return a plan by which trials answer GLUE's test rows, WNLI by the class of most rows.
-
-    Args:
-        workspace: where the data are.
-        trials: {task: the trial that answers it}, whose adapter is with its MLflow run.
-    """
-    files = [file for file in FILES if file.answered_by != _MAJORITY]
-    chosen = {task: Answerer.of_trial(run) for task, run in trials.items()}
-    return _plan(workspace, files, chosen, True, "has no sweep that completed")
 
 
 def answered(
@@ -261,34 +157,6 @@ def answered(
     return Submission(tuple(found[f.name] for f in FILES if f.name in found), plan.left_out)
 
 
-def _plan(
-    workspace: Workspace,
-    files: Sequence[GlueFile],
-    answerers: Mapping[str, Answerer],
-    partial: bool,
-    lacks: str,
-) -> Plan:
-    """Return which adapters answer which rows.
-
-    Args:
-        workspace: where the data are.
-        files: those that an adapter is to answer; others are answered by one class.
-        answerers: {task: the adapter that answers it}.
-        partial: whether the rows of a file without adapter need not be there.
-        lacks: what is said of a task without an adapter.
-    """
-    wanted = [file for file in files if not partial or file.answered_by in answerers]
-    sources, absent = _sources(workspace.data_dir, wanted)
-    left_out = {}
-    for file in files:
-        reasons = [] if file.answered_by in answerers else [f"task {file.answered_by} {lacks}"]
-        reasons += [f"no test rows ({file.source})"] if file in absent else []
-        if reasons:
-            left_out[file.name] = ", ".join(reasons)
-    others = {file: _labelled(file, workspace) for file in FILES if file not in files}
-    return Plan(answerers, sources, left_out, others, next(iter(absent.values()), ""))
-
-
 def _champions(
     store: TrackingReader, plm: str | None, tasks: Collection[str]
 ) -> dict[str, Champion]:
@@ -316,19 +184,6 @@ def _champions(
     return {task: own[0] for task, own in found.items()}
 
 
-def _sources(
-    data_dir: Path | None, files: Sequence[GlueFile]
-) -> tuple[dict[GlueFile, Source], dict[GlueFile, str]]:
-    """Return where the test rows of files are, and what is said of each file without them."""
-    found, absent = {}, {}
-    for file in files:
-        try:
-            found[file] = find_unlabelled(file.task, file.split, data_dir)
-        except AbsentDataError as error:
-            absent[file] = str(error)
-    return found, absent
-
-
 def _lacking_words(plan: Plan, partial: bool, more: Sequence[str]) -> str:
     hint = "nothing is left to submit" if partial else "--partial leaves these out"
     return "\n".join(
@@ -348,7 +203,7 @@ def _compare_numbers(parts: Sequence[_Part], partial: bool, say: Callable[[str],
     Raises:
         TaskError: they differ, without `partial`.
     """
-    wrong = [said for part in parts if (said := _other_number(part.file, part.rows))]
+    wrong = [said for part in parts if (said := other_number(part.file, part.rows))]
     if wrong and not partial:
         lines = "\n".join(f"  {line}" for line in wrong)
         raise TaskError(
@@ -359,36 +214,6 @@ def _compare_numbers(parts: Sequence[_Part], partial: bool, say: Callable[[str],
         say(f"note: {line}")
 
 
-def _other_number(file: GlueFile, rows: UnlabelledRows) -> str:
-    """Return how the numbers of rows differ from those of the server; empty: they do not."""
-    index, wanted = rows.index, file.rows
-    if len(index) != wanted:
-        came = f"{len(index):,} rows"
-    elif index[-1] != wanted - 1:
-        came = f"rows numbered from {index[0]:,} to {index[-1]:,} in their column idx"
-    else:
-        return ""
-    return (
-        f"{file.name}: {came} came from {rows.place}, the GLUE server has {wanted:,} rows, 0 to "
-        f"{wanted - 1:,}"
-    )
-
-
-def _labelled(file: GlueFile, workspace: Workspace) -> Source | None:
-    """Return where the labelled rows of a file's task are; None: not here."""
-    try:
-        return find_source(file.task, workspace.data_dir)
-    except AbsentDataError:
-        return None
-
-
-def _digest(source: Source | None) -> str | None:
-    """Return the SHA-256 of those of all splits."""
-    if source is None:
-        return None
-    return hashlib.sha256("".join(sorted(source.digests.values())).encode()).hexdigest()
-
-
 def _of_one_class(file: GlueFile, source: Source | None, say: Callable[[str], None]) -> Answer:
     """Answer a file by the class of most labelled rows; if they are not here, by the paper's."""
     if source is None:
@@ -397,7 +222,7 @@ def _of_one_class(file: GlueFile, source: Source | None, say: Callable[[str], No
         label, place = majority_class(file.task, source), ", ".join(source.places.values())
     say(f"{file.name}: {file.rows:,} rows, all {label}: the majority class by {place}")
     table = table_of(np.arange(file.rows), [str(label)] * file.rows)
-    return Answer(file, table, file.rows, None, place, digest=_digest(source))
+    return Answer(file, table, file.rows, None, place, digest=digest_of(source))
 
 
 def _adapters(store: TrackingReader, parts: Sequence[_Part], scratch: Path) -> dict[str, Path]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from orchestrator.registry.champions import heldout_words
 from orchestrator.registry.glue_server import FILES, zip_of
-from orchestrator.registry.submission import Answer, Answerer, Plan, Submission
+from orchestrator.registry.submission import Answer, Submission
+from orchestrator.registry.submission_plan import Answerer, Plan
 from orchestrator.spec.values import Json
 from tinyattn.errors import UsageError
 from tinyattn.files.atomic import check_free, write_bytes, write_text

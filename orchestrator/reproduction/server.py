@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from orchestrator.registry.glue_server import FILES
-from orchestrator.registry.submission import answered, check_test_rows, plan_by_trials
+from orchestrator.registry.submission import answered
 from orchestrator.registry.submission_files import is_written, paths_beside, write_submission
+from orchestrator.registry.submission_plan import check_test_rows, plan_by_trials
 from orchestrator.reproduction.run import Reproduction, best_trial, completed
 from orchestrator.reproduction.tables import TASKS, Need, Table
 from orchestrator.state.workspace import Workspace

@@ -26,6 +26,42 @@ def logs(runs: Path) -> dict[str, str]:
     return {str(path): path.read_text() for path in runs.glob("sweeps/*/*.jsonl")}
 
 
+def check_answers(runs: Path, best: float, *words: object) -> None:
+    """Table 9 answers the test rows that are here, and a narrower command leaves them as they are.
+
+    Args:
+        runs: the runs folder.
+        best: table 12's score of the one head on RTE, in points.
+        words: of the command line.
+    """
+    data = runs.parent / "data"
+    rows = [{"sentence1": f"a dog {n}", "sentence2": "cats", "label": -1} for n in range(9)]
+    (data / "glue" / "rte" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    again = call("reproduce", "table11", "table9", "--tasks", "cola,rte,sst2", *words)
+    assert again.exit_code == 0, again.output
+    answers = runs / "sweeps" / NAME / "glue-submission.zip"
+    assert f"for the GLUE server: {answers}, 2 of its 11 files" in again.stdout
+    said = again.stdout.split("7 sweeps")[0]  # before anything trains
+    assert "note: for glue-submission.zip, RTE.tsv: 9 rows came from" in said
+    assert "note: for glue-submission.zip, CoLA.tsv: no test rows (glue/cola/test)" in said
+    assert "CoLA.tsv is left out: no test rows" in again.stdout
+    with zipfile.ZipFile(answers) as archive:
+        assert archive.namelist() == ["RTE.tsv", "WNLI.tsv"]
+        assert len(archive.read("RTE.tsv").splitlines()) == 1 + 9
+    card = json.loads(answers.with_suffix(".json").read_text())
+    selection = card["files"][0]["adapter"]["selection"]
+    assert selection == pytest.approx(best / 100)
+    store = Workspace(runs).store()
+    record = store.find_suite(NAME)
+    assert record is not None
+    files = {one.path for one in store.client.list_artifacts(record.run_id, "tables")}
+    assert files >= {f"tables/glue-submission.{ending}" for ending in ("zip", "md", "json")}
+    content = answers.read_bytes(), answers.stat().st_mtime_ns
+    fewer = call("reproduce", "table9", "--tasks", "cola", *words)
+    assert fewer.exit_code == 0, fewer.output
+    assert (answers.read_bytes(), answers.stat().st_mtime_ns) == content, "RTE answers it too"
+
+
 def test_tables_that_were_killed_go_on_and_others_join(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,29 +121,8 @@ def test_tables_that_were_killed_go_on_and_others_join(
     assert left_open is not None
     left_open.reopen()
     tracker.settle(30)
-    rows = [{"sentence1": f"a dog {n}", "sentence2": "cats", "label": -1} for n in range(9)]
-    (tmp_path / "data" / "glue" / "rte" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    trained = ("table11", "table9", "--tasks", "cola,rte,sst2")
-    again = call("reproduce", *trained, *FEW, "--plm", plm, *place)
-    assert again.exit_code == 0, again.output
-    answers = runs / "sweeps" / NAME / "glue-submission.zip"
-    assert f"for the GLUE server: {answers}, 2 of its 11 files" in again.stdout
-    said = again.stdout.split("7 sweeps")[0]  # before anything trains
-    assert "note: for glue-submission.zip, RTE.tsv: 9 rows came from" in said
-    assert "note: for glue-submission.zip, CoLA.tsv: no test rows (glue/cola/test)" in said
-    assert "CoLA.tsv is left out: no test rows" in again.stdout
-    with zipfile.ZipFile(answers) as archive:
-        assert archive.namelist() == ["RTE.tsv", "WNLI.tsv"]
-        assert len(archive.read("RTE.tsv").splitlines()) == 1 + 9
-    card = json.loads(answers.with_suffix(".json").read_text())
-    selection = card["files"][0]["adapter"]["selection"]
-    assert selection == pytest.approx(kept["table12"]["Tiny-Attn-1H"]["cells"]["rte"]["ours"] / 100)
-    files = {one.path for one in store.client.list_artifacts(record.run_id, "tables")}
-    assert files >= {f"tables/glue-submission.{ending}" for ending in ("zip", "md", "json")}
-    content = answers.read_bytes(), answers.stat().st_mtime_ns
-    fewer = call("reproduce", "table9", "--tasks", "cola", *FEW, "--plm", plm, *place)
-    assert fewer.exit_code == 0, fewer.output
-    assert (answers.read_bytes(), answers.stat().st_mtime_ns) == content, "RTE answers it too"
+    rte = kept["table12"]["Tiny-Attn-1H"]["cells"]["rte"]["ours"]
+    check_answers(runs, rte, *FEW, "--plm", plm, *place)
     assert logs(runs) == logged, "nothing is trained twice"
     assert suite_untruths(runs, NAME) == []
     other = call("reproduce", "table12", *FEW[2:], "--rows", 40, "--plm", plm, *place)

@@ -28,12 +28,13 @@ from mlflow_sweeps import Sweeps
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
-from orchestrator.registry import submission
+from orchestrator.registry import submission, submission_plan
 from orchestrator.registry.benchmarks import Benchmark
 from orchestrator.registry.glue_server import FILES
 from orchestrator.registry.promotion import promote
-from orchestrator.registry.submission import answered, check_test_rows, plan_by_trials
+from orchestrator.registry.submission import answered
 from orchestrator.registry.submission_files import is_written, paths_beside, write_submission
+from orchestrator.registry.submission_plan import check_test_rows, plan_by_trials
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import TaskCard
@@ -174,7 +175,8 @@ def data(here: Path) -> Path:
 def small_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that has a few rows of every file; the true numbers take minutes."""
     files = tuple(dataclasses.replace(file, rows=SMALL) for file in FILES)
-    monkeypatch.setattr(submission, "FILES", files)
+    for module in (submission, submission_plan):
+        monkeypatch.setattr(module, "FILES", files)
 
 
 def submit(champions: Sweeps, *words: object) -> Result:

@@ -342,8 +342,8 @@ def empty_plm(name: str) -> PreTrainedModel:
 
 
 _NO_HEAD = (
-    "use a PLM with one, as roberta-large; of a task with patterns pattern=none needs no head, and "
-    "adapter.method=warp alone of all methods does"
+    "use a PLM with one, as roberta-large; without one set pattern=none, and any adapter.method "
+    "but warp"
 )
 
 
