@@ -1,0 +1,1 @@
+"""Landscapes: scores of methods over learning rates, the evidence for ranges and for tests."""

@@ -1,0 +1,199 @@
+"""Recorder of landscapes: how each method's score depends on the learning rate.
+
+    python -m benchmarks.landscapes.measure --part 1/2 & python -m benchmarks.landscapes.measure --part 2/2
+
+Every method × learning rate × seed of a task is one run of `Trainer` with all else fixed; no search, no
+early stopping. A run is a line of benchmarks/landscapes/TASK.jsonl: at each evaluation the score and the
+loss on the selection rows, the score on the held-out rows, and what it answered for each of them, so that
+a simulation can draw rows with the correlations that they really have. Called again, it continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from orchestrator.comparison.methods import one_head_size, sized_methods
+from tinyattn.config import TrainConfig, build
+from tinyattn.data.tokens import Rows, Split, subset
+from tinyattn.errors import DivergedError
+from tinyattn.tasks import compute_metrics
+from tinyattn.training.model_cache import ModelCache
+from tinyattn.training.trainer import Trainer
+
+FOLDER = Path(__file__).parent
+TREC = {
+    "name": "trec", "text_columns": ["text"], "label_column": "label",
+    "labels": ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"], "splits": {"validation": "test"},
+}  # fmt: skip
+"""Questions by what they ask for; the folder is other/trec in TINYATTN_DATA."""
+PLM = "minilm"
+METHODS = (
+    "tiny", "lora", "bottleneck", "houlsby", "ia3", "ln", "bitfit", "prefix", "fourierft", "full",
+    "classifier",
+)  # fmt: skip
+RATES = (1e-3, 1e-2, 1e-4, 1e-1, 3e-3, 3e-2, 3e-4, 3e-1, 1e-5)
+"""In the order in which they are tried, so that few runs already span the range."""
+SEEDS = (0, 1)
+HELDOUT = 500
+"""Most rows whose answers are kept."""
+EVALUATIONS = 4
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on: a task by name or file, its training rows and epochs."""
+
+    task: str
+    rows: int
+    epochs: int
+
+
+TASKS = {
+    "cola": Task("cola", 3000, 2),
+    "trec": Task("trec", 1500, 2),
+    "sst2": Task("sst2", 1500, 2),
+    "mrpc": Task("mrpc", 1000, 2),
+}
+
+
+class RecordingTrainer(Trainer):
+    """A Trainer that keeps the outputs of its last evaluation."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        assert isinstance(self.data.heldout, Split), "a landscape needs rows that choose nothing"
+        self.judging = _some(self.data.heldout, HELDOUT)
+        self.data = replace(self.data, heldout=None)
+        self.seen: tuple[np.ndarray, np.ndarray] = np.empty(0), np.empty(0)
+
+    def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """As Trainer.outputs."""
+        self.seen = super().outputs(split)
+        return self.seen
+
+
+def _some(rows: Split, count: int) -> Split:
+    """Return a fixed random part of rows."""
+    return replace(rows, rows=rows.rows.select(subset(np.arange(len(rows)), count)))
+
+
+def packed(answers: np.ndarray) -> str:
+    """Return predicted classes [N] as text."""
+    return base64.b64encode(zlib.compress(answers.astype(np.uint8).tobytes(), 9)).decode()
+
+
+def unpacked(text: str) -> np.ndarray:
+    """Return the predicted classes [N] that `packed` wrote."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+
+
+def config_of(task: Task, adapter: dict[str, Any], rate: float, seed: int) -> TrainConfig:
+    """Return the configuration of a run: all that is not named here is a default of tinyattn."""
+    steps = -(-task.rows // 16) * task.epochs
+    return build(
+        TrainConfig,
+        {
+            "task": task.task, "plm": PLM, "adapter": adapter, "epochs": task.epochs, "seed": seed,
+            "max_train_rows": task.rows, "max_select_rows": 500, "max_length": 128,
+            "evaluate_every": -(-steps // EVALUATIONS),
+            "optimizer": {"lr": rate, "warmup": 0.1, "schedule": "linear"},
+        },
+        "landscape",
+    )  # fmt: skip
+
+
+def with_file(task: Task, scratch: Path) -> Task:
+    """Return a task whose name is that of a task's file, if it is none that tinyattn knows."""
+    if task.task != TREC["name"]:
+        return task
+    file = scratch / "trec.yaml"
+    folder = Path(os.environ["TINYATTN_DATA"]).resolve() / "other" / "trec"
+    file.write_text(json.dumps({**TREC, "folder": str(folder)}))
+    return replace(task, task=str(file))
+
+
+def recorded(config: TrainConfig, cache: ModelCache) -> dict[str, Any]:
+    """Train a run and return its curve."""
+    curve: list[dict[str, Any]] = []
+    diverged = False
+    trainer = RecordingTrainer(config, cache)
+    metric = trainer.task.metrics[0]
+    try:
+        for evaluation in trainer:
+            logits, labels = trainer.seen
+            loss = _loss(logits, labels)
+            own, truth = trainer.outputs(trainer.judging)
+            scores = compute_metrics(trainer.task, own, truth)
+            curve.append({
+                "step": evaluation.step, "train_loss": round(evaluation.train_loss, 5),
+                "select": round(evaluation.score, 5), "select_loss": round(loss, 5),
+                "classes": len(np.unique(logits.argmax(1))),
+                "heldout": round(scores[metric], 5), "answers": packed(own.argmax(1)),
+            })  # fmt: skip
+    except DivergedError:
+        diverged = True
+    finally:
+        trainer.close()
+    return {"diverged": diverged, "curve": curve}
+
+
+def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Return the mean cross-entropy of logits [N, C]."""
+    both = torch.tensor(logits), torch.tensor(labels, dtype=torch.long)
+    return float(torch.nn.functional.cross_entropy(*both))
+
+
+def done(path: Path) -> set[tuple[str, float, int]]:
+    """Return the runs that a file has."""
+    return {(run["method"], run["lr"], run["seed"]) for run in runs_of(path)}
+
+
+def runs_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the runs of a file; a line that a kill cut off is left out."""
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if line.endswith("}"):
+            yield json.loads(line)
+
+
+def main() -> None:
+    """Record what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--part", default="1/1", help="which of how many processes this is")
+    args = parser.parse_args()
+    part, parts = map(int, args.part.split("/"))
+    torch.set_num_threads(1)
+    cache, scratch = ModelCache(None), Path(tempfile.mkdtemp())
+    sized = {one.name: one for one in sized_methods(PLM, METHODS, one_head_size(PLM))}
+    for name in args.tasks:
+        path, task = FOLDER / f"{name}.jsonl", with_file(TASKS[name], scratch)
+        points = [(m, r, s) for s in SEEDS for r in RATES for m in METHODS]
+        for method, rate, seed in points[part - 1 :: parts]:
+            if (method, rate, seed) in done(path):
+                continue
+            begin = time.monotonic()
+            found = recorded(config_of(task, dict(sized[method].adapter), rate, seed), cache)
+            seconds = round(time.monotonic() - begin, 1)
+            line = {"method": method, "lr": rate, "seed": seed,
+                    "parameters": sized[method].parameters, "seconds": seconds, **found}  # fmt: skip
+            with path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            curve = " ".join(f"{100 * one['heldout']:.1f}" for one in found["curve"])
+            print(f"{name} {method} {rate:g} seed {seed}: {curve} ({seconds} s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()
