@@ -3,7 +3,7 @@
     python -m benchmarks.landscapes.measure --part 1/2 & python -m benchmarks.landscapes.measure --part 2/2
 
 Every method × learning rate × seed of a task is one run of `Trainer` with all else fixed; no search, no
-early stopping. A run is a line of benchmarks/landscapes/TASK.jsonl: at each evaluation the score and the
+early stopping. A run is a line of benchmarks/landscapes/PLM-TASK.jsonl: at each evaluation the score and the
 loss on the selection rows, the score on the held-out rows, and what it answered for each of them, so that
 a simulation can draw rows with the correlations that they really have. Called again, it continues.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 import os
 import tempfile
@@ -39,14 +40,12 @@ TREC = {
     "labels": ["ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM"], "splits": {"validation": "test"},
 }  # fmt: skip
 """Questions by what they ask for; the folder is other/trec in TINYATTN_DATA."""
-PLM = "minilm"
 METHODS = (
     "tiny", "lora", "bottleneck", "houlsby", "ia3", "ln", "bitfit", "prefix", "fourierft", "full",
     "classifier",
 )  # fmt: skip
-RATES = (1e-3, 1e-2, 1e-4, 1e-1, 3e-3, 3e-2, 3e-4, 3e-1, 1e-5)
+RATES = (2e-3, 1e-2, 5e-4, 5e-2, 1e-4, 3e-1, 1e-5)
 """In the order in which they are tried, so that few runs already span the range."""
-SEEDS = (0, 1)
 HELDOUT = 500
 """Most rows whose answers are kept."""
 EVALUATIONS = 4
@@ -100,13 +99,13 @@ def unpacked(text: str) -> np.ndarray:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
 
 
-def config_of(task: Task, adapter: dict[str, Any], rate: float, seed: int) -> TrainConfig:
-    """Return the configuration of a run: all that is not named here is a default of tinyattn."""
+def config_of(task: Task, plm: str, adapter: dict[str, Any], rate: float, seed: int) -> TrainConfig:
+    """Return the configuration of a run; what is not named here is a default of tinyattn."""
     steps = -(-task.rows // 16) * task.epochs
     return build(
         TrainConfig,
         {
-            "task": task.task, "plm": PLM, "adapter": adapter, "epochs": task.epochs, "seed": seed,
+            "task": task.task, "plm": plm, "adapter": adapter, "epochs": task.epochs, "seed": seed,
             "max_train_rows": task.rows, "max_select_rows": 500, "max_length": 128,
             "evaluate_every": -(-steps // EVALUATIONS),
             "optimizer": {"lr": rate, "warmup": 0.1, "schedule": "linear"},
@@ -172,27 +171,34 @@ def main() -> None:
     """Record what is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES)
+    parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1))
+    parser.add_argument("--plm", default="minilm")
     parser.add_argument("--part", default="1/1", help="which of how many processes this is")
     args = parser.parse_args()
     part, parts = map(int, args.part.split("/"))
     torch.set_num_threads(1)
     cache, scratch = ModelCache(None), Path(tempfile.mkdtemp())
-    sized = {one.name: one for one in sized_methods(PLM, METHODS, one_head_size(PLM))}
-    for name in args.tasks:
-        path, task = FOLDER / f"{name}.jsonl", with_file(TASKS[name], scratch)
-        points = [(m, r, s) for s in SEEDS for r in RATES for m in METHODS]
-        for method, rate, seed in points[part - 1 :: parts]:
-            if (method, rate, seed) in done(path):
-                continue
-            begin = time.monotonic()
-            found = recorded(config_of(task, dict(sized[method].adapter), rate, seed), cache)
-            seconds = round(time.monotonic() - begin, 1)
-            line = {"method": method, "lr": rate, "seed": seed,
-                    "parameters": sized[method].parameters, "seconds": seconds, **found}  # fmt: skip
-            with path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
-            curve = " ".join(f"{100 * one['heldout']:.1f}" for one in found["curve"])
-            print(f"{name} {method} {rate:g} seed {seed}: {curve} ({seconds} s)", flush=True)
+    sized = {
+        one.name: one for one in sized_methods(args.plm, args.methods, one_head_size(args.plm))
+    }
+    tasks = {name: with_file(TASKS[name], scratch) for name in args.tasks}
+    points = list(itertools.product(args.seeds, args.rates, tasks, sized))
+    for seed, rate, name, method in points[part - 1 :: parts]:
+        path = FOLDER / f"{Path(args.plm).name}-{name}.jsonl"
+        if (method, rate, seed) in done(path):
+            continue
+        begin = time.monotonic()
+        config = config_of(tasks[name], args.plm, dict(sized[method].adapter), rate, seed)
+        found = recorded(config, cache)
+        seconds = round(time.monotonic() - begin, 1)
+        line = {"method": method, "lr": rate, "seed": seed,
+                "parameters": sized[method].parameters, "seconds": seconds, **found}  # fmt: skip
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        curve = " ".join(f"{100 * one['heldout']:.1f}" for one in found["curve"])
+        print(f"{name} {method} {rate:g} seed {seed}: {curve} ({seconds} s)", flush=True)
 
 
 if __name__ == "__main__":
