@@ -253,6 +253,7 @@ def search_of(sweep: Sweep, workspace: Workspace, runs: SweepRuns, facts: Facts)
         tags=run_tags(facts),
         pflop=facts.trial_pflop,
         asha=sweep.asha,
+        trials_a_search=sweep.search.trials_a_search,
         plugins=sweep.imports,
     )
     source = OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha)

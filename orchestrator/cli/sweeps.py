@@ -139,7 +139,7 @@ def simulate(
 
     def curves_of(sweep: Sweep, evaluations: int) -> Curves:
         if like is None:
-            return Synthetic(sweep.space, evaluations, rows, seed=sweep.search.seed)
+            return Synthetic(sweep.space, evaluations, rows, seed=sweep.search.seed_of(sweep.name))
         return Recorded.of_sweep(workspace_of(places).store(), like, sweep.space)
 
     cluster = VirtualCluster(nodes, slots, seconds, losses)

@@ -222,7 +222,10 @@ class _Running:
         }
         self._nodes = {one.name: of_shape[one.batch.resources.shape] for one in batches}
         self._asha = {
-            one.name: make_scheduler(one.batch.asha, one.batch.evaluations) for one in batches
+            one.name: make_scheduler(
+                one.batch.asha, one.batch.evaluations, one.batch.trials_a_search
+            )
+            for one in batches
         }
 
     def run(self, notes: Sequence[str]) -> dict[str, TinyAttnError]:

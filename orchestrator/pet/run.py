@@ -257,7 +257,7 @@ class _Pet:
         counts = np.bincount(few[LABEL][:], minlength=self.task.num_outputs)
         points: list[Point] = []
         for place, trial in enumerate(before):
-            seed = self.sweep.search.seed
+            seed = self.sweep.search.seed_of(self.sweep.name)
             others = drawn_others(place, len(before), number, seed)
             own = [weights[str(before[other].params["pattern"])] for other in others]
             said = mean_logits([logits[other] for other in others], own)

@@ -152,7 +152,9 @@ def simulate(sweep: Sweep, curves: Curves, cluster: VirtualCluster, evaluations:
     """
     with _scratch() as folder:
         driver = driver_of(sweep, cluster, evaluations, folder)
-        return VirtualTime.of_one(driver, curves, cluster, evaluations, sweep.search.seed).run()
+        return VirtualTime.of_one(
+            driver, curves, cluster, evaluations, sweep.search.seed_of(sweep.name)
+        ).run()
 
 
 def simulate_suite(
@@ -177,13 +179,14 @@ def simulate_suite(
         wanted = [Wanted(resources[name], count, sizes) for name, count in trials.items()]
         return have_room(sizes, wanted)
 
+    first = suite.members[0].sweep
     with _scratch() as folder:
         shares = {
             member.name: _share(member, trainings[member.name], cluster, folder / member.name)
             for member in suite.members
         }
         driver = SuiteDriver(shares, suite.gpu_hours, has_room if machines else None)
-        time = VirtualTime(driver, trainings, cluster, suite.members[0].sweep.search.seed)
+        time = VirtualTime(driver, trainings, cluster, first.search.seed_of(first.name))
         time.run()
     return time.of_all()
 
@@ -208,7 +211,7 @@ def driver_of(
     return Driver(
         "search",
         EventLog(folder / "search.jsonl"),
-        make_scheduler(sweep.asha, evaluations),
+        make_scheduler(sweep.asha, evaluations, sweep.search.trials_a_search),
         OptunaSearcher(sweep.space, sweep.search, study, sweep.name, sweep.asha),
         lambda: at_once or cluster.nodes * cluster.slots,
         RetryBudget(is_renewed=sweep.resources.trials_a_process > 1),

@@ -123,7 +123,7 @@ def _training(plan: Plan) -> Training | None:
     sweep, evaluations, machines = plan.sweep, plan.evaluations, plan.capacity.machines
     unlimited = sweep.resources.model_copy(update={"concurrent": None})
     return Training(
-        Synthetic(sweep.space, evaluations, seed=sweep.search.seed),
+        Synthetic(sweep.space, evaluations, seed=sweep.search.seed_of(sweep.name)),
         evaluations,
         seconds / evaluations,
         fits=unlimited.trials_at_once(machines),

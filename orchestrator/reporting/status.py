@@ -280,6 +280,6 @@ def _asha(folder: Path, sweep: Sweep) -> Asha | None:
     except StorageError:
         return None
     totals = [event.result.total or 1 for event in events if isinstance(event, ResultEvent)]
-    scheduler = make_scheduler(sweep.asha, max([1, *totals]))
+    scheduler = make_scheduler(sweep.asha, max([1, *totals]), sweep.search.trials_a_search)
     replay(scheduler, events)
     return scheduler

@@ -21,6 +21,7 @@ of a driver that died.
 from __future__ import annotations
 
 import bisect
+import functools
 import math
 from collections.abc import Iterable
 
@@ -119,16 +120,21 @@ class Asha:
         return as_good < max(1, len(ranked) // self.reduction)
 
 
-def make_scheduler(asha: AshaConfig | None, evaluations: int) -> Asha:
+def make_scheduler(
+    asha: AshaConfig | None, evaluations: int, trials_a_search: int | None = None
+) -> Asha:
     """Return a fresh Asha or PromotingAsha, as `asha.mode` says.
 
     Args:
         asha: settings; None switches early stopping off: the scheduler has no rungs.
         evaluations: evaluations of a whole trial.
+        trials_a_search: trials that compare among themselves; None: all do.
     """
     if asha is None:
         return Asha(evaluations, 2, evaluations)
     kind = PromotingAsha if asha.mode == "promote" else Asha
+    if trials_a_search is not None:
+        return AshaOfSearches(kind, asha.grace, asha.reduction, evaluations, trials_a_search)
     return kind(asha.grace, asha.reduction, evaluations)
 
 
@@ -232,6 +238,54 @@ class PromotingAsha(Asha):
                 everybody = wanted and len(waiting) == len(recorded)
                 return max(wanted, key=lambda name: recorded[name]) if everybody else None
         return None
+
+
+class AshaOfSearches(Asha):
+    """Several searches of one sweep, each with an Asha of its own.
+
+    Trials compare at rungs with those of their own search alone, so that what one search finds says
+    nothing of another's luck: a comparison tests methods by the differences between searches.
+    """
+
+    def __init__(
+        self, kind: type[Asha], grace: int, reduction: int, total: int, trials_a_search: int
+    ) -> None:
+        """Begin without searches.
+
+        Args:
+            kind: Asha or PromotingAsha.
+            grace: as of Asha.
+            reduction: as of Asha.
+            total: as of Asha.
+            trials_a_search: trials of each search, in the order of their numbers.
+        """
+        super().__init__(grace, reduction, total)
+        self._make = functools.partial(kind, grace, reduction, total)
+        self._size = trials_a_search
+        self._searches: dict[int, Asha] = {}
+
+    def decide(self, trial_id: str, result: Result) -> Decision:
+        """As Asha, among the trials of the same search."""
+        number = search_of(trial_id, self._size)
+        if (asha := self._searches.get(number)) is None:
+            asha = self._searches[number] = self._make()
+            # A trial's name is unique, so all searches share what is known by name.
+            asha.noise, asha.stopped = self.noise, self.stopped
+            asha.paused, asha.unwanted = self.paused, self.unwanted
+        decision = asha.decide(trial_id, result)
+        for rung, recorded in asha.rungs.items():
+            self.rungs[rung] |= recorded
+        return decision
+
+    def promote(self, is_last_call: bool = False) -> str | None:
+        """As Asha, of the first search that has a trial to go on."""
+        found = (asha.promote(is_last_call) for asha in self._searches.values())
+        return next((name for name in found if name is not None), None)
+
+
+def search_of(trial: str, trials_a_search: int) -> int:
+    """Return the number, from 0, of the search that a trial such as `search_00004` belongs to."""
+    return (int(trial.rpartition("_")[2]) - 1) // trials_a_search
 
 
 def _diverged(result: Result) -> bool:

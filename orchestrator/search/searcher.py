@@ -23,6 +23,7 @@ trial has the user attributes `outcome` and, unless it is a duplicate, `trial`.
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import math
@@ -32,20 +33,20 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, TrialState
 
 from orchestrator.search.optuna_compat import SamplingStudy, begin_trial, id_of, storage_of
-from orchestrator.spec.config import AshaConfig, SearchConfig, rungs
+from orchestrator.spec.config import RATE, AshaConfig, SearchConfig, rungs
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
 from orchestrator.spec.space import (
@@ -70,6 +71,11 @@ INFEASIBLE = (Outcome.DIVERGED, Outcome.OUT_OF_MEMORY)
 
 _SAMPLER_TRIES = 10
 """Draws of the sampler for a point that is new, before points are chosen in another way."""
+
+_GRID = "grid"
+"""The study's user attribute with the number of learning rates of one grid."""
+
+_GOLDEN = (math.sqrt(5) - 1) / 2
 
 _RANDOM_TRIES = 100
 """Independent random draws after that, if the space has infinitely many points."""
@@ -102,7 +108,7 @@ class OptunaSearcher:
             StorageError: the file cannot be read or written.
         """
         self._space = dict(space)
-        self._search = search
+        self._search, self._base_seed = search, search.seed_of(name)
         self._ids: dict[str, int] = {}
         """{name of a trial: its id in Optuna's storage}."""
         self._seen: _Seen | None = None
@@ -129,34 +135,79 @@ class OptunaSearcher:
             self._end(trial, TrialState.FAIL, DUPLICATE)
         return None
 
-    def _proposals(self, seen: _Seen) -> Iterator[Point | BaseSampler]:
+    def _proposals(self, seen: _Seen) -> Iterator[Point | BaseSampler | _Start]:
         """Yield points and samplers to draw the next suggestion from, until one is new.
 
-        First wanted points, then the sampler; then the untried points of a finite space, or random
-        draws from an infinite one.
+        First wanted points, then a spread start, then the sampler; then the untried points of a
+        finite space, or random draws from an infinite one.
         """
         yield from list(seen.wanted)
         finite = all(domain.size is not None for domain in self._space.values())
         if finite and seen.count >= count(self._space):
             return
         if self._search.sampler != "grid":
-            yield from (self._sampler(seen.count, i) for i in range(_SAMPLER_TRIES))
+            for i in range(_SAMPLER_TRIES):
+                if (start := self._start(seen.count, i)) is not None:
+                    yield start
+                yield self._sampler(seen.count, i)
         if finite:
             yield from self._unseen(seen.keys)
         else:
             yield from (RandomSampler(self._seed(seen.count, i, 1)) for i in range(_RANDOM_TRIES))
+
+    def _start(self, count: int, attempt: int) -> _Start | None:
+        """Return what the next trial of a start that spreads learning rates begins from.
+
+        Args:
+            count: suggestions so far.
+            attempt: of this suggestion, from 0.
+
+        Returns:
+            None: the sampler draws by itself, or there are no learning rates to spread.
+        """
+        domain, number = self._space.get(RATE), count - len(self._search.points)
+        if domain is None or domain.when or number < 0 or not self._is_start():
+            return None
+        place = spread(number, self._grid_size(), self._offset)
+        value = _at(domain, place)
+        return None if value is None else _Start({RATE: value}, self._seed(count, attempt, 2))
+
+    def _is_start(self) -> bool:
+        """Whether learning rates are spread still: tpe has learned from too few trials."""
+        if self._search.sampler != "tpe":
+            return self._search.sampler == "spread"
+        ended = (TrialState.COMPLETE, TrialState.PRUNED)
+        known = sum(self._learning.shown(trial).state in ended for trial in self._trials())
+        return known < self._search.startup_trials
+
+    @functools.cached_property
+    def _offset(self) -> float:
+        """Place of the first grid's learning rates within their strata, from 0 to 1."""
+        return float(np.random.default_rng(self._seed(0, 0, 3)).random())
+
+    def _grid_size(self) -> int:
+        """Return the number of learning rates of one grid, which more trials do not change."""
+        known = self._study.user_attrs.get(_GRID)
+        if known is None:
+            search = self._search
+            first = search.trials - len(search.points)
+            if search.sampler == "tpe":
+                first = min(search.startup_trials, first)
+            known = max(1, search.trials_a_search or first)
+            self._study.set_user_attr(_GRID, known)
+        return int(known)
 
     def _unseen(self, keys: set[str]) -> Iterator[Point]:
         """Yield the untried points of a finite space; in random order for the grid sampler."""
         points: Iterable[Point] = enumerate_points(self._space)
         if self._search.sampler == "grid":
             points = list(points)
-            random.Random(self._search.seed).shuffle(points)
+            random.Random(self._base_seed).shuffle(points)
         return (point for point in points if _key(point) not in keys)
 
     def _seed(self, *numbers: int) -> int:
         """A seed that depends on the search's progress, but not on its interruptions."""
-        return int(np.random.SeedSequence([self._search.seed, *numbers]).generate_state(1)[0])
+        return int(np.random.SeedSequence([self._base_seed, *numbers]).generate_state(1)[0])
 
     def _sampler(self, *numbers: int) -> BaseSampler:
         """The sampler for one draw; all its settings are given, since Optuna's defaults change."""
@@ -174,14 +225,17 @@ class OptunaSearcher:
                 constant_liar=True,  # keep away from what is running
             )
 
-    def _ask(self, proposal: Point | BaseSampler) -> optuna.Trial:
+    def _ask(self, proposal: Point | BaseSampler | _Start) -> optuna.Trial:
         """Begin a trial in the study at a given point, or at one that a sampler draws."""
         if isinstance(proposal, BaseSampler):
             self._learning.sampler = proposal
             trial = begin_trial(self._study, self._learning)
         else:
-            self._study.sampler = RandomSampler(self._search.seed)
-            self._study.enqueue_trial(dict(proposal))
+            is_start = isinstance(proposal, _Start)
+            drawn = RandomSampler(proposal.seed if is_start else self._base_seed)
+            # Not by `enqueue_trial`: a driver that is killed between that and `ask` would leave a
+            # point that the next trial, whichever it is, gets.
+            self._study.sampler = _fixed(proposal.point if is_start else proposal, drawn)
             trial = self._study.ask()
         for key, domain in self._space.items():
             if domain.active(trial.params):
@@ -314,6 +368,55 @@ class OptunaSearcher:
             self._seen = None
         trial.set_user_attr("outcome", str(outcome))
         self._study.tell(trial, value, state)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A point that is given in part; all else is drawn."""
+
+    point: Point
+    seed: int
+    """Of what is drawn."""
+
+
+def _fixed(point: Point, drawn: BaseSampler) -> BaseSampler:
+    """Return a sampler that gives a point's values, and draws all others by another sampler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return PartialFixedSampler(dict(point), drawn)
+
+
+def spread(number: int, size: int, offset: float) -> float:
+    """Return the place, from 0 to 1, of a trial's learning rate within its range.
+
+    Every `size` trials are a grid, one in each of `size` equal strata; the grids interleave, each
+    shifted by the golden ratio. So any number of grids covers the range evenly, and so do the first
+    trials of one, whose order is that of a golden-ratio sequence.
+
+    Args:
+        number: of the trial, from 0.
+        size: learning rates of a grid.
+        offset: place within the first grid's strata, from 0 to 1.
+    """
+    grid, index = divmod(number, size)
+    turns = [(0.5 + i * _GOLDEN) % 1 for i in range(size)]
+    stratum = sum(other < turns[index] for other in turns)
+    return (stratum + (offset + grid * _GOLDEN) % 1) / size
+
+
+def _at(domain: Domain, place: float) -> float | None:
+    """Return the number at a place, from 0 to 1, of a domain; None: it has no order."""
+    if isinstance(domain, Choice):
+        numbers = [v for v in domain.values if isinstance(v, int | float)]
+        if len(numbers) < len(domain.values):
+            return None
+        return sorted(numbers)[int(place * len(numbers))]
+    if isinstance(domain, Integer):
+        return None
+    low, high = domain.low, domain.high
+    if isinstance(domain, LogUniform):
+        return min(high, max(low, low * (high / low) ** place))
+    return low + (high - low) * place
 
 
 class _Seen:

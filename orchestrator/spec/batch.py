@@ -37,5 +37,7 @@ class TrialBatch:
     """Predicted operations of one whole trial, in 10^15; 0: not known."""
     asha: AshaConfig | None = None
     """Settings of ASHA; None switches early stopping off."""
+    trials_a_search: int | None = None
+    """Trials of one search, which early stopping compares among themselves; None: all are one."""
     plugins: tuple[Plugin, ...] = ()
     """Modules of the user's own that its workers import."""

@@ -19,6 +19,7 @@ trials' common config. An override that fixes a searched key takes it out of the
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 import re
@@ -62,6 +63,8 @@ from tinyattn.plugins import Plugin, found
 
 SECTIONS = ("name", "train", "space", "search", "asha", "finalize", "resources", "imports")
 """First parts of a dotted override that address the sweep; any other addresses `train`."""
+RATE = "optimizer.lr"
+"""Key whose values a search spreads evenly over their range."""
 SHORT = {"trials": "search.trials"}
 """Overrides with a short form, the same in all verbs that take one."""
 
@@ -69,17 +72,29 @@ SHORT = {"trials": "search.trials"}
 class SearchConfig(StrictModel):
     """Settings of the search: how the next trial's point is chosen."""
 
-    sampler: Literal["tpe", "random", "grid"] = "tpe"
-    """tpe: model-based; random: independent draws; grid: every point, in random order."""
+    sampler: Literal["tpe", "random", "grid", "spread"] = "tpe"
+    """tpe: model-based, after a spread start; random: independent draws; grid: every point, in
+    random order; spread: learning rates evenly over their range, all else drawn."""
     trials: int = Field(20, ge=1, le=1_000_000)
     """Number of trials in all; fewer if the space has fewer points."""
-    seed: int = Field(0, ge=0, lt=2**32)
-    """Seed of the suggestions."""
+    trials_a_search: int | None = Field(None, ge=2, le=1_000_000)
+    """By sampler spread, trials of one search: `trials` are several searches, each with a grid of
+    learning rates of its own between those of the others, and with early stopping of its own.
+    None: all are one search."""
+    seed: int | None = Field(None, ge=0, lt=2**32)
+    """Seed of the suggestions; None: one that the sweep's name determines."""
     startup_trials: int = Field(10, ge=0)
-    """Trials with random points, until so many have ended or reached a rung that tpe begins."""
+    """Trials before tpe learns, until so many have ended or reached a rung: learning rates evenly
+    over their range, all else drawn."""
     points: list[dict[str, Any]] = []
     """Points tried first, in this order; searched keys that a point leaves out have the value of
     `train` if the space holds it, else they are suggested."""
+
+    def seed_of(self, name: str) -> int:
+        """Return the seed of the suggestions of a sweep of this name."""
+        if self.seed is not None:
+            return self.seed
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
 
 
 class AshaConfig(StrictModel):
@@ -500,6 +515,7 @@ def _search_faults(space: Space, search: SearchConfig, section: str) -> list[str
         for i, point in enumerate(search.points, 1)
         for fault in point_faults(space, point)
     ]
+    faults += _spread_faults(space, search, section)
     if search.sampler != "grid":
         return faults
     if keys := endless(space):
@@ -511,6 +527,38 @@ def _search_faults(space: Space, search: SearchConfig, section: str) -> list[str
         faults.append(
             f"{section}search.trials: {search.trials} came, the grid has {size} points; set "
             f"{section}search.trials={size}, or use the sampler random or tpe"
+        )
+    return faults
+
+
+def _spread_faults(space: Space, search: SearchConfig, section: str) -> list[str]:
+    """Return what is wrong with learning rates that are to lie evenly over their range."""
+    each = search.trials_a_search
+    if search.sampler != "spread":
+        if each is None:
+            return []
+        return [
+            f"{section}search.trials_a_search: {each} came with sampler {search.sampler}, it needs "
+            "the sampler spread"
+        ]
+    domain = space.get(RATE)
+    if domain is None or domain.when:
+        return [
+            f"{section}search.sampler: spread came, but the space has no {RATE} without a "
+            "condition; add it, or use the sampler random or tpe"
+        ]
+    if each is None:
+        return []
+    faults = []
+    if each > search.trials:
+        faults.append(
+            f"{section}search.trials_a_search: {each} came, allowed is at most search.trials, "
+            f"which is {search.trials}"
+        )
+    if domain.size is not None and domain.size < each:
+        faults.append(
+            f"{section}search.trials_a_search: {each} learning rates need room, {RATE} has "
+            f"{domain.size} values; give more, or a range of type log_uniform"
         )
     return faults
 

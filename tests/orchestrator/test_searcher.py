@@ -482,7 +482,7 @@ def test_between_rungs_what_counts_is_the_last_one(tmp_path):
 @pytest.mark.parametrize("asha", [None, AshaConfig(grace=3)])
 def test_trials_before_their_first_rung_are_not_learned_from(tmp_path, asha):
     """How far they are says when they began: what is drawn is what nobody's score changes."""
-    blind = make(tmp_path / "blind", {"optimizer.lr": LR}, trials=40)
+    blind = make(tmp_path / "blind", {"optimizer.lr": LR}, trials=40, seed=0)
     drawn = [math.log10(blind.suggest(f"t{i}")["optimizer.lr"]) for i in range(40)]
     assert waiting(tmp_path / "told", 0, asha) == drawn
 
