@@ -36,7 +36,12 @@ from tinyattn.errors import UsageError
 @click.option(
     "--params", type=click.IntRange(1), help="Parameters of each, without the classifier; 4 H L."
 )
-@click.option("--trials", type=click.IntRange(1), default=8, show_default=True, help="Of each.")
+@click.option("--trials", type=click.IntRange(1), help="Of each, in all its searches; 9 without.")
+@click.option(
+    "--searches",
+    type=click.IntRange(1),
+    help="Times that each is tuned anew; 3, or 4 from 16 trials.",
+)
 @click.option("--name", help="Name of the comparison; `compare-TASK` without.")
 @import_option
 @place_options
@@ -46,15 +51,15 @@ def compare(
     plm: str,
     methods: str,
     params: int | None,
-    trials: int,
+    trials: int | None,
+    searches: int | None,
     name: str | None,
     places: Places,
 ) -> None:
-    """Compare small methods on a task: equal parameters, equal search, winners on fresh seeds.
+    """Compare small methods on a task: equal parameters, each tuned several times.
 
-    The same command goes on where it was interrupted; with more --trials it searches further, with
-    more --methods these join.
-    Overrides are for all methods alike: epochs=2 max_train_rows=2000 finalize.seeds=5
+    The same command goes on where it was interrupted; more --searches are added to those that there
+    are, and more --methods join. Overrides are for all methods alike: epochs=2 max_train_rows=2000
     """
     chosen = parse_overrides(overrides)
 
@@ -62,8 +67,12 @@ def compare(
         from orchestrator.comparison.judging import judge
         from orchestrator.comparison.methods import one_head_size, sized_methods
         from orchestrator.comparison.page import keep, publish
-        from orchestrator.comparison.run import prepare_comparison, search_and_repeat
-        from orchestrator.comparison.suite import comparison_name, comparison_suite
+        from orchestrator.comparison.run import (
+            begun_budget,
+            prepare_comparison,
+            search_and_repeat,
+        )
+        from orchestrator.comparison.suite import budget_of, comparison_name, comparison_suite
         from orchestrator.comparison.table import render
         from orchestrator.state.suite_definition import note_command
 
@@ -74,7 +83,9 @@ def compare(
             f"--methods: {methods} alone came; a comparison takes two or more, as in tiny,lora"
         )
     name = name or comparison_name(task)
-    suite = comparison_suite(name, task, plm, sized, {**chosen, "search.trials": trials})
+    workspace = workspace_of(places)
+    budget = budget_of(trials, searches, begun_budget(name, workspace))
+    suite = comparison_suite(name, task, plm, sized, chosen, budget)
     suite = suite.with_imports(imported())
     width = max(12, *(len(method.name) for method in sized))
     for method in sized:
@@ -82,17 +93,26 @@ def compare(
         own = f"; a space of its own: {', '.join(method.space)}" if method.space else ""
         more = f" ({method.trained:,} in training)" if method.trained > method.parameters else ""
         echo(f"{method.name:{width}} {method.parameters:>12,} parameters{more}, {share}{own}")
-    workspace = workspace_of(places)
+    echo(
+        f"{budget.searches} searches of {budget.trials} trials each: {budget.total} trials a "
+        f"method, and {budget.searches} runs on fresh seeds"
+    )
     words = [task, *overrides, "--methods", methods, "--plm", plm, "--name", name]
-    words += ["--trials", str(trials), *(["--params", str(params)] if params else [])]
+    words += [
+        "--searches",
+        str(budget.searches),
+        "--trials",
+        str(budget.total),
+        *(["--params", str(params)] if params else []),
+    ]
     words += [word for module in imported() for word in ("--import", module)]
     go_on = shlex.join(["compare", *words])
     prepared = prepare_comparison(suite, workspace)
     with ray_of(places.on):
-        best = search_and_repeat(prepared, workspace, echo, go_on)
+        repeats = search_and_repeat(prepared, workspace, echo, go_on)
     sweeps = {member.name: member.sweep for member in suite.members}
     references = {method.name for method in sized if method.is_reference}
-    found = judge(sweeps, best, references, workspace, echo)
+    found = judge(sweeps, repeats, references, workspace, echo)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(found, size):
         console.print(part)

@@ -1,38 +1,36 @@
-"""Judging: what the winners of a comparison score on held-out rows, and which of them differ.
+"""Judging: what tuned methods score on held-out rows, and which of them differ.
 
-Each method's best configuration has run on fresh seeds. Two methods are compared by the mean of
-their scores over the seeds, which could have been another for two reasons: other rows, and other
-seeds.
-
-Rows: if two methods were equally good, their outputs on a row could be swapped, for all seeds at
-once. So groups of rows are swapped at random, many times; the leads after that have the spread of a
-lead that is due to rows alone, and p is how often one is as large as the observed one.
-
-Seeds: the variance of a mean over K seeds is s² / K. With that of the rows it is the variance of
-the lead, and t = lead / its root has as many degrees of freedom as Welch's test gives the seeds.
-
-The larger p of the two counts: equal methods of 3 seeds that differ by chance would by rows alone
-be told apart in up to 7 of 10 cases (simulated, 10,000 rows). Several pairs are tested, so p is
-corrected by Holm's method ("A Simple Sequentially Rejective Multiple Test Procedure", 1979).
+A method was tuned several times, by searches of its own; the winner of each ran once more on a
+fresh seed. Its outputs on the held-out rows are a *unit* (units.py): methods are compared by their
+units, so that the luck of searches, of seeds and of rows is all in the test.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm
-from scipy.stats import t as student
 
 from orchestrator.comparison.cost import step_bytes
+from orchestrator.comparison.units import (
+    TunedPair,
+    Unit,
+    judge_pairs,
+    power_at,
+    shows,
+    unit_of,
+)
+from orchestrator.search.asha import search_of
 from orchestrator.selection.collapsing import Loaded
-from orchestrator.selection.significance import PERMUTATIONS, Metric, primary_metric, swaps_of
-from orchestrator.spec.config import Sweep
+from orchestrator.selection.finalizing import FRESH_SEED
+from orchestrator.selection.significance import primary_metric
+from orchestrator.spec.config import RATE, Sweep
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.space import LogUniform
 from orchestrator.spec.trial import Trial
 from orchestrator.spec.values import Point
 from orchestrator.state.checkpoint_store import best_adapter
@@ -40,80 +38,112 @@ from orchestrator.state.event_log import read_event_log
 from orchestrator.state.workspace import Workspace
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.errors import TinyAttnError
+from tinyattn.tasks import Task
 from tinyattn.training.model_cache import ModelCache
 
-LEVEL = 0.05
-"""Level of the tests, of all pairs together."""
-_SAME = 1e-9
+DIFFERENCES = (0.01, 0.02, 0.04)
+"""Differences whose power is told."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial of a method's searches, as its profile of learning rates shows it."""
+
+    search: int
+    """From 0."""
+    rate: float
+    score: float | None
+    """Best score on the selection rows; None: it has none."""
+    outcome: Outcome | None
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The winner of one search, run once more on a fresh seed."""
+
+    search: int
+    """From 0."""
+    settings: Point
+    """What the search found, by dotted key."""
+    select: float
+    """Score on the selection rows."""
+    heldout: float
+    """Score on the rows that chose nothing; on the selection rows where there are none, as by
+    protocol `paper`."""
+    one_class: bool
+    """Whether it answers all these rows with one class."""
+    at_end: bool
+    """Whether its best evaluation is its last, so that longer training may help."""
+    trial: str
+    """Its name in its sweep."""
+    seconds: float
+    """Of its training."""
+    curve: Sequence[tuple[float, float]]
+    """(epoch, score on the selection rows) of each evaluation."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A method's best configuration on fresh seeds."""
+    """A tuned method."""
 
     name: str
     parameters: int
     """Parameters without the classifier."""
-    seeds: list[int]
-    """Fresh seeds that completed."""
-    select: list[float]
-    """Score of each seed on the selection rows."""
-    heldout: list[float]
-    """Score of each seed on the rows that chose nothing; on the selection rows where there are
-    none, as by protocol `paper`."""
-    outputs: list[np.ndarray]
-    """Outputs of each seed on these rows, [N, C]."""
-    seconds: float
-    """Mean seconds of a seed's training."""
+    units: Sequence[Tuned]
+    """In the order of searches; a search whose trials all failed has none."""
+    tried: Sequence[Tried]
+    """All trials of its searches that ended."""
+    range: tuple[float, float] | None
+    """Bounds of the learning rate that was searched; None: it was a list of values."""
     step_bytes: int | None
     """Memory of a training step beside the PLM; None: not measured on this machine."""
     row_seconds: float
     """Seconds of a prediction, in passes of many rows."""
-    trials: int
-    """Trials of its search that ended."""
-    evaluations: int
-    """Evaluations of its search."""
     sweep: str
     """Its sweep."""
     is_reference: bool
     """Whether its size is its own, so that it stands beside the match."""
-    settings: Point
-    """What its search found, by dotted key."""
 
     @property
     def mean(self) -> float:
-        """Mean score over the seeds."""
-        return statistics.mean(self.heldout)
+        """Mean score over the units."""
+        return statistics.mean(one.heldout for one in self.units)
 
     @property
     def std(self) -> float:
-        """Standard deviation of the score over the seeds; NaN with a single one."""
-        return statistics.stdev(self.heldout) if len(self.heldout) > 1 else math.nan
+        """Standard deviation of the score over the units; NaN of a single one."""
+        scores = [one.heldout for one in self.units]
+        return statistics.stdev(scores) if len(scores) > 1 else math.nan
 
-    def of_seeds(self, seeds: Sequence[int]) -> Judged:
-        """Return what these seeds gave."""
-        kept = [self.seeds.index(seed) for seed in seeds]
-        return replace(
-            self,
-            seeds=[*seeds],
-            select=[self.select[place] for place in kept],
-            heldout=[self.heldout[place] for place in kept],
-            outputs=[self.outputs[place] for place in kept],
-        )
+    @property
+    def seconds(self) -> float:
+        """Mean seconds of a unit's training."""
+        return statistics.mean(one.seconds for one in self.units)
 
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of its searches."""
+        return sum(trial.evaluations for trial in self.tried)
 
-@dataclass(frozen=True)
-class Pair:
-    """Two methods of the match, the better one first."""
+    @property
+    def answers_one_class(self) -> int:
+        """Number of units that answer one class."""
+        return sum(one.one_class for one in self.units)
 
-    better: str
-    worse: str
-    lead: float
-    """Difference of their mean scores."""
-    p_value: float
-    """Two-sided, of this pair by itself."""
-    corrected: float
-    """The same, corrected for the number of pairs."""
+    @property
+    def best_rate(self) -> float | None:
+        """Learning rate of its best trial; None: no trial has a score."""
+        scored = [one for one in self.tried if one.score is not None]
+        return max(scored, key=lambda one: one.score or 0.0).rate if scored else None
+
+    @property
+    def edge(self) -> str | None:
+        """`lower` or `upper` where the best learning rate is the last tried there; else None."""
+        rates, best = [one.rate for one in self.tried], self.best_rate
+        if best is None or min(rates) == max(rates):
+            return None
+        return "lower" if best == min(rates) else "upper" if best == max(rates) else None
 
 
 @dataclass(frozen=True)
@@ -126,32 +156,36 @@ class Comparison:
     judges: str
     """Which rows these are: `held-out` or `selection`."""
     methods: list[Judged]
-    pairs: list[Pair]
+    pairs: list[TunedPair]
+    """Pairs of the match, without the references."""
     shows: float
-    """Least difference of a usual pair (by the median of standard errors) that so many rows and
-    seeds show in four of five cases, at the level."""
-    left_out: list[int]
-    """Seeds that some method did not complete, so that none is judged by them."""
+    """Difference that a usual pair shows in four of five cases; NaN: there is no pair."""
+    power: Mapping[float, float]
+    """{difference: share of cases in which a usual pair shows it}."""
+    trials: int
+    """Trials of one search."""
+    searches: int
+    """Searches of each method; of some there may be more, see their units."""
 
 
 def judge(
     sweeps: Mapping[str, Sweep],
-    best: Mapping[str, list[Trial]],
+    repeats: Mapping[str, list[Trial]],
     references: Collection[str],
     workspace: Workspace,
     say: Callable[[str], None],
 ) -> Comparison:
-    """Judge the winners of a comparison, whose searches and fresh seeds have ended.
+    """Judge the methods of a comparison, whose searches and fresh seeds have ended.
 
     Args:
         sweeps: by the names of their methods.
-        best: the trials of each method's best configuration, one for each fresh seed.
+        repeats: the trials that repeat the winners of each method's searches.
         references: names of methods that stand beside the match.
         workspace: where they are kept.
         say: takes progress messages.
 
     Raises:
-        TinyAttnError: no seed completed for all methods, or an adapter is gone.
+        TinyAttnError: an adapter is gone.
     """
     model_cache = ModelCache(workspace.data_dir)
     first = next(iter(sweeps.values()))
@@ -159,130 +193,115 @@ def judge(
     rows = data.heldout or data.select
     metric, labels, groups = primary_metric(data.task), labels_of(rows), groups_of(rows)
     found: list[Judged] = []
+    units: dict[str, list[Unit]] = {}
     for number, (name, sweep) in enumerate(sweeps.items(), 1):
         say(f"judging {name}, method {number} of {len(sweeps)}")
-        is_reference = name in references
-        found.append(_judged(name, sweep, best[name], workspace, model_cache, metric, is_reference))
-    every = sorted({seed for one in found for seed in one.seeds})
-    shared = [seed for seed in every if all(seed in one.seeds for one in found)]
-    if not shared:
-        raise TinyAttnError("no fresh seed completed for all methods; the runs in MLflow say why")
-    found = [one.of_seeds(shared) for one in found]
-    match = [one for one in found if not one.is_reference]
-    tests = [
-        (one, other, *tested(one, other, metric, labels, groups))
-        for one, other in itertools.combinations(match, 2)
-    ]
-    corrected = holm([p for _, _, p, _ in tests])
-    pairs = [
-        Pair(*_in_order(one, other), abs(one.mean - other.mean), p, fixed)
-        for (one, other, p, _), fixed in zip(tests, corrected, strict=True)
-    ]
-    errors = [error for _, _, _, error in tests]
-    # A power of 80 % at the first step of Holm's method.
-    needed = norm.ppf(1 - LEVEL / 2 / max(1, len(tests))) + norm.ppf(0.8)
+        ran = _Ran.of(name, sweep, repeats[name], workspace, model_cache)
+        own = [unit_of(metric, each, labels, groups) for each in ran.outputs]
+        tuned = [
+            _tuned(trial, outputs, unit.score, data.task)
+            for trial, outputs, unit in zip(repeats[name], ran.outputs, own, strict=True)
+        ]
+        tried = read_event_log(workspace.path_of(sweep.name) / "search.jsonl").values()
+        domain = sweep.space.get(RATE)
+        judged = Judged(
+            name,
+            ran.parameters,
+            tuned,
+            [_tried(trial, sweep) for trial in tried if trial.outcome],
+            (domain.low, domain.high) if isinstance(domain, LogUniform) else None,
+            step_bytes(sweep.trial_config(repeats[name][0].params), model_cache),
+            ran.seconds / len(rows) / len(ran.outputs),
+            sweep.name,
+            name in references,
+        )
+        found.append(judged)
+        if not judged.is_reference:
+            units[name] = own
+    pairs = judge_pairs(units)
+    search = first.search
+    trials = search.trials_a_search or search.trials
     return Comparison(
         data.task.metrics[0],
-        len(labels),
+        len(rows),
         "held-out" if data.heldout is not None else "selection",
         found,
         pairs,
-        float(needed) * statistics.median(errors) if errors else 0.0,
-        [seed for seed in every if seed not in shared],
+        shows(pairs),
+        {each: power_at(pairs, each) for each in DIFFERENCES},
+        trials,
+        search.trials // trials,
     )
 
 
-def _judged(
-    name: str,
-    sweep: Sweep,
-    trials: list[Trial],
-    workspace: Workspace,
-    model_cache: ModelCache,
-    metric: Metric,
-    is_reference: bool,
-) -> Judged:
-    folder = workspace.path_of(sweep.name)
-    group = sorted(trials, key=lambda trial: int(str(trial.params["seed"])))
-    store = workspace.checkpoints(sweep.name)
-    outputs, scores, seconds = [], [], 0.0
-    for trial in group:
-        adapter = best_adapter(store, trial)
-        if adapter is None:
-            raise TinyAttnError(f"{name}: the adapter of {trial.name} is not there")
-        config = sweep.trial_config(trial.params)
-        data = model_cache.data(config)
-        rows = data.heldout or data.select
-        with Loaded(adapter, config, model_cache) as loaded:
-            parameters = loaded.counts().adapter
-            begin = time.perf_counter()
-            outputs.append(loaded.outputs(rows))
-            seconds += time.perf_counter() - begin
-        scores.append(metric(outputs[-1], labels_of(rows)))
-    searched = [t for t in read_event_log(folder / "search.jsonl").values() if t.outcome]
-    return Judged(
-        name,
-        parameters,
-        [int(str(trial.params["seed"])) for trial in group],
-        [trial.last.best_score for trial in group],
-        scores,
-        outputs,
-        statistics.mean(trial.seconds for trial in group),
-        step_bytes(sweep.trial_config(group[0].params), model_cache),
-        seconds / sum(map(len, outputs)),
-        len(searched),
-        sum(trial.evaluations for trial in searched),
-        sweep.name,
-        is_reference,
-        {key: value for key, value in group[0].params.items() if key != "seed"},
+@dataclass(frozen=True)
+class _Ran:
+    """What a method's adapters answer."""
+
+    outputs: list[np.ndarray]
+    """[N, C] of each trial's best adapter on the rows that judge."""
+    parameters: int
+    """Of the adapter as it is saved."""
+    seconds: float
+    """Of all predictions."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        sweep: Sweep,
+        trials: Sequence[Trial],
+        workspace: Workspace,
+        model_cache: ModelCache,
+    ) -> _Ran:
+        """Run the best adapter of each trial; TinyAttnError if one is gone."""
+        store = workspace.checkpoints(sweep.name)
+        outputs: list[np.ndarray] = []
+        seconds, parameters = 0.0, 0
+        for trial in trials:
+            adapter = best_adapter(store, trial)
+            if adapter is None:
+                raise TinyAttnError(f"{name}: the adapter of {trial.name} is not there")
+            config = sweep.trial_config(trial.params)
+            data = model_cache.data(config)
+            with Loaded(adapter, config, model_cache) as loaded:
+                parameters = loaded.counts().adapter
+                begin = time.perf_counter()
+                outputs.append(loaded.outputs(data.heldout or data.select))
+                seconds += time.perf_counter() - begin
+        return cls(outputs, parameters, seconds)
+
+
+def _tuned(trial: Trial, outputs: np.ndarray, score: float, task: Task) -> Tuned:
+    total = trial.planned
+    return Tuned(
+        int(str(trial.params["seed"])) - FRESH_SEED,
+        {key: value for key, value in trial.params.items() if key != "seed"},
+        trial.last.best_score,
+        score,
+        answers_one_class(task, outputs),
+        total > 1 and trial.best_index == total,
+        trial.name,
+        trial.seconds,
+        [(each.epoch or 0.0, each.score) for each in trial.scored],
     )
 
 
-def _in_order(one: Judged, other: Judged) -> tuple[str, str]:
-    return (one.name, other.name) if one.mean >= other.mean else (other.name, one.name)
+def _tried(trial: Trial, sweep: Sweep) -> Tried:
+    size = sweep.search.trials_a_search or sweep.search.trials
+    rate = sweep.trial_config(trial.params).optimizer.lr
+    return Tried(
+        search_of(trial.name, size), rate, trial.best_score, trial.outcome, trial.evaluations
+    )
 
 
-def tested(
-    one: Judged, other: Judged, metric: Metric, labels: np.ndarray, groups: np.ndarray | None
-) -> tuple[float, float]:
-    """Return the two-sided p of a pair, and the standard error of its lead.
+def answers_one_class(task: Task, outputs: np.ndarray) -> bool:
+    """Return whether a classifier answers all rows with one class.
 
-    Both have the same seeds; a permutation swaps a group of rows for all of them.
+    Args:
+        task: its task; of a regression, of texts and of tags there is no such thing.
+        outputs: [N, C].
     """
-    seeds = list(zip(one.outputs, other.outputs, strict=True))
-    lead = statistics.mean(metric(a, labels) - metric(b, labels) for a, b in seeds)
-    leads = np.concatenate(list(_leads(seeds, metric, labels, groups)))
-    as_large = np.abs(leads) >= abs(lead) - _SAME
-    as_large |= ~np.isfinite(leads)  # counts against a difference
-    by_rows = (1 + int(as_large.sum())) / (1 + len(leads))
-    rows = float(np.nanmean(leads**2)) if len(leads) else 0.0
-    if len(seeds) < 2:  # nothing is known of other seeds
-        return by_rows, math.sqrt(rows)
-    own = [statistics.variance(each.heldout) / len(seeds) for each in (one, other)]
-    error = math.sqrt(rows + sum(own))
-    if not error or not sum(own):
-        return by_rows, error
-    freedom = (rows + sum(own)) ** 2 / (sum(part**2 for part in own) / (len(seeds) - 1))
-    by_both = float(2 * student.sf(abs(lead) / error, freedom))
-    return max(by_rows, by_both), error
-
-
-def _leads(
-    seeds: Sequence[tuple[np.ndarray, np.ndarray]],
-    metric: Metric,
-    labels: np.ndarray,
-    groups: np.ndarray | None,
-) -> Iterator[np.ndarray]:
-    """Yield the mean lead over seeds after permutations, a few at a time."""
-    stacked = [np.stack([pair[side] for pair in seeds], axis=1) for side in (0, 1)]
-    for swaps in swaps_of([stacked[0]], stacked[1], groups, PERMUTATIONS):
-        yield np.mean([metric.leads(a, b, labels, swaps) for a, b in seeds], axis=0)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm's method, in their order."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    found, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        found[index] = highest
-    return found
+    if task.is_regression or task.by_sums or len(outputs) < 2:
+        return False
+    return len(np.unique(outputs.argmax(axis=1))) == 1

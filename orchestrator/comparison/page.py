@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from orchestrator.comparison.judging import Comparison, Judged
+from orchestrator.comparison.judging import Comparison
 from orchestrator.comparison.table import ABOUT, HEAD, content, lines, sentences, title
 from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_config
@@ -25,8 +25,8 @@ from orchestrator.tracking.records import TAG_LENGTH
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import write_text
 
-_PAIR_HEAD = ("better", "worse", "lead", "p", "corrected p")
-_SEARCH_HEAD = ("method", "trials", "evaluations", "what was found", "scores of seeds")
+_PAIR_HEAD = ("better", "worse", "lead", "95 % interval", "p", "corrected p")
+_SEARCH_HEAD = ("method", "search", "what was found", "selection", "score")
 
 
 def keep(found: Comparison, name: str, params: int, folder: Path) -> list[Path]:
@@ -102,8 +102,7 @@ def _page(found: Comparison, name: str, params: int, drawn: str) -> str:
         f"<section><h2>What is shown</h2>{said}</section>",
         f"<section><h2>Score and parameters</h2>{drawn[drawn.index('<svg') :]}</section>",
         f"<section><h2>Pairs</h2>{html_table(_PAIR_HEAD, list(_pairs(found)))}</section>",
-        f"<section><h2>Searches</h2>{html_table(_SEARCH_HEAD, list(map(_search, found.methods)))}"
-        "</section>",
+        f"<section><h2>Searches</h2>{html_table(_SEARCH_HEAD, list(_searches(found)))}</section>",
     ]
     about = f"{params:,} parameters wanted, without the classifier"
     return page_of(f"Comparison {name}", escape(about), body)
@@ -111,14 +110,18 @@ def _page(found: Comparison, name: str, params: int, drawn: str) -> str:
 
 def _pairs(found: Comparison) -> Iterator[list[str]]:
     for pair in sorted(found.pairs, key=lambda pair: pair.corrected):
-        numbers = [f"{100 * pair.lead:.2f}", f"{pair.p_value:.3g}", f"{pair.corrected:.3g}"]
-        yield [pair.better, pair.worse, *numbers]
+        interval = f"{100 * pair.low:.2f} to {100 * pair.high:.2f}"
+        numbers = [f"{100 * pair.lead:.2f}", interval]
+        yield [
+            pair.better, pair.worse, *numbers, f"{pair.p_value:.3g}", f"{pair.corrected:.3g}",
+        ]  # fmt: skip
 
 
-def _search(one: Judged) -> list[str]:
-    settings = short_config(one.settings)
-    scores = ", ".join(f"{100 * score:.2f}" for score in one.heldout)
-    return [one.name, str(one.trials), str(one.evaluations), settings, scores]
+def _searches(found: Comparison) -> Iterator[list[str]]:
+    for one in found.methods:
+        for unit in one.units:
+            scores = [f"{100 * score:.2f}" for score in (unit.select, unit.heldout)]
+            yield [one.name, str(unit.search + 1), short_config(unit.settings), *scores]
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Running a comparison: the searches of all methods as a suite, then the winners on fresh seeds.
+"""Running a comparison: the searches of all methods as a suite, then their winners on fresh seeds.
 
 The same call goes on where an earlier one ended, whatever ended it.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.comparison.suite import Budget
 from orchestrator.selection.finalizer import repeat_suite
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
@@ -41,6 +42,21 @@ class Prepared:
     """Facts of the methods that have not begun, by their names."""
     is_searched: bool
     """Whether all searches have ended."""
+
+
+def begun_budget(name: str, workspace: Workspace) -> Budget | None:
+    """Return the searches that a comparison on disk has of each method; None: it has not begun."""
+    folder = workspace.path_of(name)
+    if not SuiteDefinition.is_in(folder):
+        return None
+    found = []
+    for sweep in SuiteDefinition.read(folder).sweeps.values():
+        if Definition.is_in(workspace.path_of(sweep)):
+            search = Definition.read(workspace.path_of(sweep), sweep).sweep().search
+            if search.trials_a_search is not None:
+                each = search.trials_a_search
+                found.append(Budget(search.trials // each, each))
+    return max(found, key=lambda one: one.searches, default=None)
 
 
 def prepare_comparison(suite: Suite, workspace: Workspace) -> Prepared:
@@ -140,7 +156,7 @@ def search_and_repeat(
         go_on: the command that goes on where it is interrupted.
 
     Returns:
-        For each method the trials of its best configuration on fresh seeds.
+        For each method the trials that repeat the winners of its searches.
 
     Raises:
         InterruptedSweepError: Ctrl-C.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import search_spaces
@@ -15,8 +16,60 @@ from tinyattn.config import set_dotted
 from tinyattn.errors import ConfigError, UsageError
 from tinyattn.files.yaml_files import read_yaml
 
-OWN = ("adapter", "plm", "task", "name", "space", "optimizer.lr")
+OWN = ("adapter", "plm", "task", "name", "space", "optimizer.lr", "search", "finalize.seeds")
 """What `compare` sets by itself, for each method."""
+LEAST_SEARCHES = 3
+"""Searches of each method at least: with two, equal methods are told apart too often."""
+LEAST_RATES = 2
+"""Learning rates of one search at least."""
+MANY_TRIALS = 16
+"""Trials from which on there are four searches."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How often each method is tuned, and by how many trials each time."""
+
+    searches: int
+    trials: int
+    """Of one search."""
+
+    @property
+    def total(self) -> int:
+        """Trials of a method in all its searches."""
+        return self.searches * self.trials
+
+
+def budget_of(trials: int | None, searches: int | None, begun: Budget | None = None) -> Budget:
+    """Return the searches that come nearest to a number of trials.
+
+    Args:
+        trials: wanted of each method; None: as many as there are, else 9.
+        searches: wanted of each method; None: what the trials make.
+        begun: what a comparison on disk has. Its searches keep their size, and more are added.
+
+    Raises:
+        UsageError: too few of either.
+    """
+    if searches is not None and searches < LEAST_SEARCHES:
+        raise UsageError(
+            f"--searches: got {searches}, expected {LEAST_SEARCHES} or more: what differs between "
+            "the searches of a method is the luck that a difference between methods must exceed"
+        )
+    least = LEAST_SEARCHES * LEAST_RATES
+    if trials is not None and trials < least:
+        raise UsageError(
+            f"--trials: got {trials}, expected {least} or more: {LEAST_SEARCHES} searches of "
+            f"{LEAST_RATES} learning rates"
+        )
+    if begun is not None:
+        wanted = searches or round((trials or 0) / begun.trials)
+        return Budget(max(begun.searches, wanted), begun.trials)
+    number = searches or (LEAST_SEARCHES if (trials or 0) < MANY_TRIALS else LEAST_SEARCHES + 1)
+    each = LEAST_RATES + 1 if trials is None else round(trials / number)
+    return Budget(number, max(LEAST_RATES, each))
+
+
 _SOURCE = "tinyattn compare"
 
 
@@ -36,10 +89,11 @@ def comparison_suite(
     plm: str,
     methods: Sequence[Sized],
     overrides: Mapping[str, Json],
+    budget: Budget,
 ) -> Suite:
     """Return the suite of a comparison, named `name`; its sweeps are `name-METHOD`.
 
-    Each method has the space, trials, evaluations, early stopping, finalists and seeds of
+    Each method has the space, evaluations, early stopping and seeds of
     search_spaces/_base/compare.yaml; the bounds of the learning rate are equally far apart.
 
     Args:
@@ -48,6 +102,7 @@ def comparison_suite(
         plm: name or folder of the PLM.
         methods: what is compared.
         overrides: dotted keys and values, for all.
+        budget: of each method.
 
     Raises:
         ConfigError: a line for each fault.
@@ -56,13 +111,20 @@ def comparison_suite(
     for key in overrides:
         bare = key.removeprefix("train.")
         if key in ("train", "lr") or bare in OWN or bare.split(".")[0] in OWN:
-            raise UsageError(f"override {key}: a comparison sets it for each method; leave it out")
+            counted = bare.startswith(("search", "finalize.seeds"))
+            hint = "use --trials and --searches" if counted else "leave it out"
+            raise UsageError(f"override {key}: a comparison sets it for each method; {hint}")
     base = read_yaml(search_spaces.base("compare"))
     members: list[Member] = []
     faults: dict[str, list[str]] = {}
     for method in methods:
         data = copy.deepcopy(base)
         data["name"] = f"{name}-{method.name}"
+        data["search"] = {
+            "sampler": "spread",
+            "trials": budget.total,
+            "trials_a_search": budget.trials,
+        }
         set_dotted(data, "train.task", task)
         set_dotted(data, "train.plm", plm)
         set_dotted(data, "train.adapter", dict(method.adapter))

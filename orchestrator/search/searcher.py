@@ -231,11 +231,10 @@ class OptunaSearcher:
             self._learning.sampler = proposal
             trial = begin_trial(self._study, self._learning)
         else:
-            is_start = isinstance(proposal, _Start)
-            drawn = RandomSampler(proposal.seed if is_start else self._base_seed)
+            start = proposal if isinstance(proposal, _Start) else _Start(proposal, self._base_seed)
             # Not by `enqueue_trial`: a driver that is killed between that and `ask` would leave a
             # point that the next trial, whichever it is, gets.
-            self._study.sampler = _fixed(proposal.point if is_start else proposal, drawn)
+            self._study.sampler = _fixed(start.point, RandomSampler(start.seed))
             trial = self._study.ask()
         for key, domain in self._space.items():
             if domain.active(trial.params):

@@ -25,7 +25,13 @@ from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import BatchRun, Together, run_batches
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.reporting.suite.page import publish_suite
-from orchestrator.selection.finalizing import Caches, Finalizing
+from orchestrator.selection.finalizing import (
+    Caches,
+    Choose,
+    Finalizing,
+    best_of_searches,
+    best_one_head,
+)
 from orchestrator.selection.verdict import Verdict
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.trial import Trial
@@ -103,9 +109,10 @@ def repeat_suite(
     go_on: str,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[Trial] | TinyAttnError]:
-    """Run the best of each sweep of a suite on fresh seeds, as `finalize_suite` begins.
+    """Run the best of each search of each sweep of a suite on fresh seeds.
 
-    No heads are grown, and no verdict is kept. A sweep of the classifier alone is repeated too.
+    No baseline is trained, no heads are grown, and no verdict is kept. A sweep of the classifier
+    alone is repeated too.
 
     Args:
         name: the suite's.
@@ -115,16 +122,16 @@ def repeat_suite(
         say: takes progress messages while no trial runs.
 
     Returns:
-        For each sweep the trials of its best configuration that completed, one a seed; or what it
+        For each sweep the trials that completed, in the order of searches and seeds; or what it
         failed by.
 
     Raises:
         As `finalize_suite`.
     """
-    steps, taken = [Finalizing.finalists], Finalizing.repeated
+    steps, taken = [Finalizing.repeats], Finalizing.repeated
     with _locked(name, sweeps, workspace, go_on):
         return _through(
-            steps, taken, sweeps, workspace, workspace.tracker(), go_on, say, name, alone_too=True
+            steps, taken, sweeps, workspace, workspace.tracker(), go_on, say, name, best_of_searches
         )
 
 
@@ -163,7 +170,7 @@ def _through(
     go_on: str,
     say: Callable[[str], None],
     suite: str | None,
-    alone_too: bool = False,
+    choose: Choose = best_one_head,
 ) -> dict[str, Found | TinyAttnError]:
     """Take sweeps, given by their names within a suite, through steps, while their locks are held.
 
@@ -178,7 +185,7 @@ def _through(
     for label, sweep in sweeps.items():
         with _kept(label, found):
             said = _labelled(say, label)
-            ready[label] = Finalizing.of(sweep, workspace, tracker, said, caches, alone_too)
+            ready[label] = Finalizing.of(sweep, workspace, tracker, said, caches, choose)
     if not ready:
         return found
     openers = [

@@ -9,11 +9,13 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator.driver.listeners import MlflowListener
 from orchestrator.driver.trial_queue import Points, Source
 from orchestrator.execution.tuner import BatchRun
 from orchestrator.planning.preflight import inspect, run_tags, warmup_note
+from orchestrator.search.asha import search_of
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.selection.baseline import alone_settings
 from orchestrator.selection.collapsing import Collapse, Loaded, collapses_of
@@ -46,18 +48,24 @@ FRESH_SEED = 1000
 """First seed of the finalists, far from the seeds that searches use."""
 
 
-def best_one_head(
-    sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None, alone_too: bool = False
-) -> list[Trial]:
+class Choose(Protocol):
+    """What chooses the trials of a search that run again, the best first."""
+
+    def __call__(
+        self, sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None
+    ) -> list[Trial]:
+        """Return them; UsageError: there is none."""
+
+
+def best_one_head(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None) -> list[Trial]:
     """Return the trials of a search that the finalists repeat, the best first.
 
-    Of tiny attention these are the ones of one head.
+    Of tiny attention these are the ones of one head. The classifier alone is left out.
 
     Args:
         sweep: the sweep, which says how many.
         ended: the trials of its search that have ended.
         outcome: of its search.
-        alone_too: whether trials of the classifier alone count.
 
     Raises:
         UsageError: no trial of that kind has a score.
@@ -69,13 +77,12 @@ def best_one_head(
     def may_repeat(trial: Trial) -> bool:
         adapter = adapter_of(trial)
         is_wide = isinstance(adapter, AdapterConfig) and adapter.num_heads > 1
-        return not is_wide and (alone_too or adapter.layers != "none")
+        return not is_wide and adapter.layers != "none"
 
     ended = list(ended)
     found = [trial for trial in candidates(ended, standing_of) if may_repeat(trial)]
     if not found:
-        whole = outcome is Outcome.COMPLETED
-        if ended and not alone_too and all(adapter_of(one).layers == "none" for one in ended):
+        if ended and all(adapter_of(one).layers == "none" for one in ended):
             raise UsageError(
                 f"the trials of sweep '{sweep.name}' are the {ended[0].alone_words}: there is no "
                 "adapter to finalize"
@@ -83,14 +90,38 @@ def best_one_head(
         kind = "one-head trial" if isinstance(sweep.train.adapter, AdapterConfig) else "trial"
         raise UsageError(
             f"sweep '{sweep.name}' has no {kind} that ended with a score: there is nothing "
-            "to finalize"
-            + ("" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it")
+            "to finalize" + _goes_on(sweep, outcome)
         )
     # Settings that a searcher tried twice, or on two seeds, are one finalist.
     different: dict[str, Trial] = {}
     for trial in found:
         different.setdefault(_written({**trial.params, "seed": 0}), trial)
     return list(different.values())[: sweep.finalize.finalists]
+
+
+def best_of_searches(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | None) -> list[Trial]:
+    """Return the best trial of each search of a sweep that has several, in their order.
+
+    A search none of whose trials has a score is left out.
+
+    Raises:
+        UsageError: none has.
+    """
+    size = sweep.search.trials_a_search or sweep.search.trials
+    found: dict[int, Trial] = {}
+    for trial in candidates(ended, standing_of):
+        found.setdefault(search_of(trial.name, size), trial)
+    if not found:
+        raise UsageError(
+            f"sweep '{sweep.name}' has no trial that ended with a score: there is nothing to run "
+            "again" + _goes_on(sweep, outcome)
+        )
+    return [found[number] for number in sorted(found)]
+
+
+def _goes_on(sweep: Sweep, outcome: Outcome | None) -> str:
+    whole = outcome is Outcome.COMPLETED
+    return "" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it"
 
 
 def has_one_head(adapter: AnyAdapter) -> bool:
@@ -182,9 +213,9 @@ class Finalizing:
         tracker: TrackingWriter,
         say: Callable[[str], None],
         caches: Caches,
-        alone_too: bool = False,
+        choose: Choose,
     ) -> Finalizing:
-        """Check a sweep, and choose the trials that the finalists repeat.
+        """Check a sweep, and choose the trials that run again.
 
         Raises:
             As `finalize`.
@@ -194,7 +225,7 @@ class Finalizing:
         refuse_damaged(folder, tracker.names_of_trials(sweep.name))
         searched = searched_trials(folder, tracker, record)
         ended = [trial for trial in searched if trial.outcome is not None]
-        best = best_one_head(sweep, ended, record.outcome, alone_too)
+        best = choose(sweep, ended, record.outcome)
         if (ahead := passed_over(ended, standing_of)) is not None:
             say(f"note: {no_candidate(ahead.name, ahead.best_score)}")
         facts = inspect(sweep, caches.checks)
@@ -238,22 +269,48 @@ class Finalizing:
         points = [{**setting, "seed": seed} for setting in settings for seed in seeds]
         if len(self._alone_settings) == 1:  # nothing is trained: all seeds are the same
             del points[len(points) - len(seeds) + 1 :]
-        batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=points)
+        return self._again(points, self._take_finalists)
+
+    def repeats(self) -> BatchRun | None:
+        """Return the best configuration of each search on a fresh seed, without a baseline.
+
+        The seed tells the search: FRESH_SEED and the number of the search, from 0. None: an earlier
+        call trained all of them.
+        """
+        size = self.sweep.search.trials_a_search or self.sweep.search.trials
+        points = [
+            {**trial.params, "seed": FRESH_SEED + search_of(trial.name, size)}
+            for trial in self.best
+        ]
+        return self._again(points, self._take_repeats)
+
+    def _again(
+        self, points: Sequence[Point], take_in: Callable[[list[Trial]], None]
+    ) -> BatchRun | None:
+        """Return a batch of those points that no earlier batch of finalists has.
+
+        Args:
+            points: settings with their seeds.
+            take_in: takes the trials of all points once they have ended.
+        """
+        batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=[*points])
         taken = self._earlier_finalists(batch.name, points)
         listener = MlflowListener(self.runs, batch, self.checkpoints)
         for trial in taken.values():  # the store may lag behind what a killed driver logged
             listener.caught_up(trial)
         left = [point for point in points if _written(point) not in taken]
-
-        def take_in(ended: list[Trial]) -> None:
-            self._take_finalists([*taken.values(), *ended])
-
         if not left:
             self.runs.settle()
-            take_in([])
+            take_in([*taken.values()])
             return None
-        self._take_in = take_in
+        self._take_in = lambda ended: take_in([*taken.values(), *ended])
         return self._run_of(replace(batch, trials=len(left)), Points(left))
+
+    def _take_repeats(self, ended: list[Trial]) -> None:
+        done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
+        if not done:
+            raise TinyAttnError("no run on a fresh seed completed; the runs in MLflow say why")
+        self._repeated = sorted(done, key=lambda trial: int(str(trial.params["seed"])))
 
     def _earlier_finalists(self, batch: str, points: Sequence[Point]) -> dict[str, Trial]:
         """Return the trials that completed in other batches than this one, by their points.
@@ -282,7 +339,6 @@ class Finalizing:
         groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
         if not groups:
             raise TinyAttnError("no finalist completed; the runs in MLflow say why")
-        self._repeated = groups[0]
         winner = max(groups[0], key=lambda trial: trial.last.best_score)
         looks = sum(trial.evaluations for trial in groups[0])
         self._alone = self._mean_candidate(alone[0][0].alone_words, alone[0]) if alone else None
@@ -300,7 +356,7 @@ class Finalizing:
         return "1 head" if isinstance(adapter, AdapterConfig) else method_name(adapter)
 
     def repeated(self) -> list[Trial]:
-        """Return the trials of the best configuration that completed, one for each fresh seed."""
+        """Return the trials of `repeats` that completed, in the order of their seeds."""
         return self._repeated
 
     # ---- experts ----

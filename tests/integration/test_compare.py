@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 METHODS = ("tiny", "lora", "classifier")
 FEW = (
-    "max_length=32", "max_train_rows=96", "max_select_rows=48", "epochs=2", "finalize.seeds=2",
+    "max_length=32", "max_train_rows=96", "max_select_rows=48", "epochs=2",
 )  # fmt: skip
 
 
@@ -33,39 +33,39 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     runs, log = tmp_path / "runs", tmp_path / "log"
     place = ("--runs", runs, "--data", tmp_path / "data")
     words = ("rte", *FEW, "--plm", plm, "--methods", ",".join(METHODS), *place)
-    driver = start("compare", *words, "--trials", "2", log=log)
+    driver = start("compare", *words, "--trials", "6", log=log)
     wait_for(lambda: log.read_bytes().count(b" evaluation 2/") > 2)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    done = call("compare", *words, "--trials", "2")
+    done = call("compare", *words, "--trials", "6")
     assert done.exit_code == 0, done.output
     for method in METHODS:
-        assert untruths(runs, f"compare-rte-{method}", 2) == []
+        assert untruths(runs, f"compare-rte-{method}", 6) == []
     assert suite_untruths(runs, "compare-rte") == []
     kept = json.loads((runs / "sweeps" / "compare-rte" / "comparison.json").read_text())
     assert [one["name"] for one in kept["methods"]] == [*METHODS]
-    assert [one["trials"] for one in kept["methods"]] == [2] * 3
+    assert [len(one["tried"]) for one in kept["methods"]] == [6] * 3
     assert len({one["parameters"] for one in kept["methods"][:2]}) == 1
-    assert all(len(one["scores"]) == 2 for one in kept["methods"])
+    assert all([u["search"] for u in one["units"]] == [0, 1, 2] for one in kept["methods"])
     assert {(pair["better"], pair["worse"]) for pair in kept["pairs"]} <= {
         (a, b) for a in METHODS[:2] for b in METHODS[:2]
     }
     assert "reference" in done.stdout
     before = logs(runs)
-    again = call("compare", *words, "--trials", "2")
+    again = call("compare", *words, "--trials", "6")
     assert again.exit_code == 0, again.output
     assert logs(runs) == before, "nothing is trained twice"
-    other = call("compare", *words, "--trials", "2", "batch_size=8")
+    other = call("compare", *words, "--trials", "6", "batch_size=8")
     assert other.exit_code == 2
     assert "another comparison is called 'compare-rte', with other settings of tiny" in other.stderr
     one = call("compare", *words[:-6], "--methods", "tiny", *place)
     assert one.exit_code == 2
     assert "--methods: tiny alone came; a comparison takes two or more" in one.stderr
-    fewer = call("compare", *words[:-6], "--methods", "tiny,classifier", *place, "--trials", "2")
+    fewer = call("compare", *words[:-6], "--methods", "tiny,classifier", *place, "--trials", "6")
     assert fewer.exit_code == 0, fewer.output
     assert logs(runs) == before, "what is not named stays as it is"
     also = (*METHODS, "bottleneck")
-    wider = ("rte", *FEW, "--plm", plm, "--methods", ",".join(also), *place, "--trials", "3")
+    wider = ("rte", *FEW, "--plm", plm, "--methods", ",".join(also), *place, "--searches", "4")
     # A driver that is killed while it adds a method leaves its name in the suite's file.
     suite = runs / "sweeps" / "compare-rte" / "suite.json"
     there = json.loads(suite.read_text())
@@ -74,11 +74,11 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     more = call("compare", *wider)
     assert more.exit_code == 0, more.output
     for method in also:
-        assert untruths(runs, f"compare-rte-{method}", 3) == []
+        assert untruths(runs, f"compare-rte-{method}", 8) == []
     assert suite_untruths(runs, "compare-rte") == []
     kept = json.loads((runs / "sweeps" / "compare-rte" / "comparison.json").read_text())
-    assert [one["trials"] for one in kept["methods"]] == [3] * 4
-    assert len({tuple(one["seeds"]) for one in kept["methods"]}) == 1
+    assert [len(one["tried"]) for one in kept["methods"]] == [8] * 4
+    assert all([u["search"] for u in one["units"]] == [0, 1, 2, 3] for one in kept["methods"])
     assert len(kept["pairs"]) == 3
     store = Workspace(runs).store()
     record = store.find_suite("compare-rte")
@@ -87,7 +87,9 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     note = run.data.tags["mlflow.note.content"]
     assert note.startswith("**accuracy on ")
     assert "| bottleneck |" in note
-    scores = {one["name"]: sum(one["scores"]) / 2 for one in kept["methods"]}
+    scores = {
+        one["name"]: sum(unit["score"] for unit in one["units"]) / 4 for one in kept["methods"]
+    }
     for method, score in scores.items():
         assert run.data.metrics[f"heldout/{method}"] == pytest.approx(score)
     files = {one.path for one in store.client.list_artifacts(record.run_id, "comparison")}

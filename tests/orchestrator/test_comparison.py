@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from mlflow_sweeps import Sweeps
@@ -17,18 +16,23 @@ from tiny_plm import save_tiny_plm
 from transformers import AutoConfig
 
 from orchestrator.cli import main
-from orchestrator.comparison import judging
 from orchestrator.comparison.cost import step_bytes
-from orchestrator.comparison.judging import Comparison, Judged, Pair, holm
+from orchestrator.comparison.judging import Comparison, Judged, Tried, Tuned
 from orchestrator.comparison.methods import REFERENCES, one_head_size, sized_methods
 from orchestrator.comparison.page import keep, publish
 from orchestrator.comparison.run import Prepared, prepare_comparison, search_and_repeat
-from orchestrator.comparison.suite import comparison_name, comparison_suite
+from orchestrator.comparison.suite import (
+    Budget,
+    budget_of,
+    comparison_name,
+    comparison_suite,
+)
 from orchestrator.comparison.table import render, sentences
+from orchestrator.comparison.units import TunedPair
 from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.reporting.suite.status import find_status
-from orchestrator.selection.significance import primary_metric
+from orchestrator.spec.config import RATE
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Suite
@@ -38,8 +42,10 @@ from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import ConfigError, UsageError
-from tinyattn.tasks import find_task
 from tinyattn.training.model_cache import ModelCache
+
+FEW = Budget(3, 2)
+"""Searches and trials of each."""
 
 
 def test_tasks_of_one_last_name_have_comparisons_of_their_own() -> None:
@@ -49,88 +55,55 @@ def test_tasks_of_one_last_name_have_comparisons_of_their_own() -> None:
     }
 
 
-def test_holm_gives_what_r_gives() -> None:
-    """R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") is 0.03 0.06 0.06 0.02."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
+@pytest.mark.parametrize(
+    ("trials", "searches", "begun", "wanted"),
+    [
+        (None, None, None, (3, 3)),
+        (8, None, None, (3, 3)),
+        (12, None, None, (3, 4)),
+        (16, None, None, (4, 4)),
+        (6, None, None, (3, 2)),
+        (12, 4, None, (4, 3)),
+        (None, 5, None, (5, 3)),
+        (16, None, (3, 4), (4, 4)),  # searches keep their size, and one more comes
+        (None, None, (3, 4), (3, 4)),
+        (6, None, (4, 3), (4, 3)),  # none is taken away
+        (None, 6, (3, 2), (6, 2)),
+    ],
+)
+def test_trials_become_searches_of_one_size(
+    trials: int | None, searches: int | None, begun: tuple[int, int] | None, wanted: tuple[int, int]
+) -> None:
+    there = None if begun is None else Budget(*begun)
+    assert budget_of(trials, searches, there) == Budget(*wanted)
 
 
-def judged(name: str, outputs: list[np.ndarray], labels: np.ndarray, count: int = 100) -> Judged:
-    scores = [float((each.argmax(1) == labels).mean()) for each in outputs]
-    seeds = [1000 + number for number in range(len(outputs))]
-    return Judged(
-        name, count, seeds, scores, scores, outputs, 1.0, 2_500_000, 0.001, 3, 9,
-        f"sweep-{name}", name in REFERENCES, {"optimizer.lr": 0.002},
-    )  # fmt: skip
+@pytest.mark.parametrize(
+    ("trials", "searches", "said"),
+    [
+        (5, None, "--trials: got 5, expected 6 or more"),
+        (9, 2, "--searches: got 2, expected 3 or more"),
+    ],
+)
+def test_too_few_searches_are_refused(trials: int, searches: int | None, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        budget_of(trials, searches)
 
 
-def drawn(rights: list[list[int]], labels: np.ndarray) -> list[np.ndarray]:
-    """Outputs of each seed that are right where `rights` has a 1."""
-    found = []
-    for right in rights:
-        given = np.where(np.array(right) == 1, labels, 1 - labels)
-        found.append(np.eye(2)[given])
-    return found
-
-
-@pytest.mark.parametrize("grouped", [False, True])
-def test_the_test_swaps_rows_for_all_seeds_at_once(grouped: bool) -> None:
-    """Against all sign flips of each group's mean difference, worked out one by one."""
-    luck = np.random.default_rng(3)
-    labels = luck.integers(0, 2, 12)
-    # Seeds of one method score alike, so that seeds add no variance.
-    a, b = (
-        [luck.permutation([1] * n + [0] * (12 - n)).tolist() for _ in range(3)] for n in (11, 7)
-    )
-    groups = np.arange(12) // 2 if grouped else None
-    one, other = judged("a", drawn(a, labels), labels), judged("b", drawn(b, labels), labels)
-    p_value, error = judging.tested(one, other, primary_metric(find_task("rte")), labels, groups)
-    differences = (np.array(a) - np.array(b)).mean(0)
-    if grouped:
-        differences = differences.reshape(6, 2).sum(1)
-    lead = abs(differences.sum())
-    flips = [
-        abs(np.dot(signs, differences))
-        for signs in itertools.product((-1, 1), repeat=len(differences))
+def judged(
+    name: str, scores: Sequence[float], count: int = 100, rate: float = 0.002, one_class: int = 0
+) -> Judged:
+    """A method of so many searches, of which the first few answer one class."""
+    units = [
+        Tuned(n, {RATE: rate}, score, score, n < one_class, False, f"f_{n}", 1.0, [(0.5, score)])
+        for n, score in enumerate(scores)
     ]
-    exact = np.mean([flip >= lead - 1e-9 for flip in flips])
-    assert p_value == pytest.approx(exact, abs=0.02)
-    assert error == pytest.approx(np.sqrt((differences**2).sum()) / 12, rel=0.05)
-
-
-def test_equal_methods_are_seldom_told_apart_though_seeds_differ() -> None:
-    """Two methods whose seeds score 85 ± 1 %, on 2,000 rows: at a level of 5 %, by rows alone, a
-    third of such pairs would differ."""
-    luck, labels = np.random.default_rng(0), np.zeros(2000, int)
-    metric = primary_metric(find_task("rte"))
-    told = 0
-    for _ in range(30):
-        pair = []
-        for name in "ab":
-            levels = luck.normal(0.85, 0.01, 3)
-            rights = [(luck.random(2000) < level).astype(int).tolist() for level in levels]
-            pair.append(judged(name, drawn(rights, labels), labels))
-        told += judging.tested(*pair, metric, labels, None)[0] < 0.05
-    assert told <= 4  # 1.5 are expected, and by rows alone 10
-
-
-def test_a_difference_beyond_seeds_and_rows_is_told() -> None:
-    luck, labels = np.random.default_rng(0), np.zeros(2000, int)
-    pair = [
-        judged(name, drawn([(luck.random(2000) < s).astype(int).tolist() for s in scores], labels),
-               labels)
-        for name, scores in (("a", (0.90, 0.905, 0.895)), ("b", (0.84, 0.85, 0.845)))
-    ]  # fmt: skip
-    assert judging.tested(*pair, primary_metric(find_task("rte")), labels, None)[0] < 0.01
-
-
-def test_equal_methods_do_not_differ() -> None:
-    labels = np.array([0, 1, 0, 1])
-    same = drawn([[1, 0, 1, 1]], labels)
-    one, other = judged("a", same, labels), judged("b", same, labels)
-    found = judging.tested(one, other, primary_metric(find_task("rte")), labels, None)
-    assert found[0] == 1.0
+    tried = [Tried(n, each, score / 2 if each != rate else score, Outcome.COMPLETED, 3)
+             for n, score in enumerate(scores) for each in (1e-4, rate, 0.03)]  # fmt: skip
+    return Judged(
+        name, count, units, tried, (1e-4, 3e-2), 2_500_000, 0.001, f"sweep-{name}",
+        name in REFERENCES,
+    )  # fmt: skip
 
 
 def test_methods_at_one_size() -> None:
@@ -200,7 +173,7 @@ def test_methods_that_cannot_be_compared(names: list[str], params: int, message:
 
 def test_methods_are_alike_in_all_but_what_is_trained() -> None:
     sized = sized_methods("minilm", ["tiny", "lora", "classifier", "full"], 9216)
-    suite = comparison_suite("c", "rte", "minilm", sized, {"epochs": 2, "search.trials": 5})
+    suite = comparison_suite("c", "rte", "minilm", sized, {"epochs": 2}, FEW)
     assert [sweep.name for sweep in suite.sweeps] == ["c-tiny", "c-lora", "c-classifier", "c-full"]
     widths, rest = set[float](), list[Any]()
     for sweep in suite.sweeps:
@@ -211,40 +184,48 @@ def test_methods_are_alike_in_all_but_what_is_trained() -> None:
         rest.append(data)
     assert widths == {300.0}
     assert all(each == rest[0] for each in rest)
-    assert rest[0]["search"]["trials"] == 5
+    assert rest[0]["search"]["trials"] == 6
+    assert rest[0]["search"]["trials_a_search"] == 2
+    seeds = {sweep.search.seed_of(sweep.name) for sweep in suite.sweeps}
+    assert len(seeds) == 4, "no two methods draw the same"
     for key in ("adapter.norm", "plm", "name", "train.adapter.r", "train.plm", "train",
-                "optimizer.lr", "space.optimizer.lr.high"):  # fmt: skip
+                "optimizer.lr", "space.optimizer.lr.high", "search.trials",
+                "finalize.seeds"):  # fmt: skip
         with pytest.raises(UsageError, match="a comparison sets it for each method"):
-            comparison_suite("c", "rte", "minilm", sized, {key: "x"})
+            comparison_suite("c", "rte", "minilm", sized, {key: "x"}, FEW)
     with pytest.raises(ConfigError) as error:
-        comparison_suite("c", "rte", "minilm", sized, {"epochs": 0})
+        comparison_suite("c", "rte", "minilm", sized, {"epochs": 0}, FEW)
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_a_fault_of_one_method_names_it() -> None:
     sized = sized_methods("minilm", ["tiny", "lora", "full"], 9216)
     with pytest.raises(ConfigError) as refused:
-        comparison_suite("c", "rte", "minilm", sized, {"precision": "nf4"})
+        comparison_suite("c", "rte", "minilm", sized, {"precision": "nf4"}, FEW)
     (line,) = str(refused.value).splitlines()
     assert line.startswith("full: adapter.method full ")
     assert line.endswith("; or leave full out of --methods")
 
 
 def comparison(p: float, judges: str = "held-out") -> Comparison:
-    labels = np.array([0, 1, 0, 1])
     methods = [
-        judged("tiny", drawn([[1, 1, 1, 0]], labels), labels),
-        judged("lora", drawn([[1, 1, 0, 0]], labels), labels, 110),
-        judged("classifier", drawn([[1, 0, 0, 0]], labels), labels, 0),
+        judged("tiny", [0.75, 0.75, 0.75]),
+        judged("lora", [0.5, 0.5, 0.5], 110),
+        judged("classifier", [0.25, 0.25, 0.25], 0),
     ]
-    pairs = [Pair("tiny", "lora", 0.25, p, p)]
-    return Comparison("accuracy", 4, judges, methods, pairs, 0.053, [])
+    pairs = [pair("tiny", "lora", p)]
+    power = {0.01: 0.1, 0.02: 0.25, 0.04: 0.7}
+    return Comparison("accuracy", 4, judges, methods, pairs, 0.053, power, 3, 3)
+
+
+def pair(better: str, worse: str, p: float) -> TunedPair:
+    return TunedPair(better, worse, 0.25, 1e-4, 1e-4, 4.0, p, p, 0.1, 0.4)
 
 
 def test_a_method_that_does_not_fit_the_task_is_left_out_of_the_list(tmp_path: Path) -> None:
     sized = sized_methods("minilm", ["tiny", "cross-segment"], 9216)
-    few = {"max_train_rows": 32, "max_select_rows": 16, "search.trials": 1}
-    suite = comparison_suite("c", "agreement", "minilm", sized, few)
+    few = {"max_train_rows": 32, "max_select_rows": 16}
+    suite = comparison_suite("c", "agreement", "minilm", sized, few, FEW)
     with pytest.raises(UsageError) as refused:
         prepare_comparison(suite, Workspace(tmp_path / "runs"))
     assert str(refused.value).splitlines() == [
@@ -386,7 +367,7 @@ def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
     monkeypatch.setattr("orchestrator.suite.concurrency", lambda resources: 1)
     workspace = Workspace(tmp_path / "runs")
     sized = sized_methods("minilm", ["tiny", "lora"], 9216)
-    suite = comparison_suite("c", "rte", "minilm", sized, {"search.trials": 2})
+    suite = comparison_suite("c", "rte", "minilm", sized, {}, FEW)
     facts = Facts("rte", "accuracy", "p", "d", None, (), 9, 9, 9, 0, 9.0, 1, 9)
     new = {member.name: facts for member in suite.members}
     prepared = Prepared(suite, is_new=True, new=new, is_searched=False)
@@ -403,8 +384,7 @@ def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
 
 def settings(**changed: Any) -> Suite:
     sized = sized_methods("minilm", ["tiny", "lora"], 9216)
-    few = {"epochs": 2, "search.trials": 1}
-    return comparison_suite("c", "rte", "minilm", sized, {**few, **changed})
+    return comparison_suite("c", "rte", "minilm", sized, {"epochs": 2, **changed}, FEW)
 
 
 def begin(workspace: Workspace, suite: Suite) -> None:
@@ -461,8 +441,9 @@ def test_the_table_and_what_it_shows() -> None:
     assert [row.split("│")[1].strip() for row in rows] == ["tiny", "lora", "classifier"]
     assert "+10.0%" in rows[1]
     assert "reference" in rows[2]
-    assert "tiny is better than lora by 25.00 points (p = 0.01, corrected for 1 pairs)." in text
-    assert "a difference of about 5.3 points between two methods usually shows" in text
+    assert "tiny, tuned so, is better than lora by 25.00 points (95 % interval 10.00 to" in text
+    assert "a difference of 5.3 points between two" in text
+    assert "(1 in 10 %, 2 in 25 %, 4 in 70 %)" in text
 
 
 def test_a_name_from_a_store_is_text_on_the_page(tmp_path: Path) -> None:
@@ -471,7 +452,7 @@ def test_a_name_from_a_store_is_text_on_the_page(tmp_path: Path) -> None:
     assert "&lt;b&gt;mine" in page
     assert "<b>mine" not in page
     assert page.count("<svg") == 1
-    for text in ("tiny is better than lora by 25.00 points", "lr=0.002", "2.5 MB"):
+    for text in ("tiny, tuned so, is better than lora by 25.00 points", "lr=0.002", "2.5 MB"):
         assert text in page
     kept = json.loads((tmp_path / "comparison.json").read_text())
     assert [one["sweep"] for one in kept["methods"]] == [
@@ -483,9 +464,7 @@ def test_a_long_note_leaves_room_for_the_table_of_sweeps(sweeps: Sweeps, tmp_pat
     few = comparison(0.001)
     tiny = few.methods[0]
     methods = [replace(tiny, name=f"method-{number}") for number in range(20)]
-    pairs = [
-        Pair(f"method-{a}", f"method-{b}", 0.1, 1e-9, 1e-7) for a in range(20) for b in range(a)
-    ]
+    pairs = [pair(f"method-{a}", f"method-{b}", 1e-7) for a in range(20) for b in range(a)]
     found = replace(few, methods=methods, pairs=pairs)
     run = sweeps.tracker.open_suite("c")
     sweeps.start("c-method-1", "rte", run)
@@ -540,9 +519,45 @@ def test_what_is_not_shown_is_said() -> None:
     assert "is no evidence for other rows" in on_dev
     assert "is better than" not in on_dev
     said = " ".join(sentences(comparison(0.3)))
-    assert "No difference between methods of this size is shown" in said
-    assert "that tiny leads may be luck" in said
+    assert "No difference between tuned methods of this size is shown" in said
+    assert "none of tiny, lora is shown to be worse than another" in said
     assert "is better than" not in said
+
+
+def test_a_method_that_answers_one_class_is_marked_wherever_another_is_better() -> None:
+    whole = comparison(0.01)
+    dull = judged("lora", [0.5, 0.5, 0.5], 110, one_class=2)
+    found = replace(whole, methods=[whole.methods[0], dull])
+    said = list(sentences(found))
+    assert any("lora answers one class in 2 of 3 runs" in line for line in said)
+    (better,) = (line for line in said if "is better than lora" in line)
+    assert "lora answers one class there" in better
+    silent = " ".join(sentences(whole))
+    assert "one class" not in silent
+
+
+def test_a_rate_at_the_edge_is_told_with_its_range() -> None:
+    whole = comparison(0.3)
+    edge = judged("lora", [0.5, 0.5, 0.5], 110, rate=0.03)
+    said = " ".join(sentences(replace(whole, methods=[whole.methods[0], edge])))
+    assert "lora: its best learning rate, 3.0e-2, is the largest of those tried" in said
+    assert "in its range, 1.0e-4 to 3.0e-2" in said
+    assert "tiny: its best" not in said
+
+
+def test_a_search_without_a_score_is_told() -> None:
+    whole = comparison(0.3)
+    fewer = replace(whole.methods[1], units=whole.methods[1].units[:2])
+    said = " ".join(sentences(replace(whole, methods=[whole.methods[0], fewer])))
+    assert "lora: 1 of its searches have no score" in said
+
+
+def test_few_rates_in_a_wide_range_are_told() -> None:
+    """log10(0.03 / 0.0001) = 2.48 decades: two rates are 1.24 apart, three .83."""
+    assert "2 learning rates of a search are 1.2 decades" in " ".join(
+        sentences(replace(comparison(0.3), trials=2))
+    )
+    assert "decades" not in " ".join(sentences(comparison(0.3)))
 
 
 @pytest.mark.parametrize("names", [("tiny", "lora", "classifier"), ("tiny", "classifier")])
@@ -579,7 +594,7 @@ def test_methods_of_a_file(tmp_path: Path) -> None:
         ("lora-qkv", 2 * 2 * 384 * 6, False),
         ("bottleneck-top", 2 * 384 * 3, True),
     ]
-    suite = comparison_suite("c", "rte", "minilm", sized, {})
+    suite = comparison_suite("c", "rte", "minilm", sized, {}, FEW)
     tiny, lora, _ = (sweep.model_dump(mode="json")["space"] for sweep in suite.sweeps)
     assert lora["optimizer.lr"]["low"] == 1e-5
     assert lora["optimizer.warmup"]["values"] == [0, 0.06]

@@ -27,7 +27,7 @@ from tiny_plm import save_tiny_plm
 from torch import Tensor, nn
 
 from orchestrator.comparison.methods import sized_methods
-from orchestrator.comparison.suite import comparison_suite
+from orchestrator.comparison.suite import Budget, comparison_suite
 from orchestrator.planning.preflight import check_shapes
 from orchestrator.spec.config import Sweep
 from tinyattn.adapters.model import AdaptedModel
@@ -398,7 +398,8 @@ def test_where_it_would_do_nothing_it_is_refused(
 
 def test_compare_takes_it_for_all_methods(base: TrainConfig) -> None:
     methods = sized_methods(base.plm, ["tiny", "lora", "classifier"], 256)
-    suite = comparison_suite("c", "rte", base.plm, methods, {"gradient_checkpointing": True})
+    few = Budget(3, 2)
+    suite = comparison_suite("c", "rte", base.plm, methods, {"gradient_checkpointing": True}, few)
     for member in suite.members:
         assert member.sweep.train.gradient_checkpointing
         check_shapes(member.sweep)
