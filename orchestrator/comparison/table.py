@@ -18,8 +18,8 @@ HEAD = (
 )  # fmt: skip
 ABOUT = (
     "score: mean over searches, whose winners ran again on fresh seeds; ±: how much it differs "
-    "from search to search. one class: runs that answer all rows alike. time: of such a run, beside others. memory: of a training step, beside "
-    "the PLM. a row: a prediction."
+    "from search to search. one class: runs that answer all rows alike. time: of such a run, "
+    "beside others. memory: of a training step, beside the PLM. a row: a prediction."
 )
 
 
@@ -117,13 +117,8 @@ def remarks(found: Comparison) -> Iterator[str]:
                 f"note: {one.name} answers one class in {one.answers_one_class} of "
                 f"{len(one.units)} runs; its score there says no more than that."
             )
-        if (edge := one.edge) is not None and one.range is not None:
-            low, high = one.range
-            yield (
-                f"note: {one.name}: its best learning rate, {rate_word(one.best_rate or 0.0)}, is the "
-                f"{_EDGES[edge]} of those tried in its range, {rate_word(low)} to {rate_word(high)}: a better one "
-                "may lie beyond."
-            )
+        if (edge := edge_words(one)) is not None:
+            yield f"note: {one.name}: {edge}"
     if all(one.answers_one_class == len(one.units) for one in found.methods):
         yield "note: no method learned anything: more rows or epochs, or larger rates, are needed."
     if gap := _gap(found):
@@ -139,6 +134,17 @@ def remarks(found: Comparison) -> Iterator[str]:
             f"note: {', '.join(late)}: the best evaluation is the last one in most runs: longer "
             "training may change the order."
         )
+
+
+def edge_words(one: Judged) -> str | None:
+    """Return what is said of a best learning rate at an edge of its range; None: it is at none."""
+    if one.edge is None or one.range is None or one.best_rate is None:
+        return None
+    low, high = map(rate_word, one.range)
+    return (
+        f"its best learning rate, {rate_word(one.best_rate)}, is the {_EDGES[one.edge]} of those "
+        f"tried in its range, {low} to {high}: a better one may lie beyond."
+    )
 
 
 _EDGES = {"lower": "smallest", "upper": "largest"}
