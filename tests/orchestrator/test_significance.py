@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
-from sklearn.metrics import accuracy_score, matthews_corrcoef
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    f1_score,
+    matthews_corrcoef,
+)
 
 from orchestrator.selection import significance
 from orchestrator.selection.significance import (
@@ -20,7 +26,6 @@ from orchestrator.selection.significance import (
     primary_metric,
 )
 from tinyattn.tasks import compute_metrics, find_task
-from tinyattn.tasks.metrics import METRICS
 from tinyattn.tasks.texts import statistics_of
 
 ROWS = 200
@@ -96,22 +101,60 @@ def test_counted_confusions_are_the_metric_itself(task: str, metric_name: str) -
     assert metric.leads(new, old, labels, swaps) == pytest.approx(expected, abs=1e-12)
 
 
-def test_counts_ask_the_metric_only_once_for_each_confusion(
+def _by_sklearn(name: str) -> Metric:
+    """The metric of rows, by scikit-learn."""
+    score = {
+        "f1_macro": lambda y, p: f1_score(y, p, average="macro", zero_division=0.0),
+        "matthews": matthews_corrcoef,
+        "balanced_accuracy": balanced_accuracy_score,
+    }[name]
+    return Metric(lambda outputs, labels: float(score(labels, outputs.argmax(axis=1))))
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+@pytest.mark.parametrize("metric_name", ["f1_macro", "matthews", "balanced_accuracy"])
+@pytest.mark.parametrize("at_once", [2**22, 3 * 64 + 1])
+def test_leads_of_many_classes_are_those_of_scikit_learn_on_swapped_rows(
+    metric_name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 classes one is never a label and one never predicted; also three matrices at a time."""
+    monkeypatch.setattr(significance, "_AT_ONCE", at_once)
+    generator = np.random.default_rng(4)
+    labels = generator.integers(0, 7, 50)
+    new, old = generator.normal(size=(2, 50, 8)) + 1.5 * np.eye(8)[labels]
+    new[:, 0] = old[:, 0] = -9
+    old[:20] = new[:20]  # these rows change nothing
+    swaps = generator.integers(0, 2, (25, 50)).astype(float)
+    task = replace(find_task("mnli"), labels=tuple("abcdefgh"), metrics=(metric_name,))
+    expected = _by_sklearn(metric_name).leads(new, old, labels, swaps)
+    found = primary_metric(task).leads(new, old, labels, swaps)
+    assert len(set(expected)) > 5
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_models_that_answer_alike_by_other_logits_have_no_lead() -> None:
+    labels = np.arange(30) % 3
+    new = np.eye(3)[(labels + np.arange(30) // 20) % 3]
+    task = replace(find_task("mnli"), metrics=("f1_macro",))
+    found = paired_test(primary_metric(task), new, 2 * new, labels)
+    assert (found.new_score, found.p_value) == (found.old_score, 1.0)
+
+
+def test_permutations_of_many_rows_and_classes_ask_for_no_rows_of_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """5,000 rows of 20 classes: the score of outputs is asked for twice, of the observed ones."""
     generator = np.random.default_rng(3)
-    labels = generator.integers(0, 2, 300)
-    old, new = generator.normal(size=(2, 300, 2)) + 1.5 * np.eye(2)[labels]
-    calls = 0
-
-    def matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
-        nonlocal calls
-        calls += 1
-        return float(matthews_corrcoef(labels, predictions))
-
-    monkeypatch.setitem(METRICS, "matthews", matthews)
-    paired_test(primary_metric(find_task("cola")), new, old, labels)
-    assert 10 < calls < 2_000  # of 20,000 scores
+    labels = generator.integers(0, 20, 5_000)
+    new, old = generator.normal(size=(2, 5_000, 20)) + 2 * np.eye(20)[labels]
+    task = replace(find_task("mnli"), labels=tuple("abcdefghijklmnopqrst"), metrics=("f1_macro",))
+    metric, calls = primary_metric(task), list[int]()
+    score = metric.score
+    monkeypatch.setattr(metric, "score", lambda o, y: calls.append(len(o)) or score(o, y))
+    began = time.process_time()
+    paired_test(metric, new, old, labels, permutations=2_000)
+    assert time.process_time() - began < 10  # a second; scored one by one, minutes
+    assert calls == [5_000, 5_000]
 
 
 # ---- regression ----
@@ -375,7 +418,9 @@ def test_permutations_end_when_the_decision_is_certain(monkeypatch: pytest.Monke
     assert sum(drawn) < 100_000
     assert whole / 2 < found.p_value < whole * 2  # its relative error is 1 / sqrt(21)
     assert len(said) == 1
-    assert said[0].startswith("comparing: 980,000 permutations, about")
+    assert re.fullmatch(
+        r"comparing: \d+ of 980,000 permutations, about \d+ s left at most", said[0]
+    )
 
 
 # ---- metrics of sums over rows ----
