@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,12 +21,14 @@ from sklearn.metrics import (
 from orchestrator.selection import significance
 from orchestrator.selection.significance import (
     Metric,
+    announced,
     max_t_test,
     paired_test,
     permutations_for,
     primary_metric,
 )
 from tinyattn.tasks import compute_metrics, find_task
+from tinyattn.tasks.tags import tag_statistics
 from tinyattn.tasks.texts import statistics_of
 
 ROWS = 200
@@ -463,3 +466,89 @@ def test_a_metric_of_texts_swaps_the_statistics_of_rows_as_it_would_the_texts(
     assert metric.leads(new, old, labels, swaps).tolist() == pytest.approx(wanted)
     assert paired_test(metric, new, old, labels).p_value < 0.6
     assert paired_test(metric, old, new, labels).p_value > 0.4
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+@pytest.mark.parametrize("name", ["entity_f1", "entity_precision", "entity_recall"])
+def test_a_metric_of_tags_swaps_the_statistics_of_rows_as_it_would_the_tags(name: str) -> None:
+    """Leads after swaps are those of seqeval on the swapped tags; some rows have no entity."""
+    from seqeval import metrics as seqeval
+
+    draw, names = np.random.default_rng(9), np.array(["O", "O", "O", "B-PER", "I-PER", "B-LOC"])
+    gold, *models = (names[draw.integers(0, 6, (30, 4))].tolist() for _ in range(3))
+    swaps = np.concatenate([draw.integers(0, 2, (20, 30)), np.zeros((1, 30), int)])
+    by_seqeval = getattr(seqeval, f"{name.removeprefix('entity_')}_score")
+    expected = []
+    for coins in swaps:
+        sides = [[models[coin ^ side][row] for row, coin in enumerate(coins)] for side in (0, 1)]
+        expected.append(by_seqeval(gold, sides[0]) - by_seqeval(gold, sides[1]))
+    task = replace(find_task("mnli"), tagging=True, metrics=(name, "token_accuracy"))
+    new, old = (tag_statistics(task.metrics, own, gold) for own in models)
+    metric = primary_metric(task)
+    assert metric.leads(new, old, np.empty(30), swaps) == pytest.approx(expected, abs=1e-12)
+    nothing = np.zeros_like(new)  # no tags, no entities: undefined, so no lead
+    assert metric.leads(nothing, nothing, np.empty(30), swaps).tolist() == [0.0] * 21
+
+
+# ---- how long it takes ----
+
+
+class _SlowMetric(Metric):
+    """A metric of which a permutation takes so many seconds, by a clock that nobody waits for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        super().__init__(_accuracy)
+        self.now, self.seconds, self.said = 0.0, seconds, list[tuple[float, str]]()
+        monkeypatch.setattr(significance, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def leads(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
+    ) -> np.ndarray:
+        self.now += self.seconds * len(swaps)
+        return swaps.sum(axis=1) - 100  # any lead
+
+    def say(self, line: str) -> None:
+        self.said.append((self.now, line))
+
+
+@pytest.mark.parametrize("test", ["paired", "max-T"])
+def test_minutes_are_announced_after_seconds_and_are_never_silent(
+    test: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """17 minutes in one array of swaps: 10,000 permutations of 0.1 s each."""
+    metric, new, old = _SlowMetric(monkeypatch, 0.1), _outputs(0.9), _outputs(0.5)
+    if test == "paired":
+        paired_test(metric, new, old, LABELS, say=metric.say)
+    else:
+        max_t_test(metric, [new], old, LABELS, say=metric.say)
+    assert metric.now == pytest.approx(1_000)
+    times = [0.0, *(when for when, _ in metric.said), metric.now]
+    assert times[1] < 5
+    assert max(np.diff(times)) < 90
+    for when, line in metric.said:
+        found = re.fullmatch(
+            r"comparing: ([\d,]+) of 10,000 permutations, about ([\d,]+) s left at most", line
+        )
+        assert found
+        done, left = (int(number.replace(",", "")) for number in found.groups())
+        assert (done / 10, left) == (pytest.approx(when), pytest.approx(1_000 - when, abs=1))
+
+
+def test_what_takes_seconds_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = _SlowMetric(monkeypatch, 4e-4)
+    paired_test(metric, _outputs(0.9), _outputs(0.5), LABELS, say=metric.say)
+    assert metric.now == pytest.approx(4)
+    assert not metric.said
+
+
+def test_parts_of_an_array_of_swaps_are_put_together_in_order() -> None:
+    swaps = [np.arange(100.0).reshape(50, 2), np.arange(6.0).reshape(3, 2)]
+    sizes = list[int]()
+
+    def leads(own: np.ndarray) -> np.ndarray:
+        sizes.append(len(own))
+        return own.sum(axis=1)
+
+    found = [*announced(leads, swaps, 53, lambda line: None)]
+    assert [one.tolist() for one in found] == [each.sum(axis=1).tolist() for each in swaps]
+    assert max(sizes) < 50  # in parts
