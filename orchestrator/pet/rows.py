@@ -18,6 +18,7 @@ from tinyattn.data.splits import read_rows
 from tinyattn.data.tokens import subset
 from tinyattn.errors import StorageError, UsageError
 from tinyattn.files.atomic import write_text
+from tinyattn.grouping.groups import words_of
 from tinyattn.tasks import Task, find_task
 from tinyattn.tasks.base import find_split
 from tinyattn.tasks.glue import GLUE
@@ -41,6 +42,8 @@ def unlabelled_rows(
 ) -> list[dict[str, str]]:
     """Return rows without labels, each once, of which none trains, selects or judges.
 
+    Nor is one of these rows in another case, punctuation, white space or form of Unicode.
+
     Args:
         config: of a trial.
         file: the rows; None: a file called unlabeled in the task's folder, or for fewglue/rte
@@ -54,22 +57,27 @@ def unlabelled_rows(
     task = find_task(config.task)
     source = find_source(task, data_dir)
     known = {
-        key
+        _words(texts)
         for split in source.places
-        for key in _keys(_read(source, task, split), task.text_columns)
+        for texts in _texts(_read(source, task, split), task.text_columns)
     }
     rows = read_rows(file, task) if file is not None else _default(task, source, data_dir)
-    found = [key for key in _keys(rows, task.text_columns) if key not in known]
+    found = [texts for texts in _texts(rows, task.text_columns) if _words(texts) not in known]
     if not found:
         raise UsageError(
             f"{file or task.name}: no rows without labels came beside those that train, select or "
             "judge; name a file of others with --unlabelled"
         )
-    return [dict(zip(task.text_columns, key, strict=True)) for key in dict.fromkeys(found)]
+    return [dict(zip(task.text_columns, texts, strict=True)) for texts in dict.fromkeys(found)]
 
 
-def _keys(rows: datasets.Dataset, columns: Sequence[str]) -> list[tuple[str, ...]]:
+def _texts(rows: datasets.Dataset, columns: Sequence[str]) -> list[tuple[str, ...]]:
     return list(zip(*(rows[column][:] for column in columns), strict=True))
+
+
+def _words(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the words of each text of a row, by which the rows of a carve are compared too."""
+    return tuple(tuple(words_of(text)) for text in texts)
 
 
 def _default(task: Task, source: Source, data_dir: Path | None) -> datasets.Dataset:

@@ -455,6 +455,7 @@ class Finalizing:
             looks=[expert.evaluations / one_head.evaluations for expert, _ in tried],
             tested=held is not None,
             groups=groups_of(data.select),
+            say=self.say,
         )
         best_first = sorted(zip(tried, found, strict=True), key=lambda t: t[1].order, reverse=True)
         of_each: dict[str, tuple[Trial, Collapse, Contest]] = {}

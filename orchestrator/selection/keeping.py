@@ -9,7 +9,7 @@ protocol `paper` has only the rows that chose, so the better adapter is kept, as
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,7 @@ def contests(
     tested: bool = True,
     groups: np.ndarray | None = None,
     permutations: int = PERMUTATIONS,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[Contest]:
     """Compare candidates with one head on the selection rows.
 
@@ -90,13 +91,20 @@ def contests(
         tested: whether to test; False where no other rows exist.
         groups: [N] the same number for rows that belong together.
         permutations: number of permutations.
+        say: called with messages if the test takes more than a few seconds.
     """
     old = metric(one_head, labels)
     scores = [metric(outputs, labels) for outputs in candidates]
     if not tested:
         return [Contest(score, old, None) for score in scores]
     p_values = max_t_test(
-        metric, candidates, one_head, labels, groups=groups, permutations=permutations
+        metric,
+        candidates,
+        one_head,
+        labels,
+        groups=groups,
+        permutations=permutations,
+        say=say,
     )
     return [
         Contest(score, old, min(1.0, float(p) * max(1, math.ceil(k))))

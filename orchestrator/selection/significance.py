@@ -8,16 +8,20 @@ about one text) are not independent: they are swapped together, as one group.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tinyattn.tasks import Task, compute_metrics
-from tinyattn.tasks.corpus_metrics import columns_of, score
+from tinyattn.tasks.confusion import CONFUSION_METRICS, cells_of
+from tinyattn.tasks.corpus_metrics import columns_of, score, scores_of
+
+if TYPE_CHECKING:
+    from scipy import sparse
 
 PERMUTATIONS = 10_000
 _A_LEVEL = 20
@@ -26,13 +30,19 @@ observed one that p = level stands for."""
 _MOST = 20_000_000
 """Most permutations; they take minutes."""
 LONG_SECONDS = 5.0
-"""Expected seconds of a test above which a message says how long it will take."""
+"""Expected seconds of a test above which messages say how long it will take."""
+_SAID_SECONDS = 60.0
+"""Seconds between such messages."""
+_PART_SECONDS = 10.0
+"""Seconds of a part of the permutations above which the next part has no more of them."""
+_FIRST = 4
+"""Permutations of the first part."""
 _SEED = 0
 """Seed of the permutations: a test that is made again has the same p."""
 _SAME = 1e-9
 """Leads that differ by less count as equal: sums in another order differ in the last digits."""
 _AT_ONCE = 2**22
-"""Rows times permutations in one array of swaps, which takes 32 MiB."""
+"""Numbers in one array of swaps, rows times permutations, or of confusion matrices: 32 MiB."""
 
 Score = Callable[[np.ndarray, np.ndarray], float]
 """(outputs [N, C], labels [N]) → a number, higher is better."""
@@ -102,47 +112,50 @@ class Metric:
 
 
 class Confusion(Metric):
-    """A classification metric, computed from the confusion matrix alone.
+    """A classification metric, computed from confusion matrices alone.
 
-    One matrix product gives the matrices after thousands of permutations. Few of them differ, and
-    each distinct one is scored once.
+    One sparse matrix product gives the matrices after thousands of permutations.
+
+    Args:
+        name: one of CONFUSION_METRICS.
+        score: the same metric of outputs.
     """
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, name: str, score: Score) -> None:
         super().__init__(score)
-        self._known: dict[bytes, float] = {}
+        self._of_counts = CONFUSION_METRICS[name]
 
     def leads(
         self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
     ) -> np.ndarray:
         """As in Metric."""
         classes = new.shape[1]
-        first, second = _cells(new, labels), _cells(old, labels)
-        moved = second - first
-        rows = np.flatnonzero(moved.any(axis=1))
-        counts = first.sum(axis=0) + swaps[:, rows] @ moved[rows]
-        others = (first + second).sum(axis=0) - counts
-        return self._scores(counts, classes) - self._scores(others, classes)
-
-    def _scores(self, counts: np.ndarray, classes: int) -> np.ndarray:
-        different, which = np.unique(counts.astype(np.int64), axis=0, return_inverse=True)
-        return np.array([self._score_of(cells, classes) for cells in different])[which.ravel()]
-
-    def _score_of(self, cells: np.ndarray, classes: int) -> float:
-        """Return the score of a confusion matrix of K classes, [K · K] by label and prediction."""
-        key = cells.tobytes()
-        if key not in self._known:
-            rows = np.repeat(np.arange(len(cells)), cells)
-            self._known[key] = self(np.eye(classes)[rows % classes], rows // classes)
-        return self._known[key]
+        first, second = (cells_of(labels, one.argmax(axis=1), classes) for one in (new, old))
+        sides = [np.bincount(cells, minlength=classes**2) for cells in (first, second)]
+        moved = _moved(first, second, classes**2)
+        at_once = max(1, _AT_ONCE // classes**2)
+        leads = np.empty(len(swaps))
+        for begin in range(0, len(swaps), at_once):
+            part = slice(begin, begin + at_once)
+            counts = sides[0] + swaps[part] @ moved
+            one, other = (
+                self._of_counts(each.reshape(-1, classes, classes))
+                for each in (counts, sides[0] + sides[1] - counts)
+            )
+            leads[part] = one - other
+        return leads
 
     def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """As in Metric; rows of one cell of the confusion matrix leave the same matrix."""
         classes = outputs.shape[1]
-        cell = labels.astype(np.int64) * classes + outputs.argmax(axis=1)
+        cell = cells_of(labels, outputs.argmax(axis=1), classes)
         counts = np.bincount(cell, minlength=classes**2)
         found, scores = np.flatnonzero(counts), np.empty(classes**2)
-        scores[found] = self._scores(counts - np.eye(classes**2, dtype=np.int64)[found], classes)
+        at_once = max(1, _AT_ONCE // classes**2)
+        for part in (found[begin : begin + at_once] for begin in range(0, len(found), at_once)):
+            left = np.repeat(counts[None], len(part), axis=0)
+            left[np.arange(len(part)), part] -= 1
+            scores[part] = self._of_counts(left.reshape(-1, classes, classes))
         return scores[cell]
 
 
@@ -221,27 +234,23 @@ class OfSums(Metric):
     def __init__(self, name: str, metrics: Sequence[str]) -> None:
         own = self._own = columns_of(metrics)[name]
         super().__init__(lambda outputs, labels: score(name, outputs[:, own]))
-        self._of_sums = functools.partial(score, name)
+        self._name = name
 
     def leads(
         self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
     ) -> np.ndarray:
-        """As in Metric; each distinct sum is scored once."""
+        """As in Metric."""
         first, second = new[:, self._own], old[:, self._own]
         moved = second - first
         rows = np.flatnonzero(moved.any(axis=1))
         sums = first.sum(axis=0) + swaps[:, rows] @ moved[rows]
         others = (first + second).sum(axis=0) - sums
-        return self._scores(sums) - self._scores(others)
+        return scores_of(self._name, sums) - scores_of(self._name, others)
 
     def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """As in Metric."""
         own = outputs[:, self._own]
-        return self._scores(own.sum(axis=0) - own)
-
-    def _scores(self, sums: np.ndarray) -> np.ndarray:
-        different, which = np.unique(sums, axis=0, return_inverse=True)
-        return np.array([self._of_sums(own[None]) for own in different])[which.ravel()]
+        return scores_of(self._name, own.sum(axis=0) - own)
 
 
 def primary_metric(task: Task) -> Metric:
@@ -256,7 +265,7 @@ def primary_metric(task: Task) -> Metric:
 
     if task.is_regression:
         return Correlation(score, name == "spearman")
-    return Accuracy(score) if name == "accuracy" else Confusion(score)
+    return (Accuracy if name == "accuracy" else Confusion)(name, score)
 
 
 def permutations_for(level: float) -> int:
@@ -291,7 +300,7 @@ def paired_test(
             are independent.
         permutations: number of permutations; a sampled p is at least 1 / (permutations + 1).
         level: level that p is compared with; None: all permutations are drawn.
-        say: called with a message if the test takes more than a few seconds.
+        say: called with messages if the test takes more than a few seconds.
     """
     metric = metric if isinstance(metric, Metric) else Metric(metric)
     new_score, old_score = metric(new, labels), metric(old, labels)
@@ -301,22 +310,21 @@ def paired_test(
     own = np.arange(len(labels)) if groups is None else groups
     if (exact := metric.exact(new, old, labels, own)) is not None:
         return PairedTest(new_score, old_score, exact)
-    every = 2 ** _moving([new], old, groups)[2] <= permutations
-    # A permutation whose metric is undefined counts against the newcomer.
-    as_large = (
-        ~(metric.leads(new, old, labels, swaps) < lead - _SAME)
-        for swaps in swaps_of([new], old, groups, permutations, every=every)
+    every = 2 ** (count := _moving([new], old, groups)[2]) <= permutations
+    permuted = announced(
+        lambda swaps: metric.leads(new, old, labels, swaps),
+        swaps_of([new], old, groups, permutations, every=every),
+        2**count if every else permutations,
+        say,
     )
-    p_value = _counted(as_large, every, permutations, None if every else level, say)
+    # A permutation whose metric is undefined counts against the newcomer.
+    as_large = (~(leads < lead - _SAME) for leads in permuted)
+    p_value = _counted(as_large, every, permutations, None if every else level)
     return PairedTest(new_score, old_score, p_value)
 
 
 def _counted(
-    as_large: Iterable[np.ndarray],
-    every: bool,
-    permutations: int,
-    level: float | None,
-    say: Callable[[str], None],
+    as_large: Iterable[np.ndarray], every: bool, permutations: int, level: float | None
 ) -> float:
     """Return the share of permutations whose lead is as large as the observed one.
 
@@ -331,27 +339,71 @@ def _counted(
             which is added to random ones.
         permutations: most permutations that will come.
         level: level that p is compared with; None: all permutations are drawn.
-        say: called with a message if the test takes more than a few seconds.
     """
     large = drawn = 0 if every else 1
     enough = math.inf if level is None else level * (permutations + 1)
-    began = time.monotonic()
     for found in as_large:
-        large += int(found.sum())
-        before, drawn = drawn, drawn + len(found)
-        if drawn >= PERMUTATIONS:
-            if large > enough:
-                break
-            if before < PERMUTATIONS:
-                _announce(time.monotonic() - began, drawn, permutations, say)
+        large, drawn = large + int(found.sum()), drawn + len(found)
+        if drawn >= PERMUTATIONS and large > enough:
+            break
     return large / drawn
 
 
-def _announce(seconds: float, drawn: int, permutations: int, say: Callable[[str], None]) -> None:
-    """Say how long the remaining permutations take at most, if that is long."""
-    left = seconds / drawn * (permutations - drawn)
-    if left > LONG_SECONDS:
-        say(f"comparing: {permutations:,} permutations, about {left:,.0f} s or less")
+def announced(
+    leads: Callable[[np.ndarray], np.ndarray],
+    swaps: Iterable[np.ndarray],
+    permutations: int,
+    say: Callable[[str], None],
+) -> Iterator[np.ndarray]:
+    """Yield the leads after each array of swaps; say how long that takes, if it is long.
+
+    An array goes to `leads` in parts, the first ones small: they tell how long the others take.
+
+    Args:
+        leads: maps swaps [B, N] to leads [B, ...].
+        swaps: as `swaps_of` yields them.
+        permutations: how many there will be.
+        say: called with messages if all of it takes more than a few seconds.
+    """
+    progress, size = _Progress(permutations, say), _FIRST
+    for own in swaps:
+        found, begin = list[np.ndarray](), 0
+        while begin < len(own):
+            found.append(leads(own[begin : begin + size]))
+            begin += size
+            if progress.passed(len(found[-1])) < _PART_SECONDS:
+                size *= 2
+        yield np.concatenate(found)
+
+
+class _Progress:
+    """How many of the permutations have passed, and since when."""
+
+    def __init__(self, permutations: int, say: Callable[[str], None]) -> None:
+        self._left, self._all, self._say = permutations, permutations, say
+        self._timed = 0
+        self._began: float | None = None
+        self._before = self._said = -math.inf
+
+    def passed(self, count: int) -> float:
+        """Note that so many more have passed; return the seconds since the last time, or 0.
+
+        The time of the first ones does not count, for libraries may be imported in it.
+        """
+        now, self._left = time.monotonic(), self._left - count
+        if self._began is None:
+            self._began = self._before = now
+            return 0.0
+        self._timed += count
+        left = (now - self._began) / self._timed * self._left
+        sure = now - self._began >= LONG_SECONDS / 5
+        if sure and left > LONG_SECONDS and now - self._said >= _SAID_SECONDS:
+            done = self._all - self._left
+            rest = f"about {left:,.0f} s left at most"
+            self._say(f"comparing: {done:,} of {self._all:,} permutations, {rest}")
+            self._said = now
+        seconds, self._before = now - self._before, now
+        return seconds
 
 
 def max_t_test(
@@ -362,6 +414,7 @@ def max_t_test(
     *,
     groups: np.ndarray | None = None,
     permutations: int = PERMUTATIONS,
+    say: Callable[[str], None] = lambda line: None,
 ) -> np.ndarray:
     """Test several candidates against one model, correcting for the luck of the best of many.
 
@@ -380,15 +433,18 @@ def max_t_test(
         labels: [N].
         groups: as in `paired_test`.
         permutations: number of permutations.
+        say: called with messages if the test takes more than a few seconds.
 
     Returns:
         One-sided p of each candidate.
     """
     lead = np.array([metric(new, labels) - metric(old, labels) for new in candidates])
-    permuted = [
-        np.stack([metric.leads(new, old, labels, swaps) for new in candidates], axis=1)
-        for swaps in swaps_of(candidates, old, groups, permutations)
-    ]
+    permuted = announced(
+        lambda swaps: np.stack([metric.leads(n, old, labels, swaps) for n in candidates], axis=1),
+        swaps_of(candidates, old, groups, permutations),
+        permutations,
+        say,
+    )
     leads = np.concatenate([lead[None], *permuted])  # the observed one is a permutation too
     spread = np.sqrt((leads**2).mean(axis=0))
     leads /= np.where(spread > 0, spread, 1)
@@ -434,10 +490,14 @@ def _moving(
     return rows, group, len(different)
 
 
-def _cells(outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return each row's cell of the confusion matrix, one-hot, [N, K · K]."""
-    classes = outputs.shape[1]
-    return np.eye(classes**2)[labels.astype(np.int64) * classes + outputs.argmax(axis=1)]
+def _moved(first: np.ndarray, second: np.ndarray, cells: int) -> sparse.csr_array:
+    """Return what swapping each row changes in the counts of its cells, sparse [N, cells]."""
+    from scipy.sparse import csr_array  # importing it takes a second, and few commands need it
+
+    rows = np.flatnonzero(first != second)
+    changes = np.repeat([-1.0, 1.0], len(rows))
+    places = np.tile(rows, 2), np.concatenate([first[rows], second[rows]])
+    return csr_array((changes, places), shape=(len(first), cells))
 
 
 def _moments(outputs: np.ndarray, label: np.ndarray) -> np.ndarray:

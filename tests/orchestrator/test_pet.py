@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,64 @@ def test_rows_without_labels_are_new_ones_each_once(tmp_path: Path) -> None:
     known.write_text('{"text": "train 1"}\n')
     with pytest.raises(UsageError, match=r"known\.jsonl: no rows without labels came beside"):
         unlabelled_rows(config, known, None)
+
+
+def disguises(text: str) -> list[str]:
+    """Near copies of a text, by nothing that grouping uses."""
+    return [
+        text.upper(), text.title(), text.swapcase(), f"{text} ", f"\t{text}\n", f"{text}\u00a0",
+        f"\ufeff{text}", text.replace(" ", "\u00a0"), text.replace(" ", "\u202f"),
+        text.replace(" ", "  "), text.replace(" ", "\u3000"), text.replace("f", "f\u00ad"),
+        text.replace(" ", " \u200b"), unicodedata.normalize("NFD", text),
+        unicodedata.normalize("NFKD", text).upper(), f"{text}.", f"“{text}” !",
+        "".join(chr(ord(c) + 0xFEE0) if c.isascii() and c.isalpha() else c for c in text),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("split", ["train", "select", "validation"])
+def test_near_copies_of_rows_that_judge_are_left_out(tmp_path: Path, split: str) -> None:
+    """Whatever the case, white space, Unicode form and punctuation, and whichever side differs."""
+    judged = "Ça fut fêté à l'Élysée – d’été"
+    rows = {name: [{"text": f"{name} {n}", "label": "yn"[n]} for n in range(2)]
+            for name in ("train", "select", "validation")}  # fmt: skip
+    config = TrainConfig(task=write_prompt_task(tmp_path, rows), plm="minilm")
+    others = ["Ca fut fete a l'Elysee – d’ete", "Ça fut fêté", "", "...", judged.replace(" ", "")]
+    file = tmp_path / "texts.jsonl"
+    for known in (judged, *disguises(judged)):
+        rows[split][1]["text"] = known
+        write_prompt_task(tmp_path, rows)
+        near = disguises(judged)
+        assert len({*near, judged}) == len(near) + 1
+        content = "".join(json.dumps({"text": text}) + "\n" for text in (*near, judged, *others))
+        file.write_text(content)
+        found = [row["text"] for row in unlabelled_rows(config, file, None)]
+        assert found == others
+
+
+def test_near_copies_of_a_pair_are_so_in_both_texts(tmp_path: Path) -> None:
+    (tmp_path / "fewglue" / "rte").mkdir(parents=True)
+    pair = {"premise": "It rained.", "hypothesis": "Wet", "label": "entailment"}
+    for split in ("train", "dev32", "validation"):
+        (tmp_path / "fewglue" / "rte" / f"{split}.jsonl").write_text(json.dumps(pair) + "\n")
+    file = tmp_path / "texts.jsonl"
+    texts = [("IT rained", "wet "), ("It rained", "dry"), ("It", "rained wet"),
+             ("Wet", "It rained."), ("it  RAINED!", "\u00a0wet")]  # fmt: skip
+    rows = [{"premise": first, "hypothesis": second} for first, second in texts]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = unlabelled_rows(TrainConfig(task="fewglue/rte", plm="minilm"), file, tmp_path)
+    assert found == rows[1:4]
+
+
+def test_long_texts_that_begin_alike_are_no_copies(tmp_path: Path) -> None:
+    """Grouping compares the first 512 words, which a form in front of all rows may fill."""
+    form = "word " * 600
+    rows = {name: [{"text": f"{form}{name} {n}", "label": "yn"[n]} for n in range(2)]
+            for name in ("train", "select", "validation")}  # fmt: skip
+    config = TrainConfig(task=write_prompt_task(tmp_path, rows), plm="minilm")
+    file = tmp_path / "texts.jsonl"
+    texts = [f"{form}new", f"{form.upper()}Validation 1"]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert unlabelled_rows(config, file, None) == [{"text": texts[0]}]
 
 
 def test_the_rows_of_glue_stand_in_for_those_of_fewglue(tmp_path: Path) -> None:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
-from sklearn.metrics import accuracy_score, matthews_corrcoef
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    f1_score,
+    matthews_corrcoef,
+)
 
 from orchestrator.selection import significance
 from orchestrator.selection.significance import (
     Metric,
+    announced,
     max_t_test,
     paired_test,
     permutations_for,
     primary_metric,
 )
 from tinyattn.tasks import compute_metrics, find_task
-from tinyattn.tasks.metrics import METRICS
+from tinyattn.tasks.tags import tag_statistics
 from tinyattn.tasks.texts import statistics_of
 
 ROWS = 200
@@ -96,22 +104,60 @@ def test_counted_confusions_are_the_metric_itself(task: str, metric_name: str) -
     assert metric.leads(new, old, labels, swaps) == pytest.approx(expected, abs=1e-12)
 
 
-def test_counts_ask_the_metric_only_once_for_each_confusion(
+def _by_sklearn(name: str) -> Metric:
+    """The metric of rows, by scikit-learn."""
+    score = {
+        "f1_macro": lambda y, p: f1_score(y, p, average="macro", zero_division=0.0),
+        "matthews": matthews_corrcoef,
+        "balanced_accuracy": balanced_accuracy_score,
+    }[name]
+    return Metric(lambda outputs, labels: float(score(labels, outputs.argmax(axis=1))))
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+@pytest.mark.parametrize("metric_name", ["f1_macro", "matthews", "balanced_accuracy"])
+@pytest.mark.parametrize("at_once", [2**22, 3 * 64 + 1])
+def test_leads_of_many_classes_are_those_of_scikit_learn_on_swapped_rows(
+    metric_name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 classes one is never a label and one never predicted; also three matrices at a time."""
+    monkeypatch.setattr(significance, "_AT_ONCE", at_once)
+    generator = np.random.default_rng(4)
+    labels = generator.integers(0, 7, 50)
+    new, old = generator.normal(size=(2, 50, 8)) + 1.5 * np.eye(8)[labels]
+    new[:, 0] = old[:, 0] = -9
+    old[:20] = new[:20]  # these rows change nothing
+    swaps = generator.integers(0, 2, (25, 50)).astype(float)
+    task = replace(find_task("mnli"), labels=tuple("abcdefgh"), metrics=(metric_name,))
+    expected = _by_sklearn(metric_name).leads(new, old, labels, swaps)
+    found = primary_metric(task).leads(new, old, labels, swaps)
+    assert len(set(expected)) > 5
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_models_that_answer_alike_by_other_logits_have_no_lead() -> None:
+    labels = np.arange(30) % 3
+    new = np.eye(3)[(labels + np.arange(30) // 20) % 3]
+    task = replace(find_task("mnli"), metrics=("f1_macro",))
+    found = paired_test(primary_metric(task), new, 2 * new, labels)
+    assert (found.new_score, found.p_value) == (found.old_score, 1.0)
+
+
+def test_permutations_of_many_rows_and_classes_ask_for_no_rows_of_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """5,000 rows of 20 classes: the score of outputs is asked for twice, of the observed ones."""
     generator = np.random.default_rng(3)
-    labels = generator.integers(0, 2, 300)
-    old, new = generator.normal(size=(2, 300, 2)) + 1.5 * np.eye(2)[labels]
-    calls = 0
-
-    def matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
-        nonlocal calls
-        calls += 1
-        return float(matthews_corrcoef(labels, predictions))
-
-    monkeypatch.setitem(METRICS, "matthews", matthews)
-    paired_test(primary_metric(find_task("cola")), new, old, labels)
-    assert 10 < calls < 2_000  # of 20,000 scores
+    labels = generator.integers(0, 20, 5_000)
+    new, old = generator.normal(size=(2, 5_000, 20)) + 2 * np.eye(20)[labels]
+    task = replace(find_task("mnli"), labels=tuple("abcdefghijklmnopqrst"), metrics=("f1_macro",))
+    metric, calls = primary_metric(task), list[int]()
+    score = metric.score
+    monkeypatch.setattr(metric, "score", lambda o, y: calls.append(len(o)) or score(o, y))
+    began = time.process_time()
+    paired_test(metric, new, old, labels, permutations=2_000)
+    assert time.process_time() - began < 10  # a second; scored one by one, minutes
+    assert calls == [5_000, 5_000]
 
 
 # ---- regression ----
@@ -375,7 +421,9 @@ def test_permutations_end_when_the_decision_is_certain(monkeypatch: pytest.Monke
     assert sum(drawn) < 100_000
     assert whole / 2 < found.p_value < whole * 2  # its relative error is 1 / sqrt(21)
     assert len(said) == 1
-    assert said[0].startswith("comparing: 980,000 permutations, about")
+    assert re.fullmatch(
+        r"comparing: \d+ of 980,000 permutations, about \d+ s left at most", said[0]
+    )
 
 
 # ---- metrics of sums over rows ----
@@ -418,3 +466,89 @@ def test_a_metric_of_texts_swaps_the_statistics_of_rows_as_it_would_the_texts(
     assert metric.leads(new, old, labels, swaps).tolist() == pytest.approx(wanted)
     assert paired_test(metric, new, old, labels).p_value < 0.6
     assert paired_test(metric, old, new, labels).p_value > 0.4
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
+@pytest.mark.parametrize("name", ["entity_f1", "entity_precision", "entity_recall"])
+def test_a_metric_of_tags_swaps_the_statistics_of_rows_as_it_would_the_tags(name: str) -> None:
+    """Leads after swaps are those of seqeval on the swapped tags; some rows have no entity."""
+    from seqeval import metrics as seqeval
+
+    draw, names = np.random.default_rng(9), np.array(["O", "O", "O", "B-PER", "I-PER", "B-LOC"])
+    gold, *models = (names[draw.integers(0, 6, (30, 4))].tolist() for _ in range(3))
+    swaps = np.concatenate([draw.integers(0, 2, (20, 30)), np.zeros((1, 30), int)])
+    by_seqeval = getattr(seqeval, f"{name.removeprefix('entity_')}_score")
+    expected = []
+    for coins in swaps:
+        sides = [[models[coin ^ side][row] for row, coin in enumerate(coins)] for side in (0, 1)]
+        expected.append(by_seqeval(gold, sides[0]) - by_seqeval(gold, sides[1]))
+    task = replace(find_task("mnli"), tagging=True, metrics=(name, "token_accuracy"))
+    new, old = (tag_statistics(task.metrics, own, gold) for own in models)
+    metric = primary_metric(task)
+    assert metric.leads(new, old, np.empty(30), swaps) == pytest.approx(expected, abs=1e-12)
+    nothing = np.zeros_like(new)  # no tags, no entities: undefined, so no lead
+    assert metric.leads(nothing, nothing, np.empty(30), swaps).tolist() == [0.0] * 21
+
+
+# ---- how long it takes ----
+
+
+class _SlowMetric(Metric):
+    """A metric of which a permutation takes so many seconds, by a clock that nobody waits for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+        super().__init__(_accuracy)
+        self.now, self.seconds, self.said = 0.0, seconds, list[tuple[float, str]]()
+        monkeypatch.setattr(significance, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def leads(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
+    ) -> np.ndarray:
+        self.now += self.seconds * len(swaps)
+        return swaps.sum(axis=1) - 100  # any lead
+
+    def say(self, line: str) -> None:
+        self.said.append((self.now, line))
+
+
+@pytest.mark.parametrize("test", ["paired", "max-T"])
+def test_minutes_are_announced_after_seconds_and_are_never_silent(
+    test: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """17 minutes in one array of swaps: 10,000 permutations of 0.1 s each."""
+    metric, new, old = _SlowMetric(monkeypatch, 0.1), _outputs(0.9), _outputs(0.5)
+    if test == "paired":
+        paired_test(metric, new, old, LABELS, say=metric.say)
+    else:
+        max_t_test(metric, [new], old, LABELS, say=metric.say)
+    assert metric.now == pytest.approx(1_000)
+    times = [0.0, *(when for when, _ in metric.said), metric.now]
+    assert times[1] < 5
+    assert max(np.diff(times)) < 90
+    for when, line in metric.said:
+        found = re.fullmatch(
+            r"comparing: ([\d,]+) of 10,000 permutations, about ([\d,]+) s left at most", line
+        )
+        assert found
+        done, left = (int(number.replace(",", "")) for number in found.groups())
+        assert (done / 10, left) == (pytest.approx(when), pytest.approx(1_000 - when, abs=1))
+
+
+def test_what_takes_seconds_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    metric = _SlowMetric(monkeypatch, 4e-4)
+    paired_test(metric, _outputs(0.9), _outputs(0.5), LABELS, say=metric.say)
+    assert metric.now == pytest.approx(4)
+    assert not metric.said
+
+
+def test_parts_of_an_array_of_swaps_are_put_together_in_order() -> None:
+    swaps = [np.arange(100.0).reshape(50, 2), np.arange(6.0).reshape(3, 2)]
+    sizes = list[int]()
+
+    def leads(own: np.ndarray) -> np.ndarray:
+        sizes.append(len(own))
+        return own.sum(axis=1)
+
+    found = [*announced(leads, swaps, 53, lambda line: None)]
+    assert [one.tolist() for one in found] == [each.sum(axis=1).tolist() for each in swaps]
+    assert max(sizes) < 50  # in parts

@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -113,6 +114,60 @@ def test_no_group_is_larger_than_allowed(texts: list[str]) -> None:
 
 def test_words_of_scripts_without_spaces_are_their_signs() -> None:
     assert words_of("GPT模型 don't") == ["gpt", "模", "型", "don", "t"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("cafe\u0301 co\u00adope\u0301ration", "CAFÉ coopération"),  # a soft hyphen
+        ("caf\u0065\u034f\u0301", "café"),  # a joiner between letter and accent
+        ("a\u00a0b\u202fc\u2003d\u3000e\u2028f\u0085g", "a b  c\td\ne f g "),
+        ("\ufeffend\u200b", "END"),
+        ("\u202acompany\u202c", "Company"),
+        ("می\u200cخواهم", "میخواهم"),
+        ("ﬁne ２１ ⅷ", "FINE 21 viii"),
+        ("ΐ ΰ", "Ϊ́ Ϋ́"),  # folded, these are three signs each
+        ("ǰ", "J\u030c"),
+        ("Straße", "STRASSE"),
+        ("ΟΔΟΣ", "οδος"),  # the last sigma
+        ("❤\ufe0f", "❤"),
+        (" :-)\u00a0", ":-)"),
+        ("\u3164", ""),  # a filler
+        ("한국", "\u1112\u1161\u11ab\u1100\u116e\u11a8"),
+    ],
+)
+def test_words_do_not_depend_on_how_unicode_writes_them(one: str, other: str) -> None:
+    assert words_of(one) == words_of(other)
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        assert words_of(unicodedata.normalize(form, one)) == words_of(other)
+
+
+def test_all_letters_have_one_case_and_one_form() -> None:
+    """Each letter of Unicode: as it is, taken apart, and in each case that it has alone."""
+    for code in range(0x110000):
+        letter = chr(code)
+        if not letter.isalpha():
+            continue
+        own = words_of(letter)
+        assert words_of(unicodedata.normalize("NFD", letter)) == own, ascii(letter)
+        assert words_of(letter.casefold()) == own, ascii(letter)
+        if letter.upper().casefold() == letter.casefold():
+            assert words_of(unicodedata.normalize("NFD", letter.upper())) == own, ascii(letter)
+
+
+def test_words_of_other_texts_stay_others() -> None:
+    texts = [
+        "resume",
+        "résumé",
+        "naïve",
+        "naive",
+        "foobar",
+        "foo bar",
+        "foo\u00a0baz",
+        ":-)",
+        ":-(",
+    ]
+    assert len({tuple(words_of(text)) for text in texts}) == len(texts)
 
 
 @pytest.mark.slow

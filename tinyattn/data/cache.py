@@ -30,7 +30,7 @@ from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.grouping.groups import Groups, group_rows
 from tinyattn.tasks.base import Task
 
-_FORMAT = 5  # part of the key: raise it when the same data must be tokenised or carved anew
+_FORMAT = 6  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
 

@@ -41,6 +41,12 @@ _SIGN = (
 _WORD = re.compile(rf"[{_SIGN}]|[^\W{_SIGN}]+")
 _BASE = np.uint64(0x9E3779B97F4A7C15)  # any odd number
 
+# Unicode's Default_Ignorable_Code_Point: soft hyphens, joiners, marks of direction and the like.
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e"
+    "\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+)
+
 Links = tuple[np.ndarray, np.ndarray]
 """Two arrays of text numbers; the i-th texts of both are similar."""
 
@@ -125,7 +131,8 @@ class _Texts:
         vocabulary: dict[str, int] = {}
         words: list[int] = []
         for text in texts:
-            words += [vocabulary.setdefault(word, len(vocabulary) + 1) for word in words_of(text)]
+            own = words_of(text)[:_MOST_WORDS]
+            words += [vocabulary.setdefault(word, len(vocabulary) + 1) for word in own]
             words.append(0)
         return cls(np.array(words, np.int64))
 
@@ -135,9 +142,14 @@ class _Texts:
 
 
 def words_of(text: str) -> list[str]:
-    """Return a text's words without case and punctuation; without any words, its other signs."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
-    return _WORD.findall(plain)[:_MOST_WORDS] or plain.split()[:_MOST_WORDS]
+    """Return a text's words without case and punctuation; without any words, its other signs.
+
+    They are the same for all ways to write a text in Unicode (NFKC_Casefold in section 3.13 of its
+    standard).
+    """
+    visible = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
+    plain = unicodedata.normalize("NFKC", visible.casefold())  # folding takes letters apart
+    return _WORD.findall(plain) or plain.split()
 
 
 class _Endings:

@@ -35,66 +35,66 @@ class CorpusMetric:
 
     statistics: str
     """Name of the kind of statistics that it needs."""
-    of_sums: Callable[[np.ndarray], float]
-    """Sums of these statistics over rows, [width], to the metric."""
+    of_sums: Callable[[np.ndarray], np.ndarray]
+    """Sums of these statistics over rows, [B, width] of B times rows, to the metric of each, [B].
+    """
     selects: bool = True
     """Whether it may be the primary metric of a task: a share of 1, and higher is better."""
 
 
-def _bleu(sums: np.ndarray) -> float:
+def _bleu(sums: np.ndarray) -> np.ndarray:
     from sacrebleu.metrics import BLEU
 
-    system, reference, *counts = (round(number) for number in sums)
-    found = BLEU.compute_bleu(counts[:4], counts[4:], system, reference, smooth_method="exp")
-    return found.score / 100
+    def bleu(own: np.ndarray) -> float:
+        system, reference, *counts = (round(number) for number in own)
+        found = BLEU.compute_bleu(counts[:4], counts[4:], system, reference, smooth_method="exp")
+        return found.score / 100
+
+    return np.array([bleu(own) for own in sums])
 
 
-def _chrf(sums: np.ndarray) -> float:
+def _chrf(sums: np.ndarray) -> np.ndarray:
     from tinyattn.compat.sacrebleu_compat import chrf_of
 
-    return chrf_of(sums)
+    return np.array([chrf_of(own) for own in sums])
 
 
-def _nist(sums: np.ndarray) -> float:
-    length, reference = sums[:2]
-    matched, all_of = sums[2:7], sums[7:]
-    if not length or not reference:
-        return 0.0
+def _nist(sums: np.ndarray) -> np.ndarray:
+    length = np.minimum(_ratio(sums[:, 0], sums[:, 1]), 1.0)
     beta = math.log(0.5) / math.log(1.5) ** 2  # two thirds of the length have half the score
-    penalty = math.exp(beta * math.log(min(length / reference, 1.0)) ** 2)
-    each = np.divide(matched, all_of, where=all_of > 0, out=np.zeros_like(matched))
-    return float(penalty * each.sum())
+    with np.errstate(divide="ignore"):  # a length of 0 scores exp(-∞)
+        penalty = np.exp(beta * np.log(length) ** 2)
+    return penalty * _ratio(sums[:, 2:7], sums[:, 7:]).sum(axis=1)
 
 
-def _share(sums: np.ndarray) -> float:
-    return _ratio(*sums)
+def _share(sums: np.ndarray) -> np.ndarray:
+    part, whole = sums.T
+    return _ratio(part, whole)
 
 
-def _perplexity(sums: np.ndarray) -> float:
-    log_prob, tokens = sums
-    try:
-        return math.exp(-log_prob / tokens)
-    except OverflowError:
-        return math.inf
+def _perplexity(sums: np.ndarray) -> np.ndarray:
+    log_prob, tokens = sums.T
+    with np.errstate(over="ignore"):  # so improbable that it is infinite
+        return np.exp(-log_prob / tokens)
 
 
-def _precision(sums: np.ndarray) -> float:
-    found, predicted, _ = sums
+def _precision(sums: np.ndarray) -> np.ndarray:
+    found, predicted, _ = sums.T
     return _ratio(found, predicted)
 
 
-def _recall(sums: np.ndarray) -> float:
-    found, _, gold = sums
+def _recall(sums: np.ndarray) -> np.ndarray:
+    found, _, gold = sums.T
     return _ratio(found, gold)
 
 
-def _f1(sums: np.ndarray) -> float:
-    found, predicted, gold = sums
+def _f1(sums: np.ndarray) -> np.ndarray:
+    found, predicted, gold = sums.T
     return _ratio(2 * found, predicted + gold)
 
 
-def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole else 0.0
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 
 STATISTICS: dict[str, Statistics] = {
@@ -153,7 +153,17 @@ def score(metric: str, stats: np.ndarray) -> float:
         metric: its name.
         stats: [N, width] statistics that it needs: `stats[:, columns_of(metrics)[metric]]`.
     """
-    return float(CORPUS_METRICS[metric].of_sums(np.asarray(stats, np.float64).sum(axis=0)))
+    return float(scores_of(metric, np.asarray(stats, np.float64).sum(axis=0)[None])[0])
+
+
+def scores_of(metric: str, sums: np.ndarray) -> np.ndarray:
+    """Return one metric of several choices of rows, [B].
+
+    Args:
+        metric: its name.
+        sums: [B, width] sums over the rows of each choice, of the statistics that it needs.
+    """
+    return CORPUS_METRICS[metric].of_sums(np.asarray(sums, np.float64))
 
 
 def scores(metrics: Sequence[str], stats: np.ndarray) -> dict[str, float]:

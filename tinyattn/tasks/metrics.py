@@ -1,6 +1,7 @@
-"""Metrics of a model's outputs, by scikit-learn and scipy. Higher is better, 1.0 is perfect.
+"""Metrics of a model's outputs. Higher is better, 1.0 is perfect.
 
-Those of generated texts and of tags are functions of sums over rows: see `corpus_metrics`.
+Those of classes are functions of the confusion matrix: see `confusion`. Those of generated texts
+and of tags are functions of sums over rows: see `corpus_metrics`. Correlations are scipy's.
 
 Undefined cases score 0.0 instead of NaN: Matthews, Pearson and Spearman where predictions or
 labels are constant, F1 where class 1 is neither present nor predicted.
@@ -14,7 +15,8 @@ import numpy as np
 
 from tinyattn.errors import DivergedError
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.corpus_metrics import columns_of, score, scores
+from tinyattn.tasks.confusion import CONFUSION_METRICS, confusion
+from tinyattn.tasks.corpus_metrics import columns_of, scores, scores_of
 
 
 def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -38,8 +40,10 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
     if task.by_sums:
         return scores(task.metrics, outputs)
-    predictions = _predictions(task, outputs)
-    return {name: float(METRICS[name](labels, predictions)) for name in task.metrics}
+    if task.is_regression:
+        return {name: float(CORRELATIONS[name](labels, outputs[:, 0])) for name in task.metrics}
+    counts = confusion(labels, outputs.argmax(axis=1), task.num_outputs)[None]
+    return {name: float(CONFUSION_METRICS[name](counts)[0]) for name in task.metrics}
 
 
 def number_of(name: str, value: float) -> float:
@@ -57,43 +61,22 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
     draws = np.random.default_rng(0).integers(0, len(labels), (_RESAMPLES, len(labels)))
     if task.by_sums:
         own = outputs[:, columns_of(task.metrics)[primary]]
-        return float(np.std([score(primary, own[rows]) for rows in draws]))
-    metric, predictions = METRICS[primary], _predictions(task, outputs)
-    return float(np.std([metric(labels[rows], predictions[rows]) for rows in draws]))
-
-
-def _predictions(task: Task, outputs: np.ndarray) -> np.ndarray:
-    return outputs[:, 0] if task.is_regression else outputs.argmax(axis=1)
+        return float(
+            np.std(scores_of(primary, np.stack([own[rows].sum(axis=0) for rows in draws])))
+        )
+    if task.is_regression:
+        metric = CORRELATIONS[primary]
+        return float(np.std([metric(labels[rows], outputs[rows, 0]) for rows in draws]))
+    predictions = outputs.argmax(axis=1)
+    counts = [confusion(labels[rows], predictions[rows], task.num_outputs) for rows in draws]
+    return float(np.std(CONFUSION_METRICS[primary](np.stack(counts))))
 
 
 _RESAMPLES = 50
 """Bootstrap samples; enough for a standard error to one tenth of its value."""
 
-# scikit-learn and scipy are imported where they are used: together they take a second, which
-# every command that only looks up a task would wait for.
-
-
-def _accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    return float(np.mean(labels == predictions))
-
-
-def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from sklearn.metrics import f1_score
-
-    return f1_score(labels, predictions, labels=[1], average=None, zero_division=0.0)[0]
-
-
-def _f1_macro(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Return macro F1 over classes that are present or predicted, as SuperGLUE scores CB."""
-    from sklearn.metrics import f1_score
-
-    return f1_score(labels, predictions, average="macro", zero_division=0.0)
-
-
-def _matthews(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from sklearn.metrics import matthews_corrcoef
-
-    return 0.0 if _is_constant(labels, predictions) else matthews_corrcoef(labels, predictions)
+# scipy is imported where it is used: it takes a second, which every command that only looks up a
+# task would wait for.
 
 
 def _pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
@@ -121,11 +104,8 @@ def _standardised(column: np.ndarray) -> np.ndarray:
     return centered / np.abs(centered).max()
 
 
-METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "accuracy": _accuracy,
-    "f1": _f1,
-    "f1_macro": _f1_macro,
-    "matthews": _matthews,
+CORRELATIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "pearson": _pearson,
     "spearman": _spearman,
 }
+"""Metrics of regression by name: labels [N] and scores [N] to a number."""
