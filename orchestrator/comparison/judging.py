@@ -30,6 +30,7 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from orchestrator.comparison.cost import step_bytes
+from orchestrator.comparison.units import holm
 from orchestrator.selection.collapsing import Loaded
 from orchestrator.selection.significance import PERMUTATIONS, Metric, primary_metric, swaps_of
 from orchestrator.spec.config import Sweep
@@ -276,13 +277,3 @@ def _leads(
     stacked = [np.stack([pair[side] for pair in seeds], axis=1) for side in (0, 1)]
     for swaps in swaps_of([stacked[0]], stacked[1], groups, PERMUTATIONS):
         yield np.mean([metric.leads(a, b, labels, swaps) for a, b in seeds], axis=0)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected by Holm's method, in their order."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    found, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        found[index] = highest
-    return found

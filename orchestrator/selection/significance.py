@@ -95,6 +95,11 @@ class Metric:
         """Return the exact p over all swaps of the groups, [N]; None: it must be sampled."""
         return None
 
+    def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return the score without each of the rows in turn, [N]; N is at least 2."""
+        rows = np.arange(len(labels))
+        return np.array([self(outputs[rows != row], labels[rows != row]) for row in rows])
+
 
 class Confusion(Metric):
     """A classification metric, computed from the confusion matrix alone.
@@ -131,6 +136,15 @@ class Confusion(Metric):
             self._known[key] = self(np.eye(classes)[rows % classes], rows // classes)
         return self._known[key]
 
+    def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """As in Metric; rows of one cell of the confusion matrix leave the same matrix."""
+        classes = outputs.shape[1]
+        cell = labels.astype(np.int64) * classes + outputs.argmax(axis=1)
+        counts = np.bincount(cell, minlength=classes**2)
+        found, scores = np.flatnonzero(counts), np.empty(classes**2)
+        scores[found] = self._scores(counts - np.eye(classes**2, dtype=np.int64)[found], classes)
+        return scores[cell]
+
 
 class Accuracy(Confusion):
     """Accuracy, whose p-value is computed exactly.
@@ -154,6 +168,11 @@ class Accuracy(Confusion):
             share = wide
         return float(share[len(share) // 2 + gains.sum() :].sum())
 
+    def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """As in Metric."""
+        hits = outputs.argmax(axis=1) == labels
+        return (hits.sum() - hits) / (len(hits) - 1)
+
 
 class Correlation(Metric):
     """Pearson's or Spearman's correlation, which does not depend on the scale of the outputs.
@@ -175,6 +194,20 @@ class Correlation(Metric):
         sums = first.sum(axis=0) + swaps @ (second - first)
         others = (first + second).sum(axis=0) - sums
         return _correlation(sums, len(labels)) - _correlation(others, len(labels))
+
+    def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """As in Metric; without a row, those ranked above it move down by one."""
+        own, label = outputs[:, 0].astype(np.float64), np.asarray(labels, np.float64)
+        if self._scale is not _ranked:
+            return _without_each(_standardised(own), _standardised(label))
+        step = max(1, _AT_ONCE // len(label))
+        parts = [
+            np.arange(len(label))[begin : begin + step] for begin in range(0, len(label), step)
+        ]
+        return np.concatenate(
+            [_without_each(_ranks_without(own, rows), _ranks_without(label, rows), rows)
+             for rows in parts]
+        )  # fmt: skip
 
 
 class OfSums(Metric):
@@ -200,6 +233,11 @@ class OfSums(Metric):
         sums = first.sum(axis=0) + swaps[:, rows] @ moved[rows]
         others = (first + second).sum(axis=0) - sums
         return self._scores(sums) - self._scores(others)
+
+    def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """As in Metric."""
+        own = outputs[:, self._own]
+        return self._scores(own.sum(axis=0) - own)
 
     def _scores(self, sums: np.ndarray) -> np.ndarray:
         different, which = np.unique(sums, axis=0, return_inverse=True)
@@ -413,6 +451,39 @@ def _correlation(sums: np.ndarray, rows: int) -> np.ndarray:
     variance = squares / rows - (total / rows) ** 2
     constant = variance < _SAME
     return np.where(constant, 0.0, products / rows / np.sqrt(np.where(constant, 1.0, variance)))
+
+
+def _without_each(
+    outputs: np.ndarray, labels: np.ndarray, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """Correlations without each of the rows; 0 where one side is constant.
+
+    Args:
+        outputs: [N], or [B, N] for each of the rows that are left out.
+        labels: the same.
+        rows: [B] which are left out; None: all.
+    """
+    count = outputs.shape[-1]
+    rows = np.arange(count) if rows is None else rows
+    at = (np.arange(len(rows)), rows) if outputs.ndim == 2 else rows
+    x, y, xx, yy, xy = (
+        part.sum(axis=-1) - part[at]
+        for part in (outputs, labels, outputs**2, labels**2, outputs * labels)
+    )
+    left = count - 1
+    spreads = (xx - x**2 / left) / left, (yy - y**2 / left) / left
+    constant = np.minimum(*spreads) < _SAME
+    product = np.where(constant, 1.0, spreads[0] * spreads[1])
+    return np.where(constant, 0.0, (xy - x * y / left) / left / np.sqrt(product))
+
+
+def _ranks_without(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return the ranks of N values without each of B rows, [B, N]; centred, within 1 of 0."""
+    from scipy.stats import rankdata  # importing it takes a second, and few commands need it
+
+    gone = values[rows][:, None]
+    ranks = rankdata(values) - (values > gone) - 0.5 * (values == gone)
+    return (ranks - len(values) / 2) / len(values)
 
 
 def _standardised(values: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from transformers import AutoConfig
 from orchestrator.cli import main
 from orchestrator.comparison import judging
 from orchestrator.comparison.cost import step_bytes
-from orchestrator.comparison.judging import Comparison, Judged, Pair, holm
+from orchestrator.comparison.judging import Comparison, Judged, Pair
 from orchestrator.comparison.methods import REFERENCES, one_head_size, sized_methods
 from orchestrator.comparison.page import keep, publish
 from orchestrator.comparison.run import Prepared, prepare_comparison, search_and_repeat
@@ -47,13 +47,6 @@ def test_tasks_of_one_last_name_have_comparisons_of_their_own() -> None:
     assert {task: comparison_name(task) for task in tasks} == {
         task: f"compare-{name}" for task, name in tasks.items()
     }
-
-
-def test_holm_gives_what_r_gives() -> None:
-    """R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm") is 0.03 0.06 0.06 0.02."""
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([0.6, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 def judged(name: str, outputs: list[np.ndarray], labels: np.ndarray, count: int = 100) -> Judged:
