@@ -1,7 +1,7 @@
 """How often equal tuned methods are told apart, and with which power others are.
 
     python -m benchmarks.luck.simulate null      # false claims, beside the rule of one search
-    python -m benchmarks.luck.simulate power     # at 1, 2 and 4 points: printed and true
+    python -m benchmarks.luck.simulate power     # at 1, 2 and 4 points, printed and true
     python -m benchmarks.luck.simulate shows     # the power at the difference that is printed
     python -m benchmarks.luck.simulate looks     # a comparison in steps
 

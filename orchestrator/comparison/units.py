@@ -283,19 +283,22 @@ def power_at(pairs: Sequence[TunedPair], difference: float, level: float = LEVEL
 def _judged_errors(pairs: Sequence[TunedPair]) -> list[tuple[float, float]]:
     """Return the standard error and the degrees of freedom of each pair that is judged.
 
-    An estimated error of few degrees of freedom is more often below the true one than above. It is
-    divided by the median of such estimates, or else .80 would be promised where .75 holds.
+    A standard error that is estimated with few degrees of freedom is too small in the mean. It is
+    divided by that mean (c4 of quality control), or else .80 would be promised where .75 holds.
     """
     return [
-        (pair.error / _median_of_estimates(pair.freedom), pair.freedom)
+        (pair.error / _mean_of_estimates(pair.freedom), pair.freedom)
         for pair in pairs
         if math.isfinite(pair.error)
     ]
 
 
-def _median_of_estimates(freedom: float) -> float:
-    """Return the median of the estimates of a standard error of 1."""
-    return 1.0 if freedom > _ENDLESS else math.sqrt(special.chdtri(freedom, 0.5) / freedom)
+def _mean_of_estimates(freedom: float) -> float:
+    """Return the mean of the estimates of a standard error of 1."""
+    if freedom > _ENDLESS:
+        return 1.0
+    gammas = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
+    return math.sqrt(2 / freedom) * math.exp(gammas)
 
 
 def spread_of(units: Mapping[str, Sequence[Unit]]) -> Spread:

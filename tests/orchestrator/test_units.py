@@ -288,8 +288,8 @@ class TestPower:
         level = 0.05 / len(pairs)
         each = []
         for pair in pairs:
-            median = math.sqrt(stats.chi2.median(pair.freedom) / pair.freedom)
-            needed, moved = stats.t.ppf(1 - level / 2, pair.freedom), 0.1 / pair.error * median
+            mean = stats.chi.mean(pair.freedom) / math.sqrt(pair.freedom)  # of estimates of 1
+            needed, moved = stats.t.ppf(1 - level / 2, pair.freedom), 0.1 / pair.error * mean
             each.append(
                 stats.nct.sf(needed, pair.freedom, moved)
                 + stats.nct.cdf(-needed, pair.freedom, moved)
