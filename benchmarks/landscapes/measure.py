@@ -1,11 +1,12 @@
 """Recorder of landscapes: how each method's score depends on the learning rate.
 
-    python -m benchmarks.landscapes.measure --part 1/2 & python -m benchmarks.landscapes.measure --part 2/2
+    for part in 1 2; do python -m benchmarks.landscapes.measure --part $part/2 & done
 
-Every method × learning rate × seed of a task is one run of `Trainer` with all else fixed; no search, no
-early stopping. A run is a line of benchmarks/landscapes/PLM-TASK.jsonl: at each evaluation the score and the
-loss on the selection rows, the score on the held-out rows, and what it answered for each of them, so that
-a simulation can draw rows with the correlations that they really have. Called again, it continues.
+Every method × learning rate × seed of a task is one run of `Trainer` with all else fixed; no
+search, no early stopping. A run is a line of benchmarks/landscapes/PLM-TASK.jsonl: at each
+evaluation the score and the loss on the selection rows, the score on the held-out rows, and what it
+answered for each of them, so that a simulation can draw rows with the correlations that they really
+have. Called again, it continues.
 """
 
 from __future__ import annotations
