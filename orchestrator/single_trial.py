@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from orchestrator.spec.trial import ONE_CLASS
 from tinyattn.adapters.checkpoint import read_state
 from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
 from tinyattn.data.labels import check_labels, label_rows
@@ -126,6 +127,7 @@ def _line(evaluation: Evaluation, metric: str) -> str:
     return (
         f"evaluation {evaluation.index}/{evaluation.total} (epoch {evaluation.epoch:.1f}): "
         f"{metric} {100 * evaluation.score:.2f}, best {100 * evaluation.best_score:.2f}, "
+        f"{f'{ONE_CLASS}, ' if evaluation.one_class else ''}"
         f"loss {evaluation.train_loss:.4f}, {evaluation.rows_per_second:,.0f} rows/s, "
         f"about {left:.0f} s left"
     )

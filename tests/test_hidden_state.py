@@ -19,7 +19,7 @@ KEPT = {
 CACHED = {
     "tinyattn/plms/packed_attention.py: _parameters_of": "a pure function of its argument",
     "tinyattn/plms/packed_attention.py: varlen_works": "what torch can do on a device is no choice",
-    "tinyattn/tasks/agreement.py: generate_splits": "a pure function; its callers copy",
+    "tinyattn/tasks/shipped/agreement.py: generate_splits": "a pure function; its callers copy",
     "tinyattn/training/engine.py: _deepspeed": "a process joins torch.distributed once",
     "tinyattn/files/object_store.py: _file_system": "a connection, with the process's environment",
     "orchestrator/tracking/provenance.py: commit": "the code that runs is what it was at its start",

@@ -22,7 +22,7 @@ from tinyattn.data.tokenise import TokenRules, token_types
 from tinyattn.data.tokens import REFERENCES, Rows, Split
 from tinyattn.errors import AdapterError, TaskError, UsageError, did_you_mean
 from tinyattn.passes.forward import mixed_outputs, outputs_of
-from tinyattn.passes.generation import generated, scored_outputs, tags_of
+from tinyattn.passes.generation import answers_of, generated, tags_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.base import Pattern
 from tinyattn.tasks.sequences import Generation, Template
@@ -119,7 +119,7 @@ class Predictor:
         """
         task = self.task if metrics is None else replace(self.task, metrics=tuple(metrics))
         rows = self.batches(split)
-        return scored_outputs(self.model, self.name, rows, self.device, task, self.plm)[0]
+        return answers_of(self.model, self.name, rows, self.device, task, self.plm).outputs
 
     def batches(self, split: Rows) -> Batches:
         """Return the rows of a split as the PLM takes them."""

@@ -31,6 +31,7 @@ from orchestrator.comparison.methods import one_head_size, sized_methods
 from tinyattn.config import TrainConfig, build
 from tinyattn.data.tokens import Rows, Split, subset
 from tinyattn.errors import DivergedError
+from tinyattn.passes.generation import Answers
 from tinyattn.tasks import compute_metrics
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
@@ -77,12 +78,13 @@ class RecordingTrainer(Trainer):
         assert isinstance(self.data.heldout, Split), "a landscape needs rows that choose nothing"
         self.judging = _some(self.data.heldout, HELDOUT)
         self.data = replace(self.data, heldout=None)
-        self.seen: tuple[np.ndarray, np.ndarray] = np.empty(0), np.empty(0)
+        self.seen: np.ndarray = np.empty(0)
 
-    def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """As Trainer.outputs."""
-        self.seen = super().outputs(split)
-        return self.seen
+    def answers(self, split: Rows) -> Answers:
+        """As Trainer.answers."""
+        found = super().answers(split)
+        self.seen = found.logits
+        return found
 
 
 def _some(rows: Split, count: int) -> Split:
@@ -133,8 +135,8 @@ def recorded(config: TrainConfig, cache: ModelCache) -> dict[str, Any]:
     metric = trainer.task.metrics[0]
     try:
         for evaluation in trainer:
-            logits, labels = trainer.seen
-            loss = _loss(logits, labels)
+            logits, loss = trainer.seen, evaluation.select_loss
+            assert loss is not None
             own, truth = trainer.outputs(trainer.judging)
             scores = compute_metrics(trainer.task, own, truth)
             curve.append({
@@ -148,12 +150,6 @@ def recorded(config: TrainConfig, cache: ModelCache) -> dict[str, Any]:
     finally:
         trainer.close()
     return {"diverged": diverged, "curve": curve}
-
-
-def _loss(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Return the mean cross-entropy of logits [N, C]."""
-    both = torch.tensor(logits), torch.tensor(labels, dtype=torch.long)
-    return float(torch.nn.functional.cross_entropy(*both))
 
 
 def done(path: Path) -> set[tuple[str, float, int]]:

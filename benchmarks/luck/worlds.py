@@ -16,6 +16,7 @@ import numpy as np
 from scipy import special
 
 from orchestrator.selection.significance import Accuracy, Confusion, Metric
+from tinyattn.tasks.confusion import CONFUSION_METRICS, confusion
 
 LOW, HIGH = -4.0, -1.5
 """Range of the learning rate, as its decimal logarithm."""
@@ -172,18 +173,13 @@ TRUTHS: dict[str, Truth] = {"accuracy": _accuracy, "f1": _f1, "matthews": _matth
 def metric_of(name: str) -> Metric:
     """Return a metric of two classes as a function of the confusion matrix, which is fast."""
     if name == "accuracy":
-        return Accuracy(lambda outputs, labels: float((outputs.argmax(1) == labels).mean()))
+        return Accuracy(name, lambda outputs, labels: float((outputs.argmax(1) == labels).mean()))
 
     def score(outputs: np.ndarray, labels: np.ndarray) -> float:
-        answers = outputs.argmax(axis=1)
-        both, ones, real = int(answers @ labels), int(answers.sum()), int(labels.sum())
-        if name == "f1":
-            return 2 * both / (ones + real) if ones + real else 0.0
-        rows = len(labels)
-        spread = ones * (rows - ones) * real * (rows - real)
-        return (rows * both - ones * real) / spread**0.5 if spread else 0.0
+        counts = confusion(labels, outputs.argmax(axis=1), outputs.shape[1])
+        return float(CONFUSION_METRICS[name](counts[None])[0])
 
-    return Confusion(score)
+    return Confusion(name, score)
 
 
 def evidence_of(quality: np.ndarray) -> np.ndarray:

@@ -38,7 +38,7 @@ from orchestrator.state.event_log import read_event_log
 from orchestrator.state.workspace import Workspace
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.errors import TinyAttnError
-from tinyattn.tasks import Task
+from tinyattn.tasks import Task, best_first, is_one_class
 from tinyattn.training.model_cache import ModelCache
 
 DIFFERENCES = (0.01, 0.02, 0.04)
@@ -54,6 +54,8 @@ class Tried:
     rate: float
     score: float | None
     """Best score on the selection rows; None: it has none."""
+    loss: float | None
+    """Mean loss on these rows at that evaluation."""
     outcome: Outcome | None
     evaluations: int
 
@@ -134,8 +136,12 @@ class Judged:
     @property
     def best_rate(self) -> float | None:
         """Learning rate of its best trial; None: no trial has a score."""
-        scored = [one for one in self.tried if one.score is not None]
-        return max(scored, key=lambda one: one.score or 0.0).rate if scored else None
+        scored = [
+            (best_first(one.score, one.loss), one.rate)
+            for one in self.tried
+            if one.score is not None
+        ]
+        return min(scored)[1] if scored else None
 
     @property
     def edge(self) -> str | None:
@@ -279,7 +285,7 @@ def _tuned(trial: Trial, outputs: np.ndarray, score: float, task: Task) -> Tuned
         {key: value for key, value in trial.params.items() if key != "seed"},
         trial.last.best_score,
         score,
-        answers_one_class(task, outputs),
+        is_one_class(task, outputs),
         total > 1 and trial.best_index == total,
         trial.name,
         trial.seconds,
@@ -291,17 +297,10 @@ def _tried(trial: Trial, sweep: Sweep) -> Tried:
     size = sweep.search.trials_a_search or sweep.search.trials
     rate = sweep.trial_config(trial.params).optimizer.lr
     return Tried(
-        search_of(trial.name, size), rate, trial.best_score, trial.outcome, trial.evaluations
+        search_of(trial.name, size),
+        rate,
+        trial.best_score,
+        trial.best_loss,
+        trial.outcome,
+        trial.evaluations,
     )
-
-
-def answers_one_class(task: Task, outputs: np.ndarray) -> bool:
-    """Return whether a classifier answers all rows with one class.
-
-    Args:
-        task: its task; of a regression, of texts and of tags there is no such thing.
-        outputs: [N, C].
-    """
-    if task.is_regression or task.by_sums or len(outputs) < 2:
-        return False
-    return len(np.unique(outputs.argmax(axis=1))) == 1

@@ -21,7 +21,7 @@ from tinyattn.files.atomic import write_text
 from tinyattn.grouping.groups import words_of
 from tinyattn.tasks import Task, find_task
 from tinyattn.tasks.base import find_split
-from tinyattn.tasks.glue import GLUE
+from tinyattn.tasks.shipped.glue import GLUE
 
 NAMES = ("unlabeled", "unlabelled")
 """Names of a file without labels beside a task's others."""

@@ -157,7 +157,7 @@ def run_pet(
         opened = functools.partial(tracker.reopen_sweep, sweep.name, search_goes_on=False)
         with closed_in_any_case(opened, go_on, record.outcome or Outcome.INTERRUPTED) as runs:
             found = _Pet(prepared, workspace, runs, say).run()
-            best = max(found.final, key=lambda trial: trial.last.best_score)
+            best = min(found.final, key=lambda trial: trial.last.order)
             winner = runs.run_of(best.name)
         tracker.tag(record.run_id, {"winner": winner})
         publish(tracker, runs)

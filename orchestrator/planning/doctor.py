@@ -13,8 +13,8 @@ from tinyattn.data.sources import DATA_VARIABLE, place_of
 from tinyattn.errors import PlmError
 from tinyattn.plms.loading import find_plm
 from tinyattn.tasks import TASKS, Task
-from tinyattn.tasks.agreement import AGREEMENT
 from tinyattn.tasks.base import find_split
+from tinyattn.tasks.shipped.agreement import AGREEMENT
 
 GIB = 2**30
 LEAST_DISK_GIB = 2

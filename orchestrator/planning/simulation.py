@@ -397,7 +397,7 @@ class VirtualTime:
         found.busy = worked / max(1e-9, found.seconds * slots)
         done = [trial for trial in trials if trial.outcome is Outcome.COMPLETED]
         if done:
-            best = max(done, key=lambda trial: trial.last.best_score)
+            best = min(done, key=lambda trial: trial.last.order)
             found.winner, found.truth = best.params, training.curves.truth(best.params)
         found.best_truth = max(
             (training.curves.truth(trial.params) for trial in trials), default=math.nan

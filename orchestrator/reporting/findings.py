@@ -31,12 +31,15 @@ class Finding:
     heldout_std: float | None
     parameters: int
     is_winner: bool
+    note: str = ""
+    """What else is to be said of it, such as `answers one class`."""
 
     def cells(self) -> list[str]:
         """Return what a table shows, in the order of `HEAD`."""
         heldout = "–" if self.heldout is None else _spread(self.heldout, self.heldout_std)
         select = _spread(self.select, self.select_std)
-        return [self.adapter, select, heldout, f"{self.parameters:,}", self.trial]
+        adapter = f"{self.adapter} ({self.note})" if self.note else self.adapter
+        return [adapter, select, heldout, f"{self.parameters:,}", self.trial]
 
 
 @dataclass(frozen=True)

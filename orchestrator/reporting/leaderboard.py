@@ -24,10 +24,12 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.reporting.paper import paper_score
+from orchestrator.spec.trial import ONE_CLASS
 from orchestrator.spec.values import Point
 from orchestrator.state.ranking import BASELINE, standing_of_run
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun, protocol_words
+from tinyattn.tasks import best_first
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""
@@ -88,6 +90,10 @@ class Row:
     """Whether the user stopped it; it is then no candidate, whatever its score."""
     carve: int | None = None
     """Version of carving of its selection or dev rows; None: none were carved."""
+    loss: float | None = None
+    """Mean loss on the selection split at the best evaluation; None: it is not known."""
+    answers_one_class: bool = False
+    """Whether its best evaluation answers all selection rows by the same class."""
 
     @property
     def parameters(self) -> int:
@@ -195,12 +201,8 @@ def best_row(rows: Iterable[Row]) -> Row | None:
     It is one that was measured on dev, if any was; of those the best by selection score. The
     classifier alone, which `promote` trains for comparison, is none.
     """
-    best = None
-    for row in rows:
-        is_ranked = row.rank is not None and row.kind != BASELINE
-        if is_ranked and (best is None or _order(row) > _order(best)):
-            best = row
-    return best
+    ranked_ones = (row for row in rows if row.rank is not None and row.kind != BASELINE)
+    return min(ranked_ones, key=_order, default=None)
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,7 @@ def render_suite(found: Suite, name: str = "GLUE") -> Table:
     table.add_column("sweep")
     for row in found.rows:
         table.add_row(
-            row.task, share_words(row.score), share_words(row.dev), share_words(row.paper, 1),
+            row.task, score_words(row), share_words(row.dev), share_words(row.paper, 1),
             f"{row.parameters:,}", row.sweep,
         )  # fmt: skip
     return table
@@ -336,16 +338,19 @@ def _row(run: TrialRun, place: int, paper: float | None) -> Row:
         trial=trial.name,
         run_id=run.run_id,
         by_user=trial.by_user,
+        loss=trial.best_loss,
+        answers_one_class=trial.answers_one_class,
     )
 
 
-def _order(row: Row) -> tuple[bool, float]:
-    return (row.dev is not None, row.score or 0.0)
+def _order(row: Row) -> tuple[bool, tuple[float, float]]:
+    return (row.dev is None, best_first(row.score or 0.0, row.loss))
 
 
 def _cells(row: Row, marks: Sequence[str] = ()) -> dict[str, str]:
     """Return what a row shows, by column."""
     words = [*([] if row.kind == "trial" else [row.kind]), *marks]
+    words += [ONE_CLASS] if row.answers_one_class else []
     kind = f"[{', '.join(words)}] " if words else ""
     return {
         "rank": str(row.rank or "–"),
@@ -380,6 +385,11 @@ def _points(shares: Iterable[float]) -> float | None:
 def share_words(value: float | None, digits: int = 2) -> str:
     """Return a share in points, as in `84.00`; a dash for None."""
     return number_words(None if value is None else 100 * value, digits)
+
+
+def score_words(row: Row) -> str:
+    """Return a row's score in points, with a remark if it answers one class."""
+    return share_words(row.score) + (f" ({ONE_CLASS})" if row.answers_one_class else "")
 
 
 def number_words(value: float | None, digits: int) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from orchestrator.reporting.findings import HEAD, Findings, markdown_table
 from orchestrator.reporting.leaderboard import Row, ranked, short_config
+from orchestrator.spec.trial import ONE_CLASS
 from orchestrator.tracking.pages import run_page, view_page
 from orchestrator.tracking.records import SuiteRecord, SweepRecord, TrialRun
 from orchestrator.tracking.sweep_runs import SweepRuns
@@ -109,7 +110,7 @@ def _line(sweep: SweepRecord, row: Row) -> list[str]:
         _points(row.score),
         _points(row.heldout),
         row.outcome.replace("_", " "),
-        short_config(row.config),
+        f"{f'{ONE_CLASS}; ' if row.answers_one_class else ''}{short_config(row.config)}",
     ]
 
 

@@ -25,6 +25,7 @@ from orchestrator.reporting.findings import Findings
 from orchestrator.reporting.leaderboard import Row, ranked, short_config
 from orchestrator.search.searcher import importances
 from orchestrator.spec.outcome import BY_USER, Outcome
+from orchestrator.spec.trial import ONE_CLASS
 from orchestrator.state.ranking import standing_of_run
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import SweepRecord, TrialRun, protocol_words
@@ -261,13 +262,17 @@ def facts_of(
             if 0 < len(own) < len(rows)
             else []
         ),
-        ("best selection score", _percent(best.score if best else None)),
+        (f"best selection score{_mark(best)}", _percent(best.score if best else None)),
         ("its held-out score", _percent(best.heldout if best else None)),
-        *([("winner's selection score", _percent(chosen.score))] if chosen else []),
+        *([(f"winner's selection score{_mark(chosen)}", _percent(chosen.score))] if chosen else []),
         *([("its held-out score", _percent(chosen.heldout))] if chosen else []),
         (f"of {planned} planned evaluations run", str(done)),
         ("compute spent on trials", str(spent)),
     ]
+
+
+def _mark(row: Row | None) -> str:
+    return f" ({ONE_CLASS})" if row is not None and row.answers_one_class else ""
 
 
 def _section(name: str, path: Path) -> str:
@@ -315,7 +320,8 @@ def _table_row(row: Row) -> str:
     cells = [f"<td class='number'>{number}</td>" for number in numbers]
     words = BY_USER if row.by_user else row.outcome.replace("_", " ")
     cells.append(f"<td>{dot}{escape(words)}</td>")
-    cells.append(f"<td class='wide'><code>{escape(short_config(row.config))}</code></td>")
+    mark = f"<b>{ONE_CLASS}</b> " if row.answers_one_class else ""
+    cells.append(f"<td class='wide'>{mark}<code>{escape(short_config(row.config))}</code></td>")
     cells.append(f"<td>{escape(row.kind)}</td><td>{timedelta(seconds=round(row.seconds))}</td>")
     cells.append(f"<td><code>{escape(row.trial)}</code></td>")
     return "".join(cells)

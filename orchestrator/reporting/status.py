@@ -19,6 +19,7 @@ from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.space import count, endless
+from orchestrator.spec.trial import ONE_CLASS, Trial
 from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import read_events
 from orchestrator.state.events import ResultEvent
@@ -205,6 +206,7 @@ class Status:
         return [
             f"{100 * (run.trial.best_score or 0):.2f} "
             f"({', '.join(filter(None, (run.kind, brief(run.trial.params))))}), {run.trial.name}"
+            f"{_mark(run.trial)}"
             for run in chosen
         ]
 
@@ -212,7 +214,15 @@ class Status:
 def best_words(run: TrialRun) -> str:
     """Return a trial that is the best, as in `80.00 (lr=0.001), search_00001`."""
     trial = run.trial
-    return f"{100 * (trial.best_score or 0):.2f}{in_brackets(brief(trial.params))}, {trial.name}"
+    return (
+        f"{100 * (trial.best_score or 0):.2f}{in_brackets(brief(trial.params))}, {trial.name}"
+        f"{_mark(trial)}"
+    )
+
+
+def _mark(trial: Trial) -> str:
+    """Return what is said of a trial that answers one class, after a comma; of others ''."""
+    return f", {ONE_CLASS}" if trial.answers_one_class else ""
 
 
 def silence(sweep: SweepRecord) -> float:
@@ -227,7 +237,7 @@ def _line(run: TrialRun) -> str:
     score = "–" if trial.best_score is None else f"{100 * trial.best_score:.2f}"
     return (
         f"{run.kind} {trial.name} since {since}, {trial.evaluations} evaluations, "
-        f"best {score}{f': {brief(trial.params)}' if trial.params else ''}"
+        f"best {score}{_mark(trial)}{f': {brief(trial.params)}' if trial.params else ''}"
     )
 
 

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
-from orchestrator.spec.trial import Trial
+from orchestrator.spec.trial import ONE_CLASS, Trial
 from orchestrator.spec.values import Point
 from orchestrator.state.ranking import Standing, best_of, no_candidate, passed_over, standing_of
 
@@ -102,7 +102,7 @@ class Progress:
             before = self.standings.get(trial_id)
             start = len(self.standings) if before is None else before.start
             self.standings[trial_id] = Standing(
-                result.best_score, parameters=parameters, start=start
+                result.best_score, parameters=parameters, start=start, loss=result.best_loss
             )
 
     @property
@@ -261,6 +261,7 @@ class LineView:
         self._say(
             f"{trial_id} evaluation {result.evaluation}/{result.total}: "
             f"score {100 * result.score:.2f}, loss {result.train_loss or 0.0:.4f}"
+            f"{f', {ONE_CLASS}' if result.one_class else ''}"
         )
 
     def finished(self, trial: Trial) -> None:

@@ -13,7 +13,7 @@ from orchestrator.state.workspace import Workspace
 from tinyattn.data.sources import DATA_VARIABLE, find_source, place_of
 from tinyattn.errors import AbsentDataError, AbsentPlmError, ConfigError, PlmError, UsageError
 from tinyattn.tasks import find_task
-from tinyattn.tasks.glue import HUB_NAME
+from tinyattn.tasks.shipped.glue import HUB_NAME
 from tinyattn.training.model_cache import ModelCache
 
 HOMES = {

@@ -8,9 +8,10 @@ and is stopped otherwise. Since a stopped trial never comes back, the best of fe
 too, or all early ones would be stopped; Optuna's SuccessiveHalvingPruner has the same rule.
 Differences from published ASHA:
 
-- Ties count against the later arrival: a trial survives if fewer than max(1, ⌊n/η⌋) of the others
-  recorded there are at least as good. If only scores below a cutoff were stopped, all trials that
-  collapsed to the majority class would survive together.
+- Ties are decided: of equal scores the lower selection loss is the better, of equal losses the
+  earlier arrival, and a trial survives if fewer than max(1, ⌊n/η⌋) of the others recorded there
+  are better. If only scores below a cutoff were stopped, all trials that collapsed to the majority
+  class would survive together.
 - A trial whose score is not finite stops at once, is not recorded, and does not count in n.
 - A rung is reached by the number of evaluations that the trial itself reports.
 
@@ -22,7 +23,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import math
 from collections.abc import Iterable
 
 from orchestrator.spec.config import AshaConfig, rungs
@@ -31,6 +31,9 @@ from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
 from orchestrator.state.events import Event, ResultEvent
 
+_Entry = tuple[tuple[float, float], int, str]
+"""A trial recorded at a rung, (order of its result there, order of arrival, trial): the best first,
+of equal scores the lower loss, of these the earlier."""
 TOLERANCE = 0.5
 """Largest difference of scores at a rung that counts as noise, in standard errors of a score."""
 
@@ -57,8 +60,8 @@ class Asha:
         self.reduction = reduction
         self.noise: dict[str, float] = {}
         self.rungs: dict[int, dict[str, float]] = {n: {} for n in rungs(grace, reduction, total)}
-        self._ranked: dict[int, list[tuple[float, int, str]]] = {n: [] for n in self.rungs}
-        """{rung: [(-score, order of arrival, trial)]}, best first; among equals the earlier."""
+        self._ranked: dict[int, list[_Entry]] = {n: [] for n in self.rungs}
+        """{rung: the trials recorded there}, sorted."""
         self._is_noisy = dict.fromkeys(self.rungs, False)
         """{rung: whether any score there has a known noise}."""
         self.stopped: dict[str, int] = {}
@@ -77,21 +80,23 @@ class Asha:
         rung = self._rung_reached(trial_id, result.evaluation)
         if rung is None:
             return Decision.CONTINUE
-        self._record(trial_id, rung, result.best_score)
+        entry = self._record(trial_id, rung, result)
         self.noise[trial_id] = result.noise or 0.0
         self._is_noisy[rung] |= self.noise[trial_id] > 0
-        return self._judge(trial_id, rung)
+        return self._judge(entry, rung)
 
-    def _record(self, trial_id: str, rung: int, score: float) -> None:
-        recorded = self.rungs[rung]
-        bisect.insort(self._ranked[rung], (-score, len(recorded), trial_id))
-        recorded[trial_id] = score
+    def _record(self, trial_id: str, rung: int, result: Result) -> _Entry:
+        entry = (result.order, len(self.rungs[rung]), trial_id)
+        bisect.insort(self._ranked[rung], entry)
+        self.rungs[rung][trial_id] = result.best_score
+        return entry
 
-    def _judge(self, trial_id: str, rung: int) -> Decision:
+    def _judge(self, entry: _Entry, rung: int) -> Decision:
         """Decide on a trial that was just recorded at a rung."""
-        if self._survives(trial_id, rung):
+        ranked = self._ranked[rung]
+        if bisect.bisect_left(ranked, entry) < max(1, len(ranked) // self.reduction):
             return Decision.CONTINUE
-        self.stopped[trial_id] = rung
+        self.stopped[entry[-1]] = rung
         return Decision.STOP
 
     def promote(self, is_last_call: bool = False) -> str | None:
@@ -113,11 +118,6 @@ class Asha:
         if not reached or (judged and max(judged) >= max(reached)):
             return None
         return max(reached)
-
-    def _survives(self, trial_id: str, rung: int) -> bool:
-        ranked, score = self._ranked[rung], self.rungs[rung][trial_id]
-        as_good = bisect.bisect_right(ranked, (-score, math.inf)) - 1  # without itself
-        return as_good < max(1, len(ranked) // self.reduction)
 
 
 def make_scheduler(
@@ -184,14 +184,14 @@ class PromotingAsha(Asha):
 
     def __init__(self, grace: int, reduction: int, total: int) -> None:
         super().__init__(grace, reduction, total)
-        self._waiting: dict[int, list[tuple[float, int, str]]] = {n: [] for n in self.rungs}
+        self._waiting: dict[int, list[_Entry]] = {n: [] for n in self.rungs}
         """Trials that paused at a rung, as `_ranked`; some may have gone on or ended since."""
 
-    def _judge(self, trial_id: str, rung: int) -> Decision:
+    def _judge(self, entry: _Entry, rung: int) -> Decision:
         """Pause a trial, unless it is the next to be promoted."""
+        trial_id = entry[-1]
         self.paused[trial_id] = rung
-        arrival = len(self.rungs[rung]) - 1
-        bisect.insort(self._waiting[rung], (-self.rungs[rung][trial_id], arrival, trial_id))
+        bisect.insort(self._waiting[rung], entry)
         if self._best_waiting() == trial_id:
             del self.paused[trial_id]
             return Decision.CONTINUE
@@ -217,7 +217,7 @@ class PromotingAsha(Asha):
     def _waits(self, name: str, rung: int) -> bool:
         return self.paused.get(name) == rung and name not in self.unwanted
 
-    def _is_promotable(self, entry: tuple[float, int, str], rung: int) -> bool:
+    def _is_promotable(self, entry: _Entry, rung: int) -> bool:
         """Whether a trial recorded at a rung is among the promotable ones there."""
         ranked = self._ranked[rung]
         place = bisect.bisect_left(ranked, entry)
@@ -226,17 +226,19 @@ class PromotingAsha(Asha):
         sure, most = (count * len(ranked) // (self.reduction + 1) for count in (1, 2))
         if place < sure or not sure:
             return place < sure
-        score, _, last = ranked[sure - 1]
-        return place < most and -entry[0] >= -score - TOLERANCE * self.noise[last]
+        *_, last = ranked[sure - 1]
+        recorded, own = self.rungs[rung], entry[-1]
+        return place < most and recorded[own] >= recorded[last] - TOLERANCE * self.noise[last]
 
     def _last_hope(self) -> str | None:
         """The best trial of the highest rung that was reached; None if any went on from there."""
         for rung, recorded in reversed(self.rungs.items()):
             if recorded:
-                waiting = [name for name in recorded if self.paused.get(name) == rung]
+                ranked = [name for *_, name in self._ranked[rung]]
+                waiting = [name for name in ranked if self.paused.get(name) == rung]
                 wanted = [name for name in waiting if name not in self.unwanted]
                 everybody = wanted and len(waiting) == len(recorded)
-                return max(wanted, key=lambda name: recorded[name]) if everybody else None
+                return wanted[0] if everybody else None
         return None
 
 

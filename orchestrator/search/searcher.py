@@ -14,6 +14,9 @@ leaves trials with NaN running for ever. Here Optuna learns how each trial reall
 | (duplicate)   | FAIL         | nothing: it equals an earlier suggestion and was never run     |
 | (none yet)    | RUNNING      | as if stopped at its last rung; before the first: keep away    |
 
+Where scores tie, the selection loss decides: what the study is told of an evaluation is `told_of`
+it, a hair above its score, for the sampler alone.
+
 The study is a journal file, which is the searcher's only state: a new searcher on the same file
 goes on as if it had never stopped. A file that is damaged or missing is made again from the sweep's
 event log; suggestions that never started are not in it, and others are drawn in their place. Every
@@ -259,7 +262,7 @@ class OptunaSearcher:
         _report(trial, result)
         outcome = _outcome(result)
         if outcome == Outcome.COMPLETED:
-            self._end(trial, TrialState.COMPLETE, outcome, result.best_score)
+            self._end(trial, TrialState.COMPLETE, outcome, told_of(result))
         elif outcome == Outcome.STOPPED:
             self._end(trial, TrialState.PRUNED, outcome)
         elif outcome in INFEASIBLE:
@@ -621,7 +624,23 @@ def _report(trial: optuna.Trial, result: Result) -> None:
     """Report the best score at an evaluation, unless a resumed trial has reported it before."""
     seen = trial.storage.get_trial(id_of(trial)).intermediate_values
     if result.evaluation not in seen and result.is_finite:
-        trial.report(result.best_score, step=result.evaluation)
+        trial.report(told_of(result), step=result.evaluation)
+
+
+_HAIR = 1e-8
+"""Most that a loss adds to a score that the study is told: far below a row's worth (of a million
+rows, a millionth of accuracy), and enough that losses a millionth apart differ in a double."""
+
+
+def told_of(result: Result) -> float:
+    """Return the best score so far as the study is told it: of equal scores, as many trials that
+    answer one class have, the one of lower selection loss is higher by a hair.
+
+    TPE looks at the order of values alone. A score without a known loss is told as it is, behind
+    all others that equal it.
+    """
+    score, loss = result.order
+    return -score + _HAIR / (1 + max(loss, 0.0))
 
 
 def _outcome(result: Result) -> Outcome:

@@ -17,8 +17,9 @@ from tinyattn.batching.batches import Batches, labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.data.tokens import Rows
 from tinyattn.passes.forward import outputs_of
-from tinyattn.passes.generation import scored_outputs
-from tinyattn.tasks import Task, compute_metrics
+from tinyattn.passes.generation import answers_of
+from tinyattn.tasks import Task, compute_metrics, is_one_class
+from tinyattn.training.losses import mean_loss
 from tinyattn.training.model_cache import ModelCache
 
 
@@ -50,12 +51,16 @@ class Loaded:
 
     def outputs(self, split: Rows) -> np.ndarray:
         """Return what metrics of a labelled split are computed of, [N, scored_width]."""
-        return scored_outputs(*self._running(split), self.task, self.plm)[0]
+        return answers_of(*self._running(split), self.task, self.plm).outputs
 
     def _running(self, split: Rows) -> tuple[AdaptedModel, str, Batches, torch.device]:
         assert self.model.active is not None
         rows = self.model_cache.batches_of(split, self.plm)
         return self.model, self.model.active, rows, self.model_cache.device
+
+    def loss(self, logits: np.ndarray, split: Rows) -> float:
+        """Return the mean loss of a labelled split, whose logits `logits` returned."""
+        return mean_loss(self.task, logits, self.model_cache.batches_of(split, self.plm))
 
     def scores(self, task: Task, split: Rows) -> dict[str, float]:
         """The task's metrics on a labelled split."""
@@ -83,6 +88,10 @@ class Collapse:
     logit_distance: float
     """Root mean square difference of the logits, of generation of the log-probabilities of texts,
     from the expert's, relative to their size."""
+    loss: float | None = None
+    """Mean loss on the rows; None: it is not known."""
+    one_class: bool = False
+    """Whether all rows, or all their words, are answered by the same class."""
 
 
 def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
@@ -101,5 +110,6 @@ def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
         if np.isfinite(after).all():
             distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
             outputs = loaded.outputs(rows) if loaded.task.by_sums else after
-            found.append(Collapse(method, single, outputs, distance))
+            loss, one_class = loaded.loss(after, rows), is_one_class(loaded.task, after)
+            found.append(Collapse(method, single, outputs, distance, loss, one_class))
     return found

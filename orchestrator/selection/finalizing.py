@@ -27,7 +27,7 @@ from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
-from orchestrator.spec.trial import Trial, is_alone
+from orchestrator.spec.trial import ONE_CLASS, Trial, is_alone
 from orchestrator.spec.values import Json, Point
 from orchestrator.state.checkpoint_store import best_adapter
 from orchestrator.state.event_log import read_event_log, refuse_damaged
@@ -41,6 +41,7 @@ from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.config import AdapterConfig, AnyAdapter, AttentionConfig, TrainConfig, method_name
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
+from tinyattn.tasks import best_first
 from tinyattn.training.evaluation import final_metrics
 from tinyattn.training.model_cache import ModelCache
 
@@ -339,7 +340,7 @@ class Finalizing:
         groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
         if not groups:
             raise TinyAttnError("no finalist completed; the runs in MLflow say why")
-        winner = max(groups[0], key=lambda trial: trial.last.best_score)
+        winner = min(groups[0], key=_order)
         looks = sum(trial.evaluations for trial in groups[0])
         self._alone = self._mean_candidate(alone[0][0].alone_words, alone[0]) if alone else None
         self._groups = [
@@ -457,9 +458,12 @@ class Finalizing:
             groups=groups_of(data.select),
             say=self.say,
         )
-        best_first = sorted(zip(tried, found, strict=True), key=lambda t: t[1].order, reverse=True)
+        of_all = [
+            (expert, how, replace(contest, loss=how.loss))
+            for (expert, how), contest in zip(tried, found, strict=True)
+        ]
         of_each: dict[str, tuple[Trial, Collapse, Contest]] = {}
-        for (expert, how), contest in best_first:
+        for expert, how, contest in sorted(of_all, key=lambda one: one[-1].order):
             of_each.setdefault(expert.name, (expert, how, contest))
         saved = [(self._save_collapsed(*one, config), one[2]) for one in of_each.values()]
         best, contest = saved[0]
@@ -496,6 +500,10 @@ class Finalizing:
             evaluation=1,
             score=contest.score,
             best_score=contest.score,
+            select_loss=how.loss,
+            best_loss=how.loss,
+            one_class=how.one_class,
+            best_one_class=how.one_class,
             seconds=0.0,
             adapter_params=counts.adapter,
             classifier_params=counts.classifier,
@@ -515,6 +523,7 @@ class Finalizing:
             heldout=heldout.get(primary),
             adapter=folder,
             parameters=counts.trainable,
+            note=ONE_CLASS if how.one_class else "",
         )
         return Collapsed(expert, single, how)
 
@@ -560,17 +569,19 @@ class Finalizing:
             best_adapter(self.checkpoints, trial),
             parameters=trial.parameters,
             trial=trial.name,
+            note=ONE_CLASS if trial.answers_one_class else "",
         )
 
     def _mean_candidate(self, name: str, group: list[Trial]) -> Candidate:
         """Mean and standard deviation over seeds; run and adapter are the best seed's."""
         if len(group) > 1:
             name = f"{name}, {len(group)} seeds"
-        each = [self._candidate(name, trial) for trial in group]
+        each = [self._candidate(name, trial) for trial in sorted(group, key=_order)]
         scores = [one.select for one in each]
         heldout = [one.heldout for one in each if one.heldout is not None]
         return replace(
-            max(each, key=lambda one: one.select),
+            each[0],
+            note=_note_of_seeds(group),
             select=statistics.mean(scores),
             heldout=statistics.mean(heldout) if heldout else None,
             std=statistics.stdev(scores) if len(scores) > 1 else None,
@@ -579,13 +590,33 @@ class Finalizing:
 
 
 def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
-    """Group trials that differ only in their seed; the group with the best mean is first."""
+    """Group trials that differ only in their seed; the group with the best mean is first, of equals
+    the one of lower mean loss."""
     groups: dict[str, list[Trial]] = {}
     for trial in trials:
         groups.setdefault(_written({**trial.params, "seed": 0}), []).append(trial)
-    return sorted(
-        groups.values(), key=lambda group: -statistics.mean(t.last.best_score for t in group)
-    )
+    return sorted(groups.values(), key=_order_of_mean)
+
+
+def _order(trial: Trial) -> tuple[float, float]:
+    """Sort key of trials, the best first."""
+    return trial.last.order
+
+
+def _order_of_mean(group: Sequence[Trial]) -> tuple[float, float]:
+    """Sort key of trials that differ only in their seed, the best mean first."""
+    losses = [trial.best_loss for trial in group]
+    known = [loss for loss in losses if loss is not None]
+    loss = statistics.mean(known) if len(known) == len(losses) else None
+    return best_first(statistics.mean(trial.last.best_score for trial in group), loss)
+
+
+def _note_of_seeds(group: Sequence[Trial]) -> str:
+    """Return what is said of trials that differ only in their seed, if some answer one class."""
+    count = sum(trial.answers_one_class for trial in group)
+    if count == 0:
+        return ""
+    return ONE_CLASS if count == len(group) else f"{count} of them {ONE_CLASS}"
 
 
 def _written(point: Point) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.selection.significance import PERMUTATIONS, Metric, max_t_test
+from tinyattn.tasks import best_first
 
 LEVEL = 0.10
 """Largest probability that heads are kept although they are no better."""
@@ -29,6 +30,8 @@ class Contest:
     p_value: float | None
     """Probability that any candidate leads as clearly if all are only as good as one head; None:
     the rows chose both adapters, so no test on them means anything."""
+    loss: float | None = None
+    """Mean loss of the candidate on the selection rows; None: it is not known."""
 
     @property
     def is_won(self) -> bool:
@@ -38,9 +41,10 @@ class Contest:
         return self.p_value <= LEVEL
 
     @property
-    def order(self) -> tuple[bool, float]:
-        """Sort key, the best candidate last: one that wins, then the higher score."""
-        return self.is_won, self.score
+    def order(self) -> tuple[bool, tuple[float, float]]:
+        """Sort key, the best candidate first: one that wins, then the higher score, of equals the
+        lower loss."""
+        return not self.is_won, best_first(self.score, self.loss)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,12 @@ from rich.table import Table
 from orchestrator.reporting.findings import HEAD, Finding, Findings
 from orchestrator.selection.collapsing import Collapse
 from orchestrator.selection.keeping import LEVEL, Judgement
+from orchestrator.spec.trial import ONE_CLASS
+
+_OF_ONE_CLASS = (
+    f"The winner {ONE_CLASS} on the selection rows: its score says how common that class is, not "
+    "what was learned."
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class Candidate:
     """Its name in the sweep; of several seeds the best one's."""
     evaluations: int = 1
     """Number of evaluations of which it is the best, including those of other seeds."""
+    note: str = ""
+    """What else is to be said of it: `answers one class`, of some seeds with their number."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,11 @@ def findings(verdict: Verdict) -> Findings:
     judged = verdict.judgement
     return Findings(
         rows=[_finding(row, row is verdict.winner) for row in rows if row is not None],
-        sentences=[*filter(None, [gain(verdict)]), *sentence(verdict).splitlines()],
+        sentences=[
+            *filter(None, [gain(verdict)]),
+            *sentence(verdict).splitlines(),
+            *([_OF_ONE_CLASS] if verdict.winner.note else []),
+        ],
         p_value=None if judged is None else judged.contest.p_value,
     )
 
@@ -87,7 +99,7 @@ def findings(verdict: Verdict) -> Findings:
 def _finding(row: Candidate, is_winner: bool) -> Finding:
     return Finding(
         row.name, row.trial, row.run_id, row.select, row.std, row.heldout, row.heldout_std,
-        row.parameters, is_winner,
+        row.parameters, is_winner, row.note,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from orchestrator.spec.outcome import Outcome
+from tinyattn.tasks import best_first
 
 Count = Annotated[int, Field(ge=0, le=10**9)]
 """A whole number as reports have them; the bounds hold where one is read from a file."""
@@ -35,8 +36,16 @@ class Result:
     best_score: float
     """Best score so far."""
     best_index: Count | None = None
-    """Evaluation that has the best score."""
+    """Evaluation that is the best: by score, of equals by selection loss."""
     train_loss: float | None = None
+    select_loss: float | None = None
+    """Mean loss on the selection rows."""
+    best_loss: float | None = None
+    """`select_loss` of the best evaluation."""
+    one_class: bool | None = None
+    """Whether all selection rows, or all their words, are answered by the same class."""
+    best_one_class: bool | None = None
+    """`one_class` of the best evaluation."""
     noise: float | None = None
     """Standard error of the score."""
     lr: float | None = None
@@ -66,6 +75,11 @@ class Result:
     def is_finite(self) -> bool:
         """Whether score and best score are numbers."""
         return math.isfinite(self.score) and math.isfinite(self.best_score)
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Sort key by the best evaluation so far, the best first; see `best_first`."""
+        return best_first(self.best_score, self.best_loss)
 
     def told(self) -> Iterator[tuple[str, object]]:
         """Yield the name and value of all that it says, in order; other numbers come last."""

@@ -15,6 +15,8 @@ from tinyattn.tasks import find_task
 
 T = TypeVar("T")
 
+ONE_CLASS = "answers one class"
+"""What is said of a trial whose best evaluation answers all selection rows by the same class."""
 ALONE = {"adapter.layers": "none"}
 """Overrides that leave the classifier alone, without an adapter; or, where a pattern asks the rows,
 the PLM untrained."""
@@ -85,6 +87,17 @@ class Trial:
         """Best primary metric on the selection rows; None: it has no finite score."""
         found = (result.best_score for result in reversed(self.results))
         return next(filter(math.isfinite, found), None)
+
+    @property
+    def best_loss(self) -> float | None:
+        """Mean loss on the selection rows at the best evaluation; None: it is not known."""
+        return self._newest(lambda result: result.best_loss)
+
+    @property
+    def answers_one_class(self) -> bool:
+        """Whether its best evaluation answers all selection rows, or all their words, by the same
+        class: its score says how common that class is, not what was learned."""
+        return self._newest(lambda result: result.best_one_class) or False
 
     @property
     def heldout(self) -> Mapping[str, float]:

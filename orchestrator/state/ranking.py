@@ -3,6 +3,7 @@
 Status, view, leaderboard, report, finalizer and promotion use it. A trial is a candidate if it has
 a finite score and is running, completed or was stopped by ASHA. A trial that the user stopped, or
 that failed, is not a candidate, however high its score: how it would have ended is unknown.
+Of candidates with one score the one of lower selection loss is the better (`best_first`).
 Promotion takes the best completed trial, since others have no held-out score, and names a candidate
 ahead of it.
 """
@@ -17,6 +18,7 @@ from typing import TypeVar
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
 from orchestrator.tracking.records import TrialRun
+from tinyattn.tasks import best_first
 
 T = TypeVar("T")
 
@@ -28,7 +30,7 @@ RANKED = (None, Outcome.COMPLETED, Outcome.STOPPED)
 
 @dataclass(frozen=True)
 class Standing:
-    """What decides a trial's rank: score, outcome, size and start."""
+    """What decides a trial's rank: score, loss, outcome, size and start."""
 
     score: float | None
     """Best primary metric on the selection rows; None: it has not been evaluated."""
@@ -40,6 +42,8 @@ class Standing:
     """Number of trainable parameters."""
     start: float = 0.0
     """Time of its start."""
+    loss: float | None = None
+    """Mean loss on the selection rows at its best evaluation; None: it is not known."""
 
     @property
     def is_scored(self) -> bool:
@@ -53,11 +57,12 @@ class Standing:
         return self.is_scored and not self.by_user
 
     @property
-    def order(self) -> tuple[bool, float, bool, int, float]:
-        """Sort key, candidates first: by score; of equals the completed, smaller, earlier one."""
+    def order(self) -> tuple[bool, tuple[float, float], bool, int, float]:
+        """Sort key, candidates first: by score; of equals the one of lower loss; of these the
+        completed, smaller, earlier one."""
         score = self.score if self.is_scored and self.score is not None else -math.inf
-        unfinished = self.outcome is not Outcome.COMPLETED
-        return (not self.is_candidate, -score, unfinished, self.parameters, self.start)
+        unfinished, best = self.outcome is not Outcome.COMPLETED, best_first(score, self.loss)
+        return (not self.is_candidate, best, unfinished, self.parameters, self.start)
 
 
 def standing_of(trial: Trial, start: float = 0.0) -> Standing:
@@ -74,6 +79,7 @@ def standing_of(trial: Trial, start: float = 0.0) -> Standing:
         by_user=trial.by_user,
         parameters=trial.parameters,
         start=start,
+        loss=trial.best_loss,
     )
 
 
@@ -100,7 +106,7 @@ def passed_over(trials: Collection[T], standing: Callable[[T], Standing]) -> T |
     best = best_of(scored, standing)
     lead = -math.inf if best is None else standing(best).score or 0.0
     ahead = [t for t in scored if standing(t).by_user and (standing(t).score or 0.0) > lead]
-    return max(ahead, key=lambda trial: standing(trial).score or 0.0, default=None)
+    return min(ahead, key=lambda trial: standing(trial).order, default=None)
 
 
 def no_candidate(name: str, score: float | None) -> str:

@@ -39,6 +39,7 @@ GROUPS = {"metrics": "select/", "heldout": "heldout/"}
 _TYPES = get_type_hints(Result)
 _WHOLE = [name for name in NAMES if _TYPES[name] == int | None]
 _FLOATS = [name for name in NAMES if _TYPES[name] == float | None]
+_FLAGS = [name for name in NAMES if _TYPES[name] == bool | None]
 _COUNTS = ("evaluation", "adapter_params", "classifier_params")
 
 
@@ -214,6 +215,7 @@ def result_of(metrics: Mapping[str, float]) -> Result:
     said: dict[str, Any] = {
         **whole,
         **{key: metrics[key] for key in _FLOATS if key in metrics},
+        **{key: metrics[key] == 1 for key in _FLAGS if key in metrics},
         **{key: numbers for key, numbers in groups.items() if numbers},
     }
     known = {*NAMES, *(f"{GROUPS[group]}{name}" for group in groups for name in groups[group])}

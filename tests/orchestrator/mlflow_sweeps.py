@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
@@ -44,17 +46,22 @@ class Sweeps:
         adapter: bool = False,
         overrides: dict[str, object] | None = None,
         carve: str | None = None,
+        loss: float | None = None,
+        one_class: bool | None = None,
     ) -> str:
-        """Run a trial through its evaluations; outcome None leaves it running."""
+        """Run a trial through its evaluations; outcome None leaves it running.
+
+        `loss` is that of all of them, and `one_class` holds for all.
+        """
         searched = {"optimizer.lr": lr, **(overrides or {})}
         config = TrainConfig(**self.settings).with_overrides(searched)
         tags = {"identity": f"id-{trial_id}"} | ({} if carve is None else {"carve": carve})
         self.runs.start_trial(trial_id, config=config, params=searched, tags=tags, kind=kind)
         for index in range(1, len(scores) + 1):
-            self.runs.log_evaluation(
-                trial_id,
-                self.result(index, scores, heldout if index == len(scores) else None, params),
-            )
+            found = self.result(index, scores, heldout if index == len(scores) else None, params)
+            told: dict[str, Any] = {"select_loss": loss, "best_loss": loss}
+            told |= {"one_class": one_class, "best_one_class": one_class}
+            self.runs.log_evaluation(trial_id, replace(found, **told))
         if outcome is not None:
             self.runs.end_trial(
                 trial_id, outcome, adapter=self.adapter(trial_id) if adapter else None

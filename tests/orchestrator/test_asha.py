@@ -325,3 +325,72 @@ def test_clearly_different_trials_are_thinned_more_than_published() -> None:
         went += 1
     assert len(asha.paused) + went <= 40
     assert 40 - len(asha.paused) == 10  # 1 in 4; as published 1 in 3
+
+
+# ---- ties ----
+
+
+def tied(evaluation: int, loss: float | None, best: float = 0.0, **more: object) -> Result:
+    return at(evaluation, best, best_loss=loss, **more)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_of_equal_scores_the_lower_losses_survive(seed: int) -> None:
+    """Against a sort by (score, loss, arrival); a third have no loss and are behind."""
+    luck = random.Random(seed)
+    asha, came = Asha(1, 3, 4), list[tuple[float, float, int]]()
+    for i in range(40):
+        loss = luck.choice([None, 0.1 * luck.randrange(8), 0.1 * luck.randrange(8)])
+        score = luck.choice([0.0, 0.0, 0.5])
+        came.append((-score, math.inf if loss is None else loss, i))
+        survives = sorted(came).index(came[-1]) < max(1, len(came) // 3)
+        decision = asha.decide(f"t{i}", tied(1, loss, score))
+        assert decision == (CONTINUE if survives else STOP)
+
+
+def test_a_loss_never_outweighs_a_score() -> None:
+    asha = Asha(1, 2, 4)
+    assert asha.decide("good", tied(1, 9.0, 0.51)) == CONTINUE
+    assert asha.decide("bad", tied(1, 0.1, 0.5)) == STOP
+
+
+@pytest.mark.parametrize("noise", [None, 0.1], ids=["published", "noisy"])
+@pytest.mark.parametrize("seed", range(5))
+def test_of_equal_scores_the_lower_losses_are_promoted(noise: float | None, seed: int) -> None:
+    """Whatever the order of arrival, those that wait are worse than all that went on."""
+    losses = {f"t{i}": 0.1 + 0.01 * i for i in range(12)}
+    names = list(losses)
+    random.Random(seed).shuffle(names)
+    asha, order = PromotingAsha(1, 2, 4), list[str]()
+    for name in names:
+        asha.paused[name] = 1
+        asha._judge(asha._record(name, 1, tied(1, losses[name])), 1)
+        asha.paused[name] = 1  # let all arrive before the first is promoted
+        asha.noise[name] = noise or 0.0
+        asha._is_noisy[1] |= noise is not None
+    while (chosen := asha.promote()) is not None:
+        order.append(chosen)
+    # As published 12 // 2 go on; by noise 2 * 12 // 3, since equal scores are within it.
+    assert order == [f"t{i}" for i in range(6 if noise is None else 8)]
+
+
+def test_the_last_hope_is_the_one_of_lowest_loss() -> None:
+    asha = PromotingAsha(1, 4, 4)
+    for name, loss in (("a", 0.7), ("b", 0.6), ("c", 0.65)):
+        assert asha.decide(name, tied(1, loss)) == PAUSE
+    asha.unwanted.add("b")
+    assert asha.promote(is_last_call=True) == "c"
+
+
+@pytest.mark.parametrize("kind", [Asha, PromotingAsha])
+def test_ties_are_decided_again_as_before(kind: type[Asha]) -> None:
+    """A driver that resumes replays the results, whether they have losses or not."""
+    luck, asha, again = random.Random(3), kind(1, 3, 9), kind(1, 3, 9)
+    events = [
+        ResultEvent(f"t{i}", tied(1, luck.choice([None, 0.1 * luck.randrange(5)])))
+        for i in range(30)
+    ]
+    for event in events:
+        asha.decide(event.trial, event.result)
+    replay(again, events)
+    assert (again.stopped, again.paused) == (asha.stopped, asha.paused)

@@ -98,7 +98,7 @@ def judged(
         Tuned(n, {RATE: rate}, score, score, n < one_class, False, f"f_{n}", 1.0, [(0.5, score)])
         for n, score in enumerate(scores)
     ]
-    tried = [Tried(n, each, score / 2 if each != rate else score, Outcome.COMPLETED, 3)
+    tried = [Tried(n, each, score / 2 if each != rate else score, 0.5, Outcome.COMPLETED, 3)
              for n, score in enumerate(scores) for each in (1e-4, rate, 0.03)]  # fmt: skip
     return Judged(
         name, count, units, tried, (1e-4, 3e-2), 2_500_000, 0.001, f"sweep-{name}",

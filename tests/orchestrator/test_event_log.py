@@ -24,13 +24,14 @@ from orchestrator.driver.trial_queue import Points
 from orchestrator.planning.curves import Synthetic
 from orchestrator.planning.simulation import VirtualCluster, VirtualTime, driver_of
 from orchestrator.search.asha import Asha, make_scheduler, replay
-from orchestrator.spec.config import Sweep
+from orchestrator.spec.config import AshaConfig, Sweep
 from orchestrator.spec.messages import Assignment, Decision, EndedEarly, Evaluated
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
 from orchestrator.spec.trial import Trial
 from orchestrator.state.event_log import EventLog, read_event_log
 from orchestrator.state.events import ResultEvent, StartEvent, line_of, parse_event
+from orchestrator.state.ranking import candidates, standing_of
 from orchestrator.state.workspace import Workspace
 from orchestrator.sweep import run_to_end
 from orchestrator.tracking.records import TAG, metrics_of, result_of
@@ -235,6 +236,28 @@ def test_lines_are_byte_for_byte_those_of_the_version_before() -> None:
         assert line_of(ResultEvent(name, report.result("::1"))) == line
 
 
+def test_an_event_log_from_before_losses_were_kept_goes_on(tmp_path: Path) -> None:
+    """Its trials have no loss, and are behind those of equal score that have one."""
+    path = tmp_path / "search.jsonl"
+    path.write_text(EARLIER)
+    event_log = EventLog(path)
+    earlier = event_log.trials["a"]
+    assert (earlier.best_score, earlier.best_loss, earlier.answers_one_class) == (0.75, None, False)
+    event_log.start("d", {})
+    found = Evaluated(
+        evaluation=1, total=2, score=0.75, best_score=0.75, best_index=1, select_loss=0.5,
+        best_loss=0.5, one_class=True, best_one_class=True,
+    )  # fmt: skip
+    event_log.result("d", found.result("::1"))
+    assert path.read_text().startswith(EARLIER)
+    trials = read_event_log(path)
+    assert (trials["d"].best_loss, trials["d"].answers_one_class) == (0.5, True)
+    assert [one.name for one in candidates(trials.values(), standing_of)] == ["d", "a"]
+    asha = make_scheduler(AshaConfig(grace=1, reduction=2, mode="stop"), 4)
+    replay(asha, EventLog(path).events)
+    assert asha.stopped == {}, "d, of lower loss, is the better one, though it came later"
+
+
 def test_keys_that_are_not_known_are_passed_over_but_numbers_reach_mlflow() -> None:
     line = RESULT.replace("1}", '1, "gain": 2, "note": "x", "flag": true, "others": 3, "lr": null}')
     event = parse_event(line.encode())
@@ -265,6 +288,8 @@ COUNTS = st.integers(0, 10**9)
         **dict.fromkeys(("classifier_params", "micro_batch_size"), st.none() | COUNTS),
         **dict.fromkeys(("epoch", "train_loss", "noise", "lr", "seconds"), st.none() | NUMBERS),
         **dict.fromkeys(("rows_per_second", "peak_memory_mb"), st.none() | NUMBERS),
+        **dict.fromkeys(("select_loss", "best_loss"), st.none() | NUMBERS),
+        **dict.fromkeys(("one_class", "best_one_class"), st.none() | st.booleans()),
     )
 )
 def test_a_result_comes_back_from_its_line_and_from_mlflows_names(result: Result) -> None:

@@ -346,13 +346,15 @@ def test_a_collapse_whose_logits_are_not_finite_is_no_candidate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NaN from one method, infinity from another: neither may end the finalizer or win."""
-    answers = iter(np.array([1.0, 2.0]) * factor for factor in (1, np.nan, 1.5, np.inf))
+    answers = iter(np.array([[1.0, 2.0]]) * factor for factor in (1, np.nan, 1.5, np.inf))
     loaded: Any = SimpleNamespace(
         model=SimpleNamespace(adapter=lambda: SimpleNamespace(config=AdapterConfig()), plm=None),
         logits=lambda rows: next(answers),
+        loss=lambda logits, rows: 0.25,
         task=find_task("sst2"),
         use=lambda adapter: None,
     )
     monkeypatch.setattr(collapsing, "collapse", lambda *_: None)
     (found,) = collapsing.collapses_of(loaded, loaded)
     assert (found.method, found.logit_distance) == ("aligned", pytest.approx(0.5))
+    assert (found.loss, found.one_class) == (0.25, False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -72,7 +74,11 @@ def test_rows_that_chose_both_get_no_p_value() -> None:
 
 def test_the_best_is_one_that_wins_and_then_the_higher_score() -> None:
     wild, sure, surer = Contest(0.9, 0.8, 0.3), Contest(0.85, 0.8, 0.02), Contest(0.86, 0.8, 0.04)
-    assert max([wild, sure, surer], key=lambda one: one.order) is surer
+    assert min([wild, sure, surer], key=lambda one: one.order) is surer
+    closer = replace(surer, loss=0.4)  # an unknown loss is behind a known one
+    found = sorted([wild, surer, replace(surer, loss=0.5), closer], key=lambda one: one.order)
+    assert [one.loss for one in found] == [0.4, 0.5, None, None]
+    assert found[-1] is wild
 
 
 @pytest.mark.parametrize(

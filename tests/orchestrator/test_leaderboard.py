@@ -353,3 +353,21 @@ def test_carves_of_different_versions_rank_apart_and_say_which(sweeps: Sweeps) -
     sweeps.start("published", task="rte", protocol="paper")
     sweeps.trial("p1", [0.9])
     assert [row.carve for row in leaderboard(sweeps.tracker)] == [2, 1, None]
+
+
+def test_a_trial_that_answers_one_class_is_marked(sweeps: Sweeps) -> None:
+    sweeps.start("first")
+    sweeps.trial("majority", [0.527], one_class=True, loss=0.69, heldout=0.5)
+    sweeps.trial("finalist", [0.527], one_class=True, loss=0.7, kind="finalist")
+    sweeps.trial("learned", [0.8], one_class=False)
+    sweeps.trial("old", [0.7])
+    rows = leaderboard(sweeps.tracker)
+    marked = {row.trial: row.answers_one_class for row in rows}
+    assert marked == {"learned": False, "old": False, "majority": True, "finalist": True}
+    for width in (100, 200):
+        text = _text(render(rows), width)
+        assert text.count("answers one class") == 2
+        assert "[finalist, answers one class]" in text
+    assert [row["loss"] for row in json.loads(to_json(rows))] == [None, None, 0.69, 0.7]
+    (suite,) = suites([row for row in rows if row.trial == "majority"])
+    assert "52.70 (answers one class)" in _text(render_suite(suite))

@@ -12,14 +12,15 @@ from rich.console import Console
 
 from orchestrator.registry.versions import candidate
 from orchestrator.reporting.figures import Curve, best_of
-from orchestrator.reporting.leaderboard import leaderboard, render
+from orchestrator.reporting.leaderboard import best_row, leaderboard, render
 from orchestrator.reporting.report import facts_of
 from orchestrator.reporting.status import status
 from orchestrator.reporting.view import Progress
 from orchestrator.selection.finalizing import best_one_head
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import BY_USER, Outcome
-from orchestrator.state.ranking import standing_of_run
+from orchestrator.spec.result import Result
+from orchestrator.state.ranking import Standing, passed_over, standing_of_run
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.records import TrialRun
 from tinyattn.config import TrainConfig
@@ -136,3 +137,39 @@ def test_status_names_the_winner_of_the_finalizer(sweeps: Sweeps, tmp_path: Path
         "winner   80.00 ",
     ]
     assert any(line.endswith(", c_1_collapsed") for line in lines)
+
+
+def test_of_equal_scores_the_lower_loss_is_the_best_everywhere(
+    sweeps: Sweeps, tmp_path: Path
+) -> None:
+    """The others would be the best by what decided before: size, start, and an end."""
+    sweeps.start("first")
+    sweeps.trial("first-to-come", [0.5], params=(1, 1), loss=0.7, heldout=0.1)
+    sweeps.trial("unknown", [0.5], params=(1, 1), heldout=0.2)
+    sweeps.trial("lower", [0.4], loss=0.1, heldout=0.3)
+    sweeps.trial("nearest", [0.5], params=(500, 10), loss=0.6, heldout=0.4)
+    found = named(sweeps, Workspace(tmp_path / "runs"))
+    assert set(found.values()) == {"nearest"}, found
+    order = [row.trial for row in leaderboard(sweeps.tracker)]
+    assert order == ["nearest", "first-to-come", "unknown", "lower"]
+    assert best_row(leaderboard(sweeps.tracker)[::-1]).trial == "nearest"  # type: ignore[union-attr]
+
+
+def test_the_view_of_a_running_sweep_orders_ties_by_loss() -> None:
+    progress = Progress("t", 9, 4, lambda: 1)
+    for name, loss in (("a", 0.7), ("b", 0.6), ("c", None)):
+        progress.evaluated(
+            name, Result(evaluation=1, total=4, score=0.5, best_score=0.5, best_loss=loss)
+        )
+    assert progress.best == (0.5, "b")
+    progress.evaluated("a", Result(evaluation=2, total=4, score=0.5, best_score=0.5, best_loss=0.5))
+    assert progress.best == (0.5, "a")
+
+
+def test_of_several_that_the_user_stopped_the_nearest_is_named() -> None:
+    known = {
+        "x": Standing(0.9, Outcome.STOPPED, by_user=True, loss=0.7),
+        "y": Standing(0.9, Outcome.STOPPED, by_user=True, loss=0.6),
+        "z": Standing(0.8, Outcome.COMPLETED, loss=0.1),
+    }
+    assert passed_over(known, known.__getitem__) == "y"

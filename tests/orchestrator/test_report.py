@@ -250,3 +250,15 @@ def test_whole_numbers_are_written_out(values: list[int], log: bool) -> None:
         str(v) for v in sorted(set(values))
     ]
     assert not any(tick.get_text() for tick in axis.get_ticklabels(minor=True))
+
+
+def test_trials_that_answer_one_class_are_marked(sweeps: Sweeps, tmp_path: Path) -> None:
+    sweeps.start("first")
+    sweeps.trial("a", [0.0], one_class=True, loss=0.7)
+    sweeps.trial("b", [0.0], one_class=True, loss=0.6)
+    page = Page(write_report(sweeps.tracker, "first", tmp_path / "out"))
+    assert page.text.count("answers one class") == 3, "two trials, and the best score at the top"
+    assert "best selection score (answers one class)" in page.text
+    sweeps.trial("c", [0.5], one_class=False)
+    page = Page(write_report(sweeps.tracker, "first", tmp_path / "out"))
+    assert page.text.count("answers one class") == 2

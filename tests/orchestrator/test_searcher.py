@@ -608,3 +608,46 @@ def test_tune_optuna_and_asha_together(tmp_path, monkeypatch):
     for trial_id in stopped:
         assert max(trials[trial_id].intermediate_values) == asha.stopped[trial_id]
     assert {"completed", "stopped", "diverged", "failed"} == set(outcomes.values())
+
+
+# ---- ties ----
+
+
+def test_tpe_sees_equal_scores_in_the_order_of_their_losses(tmp_path):
+    asha = AshaConfig(grace=1, reduction=3)
+    searcher = make(tmp_path, {"optimizer.lr": LR}, asha)
+    losses = {"t0": 0.7, "t1": 0.6931471, "t2": None, "t3": 0.6931461, "t4": 12.0}
+    for name in [*losses, "better"]:
+        searcher.suggest(name)
+    for name, loss in losses.items():
+        searcher.on_trial_result(name, at(1, 0.9, best_loss=loss))
+    searcher.on_trial_result("better", at(1, 0.9 + 1e-6, best_loss=99.0))  # a row of a million
+    seen = LearningStudy("sweep-1", storage_of(tmp_path), asha).get_trials()
+    ranked = sorted(seen, key=lambda trial: -trial.intermediate_values[1])
+    best_first = ["better", "t3", "t1", "t0", "t4", "t2"]
+    assert [trial.user_attrs["trial"] for trial in ranked] == best_first
+    values = [trial.intermediate_values[1] for trial in ranked]
+    assert len(set(values)) == 6
+    assert all(abs(value - 0.9) < 2e-6 for value in values)
+    assert values[-1] == 0.9, "without a loss it is what earlier versions told"
+    for name, loss in losses.items():
+        searcher.on_trial_complete(name, at(4, 0.9, best_loss=loss, outcome=Outcome.COMPLETED))
+    complete = sorted((t for t in study(tmp_path) if t.value), key=lambda trial: -trial.value)
+    assert [trial.user_attrs["trial"] for trial in complete] == best_first[1:]
+
+
+def test_tpe_moves_towards_lower_losses_where_all_scores_tie(tmp_path):
+    """All trials answer one class; the loss is least near a learning rate of 1e-3."""
+    drawn: list[float] = []
+    for seed in range(3):
+        searcher = make(tmp_path / str(seed), {"optimizer.lr": LR}, trials=40, seed=seed)
+        own: list[float] = []
+        for i in range(40):
+            own.append(math.log10(searcher.suggest(f"t{i}")["optimizer.lr"]))
+            loss = 0.69 + 0.01 * abs(own[-1] + 3)
+            searcher.on_trial_complete(
+                f"t{i}", at(4, 0.0, best_loss=loss, outcome=Outcome.COMPLETED)
+            )
+        drawn += own[20:]
+    near = sum(abs(lr + 3) < 0.5 for lr in drawn)
+    assert near / len(drawn) > 0.5  # independent draws: 1 of 4 decades

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import optuna
 import pytest
 
 from orchestrator.search.asha import make_scheduler, replay, search_of
@@ -109,9 +110,14 @@ def test_the_seed_is_the_names_unless_it_is_set(tmp_path):
 def test_a_killed_driver_leaves_no_point_that_the_next_trial_gets(tmp_path, monkeypatch):
     """Optuna's queue would: its point waits in the journal, whoever asks next."""
     searcher = make(tmp_path, {"optimizer.lr": LR}, sampler="spread", trials=9)
-    monkeypatch.setattr(searcher._study, "ask", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        searcher.suggest("search_00001")
+
+    def killed(study: optuna.Study) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(optuna.Study, "ask", killed)
+        with pytest.raises(KeyboardInterrupt):
+            searcher.suggest("search_00001")
     after = rates(make(tmp_path, {"optimizer.lr": LR}, sampler="spread", trials=9), 9)
     (tmp_path / "quiet").mkdir()
     assert after == rates(

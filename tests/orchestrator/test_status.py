@@ -220,3 +220,18 @@ def test_of_equal_trials_the_one_that_began_first_comes_first_as_on_the_leaderbo
     found = searched_trials(event_log.path.parent, store, store.find_sweep("first"))
     assert [trial.name for trial in found] == names
     assert [row.trial for row in leaderboard(store)] == names
+
+
+def test_a_trial_that_answers_one_class_is_marked(workspace: Workspace, sweeps: Sweeps) -> None:
+    parent = sweeps.start()
+    sweeps.trial("search_00001", [0.0], one_class=True, loss=0.6)
+    sweeps.trial("search_00002", [0.0], None, one_class=True, loss=0.7)
+    winner = sweeps.trial("finalists-1_00001", [0.0], kind="finalist", one_class=True)
+    sweeps.tracker.tag(parent, {"winner": winner})
+    sweeps.tracker.settle(30)
+    lines = shown(workspace)
+    assert lines["best"] == "0.00 (lr=0.001), search_00001, answers one class"
+    assert lines["winner"].endswith("finalists-1_00001, answers one class")
+    assert "best 0.00, answers one class: lr=0.001" in lines["running"]
+    sweeps.trial("search_00003", [0.1], one_class=False)
+    assert shown(workspace)["best"] == "10.00 (lr=0.001), search_00003"

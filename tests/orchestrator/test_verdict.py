@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 
+from orchestrator.reporting.findings import Findings
+from orchestrator.selection import finalizing
 from orchestrator.selection.collapsing import Collapse
 from orchestrator.selection.keeping import Contest, Judgement
-from orchestrator.selection.verdict import Candidate, Collapsed, Verdict, gain, sentence
+from orchestrator.selection.verdict import (
+    Candidate,
+    Collapsed,
+    Verdict,
+    findings,
+    gain,
+    sentence,
+)
+from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.result import Result
+from orchestrator.spec.trial import Trial
 
 
 def verdict(heads: float, alone: float | None, std: float, *, dev: bool = False) -> Verdict:
@@ -93,3 +106,55 @@ def test_a_winner_without_a_single_head_is_not_said_to_have_lost_experts() -> No
         found, one_head=dataclasses.replace(found.one_head, name="lora, best seed"), grows=False
     )
     assert sentence(lora) == "lora has no single head to grow: its best seed is the winner."
+
+
+def test_what_answers_one_class_is_marked_in_the_verdict() -> None:
+    found = verdict(0.50, 0.50, 0.0)
+    assert not any("one class" in line for line in findings(found).sentences)
+    alone = dataclasses.replace(found.one_head, name="classifier alone", note="answers one class")
+    found = dataclasses.replace(found, classifier_alone=alone)
+    kept = findings(found)
+    assert kept.rows[0].cells()[0] == "classifier alone (answers one class)"
+    assert not any("one class" in line for line in kept.sentences), "the winner does not"
+    winner = dataclasses.replace(found.one_head, note="answers one class")
+    kept = findings(dataclasses.replace(found, one_head=winner))
+    assert kept.sentences[-1].startswith("The winner answers one class on the selection rows")
+    assert Findings.of(json.loads(json.dumps(kept.to_json()))) == kept
+    earlier = kept.to_json()
+    for row in earlier["rows"]:  # type: ignore[union-attr]
+        del row["note"]  # type: ignore[union-attr, arg-type, call-overload]
+    assert all(not row.note for row in Findings.of(earlier).rows)
+
+
+def of_seeds(name: str, *found: tuple[float, float | None, bool]) -> list[Trial]:
+    """Trials of one configuration by score, loss and whether they answer one class."""
+    return [
+        Trial(f"{name}{seed}", {"adapter.layers": name, "seed": seed}, [
+            Result(evaluation=1, score=score, best_score=score, best_loss=loss, best_one_class=one)
+        ], Outcome.COMPLETED)
+        for seed, (score, loss, one) in enumerate(found)
+    ]  # fmt: skip
+
+
+def test_finalists_of_equal_means_are_ordered_by_their_losses() -> None:
+    late = of_seeds("late", (0.5, 0.6, False), (0.7, 0.4, False))
+    early = of_seeds("early", (0.6, 0.7, False), (0.6, 0.5, False))
+    unknown = of_seeds("unknown", (0.6, 0.1, False), (0.6, None, False))
+    better = of_seeds("better", (0.6, 9.0, False), (0.61, 9.0, False))
+    groups = finalizing._by_mean([*unknown, *early, *late, *better])
+    assert [group[0].name for group in groups] == ["better0", "late0", "early0", "unknown0"]
+
+
+@pytest.mark.parametrize(
+    ("marks", "note"),
+    [
+        ((False, False), ""),
+        ((True, True), "answers one class"),
+        ((True, False), "1 of them answers one class"),
+    ],
+)
+def test_of_several_seeds_the_verdict_says_how_many_answer_one_class(
+    marks: tuple[bool, ...], note: str
+) -> None:
+    group = of_seeds("a", *((0.5, 0.6, mark) for mark in marks))
+    assert finalizing._note_of_seeds(group) == note

@@ -13,7 +13,7 @@ import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from tinyattn.tasks.agreement import AGREEMENT, GRAMMAR, SIZES, generate_splits
+from tinyattn.tasks.shipped.agreement import AGREEMENT, GRAMMAR, SIZES, generate_splits
 
 SPLITS = generate_splits()
 SINGULAR = {"is", "was", "has"}
@@ -97,7 +97,7 @@ def test_same_rows_on_every_machine() -> None:
 
 def test_another_process_gives_the_same_rows() -> None:
     code = (
-        "import json; from tinyattn.tasks.agreement import generate_splits; "
+        "import json; from tinyattn.tasks.shipped.agreement import generate_splits; "
         "print(json.dumps(generate_splits()['test']['sentence'][:50]))"
     )
     done = subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 from tinyattn.data.tokens import carve_notes
 from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.grouping.groups import Groups, group_rows
-from tinyattn.tasks.agreement import generate_splits
+from tinyattn.tasks.shipped.agreement import generate_splits
 
 FIRST, AGREEMENT = ([0, 3, 6, 18], "b2155150a0d066a8"), "0fa39bdbe3d10719"
 

@@ -35,7 +35,7 @@ from tinyattn.data.splits import (
 )
 from tinyattn.errors import AbsentDataError, ConfigError, StorageError, TaskError
 from tinyattn.tasks import Task, find_task
-from tinyattn.tasks.glue import DIAGNOSTIC
+from tinyattn.tasks.shipped.glue import DIAGNOSTIC
 
 Rows = list[dict[str, Any]]
 WORDS = (
@@ -197,7 +197,7 @@ def test_few_rows(tmp_path: Path) -> None:
 
 
 def test_twins_of_the_generated_task_stay_together(tmp_path: Path) -> None:
-    from tinyattn.tasks.agreement import generate_splits
+    from tinyattn.tasks.shipped.agreement import generate_splits
 
     data = load("agreement", None)
     assert data.heldout is not None

@@ -20,9 +20,9 @@ from huggingface_hub.utils import get_session
 from tinyattn.compat.datasets_compat import hub_left_alone
 from tinyattn.data.files import quiet_datasets, read_file
 from tinyattn.errors import AbsentDataError, TaskError
-from tinyattn.tasks.agreement import AGREEMENT, generate_splits
 from tinyattn.tasks.base import ENDINGS, Task, find_split
-from tinyattn.tasks.glue import HUB_NAME
+from tinyattn.tasks.shipped.agreement import AGREEMENT, generate_splits
+from tinyattn.tasks.shipped.glue import HUB_NAME
 from tinyattn.telemetry import switch_telemetry_off
 
 DATA_VARIABLE = "TINYATTN_DATA"

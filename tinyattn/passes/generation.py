@@ -1,8 +1,9 @@
-"""Texts and tags by an adapted PLM, and what metrics of a split are computed of."""
+"""Answers of an adapted PLM, texts and tags among them, and what metrics are computed of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,20 @@ GENERATED_TOKENS = {"cpu": 8192, "cuda": 32_768}
 row, and takes as long for many rows as for few; keys and values of all tokens are kept."""
 
 
-def scored_outputs(
+@dataclass(frozen=True)
+class Answers:
+    """What an adapted PLM answers to labelled rows, and what is right."""
+
+    logits: np.ndarray
+    """[N, num_outputs]; where words have labels of all words that have a token; of generation the
+    log-probabilities of references."""
+    outputs: np.ndarray
+    """[N, scored_width] of what `compute_metrics` takes: the logits, or statistics of rows."""
+    labels: np.ndarray
+    """[N]"""
+
+
+def answers_of(
     model: AdaptedModel,
     name: str,
     rows: Batches,
@@ -36,8 +50,8 @@ def scored_outputs(
     plm: Plm,
     ranks: Ranks = ONE,
     prefix: CachedPrefix | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Run an adapter over labelled rows; return what `compute_metrics` takes.
+) -> Answers:
+    """Run an adapter over labelled rows.
 
     Of a task of generation, texts are generated for all rows, and a reference of each row is
     scored, which also tells whether the adapter's numbers are finite. Where words have labels,
@@ -53,25 +67,23 @@ def scored_outputs(
         ranks: as for `outputs_of`.
         prefix: as for `outputs_of`.
 
-    Returns:
-        Outputs [N, scored_width] and labels [N].
-
     Raises:
         DivergedError: the log-probability of a reference or label is NaN or infinite.
     """
-    outputs, labels = outputs_of(model, name, rows, device, ranks, prefix)
+    logits, labels = outputs_of(model, name, rows, device, ranks, prefix)
     if not task.by_sums:
-        return outputs, labels
-    if not np.isfinite(outputs).all():
+        return Answers(logits, logits, labels)
+    if not np.isfinite(logits).all():
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
     if task.generation is None:
-        names, tags = task.labels or (), tags_of(outputs, rows, task)
+        names, tags = task.labels or (), tags_of(logits, rows, task)
         gold = [[names[number] for number in own] for own in labels]
-        return tag_statistics(task.metrics, tags, gold), labels
+        return Answers(logits, tag_statistics(task.metrics, tags, gold), labels)
     from tinyattn.tasks.texts import statistics_of  # loads the packages of metrics
 
     texts = generated(model, name, rows, device, plm.tokenizer, task.generation, ranks)
-    return statistics_of(task.metrics, texts, labels.tolist(), outputs[:, 0], rows.targets), labels
+    told = statistics_of(task.metrics, texts, labels.tolist(), logits[:, 0], rows.targets)
+    return Answers(logits, told, labels)
 
 
 def tags_of(outputs: np.ndarray, rows: Batches, task: Task) -> list[list[str]]:

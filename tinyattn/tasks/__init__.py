@@ -5,17 +5,33 @@ from __future__ import annotations
 from pathlib import Path
 
 from tinyattn.errors import TaskError, did_you_mean
-from tinyattn.tasks.agreement import AGREEMENT
 from tinyattn.tasks.base import Splits, Task
-from tinyattn.tasks.e2e import E2E
-from tinyattn.tasks.few_shot import FEW_SHOT, SHOT_SEEDS
-from tinyattn.tasks.glue import GLUE
-from tinyattn.tasks.metrics import compute_metrics, noise_of, number_of
+from tinyattn.tasks.metrics import (
+    best_first,
+    compute_metrics,
+    is_one_class,
+    noise_of,
+    number_of,
+)
 from tinyattn.tasks.own import read_task
+from tinyattn.tasks.shipped.agreement import AGREEMENT
+from tinyattn.tasks.shipped.e2e import E2E
+from tinyattn.tasks.shipped.few_shot import FEW_SHOT, SHOT_SEEDS
+from tinyattn.tasks.shipped.glue import GLUE
 
 TASKS = {**GLUE, **FEW_SHOT, E2E.name: E2E, AGREEMENT.name: AGREEMENT}
 
-__all__ = ["TASKS", "Splits", "Task", "compute_metrics", "find_task", "noise_of", "number_of"]
+__all__ = [
+    "TASKS",
+    "Splits",
+    "Task",
+    "best_first",
+    "compute_metrics",
+    "find_task",
+    "is_one_class",
+    "noise_of",
+    "number_of",
+]
 
 
 def find_task(name_or_path: str) -> Task:

@@ -9,6 +9,7 @@ labels are constant, F1 where class 1 is neither present nor predicted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -70,6 +71,34 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
     predictions = outputs.argmax(axis=1)
     counts = [confusion(labels[rows], predictions[rows], task.num_outputs) for rows in draws]
     return float(np.std(CONFUSION_METRICS[primary](np.stack(counts))))
+
+
+def best_first(score: float, loss: float | None) -> tuple[float, float]:
+    """Return the sort key of a score, the best first: the higher, of equals the one of lower loss.
+
+    Scores tie where many trials answer one class: accuracy is then the majority's, Matthews 0. The
+    loss still tells which of them comes nearer to the labels.
+
+    Args:
+        score: primary metric on the selection rows.
+        loss: mean loss on the same rows; None or not finite: unknown, behind all that are known.
+    """
+    is_known = loss is not None and math.isfinite(loss)
+    return -score, loss if is_known and loss is not None else math.inf
+
+
+def is_one_class(task: Task, logits: np.ndarray) -> bool:
+    """Return whether all rows, or all words that have labels, are answered by the same class.
+
+    A single row says nothing; nor do tasks without classes, as regression and generation.
+
+    Args:
+        task: the task.
+        logits: [N, num_outputs] of rows or of words.
+    """
+    return (
+        task.labels is not None and len(logits) > 1 and len(np.unique(logits.argmax(axis=1))) == 1
+    )
 
 
 _RESAMPLES = 50

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tinyattn.batching.batches import labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.data.tokens import Rows, TaskData
-from tinyattn.tasks import compute_metrics
+from tinyattn.tasks import best_first, compute_metrics
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Evaluation:
     best_score: float
     """The best score of this and all earlier evaluations."""
     best_index: int
-    """Index of the first evaluation with the best score."""
+    """Index of the evaluation that is the best by score, of equals by `select_loss`, of these the
+    first."""
     noise: float
     """Standard error of the score: how far other selection rows of this kind would move it."""
     train_loss: float
@@ -44,6 +45,15 @@ class Evaluation:
     rows_per_second: float
     """Training rows per second since the previous evaluation, without the evaluation itself; 0
     where nothing is trained."""
+    select_loss: float | None = None
+    """Mean loss on the selection rows now, over the same terms as `train_loss`; None: an earlier
+    version made the evaluation, and did not know it."""
+    best_loss: float | None = None
+    """`select_loss` of the best evaluation."""
+    one_class: bool = False
+    """Whether all selection rows, or all their words, are answered by the same class now."""
+    best_one_class: bool = False
+    """`one_class` of the best evaluation."""
     metrics: dict[str, float] = field(default_factory=dict)
     """All of the task's metrics on the selection rows now."""
     heldout: dict[str, float] = field(default_factory=dict)
@@ -53,6 +63,25 @@ class Evaluation:
     def is_last(self) -> bool:
         """Whether the trial is complete."""
         return self.index == self.total
+
+    def after(self, before: Evaluation | None) -> Evaluation:
+        """Return this evaluation with the best one of it and all earlier ones.
+
+        Args:
+            before: the evaluation before, which knows the best so far; None: this is the first.
+        """
+        if before is None or (
+            best_first(self.score, self.select_loss)
+            < best_first(before.best_score, before.best_loss)
+        ):
+            return self
+        return replace(
+            self,
+            best_score=before.best_score,
+            best_index=before.best_index,
+            best_loss=before.best_loss,
+            best_one_class=before.best_one_class,
+        )
 
 
 OVERALL = "overall"

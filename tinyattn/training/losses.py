@@ -1,11 +1,15 @@
-"""Losses of training rows, by the kind of their labels."""
+"""Losses of rows, by the kind of their labels."""
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tinyattn.batching.batches import Batches
 from tinyattn.data.labels import TEMPERATURE
+from tinyattn.tasks import Task
 
 
 def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
@@ -28,3 +32,38 @@ def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
     if labels.is_floating_point():
         return F.mse_loss(outputs.squeeze(-1), labels, reduction="none")
     return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def loss_terms(task: Task, rows: Batches, indices: np.ndarray) -> int:
+    """Return how many terms the loss of some rows has, over which it is averaged.
+
+    A row is one; of a text each token is one, as with `labels` of transformers' causal LMs, and
+    where words have labels each word.
+
+    Args:
+        task: the rows' task.
+        rows: all rows of the split.
+        indices: the rows that are meant.
+    """
+    if task.tagging:
+        return max(1, len(rows.outputs_of(indices)))
+    if task.generation is None:
+        return len(indices)
+    assert rows.targets is not None
+    return int(rows.targets[indices].sum())
+
+
+def mean_loss(task: Task, outputs: np.ndarray, rows: Batches) -> float:
+    """Return the mean loss of labelled rows, over their `loss_terms`.
+
+    Args:
+        task: the rows' task.
+        outputs: the model's, of all rows: logits, or of generation log-probabilities of texts.
+        rows: the rows.
+    """
+    every, labels = np.arange(len(rows)), None
+    if task.generation is None:
+        labels = torch.tensor(rows.labels_of(every))
+        labels = labels.double() if labels.is_floating_point() else labels
+    total = float(row_losses(torch.tensor(outputs, dtype=torch.float64), labels).sum())
+    return total / loss_terms(task, rows, every)

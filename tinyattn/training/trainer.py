@@ -15,7 +15,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,11 @@ from tinyattn.files.object_store import fetched
 from tinyattn.methods.adamix import disagreement
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
-from tinyattn.passes.generation import scored_outputs
+from tinyattn.passes.generation import Answers, answers_of
 from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.segments import segments_of
-from tinyattn.tasks import Task, compute_metrics, noise_of
+from tinyattn.tasks import Task, compute_metrics, is_one_class, noise_of
 from tinyattn.training.cards import task_card
 from tinyattn.training.engine import (
     build_engine,
@@ -55,7 +55,7 @@ from tinyattn.training.engine import (
     warmup_steps,
 )
 from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_metrics
-from tinyattn.training.losses import row_losses
+from tinyattn.training.losses import loss_terms, mean_loss, row_losses
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.out_of_memory import out_of_memory_is_an_error
 
@@ -238,10 +238,8 @@ class Trainer:
         """Return the mean loss of the training rows, where nothing is trained."""
         rows = self.train_rows
         with self.executor.alone():
-            outputs, labels = outputs_of(self.model, self.name, rows, self.device, self.ranks)
-        own = None if self.task.generation else torch.tensor(labels)
-        total = float(row_losses(torch.tensor(outputs), own).sum())
-        return total / self._loss_terms(np.arange(len(rows)))
+            outputs, _ = outputs_of(self.model, self.name, rows, self.device, self.ranks)
+        return mean_loss(self.task, outputs, rows)
 
     def _take_steps(self, until: int) -> tuple[float, float, float]:
         assert self.engine is not None
@@ -258,7 +256,7 @@ class Trainer:
             indices = order[position * size : (position + 1) * size]
             loss = self._train_step(indices)
             total += loss
-            terms += self._loss_terms(indices)
+            terms += loss_terms(self.task, self.train_rows, indices)
             self.step += 1
             if (self.step % check == 0 or self.step == until) and not math.isfinite(float(loss)):
                 raise DivergedError(
@@ -267,19 +265,6 @@ class Trainer:
                     "optimizer.max_grad_norm=1 may help"
                 )
         return float(total), terms, lr
-
-    def _loss_terms(self, rows: np.ndarray) -> int:
-        """Return how many terms the loss of some rows has, over which it is averaged.
-
-        A row is one; of a text each token is one, as with `labels` of transformers' causal LMs, and
-        where words have labels each word.
-        """
-        if self.task.tagging:
-            return max(1, len(self.train_rows.outputs_of(rows)))
-        if self.task.generation is None:
-            return len(rows)
-        assert self.train_rows.targets is not None
-        return int(self.train_rows.targets[rows].sum())
 
     def _train_step(self, indices: np.ndarray) -> Tensor:
         """One optimizer step on the mean loss of these rows; returns the sum over rows."""
@@ -302,7 +287,8 @@ class Trainer:
                 continue
             # The loss is the mean over the whole batch, whatever its micro-batches and ranks.
             # DeepSpeed divides the sum of the ranks' gradients by their number.
-            total += run(places[positions], self.ranks.size / self._loss_terms(indices))
+            terms = loss_terms(self.task, self.train_rows, indices)
+            total += run(places[positions], self.ranks.size / terms)
         assert self.engine is not None
         if self.allocation is None:
             self.engine.step()
@@ -375,34 +361,37 @@ class Trainer:
     def _evaluate(
         self, index: int, begin: float, train_loss: float, lr: float, rows_per_second: float
     ) -> None:
-        """Score the selection rows, keep the weights if the score is the best, and set `last`."""
-        outputs = self.outputs(self.data.select)
-        metrics = compute_metrics(self.task, *outputs)
+        """Score the selection rows, keep the weights if they are the best, and set `last`."""
+        answers = self.answers(self.data.select)
+        metrics = compute_metrics(self.task, answers.outputs, answers.labels)
         score = metrics[self.task.metrics[0]]
-        before = self.last
-        if before is None or score > before.best_score:
-            best, best_index = score, index
-            self.best_weights = {k: v.clone() for k, v in self.adapter.state_dict().items()}
-        else:
-            best, best_index = before.best_score, before.best_index
-        heldout = self.heldout_metrics() if index == len(self.evaluation_steps) else {}
-        self.seconds += time.perf_counter() - begin
-        self.last = Evaluation(
+        select_rows = self.model_cache.batches_of(self.data.select, self.plm)
+        loss = mean_loss(self.task, answers.logits, select_rows)
+        one_class = is_one_class(self.task, answers.logits)
+        now = Evaluation(
             index=index,
             total=len(self.evaluation_steps),
             epoch=self.step / self.steps_per_epoch,
             step=self.step,
             score=score,
-            best_score=best,
-            best_index=best_index,
+            best_score=score,
+            best_index=index,
             train_loss=train_loss,
             lr=lr,
-            noise=noise_of(self.task, *outputs),
+            noise=noise_of(self.task, answers.outputs, answers.labels),
             seconds=self.seconds,
             rows_per_second=rows_per_second,
+            select_loss=loss,
+            best_loss=loss,
+            one_class=one_class,
+            best_one_class=one_class,
             metrics=metrics,
-            heldout=heldout,
-        )
+        ).after(self.last)
+        if now.best_index == index:
+            self.best_weights = {k: v.clone() for k, v in self.adapter.state_dict().items()}
+        heldout = self.heldout_metrics() if now.is_last else {}
+        self.seconds += time.perf_counter() - begin
+        self.last = replace(now, seconds=self.seconds, heldout=heldout)
 
     def heldout_metrics(self) -> dict[str, float]:
         """Return the best adapter's `final_metrics`, on rows that selected nothing."""
@@ -411,10 +400,15 @@ class Trainer:
 
     def outputs(self, split: Rows) -> tuple[np.ndarray, np.ndarray]:
         """Run the adapter over a labelled split; return what `compute_metrics` takes."""
+        answers = self.answers(split)
+        return answers.outputs, answers.labels
+
+    def answers(self, split: Rows) -> Answers:
+        """Run the adapter over a labelled split; return all that it answers."""
         rows = self.model_cache.batches_of(split, self.plm)
         with self.executor.alone():
             prefix = self._prefix_of(rows)
-            return scored_outputs(
+            return answers_of(
                 self.model,
                 self.name,
                 rows,

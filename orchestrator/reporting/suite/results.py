@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from orchestrator.reporting.leaderboard import Row, Suite, best_row, rows_of, share_words, suites
+from orchestrator.reporting.leaderboard import (
+    Row,
+    Suite,
+    best_row,
+    rows_of,
+    score_words,
+    share_words,
+    suites,
+)
 from orchestrator.spec.trial import is_alone
 from orchestrator.state.definition import Definition
 from orchestrator.state.suite_definition import sweeps_of_suite
@@ -54,7 +62,7 @@ class Member:
         best = self.best
         if best is None:
             return 3 * ["–"]
-        return [share_words(best.score), share_words(best.heldout), share_words(best.paper, 1)]
+        return [score_words(best), share_words(best.heldout), share_words(best.paper, 1)]
 
     def outcomes(self) -> str:
         """Return the trials of its search by outcome, as in `2 completed, 1 stopped`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tinyattn.tasks.base import Pattern, Splits, Task
-from tinyattn.tasks.glue import GLUE
+from tinyattn.tasks.shipped.glue import GLUE
 
 SHOT_SEEDS = (13, 21, 42)
 """Seeds of the draws of 16 rows a class; the first has the short name."""

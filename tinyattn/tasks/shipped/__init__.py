@@ -1,0 +1,1 @@
+"""Tasks that come with tinyattn: GLUE, few-shot tasks, E2E, and one that is made up."""
