@@ -199,7 +199,8 @@ class _Contest:
         if self.rival is None or heldout is None:
             return None
         rival, run_id = self.rival.version, self.trial.run_id
-        return enter(self.tracker, self.model, rival, heldout.fingerprint, run_id)
+        among = self.tracker.methods_beside(self.trial.sweep)
+        return enter(self.tracker, self.model, rival, heldout.fingerprint, run_id, among)
 
     def _test(
         self, adapter: Path, old: Path, level: float, say: Callable[[str], None]

@@ -7,6 +7,9 @@ levels add up to at most 0.10, however many there are (alpha spending by Bonferr
 which needs no independence). Moving the alias begins a new reign, and new held-out rows have a
 budget of their own. While no version holds the alias, the classifier alone reigns, as version 0.
 
+A newcomer out of a comparison of M methods may be the one that scored best on the same rows, so its
+level is divided by M (Bonferroni again): else the best of several equals would pass too often.
+
 A challenge is a tag of the registered model. It is written before the result is known, so that it
 counts even if the process dies during the test. Its number is the number of the reign's tags after
 its own is written, so that two challenges at once get no better levels than one after the other.
@@ -39,13 +42,15 @@ class Challenge:
     """Name of its tag."""
     number: int
     """1 for the first of the reign."""
+    among: int = 1
+    """Methods of the comparison that the newcomer comes from; 1: it comes from none."""
     test: PairedTest | None = None
     """Result of an earlier call; None: the test is still to be made."""
 
     @property
     def level(self) -> float:
         """Largest p with which the newcomer wins."""
-        return level(self.number)
+        return level(self.number) / self.among
 
     @property
     def is_vacant(self) -> bool:
@@ -72,6 +77,8 @@ def budget_words(challenge: Challenge, moved: bool) -> str:
     """
     reign = "while there is no champion" if challenge.is_vacant else "since the champion changed"
     words = f"test {challenge.number} on these rows {reign}, at the level {challenge.level:.2g}"
+    if challenge.among > 1:
+        words += f", that of one method among {challenge.among} of a comparison"
     if challenge.test is not None:
         words += " (made before: the result stands, and costs nothing again)"
     if moved:
@@ -80,7 +87,9 @@ def budget_words(challenge: Challenge, moved: bool) -> str:
     return f"{words}; {left(challenge.number):.2g} of the error budget of {BUDGET:.2f} is left"
 
 
-def enter(store: TrackingReader, model: str, champion: int, rows: str, run_id: str) -> Challenge:
+def enter(
+    store: TrackingReader, model: str, champion: int, rows: str, run_id: str, among: int = 1
+) -> Challenge:
     """Count a run's challenge in the present reign; return it, or the same one from earlier.
 
     Args:
@@ -89,6 +98,7 @@ def enter(store: TrackingReader, model: str, champion: int, rows: str, run_id: s
         champion: version that holds the alias, or VACANT.
         rows: fingerprint of the held-out rows.
         run_id: run of the newcomer.
+        among: methods of the comparison that it comes from; 1: it comes from none.
     """
     reign = f"{_PREFIX}{champion}.{rows}."
     key = reign + run_id
@@ -97,7 +107,8 @@ def enter(store: TrackingReader, model: str, champion: int, rows: str, run_id: s
         store.client.set_registered_model_tag(model, key, "{}")
         known = _tags(store, model, reign)
     noted = json.loads(known[key])
-    challenge = Challenge(key, noted.get("number", len(known)))
+    # A comparison may have got methods since: the level is that of the first time.
+    challenge = Challenge(key, noted.get("number", len(known)), noted.get("among", among))
     if "number" not in noted:
         _write(store, model, challenge)
     test = PairedTest(**noted["test"]) if "test" in noted else None
@@ -121,7 +132,7 @@ def _tags(store: TrackingReader, model: str, prefix: str) -> dict[str, str]:
 
 
 def _write(store: TrackingReader, model: str, challenge: Challenge) -> None:
-    noted: dict[str, object] = {"number": challenge.number}
+    noted: dict[str, object] = {"number": challenge.number, "among": challenge.among}
     if challenge.test is not None:
         noted["test"] = asdict(challenge.test)
     store.client.set_registered_model_tag(model, challenge.key, json.dumps(noted))

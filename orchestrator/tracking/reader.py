@@ -151,6 +151,17 @@ class TrackingReader:
         found = [sweep for sweep in self.sweeps() if sweep.suite == name]
         return {sweep.name.removeprefix(f"{name}-"): sweep.name for sweep in found}
 
+    def methods_beside(self, sweep: str) -> int:
+        """Return how many methods a comparison has that a sweep belongs to; 1: it belongs to none.
+
+        Whoever promotes one of them may have chosen it by the held-out scores of all.
+        """
+        suite = next((each.suite for each in self.sweeps() if each.name == sweep), None)
+        record = None if suite is None else self.find_suite(suite)
+        if record is None or not record.is_comparison:
+            return 1
+        return max(1, len(self.sweeps_of_suite(record.name) or {}))
+
     def name_is_free(self, name: str) -> bool:
         """Return whether no sweep and no suite is called `name`."""
         taken = {sweep.name for sweep in self.sweeps()} | {suite.name for suite in self.suites()}

@@ -95,6 +95,31 @@ def test_each_challenge_spends_and_the_user_is_told_what_is_left(reign: Sweeps) 
     assert "p = 0.0156, above 0.0042: the champion stays" in late.reason
 
 
+def test_a_method_out_of_a_comparison_is_charged_for_all_of_its_methods(sweeps: Sweeps) -> None:
+    """By hand, of 200 rows: `m-76` is right on 12 more than the champion's 70 %, and never wrong
+    where that is right, so p = 2^-12 = .00024; of m-73, 2^-6 = .0156: below .05, not .05 / 4."""
+    sweeps.start()
+    adapter = {"adapter.layers": "none"}
+    sweeps.trial("alone-30", [0.3], heldout=0.3, adapter=True, kind="baseline", overrides=adapter)
+    assert challenge(sweeps, "a-70").moved
+    run = sweeps.tracker.open_suite("c")
+    run.mark_comparison()
+    for method in ("ia3", "ln", "bitfit", "lora"):
+        sweeps.start(f"c-{method}", "sst2", run)
+    sweeps.tracker.settle(30)
+    held = challenge(sweeps, "m-73")
+    assert held.challenge is not None
+    assert held.challenge.level == pytest.approx(0.05 / 4)
+    assert held.test is not None
+    assert held.test.p_value == pytest.approx(2**-6)
+    assert not held.moved
+    assert "one method among 4 of a comparison" in budget_words(held.challenge, False)
+    clear = challenge(sweeps, "m-76")
+    assert clear.challenge is not None
+    assert clear.challenge.level == pytest.approx(0.05 / 2 / 4)
+    assert clear.moved
+
+
 def test_the_same_run_on_the_same_rows_spends_nothing_and_finds_its_result(reign: Sweeps) -> None:
     first = challenge(reign, "b-73")
     assert (first.moved, number(first)) == (True, 1)
