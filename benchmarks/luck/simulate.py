@@ -60,10 +60,10 @@ def comparisons(
         found = Searches(own, methods, number, seed)
         return found.seeds_of_one() if old else found.units(searches)
 
-    shift, drawn = shifts_of(methods, metric, lead, runs(MANY, 1)), runs(count, 2)
+    shift, drawn = shifts_of(methods, metric, lead, runs(MANY, 1), own.bias), runs(count, 2)
     rng = np.random.default_rng(3)
     for rate, quality in zip(drawn.rate, drawn.quality, strict=True):
-        answers, labels = answers_of(rate, quality + shift[:, None], rows, rng)
+        answers, labels = answers_of(rate, quality + shift[:, None], own.bias, rows, rng)
         yield {
             str(number): [unit_of(judge, np.eye(2)[one.astype(int)], labels) for one in each]
             for number, each in enumerate(answers)
@@ -98,23 +98,23 @@ def of_first(pairs: Sequence[TunedPair]) -> list[TunedPair]:
 
 def null(world: str, methods: int, rows: int, metric: str, count: int) -> str:
     """Return the share of comparisons of equal methods in which some pair is told apart."""
-    found = [judge_pairs(own) for own in comparisons(world, methods, rows, metric, 0, count)]
-    false = np.mean([any(pair.corrected <= LEVEL for pair in pairs) for pairs in found])
-    before = np.nan
-    if metric == "accuracy":
-        units = comparisons(world, methods, rows, metric, 0, count, old=True)
-        before = np.mean([any(old_claims(own)) for own in units])
-    printed = 100 * np.median([shows(pairs) for pairs in found])
-    return f"false {false:.3f}, old {before:.3f}, shows {printed:.2f}"
+    drawn = list(comparisons(world, methods, rows, metric, 0, count))
+    false = np.mean([any(pair.corrected <= LEVEL for pair in judge_pairs(own)) for own in drawn])
+    line = f"false {false:.3f}, shows {100 * np.median([shows(own) for own in drawn]):.2f}"
+    if metric != "accuracy":
+        return line
+    units = comparisons(world, methods, rows, metric, 0, count, old=True)
+    return f"{line}, old rule false {np.mean([any(old_claims(own)) for own in units]):.3f}"
 
 
 def power(world: str, methods: int, rows: int, metric: str, count: int) -> str:
-    """Return the power at some differences, as printed in the median and as it is."""
+    """Return the power at some differences, as printed in the mean and as it is."""
     cells = []
     for lead in POINTS:
-        found = [judge_pairs(own) for own in comparisons(world, methods, rows, metric, lead, count)]
+        drawn = list(comparisons(world, methods, rows, metric, lead, count))
+        found = [judge_pairs(own) for own in drawn]
         right = np.mean([is_right(pair) for pairs in found for pair in of_first(pairs)])
-        printed = np.mean([power_at(pairs, lead / 100) for pairs in found])
+        printed = np.mean([power_at(own, lead / 100) for own in drawn])
         covered = np.mean([is_covered(pairs, lead / 100) for pairs in found])
         cells.append(f"{right:.2f} (printed {printed:.2f}, intervals hold {covered:.3f})")
     return "power " + ", ".join(cells)
@@ -131,7 +131,7 @@ def is_covered(pairs: Sequence[TunedPair], lead: float) -> bool:
 def shown(world: str, methods: int, rows: int, metric: str, count: int) -> str:
     """Return the power at the difference that the median comparison prints."""
     drawn = list(comparisons(world, methods, rows, metric, 0, count))
-    lead = 100 * float(np.median([shows(judge_pairs(own)) for own in drawn]))
+    lead = 100 * float(np.median([shows(own) for own in drawn]))
     spreads = [spread_of(own) for own in drawn]
     known = Spread(*np.mean([(one.units, one.rows) for one in spreads], axis=0))
     planned = 100 * plan_shows(known, methods, 3, rows)

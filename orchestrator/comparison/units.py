@@ -39,7 +39,8 @@ HOPELESS = 0.1
 """Least chance of a decision by the last look for which more searches are made."""
 _POOLED = 4
 """Methods from which on variances of searches are pooled."""
-_QUANTILES = (np.arange(500) + 0.5) / 500
+_QUANTILES = (np.arange(300) + 0.5) / 300
+"""Quantiles over which a power is averaged; they give it to three digits."""
 _ENDLESS = 1e5
 """Degrees of freedom above which Student's distribution is taken for the normal one."""
 
@@ -173,7 +174,7 @@ def judge_pairs(units: Mapping[str, Sequence[Unit]], level: float = LEVEL) -> li
     sizes = {(one.rows, len(one.values)) for own in units.values() for one in own}
     if len(sizes) > 1:
         raise ValueError(f"units of one set of rows are needed; rows and groups are {sizes}")
-    judged = {name: _Scatter.of(own) for name, own in units.items() if _can_be_judged(own)}
+    judged = _judged(units)
     tests = {pair: _Test.of(judged, *pair) for pair in itertools.combinations(judged, 2)}
     pairs = list(itertools.combinations(units, 2))
     corrected = holm([tests[pair].p_value if pair in tests else 1.0 for pair in pairs])
@@ -183,6 +184,11 @@ def judge_pairs(units: Mapping[str, Sequence[Unit]], level: float = LEVEL) -> li
         else TunedPair(*pair, *[math.nan] * 4, 1.0, 1.0, -math.inf, math.inf)
         for pair, fixed in zip(pairs, corrected, strict=True)
     ]
+
+
+def _judged(units: Mapping[str, Sequence[Unit]]) -> dict[str, _Scatter]:
+    """Return how the units of each method scatter that can be judged."""
+    return {name: _Scatter.of(own) for name, own in units.items() if _can_be_judged(own)}
 
 
 def _can_be_judged(units: Sequence[Unit]) -> bool:
@@ -266,39 +272,20 @@ class _Scatter:
         return cls(count, rows, float(np.mean(scores)), mean, own, max(seen, own))
 
 
-def shows(pairs: Sequence[TunedPair], level: float = LEVEL, power: float = POWER) -> float:
-    """Return the difference by which pairs must differ for four of five of them to be told apart.
+def shows(units: Mapping[str, Sequence[Unit]], level: float = LEVEL, power: float = POWER) -> float:
+    """Return the difference that a usual pair of methods shows with a power of 80 %.
 
-    It is that of the first step of Holm's method, by the noncentral t distribution. NaN: no pair
-    is judged.
+    It is that of the first step of Holm's method, for the mean variances of methods and pairs.
+    NaN: no pair can be judged.
     """
-    return _solved(_judged_errors(pairs), level / max(1, len(pairs)), power)
+    promise = _promise_of(units, level)
+    return promise.shown(power) if promise else math.nan
 
 
-def power_at(pairs: Sequence[TunedPair], difference: float, level: float = LEVEL) -> float:
-    """Return the share of pairs that are told apart if they differ by this; as `shows`."""
-    return _mean_power(_judged_errors(pairs), difference, level / max(1, len(pairs)))
-
-
-def _judged_errors(pairs: Sequence[TunedPair]) -> list[tuple[float, float]]:
-    """Return the standard error and the degrees of freedom of each pair that is judged.
-
-    A standard error that is estimated with few degrees of freedom is too small in the mean. It is
-    divided by that mean (c4 of quality control), or else .80 would be promised where .75 holds.
-    """
-    return [
-        (pair.error / _mean_of_estimates(pair.freedom), pair.freedom)
-        for pair in pairs
-        if math.isfinite(pair.error)
-    ]
-
-
-def _mean_of_estimates(freedom: float) -> float:
-    """Return the mean of the estimates of a standard error of 1."""
-    if freedom > _ENDLESS:
-        return 1.0
-    gammas = special.gammaln((freedom + 1) / 2) - special.gammaln(freedom / 2)
-    return math.sqrt(2 / freedom) * math.exp(gammas)
+def power_at(units: Mapping[str, Sequence[Unit]], difference: float, level: float = LEVEL) -> float:
+    """Return the power with which a usual pair of methods shows a difference; as `shows`."""
+    promise = _promise_of(units, level)
+    return promise.power(difference) if promise else math.nan
 
 
 def spread_of(units: Mapping[str, Sequence[Unit]]) -> Spread:
@@ -307,13 +294,13 @@ def spread_of(units: Mapping[str, Sequence[Unit]]) -> Spread:
     Raises:
         ValueError: fewer than two methods can be judged.
     """
-    judged = {name: _Scatter.of(own) for name, own in units.items() if _can_be_judged(own)}
+    judged = _judged(units)
     if len(judged) < 2:
         raise ValueError("a pilot of two methods with two units each is needed")
     of_units = [each.of_mean * each.units for each in judged.values()]
     tests = [_Test.of(judged, *pair) for pair in itertools.combinations(judged, 2)]
-    by_rows = [test.by_rows * judged[next(iter(judged))].rows for test in tests]
-    return Spread(float(np.mean(of_units)), float(np.mean(by_rows)))
+    rows = next(iter(judged.values())).rows
+    return Spread(float(np.mean(of_units)), float(np.mean([one.by_rows for one in tests])) * rows)
 
 
 def plan_shows(
@@ -334,11 +321,33 @@ def plan_shows(
     """
     if methods < 2 or searches < 2:
         raise ValueError(f"{methods} methods and {searches} searches came, at least 2 are needed")
+    error, freedom = _usual(spread, methods, searches, rows)
+    return _Promise(error, freedom, level / math.comb(methods, 2)).shown(power)
+
+
+def _usual(spread: Spread, methods: int, searches: float, rows: int) -> tuple[float, float]:
+    """Return the standard error of a usual pair's lead, and the degrees of freedom it is given."""
     by_searches, by_rows = 2 * spread.units / searches, spread.rows / rows
-    judging = methods if methods >= _POOLED else 2
-    freedom = judging * (searches - 1) * _ratio(by_searches + by_rows, by_searches) ** 2
-    error = math.sqrt(by_searches + by_rows)
-    return _solved([(error, freedom)], level / math.comb(methods, 2), power)
+    scatters = methods if methods >= _POOLED else 2
+    freedom = scatters * (searches - 1) * _ratio(by_searches + by_rows, by_searches) ** 2
+    return math.sqrt(by_searches + by_rows), freedom
+
+
+def _promise_of(units: Mapping[str, Sequence[Unit]], level: float) -> _Promise | None:
+    """Return the power of a usual pair of these units; None: no pair can be judged.
+
+    An error that is estimated with few degrees of freedom is below the true one more often than
+    above. It is divided by the median of such estimates, or .80 would be promised where .75 holds.
+    """
+    judged = _judged(units)
+    if len(judged) < 2:
+        return None
+    searches = float(np.mean([each.units for each in judged.values()]))
+    rows = next(iter(judged.values())).rows
+    error, freedom = _usual(spread_of(units), len(judged), searches, rows)
+    finite = min(freedom, _ENDLESS)
+    median = math.sqrt(special.chdtri(finite, 0.5) / finite)
+    return _Promise(error / median, freedom, level / math.comb(len(units), 2))
 
 
 def looked(
@@ -413,36 +422,39 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return found
 
 
-def _mean_power(errors: Sequence[tuple[float, float]], difference: float, level: float) -> float:
-    """Return the mean power of tests, given by their standard errors and degrees of freedom."""
-    each = [_power(difference, error, freedom, level) for error, freedom in errors]
-    return sum(each) / len(each) if each else math.nan
+class _Promise:
+    """The power that a two-sided test has at a difference.
 
+    It follows the noncentral t distribution, as a mean over quantiles of the estimated error:
+    scipy's own is NaN at some of the few degrees of freedom that occur here.
 
-def _solved(errors: Sequence[tuple[float, float]], level: float, power: float) -> float:
-    """Return the difference at which tests have this mean power."""
-    if not errors:
-        return math.nan
-    high = max(error * (_critical(level, freedom) + 1) for error, freedom in errors)
-    if not high:
-        return 0.0
-    while _mean_power(errors, high, level) < power:
-        high *= 2
-    return float(optimize.brentq(lambda at: _mean_power(errors, at, level) - power, 0, high))
-
-
-def _power(difference: float, error: float, freedom: float, level: float) -> float:
-    """Return the power of a two-sided test at a difference.
-
-    The noncentral t distribution as a mean over quantiles of the estimated error; scipy's own is
-    NaN at some of the few degrees of freedom that occur here.
+    Args:
+        error: true standard error of the difference.
+        freedom: degrees of freedom with which the test estimates it.
+        level: of the test.
     """
-    if not error:
-        return float(difference != 0)
-    needed, moved = np.array([_critical(level, freedom)]), difference / error
-    if freedom <= _ENDLESS:
-        needed = needed * np.sqrt(special.chdtri(freedom, _QUANTILES) / freedom)
-    return float(np.mean(special.ndtr(moved - needed) + special.ndtr(-moved - needed)))
+
+    def __init__(self, error: float, freedom: float, level: float) -> None:
+        finite = min(freedom, _ENDLESS)
+        estimates = np.sqrt(special.chdtri(finite, _QUANTILES) / finite)
+        self._error, self._needed = error, _critical(level, freedom) * estimates
+
+    def power(self, difference: float) -> float:
+        """Return the power at a difference."""
+        if not self._error:
+            return float(difference != 0)
+        moved = difference / self._error
+        beyond = special.ndtr(moved - self._needed) + special.ndtr(-moved - self._needed)
+        return float(beyond.mean())
+
+    def shown(self, power: float) -> float:
+        """Return the difference at which the power is this."""
+        if not self._error:
+            return 0.0
+        high = self._error
+        while self.power(high) < power:
+            high *= 2
+        return float(optimize.brentq(lambda at: self.power(at) - power, 0.0, high))
 
 
 def _critical(level: float, freedom: float) -> float:

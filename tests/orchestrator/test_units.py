@@ -221,7 +221,7 @@ class TestPairs:
         same = _by_row(np.ones((3, 20), bool))
         (pair,) = judge_pairs({"a": same, "b": same})
         assert (pair.lead, pair.p_value, pair.low, pair.high) == (0, 1, 0, 0)
-        assert shows([pair]) == 0.0
+        assert shows({"a": same, "b": same}) == 0.0
 
     def test_of_one_row_show_nothing(self) -> None:
         (pair,) = judge_pairs({"a": _by_row(np.ones((3, 1))), "b": _by_row(np.zeros((3, 1)))})
@@ -235,21 +235,24 @@ class TestPairs:
     @pytest.mark.parametrize("lost", [[], [0.7], [0.7, 0.8, math.nan]])
     def test_of_a_method_that_cannot_be_judged_count_and_say_nothing(self, lost) -> None:
         """Two pairs of three have no p, and the third is corrected for three."""
-        pairs = judge_pairs({"a": _by_score(A), "lost": _by_score(lost), "b": _by_score(B)})
+        methods = {"a": _by_score(A), "lost": _by_score(lost), "b": _by_score(B)}
+        pairs = judge_pairs(methods)
         assert [(pair.p_value, pair.corrected) for pair in (pairs[0], pairs[2])] == [(1, 1)] * 2
         assert math.isnan(pairs[0].lead)
         assert pairs[0].high == math.inf
         expected = stats.ttest_ind(A, B, equal_var=False).pvalue
         assert pairs[1].corrected == pytest.approx(3 * expected)
-        assert shows(pairs) == pytest.approx(shows(pairs[1:2], level=0.05 / 3))
+        del methods["lost"]
+        assert shows({**methods, "lost": []}) == pytest.approx(shows(methods, level=0.05 / 3))
 
     def test_of_values_that_are_no_number_are_not_judged(self) -> None:
         broken = [replace(unit, values=np.full(1, np.nan)) for unit in _by_score(A)]
-        (pair,) = judge_pairs({"a": broken, "b": _by_score(B)})
+        methods = {"a": broken, "b": _by_score(B)}
+        (pair,) = judge_pairs(methods)
         assert math.isnan(pair.error)
         assert pair.p_value == 1
-        assert math.isnan(shows([pair]))
-        assert math.isnan(power_at([pair], 0.1))
+        assert math.isnan(shows(methods))
+        assert math.isnan(power_at(methods, 0.1))
 
     def test_of_other_rows_are_refused(self) -> None:
         with pytest.raises(ValueError, match="one set of rows"):
@@ -281,31 +284,30 @@ class TestPairs:
 
 
 class TestPower:
-    @pytest.mark.parametrize("others", [{}, {"c": [0.5, 0.6, 0.7], "d": [0.6, 0.62, 0.64]}])
-    def test_is_that_of_the_noncentral_t(self, others: dict[str, list[float]]) -> None:
+    @pytest.mark.parametrize(
+        ("others", "freedom"), [({}, 4), ({"c": [0.5, 0.6, 0.7], "d": [0.6, 0.62, 0.64]}, 8)]
+    )
+    def test_is_that_of_the_noncentral_t(self, others: dict[str, list], freedom: int) -> None:
+        """scipy's, with the mean variance; an error is divided by the median of estimates."""
         scores = {"a": A, "b": B, **others}
-        pairs = judge_pairs({name: _by_score(own) for name, own in scores.items()})
-        level = 0.05 / len(pairs)
-        each = []
-        for pair in pairs:
-            mean = stats.chi.mean(pair.freedom) / math.sqrt(pair.freedom)  # of estimates of 1
-            needed, moved = stats.t.ppf(1 - level / 2, pair.freedom), 0.1 / pair.error * mean
-            each.append(
-                stats.nct.sf(needed, pair.freedom, moved)
-                + stats.nct.cdf(-needed, pair.freedom, moved)
-            )
-        assert power_at(pairs, 0.1) == pytest.approx(np.mean(each), abs=1e-3)
+        variance = 2 / 3 * np.mean([np.var(own, ddof=1) for own in scores.values()])
+        error = math.sqrt(variance / (stats.chi2.median(freedom) / freedom))
+        needed = stats.t.ppf(1 - 0.05 / math.comb(len(scores), 2) / 2, freedom)
+        expected = stats.nct.sf(needed, freedom, 0.1 / error)
+        methods = {name: _by_score(own) for name, own in scores.items()}
+        assert power_at(methods, 0.1) == pytest.approx(expected, abs=1e-3)
 
     def test_of_what_shows_is_four_of_five(self) -> None:
-        (pair,) = judge_pairs({"a": _by_score(A), "b": _by_score(B)})
-        assert power_at([pair], shows([pair])) == pytest.approx(0.8, abs=1e-4)
+        methods = {"a": _by_score(A), "b": _by_score(B)}
+        assert power_at(methods, shows(methods)) == pytest.approx(0.8, abs=1e-4)
+        assert power_at(methods, shows(methods, power=0.5)) == pytest.approx(0.5, abs=1e-4)
 
     def test_of_endless_freedoms_is_that_of_the_normal(self) -> None:
         """Two-sided at .05, power .8: 1.95996 + .84162 standard errors."""
         hits = np.repeat(np.random.default_rng(5).random((2, 1, 400)) < 0.8, 3, axis=1)
-        pairs = judge_pairs({"a": _by_row(hits[0]), "b": _by_row(hits[1])})
-        assert shows(pairs) == pytest.approx(2.80158 * pairs[0].error, rel=1e-5)
-        assert power_at(pairs, shows(pairs)) == pytest.approx(0.8, abs=1e-5)
+        methods = {"a": _by_row(hits[0]), "b": _by_row(hits[1])}
+        (pair,) = judge_pairs(methods)
+        assert shows(methods) == pytest.approx(2.80158 * pair.error, rel=1e-4)
 
     @pytest.mark.parametrize(("methods", "freedom"), [(2, 4), (3, 4), (6, 12)])
     def test_of_a_plan_is_that_of_units_with_its_spread(self, methods: int, freedom: int) -> None:
