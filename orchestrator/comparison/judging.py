@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from orchestrator.comparison.cost import step_bytes
 from orchestrator.comparison.units import (
+    LEVEL,
+    Looked,
+    Standing,
     TunedPair,
     Unit,
     judge_pairs,
@@ -26,8 +27,9 @@ from orchestrator.comparison.units import (
 )
 from orchestrator.search.asha import search_of
 from orchestrator.selection.collapsing import Loaded
-from orchestrator.selection.finalizing import FRESH_SEED
+from orchestrator.selection.finalizing import FRESH_SEED, repeats_of
 from orchestrator.selection.significance import primary_metric
+from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.config import RATE, Sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.space import LogUniform
@@ -38,7 +40,7 @@ from orchestrator.state.event_log import read_event_log
 from orchestrator.state.workspace import Workspace
 from tinyattn.batching.batches import groups_of, labels_of
 from tinyattn.errors import TinyAttnError
-from tinyattn.tasks import Task, best_first, is_one_class
+from tinyattn.tasks import best_first, is_one_class
 from tinyattn.training.model_cache import ModelCache
 
 DIFFERENCES = (0.01, 0.02, 0.04)
@@ -171,122 +173,165 @@ class Comparison:
     trials: int
     """Trials of one search."""
     searches: int
-    """Searches of each method; of some there may be more, see their units."""
+    """Searches of each method; in a comparison in steps those of the methods that have most."""
+    standings: list[Standing] | None = None
+    """How each pair stands, in a comparison in steps; None: all were tested once, at the end."""
+
+    @property
+    def shown(self) -> list[TunedPair]:
+        """The pairs of which one is shown to be better."""
+        if self.standings is None:
+            return [pair for pair in self.pairs if pair.corrected < LEVEL]
+        both = zip(self.pairs, self.standings, strict=True)
+        return [pair for pair, standing in both if standing is Standing.DECIDED]
+
+    @property
+    def close(self) -> list[TunedPair]:
+        """The pairs that are shown to differ by less than was wanted."""
+        both = zip(self.pairs, self.standings or [], strict=False)
+        return [pair for pair, standing in both if standing is Standing.CLOSE]
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """A trial that repeats a search's winner, run over the rows that judge."""
+
+    trial: Trial
+    unit: Unit
+    one_class: bool
+    parameters: int
+    """Of the adapter as it is saved."""
+    seconds: float
+    """Of its predictions."""
+
+
+class Units:
+    """The units of methods, made of the adapters on disk, each once."""
+
+    def __init__(self, workspace: Workspace, say: Callable[[str], None]) -> None:
+        """Begin with none.
+
+        Args:
+            workspace: where the methods' sweeps are kept.
+            say: takes progress messages.
+        """
+        self._workspace, self._say = workspace, say
+        self.model_cache = ModelCache(workspace.data_dir)
+        self._ran: dict[tuple[str, str], _Ran] = {}
+        self.rows = 0
+        """Rows that judge; 0 before the first unit."""
+
+    def of(self, sweeps: Mapping[str, Sweep], names: Collection[str]) -> dict[str, list[Unit]]:
+        """Return the units of methods in the order of their searches."""
+        return {name: [one.unit for one in self.ran(name, sweeps[name])] for name in names}
+
+    def ran(self, name: str, sweep: Sweep) -> list[_Ran]:
+        """Run what repeats the winners of a method's searches over the rows that judge.
+
+        Raises:
+            TinyAttnError: nothing has run again, or an adapter is gone.
+        """
+        trials = repeats_of(sweep, self._workspace)
+        if not trials:
+            raise TinyAttnError(f"{name}: no winner of a search ran again to its end")
+        if any((sweep.name, trial.name) not in self._ran for trial in trials):
+            self._say(f"judging {name}")
+        return [self._run(name, sweep, trial) for trial in trials]
+
+    def _run(self, name: str, sweep: Sweep, trial: Trial) -> _Ran:
+        key = sweep.name, trial.name
+        if key not in self._ran:
+            adapter = best_adapter(self._workspace.checkpoints(sweep.name), trial)
+            if adapter is None:
+                raise TinyAttnError(f"{name}: the adapter of {trial.name} is not there")
+            config = sweep.trial_config(trial.params)
+            data = self.model_cache.data(config)
+            rows = data.heldout or data.select
+            with Loaded(adapter, config, self.model_cache) as loaded:
+                parameters, begin = loaded.counts().adapter, time.perf_counter()
+                outputs = loaded.outputs(rows)
+                seconds = time.perf_counter() - begin
+            metric = primary_metric(data.task)
+            unit = unit_of(metric, outputs, labels_of(rows), groups_of(rows))
+            self.rows = len(rows)
+            dull = is_one_class(data.task, outputs)
+            self._ran[key] = _Ran(trial, unit, dull, parameters, seconds)
+        return self._ran[key]
 
 
 def judge(
     sweeps: Mapping[str, Sweep],
-    repeats: Mapping[str, list[Trial]],
     references: Collection[str],
+    units: Units,
     workspace: Workspace,
-    say: Callable[[str], None],
+    looks: Sequence[Looked] | None = None,
 ) -> Comparison:
     """Judge the methods of a comparison, whose searches and fresh seeds have ended.
 
     Args:
         sweeps: by the names of their methods.
-        repeats: the trials that repeat the winners of each method's searches.
         references: names of methods that stand beside the match.
-        workspace: where they are kept.
-        say: takes progress messages.
+        units: of the workspace.
+        workspace: where the sweeps are kept.
+        looks: how each pair stands, of a comparison in steps; None: all pairs are tested now.
 
     Raises:
-        TinyAttnError: an adapter is gone.
+        TinyAttnError: as `Units.ran`.
     """
-    model_cache = ModelCache(workspace.data_dir)
-    first = next(iter(sweeps.values()))
-    data = model_cache.data(first.train)
-    rows = data.heldout or data.select
-    metric, labels, groups = primary_metric(data.task), labels_of(rows), groups_of(rows)
-    found: list[Judged] = []
-    units: dict[str, list[Unit]] = {}
-    for number, (name, sweep) in enumerate(sweeps.items(), 1):
-        say(f"judging {name}, method {number} of {len(sweeps)}")
-        ran = _Ran.of(name, sweep, repeats[name], workspace, model_cache)
-        own = [unit_of(metric, each, labels, groups) for each in ran.outputs]
-        tuned = [
-            _tuned(trial, outputs, unit.score, data.task)
-            for trial, outputs, unit in zip(repeats[name], ran.outputs, own, strict=True)
-        ]
-        tried = read_event_log(workspace.path_of(sweep.name) / "search.jsonl").values()
-        domain = sweep.space.get(RATE)
-        judged = Judged(
-            name,
-            ran.parameters,
-            tuned,
-            [_tried(trial, sweep) for trial in tried if trial.outcome],
-            (domain.low, domain.high) if isinstance(domain, LogUniform) else None,
-            step_bytes(sweep.trial_config(repeats[name][0].params), model_cache),
-            ran.seconds / len(rows) / len(ran.outputs),
-            sweep.name,
-            name in references,
-        )
-        found.append(judged)
-        if not judged.is_reference:
-            units[name] = own
-    pairs = judge_pairs(units)
-    search = first.search
-    trials = search.trials_a_search or search.trials
+    methods = [
+        _judged(name, sweep, units, workspace, name in references) for name, sweep in sweeps.items()
+    ]
+    match = [one.name for one in methods if not one.is_reference]
+    own = units.of(sweeps, match)
+    pairs = judge_pairs(own)
+    data = units.model_cache.data(next(iter(sweeps.values())).train)
     return Comparison(
         data.task.metrics[0],
-        len(rows),
+        units.rows,
         "held-out" if data.heldout is not None else "selection",
-        found,
-        pairs,
-        shows(pairs),
-        {each: power_at(pairs, each) for each in DIFFERENCES},
-        trials,
-        search.trials // trials,
+        methods,
+        pairs if looks is None else [one.pair for one in looks],
+        shows(own),
+        {each: power_at(own, each) for each in DIFFERENCES},
+        max(size_of(sweep) for sweep in sweeps.values()),
+        max(sweep.search.trials // size_of(sweep) for sweep in sweeps.values()),
+        None if looks is None else [one.standing for one in looks],
     )
 
 
-@dataclass(frozen=True)
-class _Ran:
-    """What a method's adapters answer."""
-
-    outputs: list[np.ndarray]
-    """[N, C] of each trial's best adapter on the rows that judge."""
-    parameters: int
-    """Of the adapter as it is saved."""
-    seconds: float
-    """Of all predictions."""
-
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        sweep: Sweep,
-        trials: Sequence[Trial],
-        workspace: Workspace,
-        model_cache: ModelCache,
-    ) -> _Ran:
-        """Run the best adapter of each trial; TinyAttnError if one is gone."""
-        store = workspace.checkpoints(sweep.name)
-        outputs: list[np.ndarray] = []
-        seconds, parameters = 0.0, 0
-        for trial in trials:
-            adapter = best_adapter(store, trial)
-            if adapter is None:
-                raise TinyAttnError(f"{name}: the adapter of {trial.name} is not there")
-            config = sweep.trial_config(trial.params)
-            data = model_cache.data(config)
-            with Loaded(adapter, config, model_cache) as loaded:
-                parameters = loaded.counts().adapter
-                begin = time.perf_counter()
-                outputs.append(loaded.outputs(data.heldout or data.select))
-                seconds += time.perf_counter() - begin
-        return cls(outputs, parameters, seconds)
+def size_of(sweep: Sweep) -> int:
+    """Return the trials of one search of a sweep."""
+    return sweep.search.trials_a_search or sweep.search.trials
 
 
-def _tuned(trial: Trial, outputs: np.ndarray, score: float, task: Task) -> Tuned:
-    total = trial.planned
+def _judged(
+    name: str, sweep: Sweep, units: Units, workspace: Workspace, is_reference: bool
+) -> Judged:
+    ran = units.ran(name, sweep)
+    tried = read_event_log(workspace.path_of(sweep.name) / f"{SEARCH}.jsonl").values()
+    domain = sweep.space.get(RATE)
+    return Judged(
+        name,
+        ran[0].parameters,
+        [_tuned(one) for one in ran],
+        [_tried(trial, sweep) for trial in tried if trial.outcome],
+        (domain.low, domain.high) if isinstance(domain, LogUniform) else None,
+        step_bytes(sweep.trial_config(ran[0].trial.params), units.model_cache),
+        sum(one.seconds for one in ran) / units.rows / len(ran),
+        sweep.name,
+        is_reference,
+    )
+
+
+def _tuned(ran: _Ran) -> Tuned:
+    trial = ran.trial
     return Tuned(
         int(str(trial.params["seed"])) - FRESH_SEED,
         {key: value for key, value in trial.params.items() if key != "seed"},
         trial.last.best_score,
-        score,
-        is_one_class(task, outputs),
-        total > 1 and trial.best_index == total,
+        ran.unit.score,
+        ran.one_class,
+        trial.planned > 1 and trial.best_index == trial.planned,
         trial.name,
         trial.seconds,
         [(each.epoch or 0.0, each.score) for each in trial.scored],
@@ -294,10 +339,9 @@ def _tuned(trial: Trial, outputs: np.ndarray, score: float, task: Task) -> Tuned
 
 
 def _tried(trial: Trial, sweep: Sweep) -> Tried:
-    size = sweep.search.trials_a_search or sweep.search.trials
     rate = sweep.trial_config(trial.params).optimizer.lr
     return Tried(
-        search_of(trial.name, size),
+        search_of(trial.name, size_of(sweep)),
         rate,
         trial.best_score,
         trial.best_loss,

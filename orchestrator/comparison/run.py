@@ -1,20 +1,21 @@
-"""Running a comparison: the searches of all methods as a suite, then their winners on fresh seeds.
+"""Running a comparison: the searches of all methods as a suite, then their winners again.
 
 The same call goes on where an earlier one ended, whatever ended it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.comparison.suite import Budget
+from orchestrator.comparison.methods import Sized
+from orchestrator.comparison.suite import Budget, comparison_suite
 from orchestrator.selection.finalizer import repeat_suite
+from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Suite
-from orchestrator.spec.trial import Trial
 from orchestrator.spec.values import Json
 from orchestrator.state.definition import Definition, differences
 from orchestrator.state.suite_definition import SuiteDefinition, clear_unbegun, note_command
@@ -44,19 +45,114 @@ class Prepared:
     """Whether all searches have ended."""
 
 
-def begun_budget(name: str, workspace: Workspace) -> Budget | None:
-    """Return the searches that a comparison on disk has of each method; None: it has not begun."""
+@dataclass(frozen=True)
+class Wanted:
+    """A comparison as it was typed."""
+
+    name: str
+    task: str
+    plm: str
+    methods: Sequence[Sized]
+    overrides: Mapping[str, Json]
+    imports: Sequence[str]
+    """Modules of the user's own."""
+    go_on: str
+    """The command that goes on with it, without `tinyattn`."""
+
+    def suite(self, budget: Budget, names: Collection[str] | None = None) -> Suite:
+        """Return the suite of methods at a budget; None for all.
+
+        Raises:
+            ConfigError, UsageError: as `comparison_suite`.
+        """
+        methods = [one for one in self.methods if names is None or one.name in names]
+        suite = comparison_suite(self.name, self.task, self.plm, methods, self.overrides, budget)
+        return replace(suite.with_imports(self.imports), go_on=self.go_on)
+
+    @property
+    def references(self) -> set[str]:
+        """Names of the methods that stand beside the match."""
+        return {one.name for one in self.methods if one.is_reference}
+
+
+class Searching:
+    """A comparison whose methods are searched further and further; Ray must be running."""
+
+    def __init__(
+        self, wanted: Wanted, trials: int, workspace: Workspace, say: Callable[[str], None]
+    ) -> None:
+        """Begin, or go on with what is on disk.
+
+        Args:
+            wanted: the comparison.
+            trials: of one search.
+            workspace: where its sweeps are kept.
+            say: takes progress messages.
+        """
+        self._wanted, self._trials = wanted, trials
+        self._workspace, self._say = workspace, say
+        self._prepared: tuple[int, Prepared | None] | None = None
+
+    def prepare(self, searches: int) -> None:
+        """Check what `bring` would do with all methods, before Ray is started.
+
+        Raises:
+            As `prepare_comparison`.
+        """
+        names = [one.name for one in self._wanted.methods]
+        self._prepared = searches, self._prepare(names, searches)
+
+    def _prepare(self, names: Collection[str], searches: int) -> Prepared | None:
+        budget = Budget(searches, self._trials)
+        there = budgets_of(self._wanted.name, self._workspace)
+        todo = [name for name in names if there.get(name, budget).searches <= searches]
+        if not todo:
+            return None
+        return prepare_comparison(self._wanted.suite(budget, todo), self._workspace)
+
+    def bring(self, names: Collection[str], searches: int) -> dict[str, Sweep]:
+        """Bring methods to a number of searches, all of whose winners have run again.
+
+        A method that has more searches already stays as it is. What was interrupted goes on.
+
+        Returns:
+            The sweeps of all methods that have begun, by their names.
+
+        Raises:
+            As `prepare_comparison` and `search_and_repeat`.
+        """
+        known, self._prepared = self._prepared, None
+        is_known = known is not None and known[0] == searches
+        prepared = known[1] if known and is_known else self._prepare(names, searches)
+        if prepared is not None:
+            search_and_repeat(prepared, self._workspace, self._say, self._wanted.go_on)
+        return self.sweeps()
+
+    def sweeps(self) -> dict[str, Sweep]:
+        """Return the sweeps of the wanted methods that have begun, as they are on disk."""
+        folder = self._workspace.path_of(self._wanted.name)
+        members = SuiteDefinition.read(folder).sweeps
+        named = [one.name for one in self._wanted.methods if one.name in members]
+        places = {name: self._workspace.path_of(members[name]) for name in named}
+        return {
+            name: Definition.read(place, members[name]).sweep()
+            for name, place in places.items()
+            if Definition.is_in(place)
+        }
+
+
+def budgets_of(name: str, workspace: Workspace) -> dict[str, Budget]:
+    """Return the searches that the methods of a comparison on disk have, by their names."""
     folder = workspace.path_of(name)
+    found: dict[str, Budget] = {}
     if not SuiteDefinition.is_in(folder):
-        return None
-    found = []
-    for sweep in SuiteDefinition.read(folder).sweeps.values():
+        return found
+    for member, sweep in SuiteDefinition.read(folder).sweeps.items():
         if Definition.is_in(workspace.path_of(sweep)):
             search = Definition.read(workspace.path_of(sweep), sweep).sweep().search
-            if search.trials_a_search is not None:
-                each = search.trials_a_search
-                found.append(Budget(search.trials // each, each))
-    return max(found, key=lambda one: one.searches, default=None)
+            if (each := search.trials_a_search) is not None:
+                found[member] = Budget(search.trials // each, each)
+    return found
 
 
 def prepare_comparison(suite: Suite, workspace: Workspace) -> Prepared:
@@ -146,17 +242,14 @@ def _word(value: Json) -> str:
 
 def search_and_repeat(
     prepared: Prepared, workspace: Workspace, say: Callable[[str], None], go_on: str
-) -> dict[str, list[Trial]]:
-    """Run what is left of a comparison; Ray must be running.
+) -> None:
+    """Run what is left of the searches and of their winners' repeats; Ray must be running.
 
     Args:
         prepared: from `prepare_comparison`.
         workspace: where its sweeps are kept.
         say: takes progress messages.
         go_on: the command that goes on where it is interrupted.
-
-    Returns:
-        For each method the trials that repeat the winners of its searches.
 
     Raises:
         InterruptedSweepError: Ctrl-C.
@@ -175,12 +268,11 @@ def search_and_repeat(
     _refuse_failed(result.failed, go_on)
     if result.stopped:
         raise TinyAttnError(
-            f"{', '.join(result.stopped)} was stopped by itself; `tinyattn {go_on}` goes on with it"
+            f"{', '.join(result.stopped)} was stopped; `tinyattn {go_on}` goes on with it"
         )
     sweeps = {member.name: member.sweep for member in suite.members}
     found = repeat_suite(suite.name, sweeps, workspace, go_on, say)
     _refuse_failed({k: e for k, e in found.items() if isinstance(e, TinyAttnError)}, go_on)
-    return {k: trials for k, trials in found.items() if not isinstance(trials, TinyAttnError)}
 
 
 def _refuse_failed(failed: Mapping[str, TinyAttnError], go_on: str) -> None:

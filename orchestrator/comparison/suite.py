@@ -40,13 +40,19 @@ class Budget:
         return self.searches * self.trials
 
 
-def budget_of(trials: int | None, searches: int | None, begun: Budget | None = None) -> Budget:
+def budget_of(
+    trials: int | None,
+    searches: int | None,
+    begun: Budget | None = None,
+    in_steps: bool = False,
+) -> Budget:
     """Return the searches that come nearest to a number of trials.
 
     Args:
         trials: wanted of each method; None: as many as there are, else 9.
         searches: wanted of each method; None: what the trials make.
         begun: what a comparison on disk has. Its searches keep their size, and more are added.
+        in_steps: whether the number of searches is found on the way: then it is the least.
 
     Raises:
         UsageError: too few of either.
@@ -62,6 +68,13 @@ def budget_of(trials: int | None, searches: int | None, begun: Budget | None = N
             f"--trials: got {trials}, expected {least} or more: {LEAST_SEARCHES} searches of "
             f"{LEAST_RATES} learning rates"
         )
+    if in_steps and searches is not None:
+        raise UsageError(
+            f"--searches: got {searches} with --detect or --hours, which find it; leave it out"
+        )
+    if in_steps:
+        each = begun.trials if begun else round((trials or 9) / LEAST_SEARCHES)
+        return Budget(LEAST_SEARCHES, max(LEAST_RATES, each))
     if begun is not None:
         wanted = searches or round((trials or 0) / begun.trials)
         return Budget(max(begun.searches, wanted), begun.trials)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 
 from orchestrator.comparison.judging import Comparison, Judged, Tuned
-from orchestrator.comparison.units import LEVEL
 from orchestrator.spec.config import RATE
 from orchestrator.spec.values import Json
 
@@ -164,7 +163,7 @@ def _of_match(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
     yield f"{power_words(found)}."
     if found.judges == "selection":
         return
-    shown = [pair for pair in found.pairs if pair.corrected < LEVEL]
+    shown = found.shown
     dull = {one.name: one.answers_one_class for one in match}
     for pair in sorted(shown, key=lambda pair: pair.corrected):
         beside = f"; {pair.worse} answers one class there" if dull[pair.worse] else ""
@@ -173,14 +172,19 @@ def _of_match(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
             f"(95 % interval {100 * pair.low:.2f} to {100 * pair.high:.2f}, p = "
             f"{pair.corrected:.3g}, both corrected for {len(found.pairs)} pairs{beside})."
         )
-    if not shown:
+    if not shown and not found.close:
         least = min((pair.corrected for pair in found.pairs), default=1.0)
         yield (
             "No difference between tuned methods of this size is shown (least corrected p = "
             f"{least:.2g})."
         )
-    elif len(shown) < len(found.pairs):
-        yield f"Of the other {len(found.pairs) - len(shown)} pairs no difference is shown."
+    elif (left := len(found.pairs) - len(shown) - len(found.close)) > 0:
+        yield f"Of the other {left} pairs no difference is shown."
+    for pair in found.close:
+        yield (
+            f"{pair.better} and {pair.worse} are shown to be close: the difference is at most "
+            f"{100 * pair.high:.2f} points."
+        )
     yield from _which(found, match)
 
 
@@ -208,7 +212,7 @@ _ALONE = {
 
 def _which(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
     """Yield which method to take."""
-    beaten = {pair.worse for pair in found.pairs if pair.corrected < LEVEL}
+    beaten = {pair.worse for pair in found.shown}
     left = [
         one for one in match if one.name not in beaten and one.answers_one_class < len(one.units)
     ]

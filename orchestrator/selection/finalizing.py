@@ -22,7 +22,7 @@ from orchestrator.selection.collapsing import Collapse, Loaded, collapses_of
 from orchestrator.selection.keeping import Contest, Judgement, contests
 from orchestrator.selection.significance import primary_metric
 from orchestrator.selection.verdict import Candidate, Collapsed, Verdict, findings
-from orchestrator.spec.batch import TrialBatch
+from orchestrator.spec.batch import SEARCH, TrialBatch
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
@@ -123,6 +123,35 @@ def best_of_searches(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | No
 def _goes_on(sweep: Sweep, outcome: Outcome | None) -> str:
     whole = outcome is Outcome.COMPLETED
     return "" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it"
+
+
+def repeat_points(sweep: Sweep, best: Iterable[Trial]) -> list[Point]:
+    """Return the points by which the best trials of searches run again, each on a fresh seed.
+
+    The seed tells the search: it is FRESH_SEED and the search's number, from 0.
+    """
+    size = sweep.search.trials_a_search or sweep.search.trials
+    return [{**one.params, "seed": FRESH_SEED + search_of(one.name, size)} for one in best]
+
+
+def repeats_of(sweep: Sweep, workspace: Workspace) -> list[Trial]:
+    """Return the completed trials that repeat the winners of a sweep's searches, in their order.
+
+    They are those on disk: a search whose winner has not run again yet has none.
+    """
+    folder = workspace.path_of(sweep.name)
+    searched = read_event_log(folder / f"{SEARCH}.jsonl").values()
+    ended = [trial for trial in searched if trial.outcome is not None]
+    wanted = [
+        _written(point) for point in repeat_points(sweep, best_of_searches(sweep, ended, None))
+    ]
+    found = {
+        _written(trial.params): trial
+        for path in sorted(folder.glob("finalists-*.jsonl"))
+        for trial in read_event_log(path).values()
+        if trial.outcome is Outcome.COMPLETED
+    }
+    return [found[point] for point in wanted if point in found]
 
 
 def has_one_head(adapter: AnyAdapter) -> bool:
@@ -275,14 +304,9 @@ class Finalizing:
     def repeats(self) -> BatchRun | None:
         """Return the best configuration of each search on a fresh seed, without a baseline.
 
-        The seed tells the search: FRESH_SEED and the number of the search, from 0. None: an earlier
-        call trained all of them.
+        None: an earlier call trained all of them.
         """
-        size = self.sweep.search.trials_a_search or self.sweep.search.trials
-        points = [
-            {**trial.params, "seed": FRESH_SEED + search_of(trial.name, size)}
-            for trial in self.best
-        ]
+        points = repeat_points(self.sweep, self.best)
         return self._again(points, self._take_repeats)
 
     def _again(
