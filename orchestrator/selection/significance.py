@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tinyattn.tasks import Task, compute_metrics
-from tinyattn.tasks.confusion import CONFUSION_METRICS, cells_of
 from tinyattn.tasks.corpus_metrics import columns_of, score, scores_of
+from tinyattn.tasks.metrics import CONFUSION_METRICS, cells_of
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -41,7 +41,7 @@ _SEED = 0
 """Seed of the permutations: a test that is made again has the same p."""
 _SAME = 1e-9
 """Leads that differ by less count as equal: sums in another order differ in the last digits."""
-_AT_ONCE = 2**22
+AT_ONCE = 2**22
 """Numbers in one array of swaps, rows times permutations, or of confusion matrices: 32 MiB."""
 
 Score = Callable[[np.ndarray, np.ndarray], float]
@@ -128,7 +128,7 @@ class Confusion(Metric):
         first, second = (cells_of(labels, one.argmax(axis=1), classes) for one in (new, old))
         sides = [np.bincount(cells, minlength=classes**2) for cells in (first, second)]
         moved = _moved(first, second, classes**2)
-        at_once = max(1, _AT_ONCE // classes**2)
+        at_once = max(1, AT_ONCE // classes**2)
         leads = np.empty(len(swaps))
         for begin in range(0, len(swaps), at_once):
             part = slice(begin, begin + at_once)
@@ -425,7 +425,7 @@ def swaps_of(
     rows, group, count = _moving(candidates, old, groups)
     permutations = 2**count if every else permutations
     generator = np.random.default_rng(_SEED)
-    at_once = max(1, _AT_ONCE // len(old))
+    at_once = max(1, AT_ONCE // len(old))
     for begin in range(0, permutations, at_once):
         size = min(at_once, permutations - begin)
         if every:

@@ -17,8 +17,8 @@ from sklearn.metrics import (
 )
 
 from tinyattn.tasks import compute_metrics, find_task, noise_of
-from tinyattn.tasks.base import check_metrics
-from tinyattn.tasks.confusion import CONFUSION_METRICS, confusion
+from tinyattn.tasks.base import CLASSIFICATION_METRICS, check_metrics
+from tinyattn.tasks.metrics import CONFUSION_METRICS, confusion
 
 BY_SKLEARN: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": accuracy_score,
@@ -139,5 +139,6 @@ def test_metrics_of_outputs_and_their_noise(name: str, classes: int) -> None:
 
 
 def test_a_task_file_takes_them_all_but_f1_of_one_class_among_many() -> None:
+    assert set(CLASSIFICATION_METRICS) == {*CONFUSION_METRICS}
     check_metrics("t", tuple(CONFUSION_METRICS), 2)
     check_metrics("t", tuple(name for name in CONFUSION_METRICS if name != "f1"), 3)

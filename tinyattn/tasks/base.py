@@ -10,11 +10,12 @@ from pathlib import Path
 
 from tinyattn.config import CLASSIFIER
 from tinyattn.errors import TaskError, did_you_mean
-from tinyattn.tasks.confusion import CONFUSION_METRICS
 from tinyattn.tasks.corpus_metrics import width_of
 from tinyattn.tasks.sequences import Generation
 
-CLASSIFICATION_METRICS: tuple[str, ...] = tuple(CONFUSION_METRICS)
+CLASSIFICATION_METRICS: tuple[str, ...] = (
+    "accuracy", "f1", "f1_macro", "matthews", "balanced_accuracy", "f1_weighted"
+)  # fmt: skip
 REGRESSION_METRICS: tuple[str, ...] = ("pearson", "spearman")
 ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
 """Endings of data files, each with its format."""

@@ -60,16 +60,16 @@ def _chrf(sums: np.ndarray) -> np.ndarray:
 
 
 def _nist(sums: np.ndarray) -> np.ndarray:
-    length = np.minimum(_ratio(sums[:, 0], sums[:, 1]), 1.0)
+    length = np.minimum(ratio(sums[:, 0], sums[:, 1]), 1.0)
     beta = math.log(0.5) / math.log(1.5) ** 2  # two thirds of the length have half the score
     with np.errstate(divide="ignore"):  # a length of 0 scores exp(-∞)
         penalty = np.exp(beta * np.log(length) ** 2)
-    return penalty * _ratio(sums[:, 2:7], sums[:, 7:]).sum(axis=1)
+    return penalty * ratio(sums[:, 2:7], sums[:, 7:]).sum(axis=1)
 
 
 def _share(sums: np.ndarray) -> np.ndarray:
     part, whole = sums.T
-    return _ratio(part, whole)
+    return ratio(part, whole)
 
 
 def _perplexity(sums: np.ndarray) -> np.ndarray:
@@ -80,20 +80,21 @@ def _perplexity(sums: np.ndarray) -> np.ndarray:
 
 def _precision(sums: np.ndarray) -> np.ndarray:
     found, predicted, _ = sums.T
-    return _ratio(found, predicted)
+    return ratio(found, predicted)
 
 
 def _recall(sums: np.ndarray) -> np.ndarray:
     found, _, gold = sums.T
-    return _ratio(found, gold)
+    return ratio(found, gold)
 
 
 def _f1(sums: np.ndarray) -> np.ndarray:
     found, predicted, gold = sums.T
-    return _ratio(2 * found, predicted + gold)
+    return ratio(2 * found, predicted + gold)
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """Return part / whole, 0 where the whole is none."""
     return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
 
 

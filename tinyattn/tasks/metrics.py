@@ -1,7 +1,13 @@
 """Metrics of a model's outputs. Higher is better, 1.0 is perfect.
 
-Those of classes are functions of the confusion matrix: see `confusion`. Those of generated texts
-and of tags are functions of sums over rows: see `corpus_metrics`. Correlations are scipy's.
+Those of classes are functions of the confusion matrix, and are computed of thousands of them at
+once: of a stack of counts [B, K, K], by label and then by prediction, [B] numbers. So a bootstrap
+sample, and a permutation of two models' rows, is scored without its rows. The values are
+scikit-learn's: of F1 with `average` "macro" or "weighted", for instance. A class that neither is
+there nor is predicted does not count.
+
+Metrics of generated texts and of tags are functions of sums over rows: see `corpus_metrics`.
+Correlations are scipy's.
 
 Undefined cases score 0.0 instead of NaN: Matthews, Pearson and Spearman where predictions or
 labels are constant, F1 where class 1 is neither present nor predicted.
@@ -15,8 +21,7 @@ import numpy as np
 
 from tinyattn.errors import DivergedError
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.confusion import CONFUSION_METRICS, confusion
-from tinyattn.tasks.corpus_metrics import columns_of, scores, scores_of
+from tinyattn.tasks.corpus_metrics import columns_of, ratio, scores, scores_of
 
 
 def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -61,9 +66,8 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
     draws = np.random.default_rng(0).integers(0, len(labels), (_RESAMPLES, len(labels)))
     if task.by_sums:
         own = outputs[:, columns_of(task.metrics)[primary]]
-        return float(
-            np.std(scores_of(primary, np.stack([own[rows].sum(axis=0) for rows in draws])))
-        )
+        sums = np.stack([own[rows].sum(axis=0) for rows in draws])
+        return float(np.std(scores_of(primary, sums)))
     if task.is_regression:
         metric = CORRELATIONS[primary]
         return float(np.std([metric(labels[rows], outputs[rows, 0]) for rows in draws]))
@@ -109,3 +113,84 @@ CORRELATIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "spearman": _spearman,
 }
 """Metrics of regression by name: labels [N] and scores [N] to a number."""
+
+
+# ---- of classes ----
+
+
+def confusion(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
+    """Return the confusion matrix of rows, [K, K].
+
+    Args:
+        labels: [N] class ids.
+        predictions: [N] class ids.
+        classes: K.
+    """
+    cells = cells_of(labels, predictions, classes)
+    return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+
+
+def cells_of(labels: np.ndarray, predictions: np.ndarray, classes: int) -> np.ndarray:
+    """Return the cell of the confusion matrix that each row is counted in, [N] from 0 to K² - 1."""
+    return labels.astype(np.int64) * classes + predictions
+
+
+def _accuracy(counts: np.ndarray) -> np.ndarray:
+    hits, there, _ = _margins(counts)
+    return hits.sum(axis=1) / there.sum(axis=1)
+
+
+def _f1(counts: np.ndarray) -> np.ndarray:
+    """F1 of class 1."""
+    return _f1_of_classes(*_margins(counts))[:, 1]
+
+
+def _f1_macro(counts: np.ndarray) -> np.ndarray:
+    """Mean F1 of the classes that are there or predicted, as SuperGLUE scores CB."""
+    hits, there, predicted = _margins(counts)
+    number = np.count_nonzero(there + predicted, axis=1)
+    return _f1_of_classes(hits, there, predicted).sum(axis=1) / number
+
+
+def _f1_weighted(counts: np.ndarray) -> np.ndarray:
+    """Mean F1 over rows, each with that of its label."""
+    hits, there, predicted = _margins(counts)
+    own = _f1_of_classes(hits, there, predicted)
+    return (own * there).sum(axis=1) / there.sum(axis=1)
+
+
+def _balanced_accuracy(counts: np.ndarray) -> np.ndarray:
+    """Mean recall of the classes that are there."""
+    hits, there, _ = _margins(counts)
+    return ratio(hits, there).sum(axis=1) / np.count_nonzero(there, axis=1)
+
+
+def _matthews(counts: np.ndarray) -> np.ndarray:
+    """Gorodkin's correlation of K categories (2004), of two classes Matthews' of 1975."""
+    hits, there, predicted = _margins(counts)
+    rows = there.sum(axis=1)
+    covariance = hits.sum(axis=1) * rows - (there * predicted).sum(axis=1)
+    variances = [rows**2 - (one**2).sum(axis=1) for one in (there, predicted)]
+    return ratio(covariance, np.sqrt(variances[0] * variances[1]))
+
+
+def _margins(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return of each class the rows that are right, that have this label, and that are predicted
+    so: [B, K] each."""
+    there, predicted = counts.sum(axis=2, dtype=float), counts.sum(axis=1, dtype=float)
+    return np.diagonal(counts, axis1=1, axis2=2).astype(float), there, predicted
+
+
+def _f1_of_classes(hits: np.ndarray, there: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    return ratio(2 * hits, there + predicted)
+
+
+CONFUSION_METRICS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "f1_macro": _f1_macro,
+    "matthews": _matthews,
+    "balanced_accuracy": _balanced_accuracy,
+    "f1_weighted": _f1_weighted,
+}
+"""Metrics of classification by name. F1 over all rows at once ("micro") would be accuracy."""
