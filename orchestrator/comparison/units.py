@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -39,8 +39,8 @@ HOPELESS = 0.1
 """Least chance of a decision by the last look for which more searches are made."""
 _POOLED = 4
 """Methods from which on variances of searches are pooled."""
-_QUANTILES = (np.arange(300) + 0.5) / 300
-"""Quantiles over which a power is averaged; they give it to three digits."""
+_QUANTILES = (np.arange(100) + 0.5) / 100
+"""Quantiles of a variance over which a power is averaged; they give it to two digits."""
 _ENDLESS = 1e5
 """Degrees of freedom above which Student's distribution is taken for the normal one."""
 
@@ -179,11 +179,14 @@ def judge_pairs(units: Mapping[str, Sequence[Unit]], level: float = LEVEL) -> li
     pairs = list(itertools.combinations(units, 2))
     corrected = holm([tests[pair].p_value if pair in tests else 1.0 for pair in pairs])
     return [
-        tests[pair].found(*pair, fixed, level, len(pairs))
-        if pair in tests
-        else TunedPair(*pair, *[math.nan] * 4, 1.0, 1.0, -math.inf, math.inf)
+        tests[pair].found(*pair, fixed, level, len(pairs)) if pair in tests else _unjudged(*pair)
         for pair, fixed in zip(pairs, corrected, strict=True)
     ]
+
+
+def _unjudged(one: str, other: str) -> TunedPair:
+    nan, inf = math.nan, math.inf
+    return TunedPair(one, other, nan, nan, nan, nan, 1.0, 1.0, -inf, inf)
 
 
 def _judged(units: Mapping[str, Sequence[Unit]]) -> dict[str, _Scatter]:
@@ -216,8 +219,8 @@ class _Test:
         if len(methods) >= _POOLED:
             mean = float(np.mean([each.of_mean * each.units for each in methods.values()]))
             searches = max(searches, mean * (1 / a.units + 1 / b.units))
-            freedom = sum(each.units - 1 for each in methods.values())
-            freedom *= _ratio(searches + by_rows, searches) ** 2
+            known = sum(each.units - 1 for each in methods.values())
+            freedom = known * _ratio(searches + by_rows, searches) ** 2
         else:
             doubt = sum(each.of_mean**2 / (each.units - 1) for each in (a, b))
             freedom = _ratio((searches + by_rows) ** 2, doubt)
@@ -321,33 +324,25 @@ def plan_shows(
     """
     if methods < 2 or searches < 2:
         raise ValueError(f"{methods} methods and {searches} searches came, at least 2 are needed")
-    error, freedom = _usual(spread, methods, searches, rows)
-    return _Promise(error, freedom, level / math.comb(methods, 2)).shown(power)
-
-
-def _usual(spread: Spread, methods: int, searches: float, rows: int) -> tuple[float, float]:
-    """Return the standard error of a usual pair's lead, and the degrees of freedom it is given."""
-    by_searches, by_rows = 2 * spread.units / searches, spread.rows / rows
-    scatters = methods if methods >= _POOLED else 2
-    freedom = scatters * (searches - 1) * _ratio(by_searches + by_rows, by_searches) ** 2
-    return math.sqrt(by_searches + by_rows), freedom
+    level /= math.comb(methods, 2)
+    return _Promise(spread, methods, searches, rows, level).shown(power)
 
 
 def _promise_of(units: Mapping[str, Sequence[Unit]], level: float) -> _Promise | None:
     """Return the power of a usual pair of these units; None: no pair can be judged.
 
-    An error that is estimated with few degrees of freedom is below the true one more often than
-    above. It is divided by the median of such estimates, or .80 would be promised where .75 holds.
+    A variance that is estimated with few degrees of freedom is below the true one more often than
+    above. It is divided by the median of such estimates.
     """
     judged = _judged(units)
     if len(judged) < 2:
         return None
-    searches = float(np.mean([each.units for each in judged.values()]))
+    searches = round(float(np.mean([each.units for each in judged.values()])))
+    freedom = sum(each.units - 1 for each in judged.values())
+    seen = spread_of(units)
+    spread = replace(seen, units=seen.units * freedom / float(special.chdtri(freedom, 0.5)))
     rows = next(iter(judged.values())).rows
-    error, freedom = _usual(spread_of(units), len(judged), searches, rows)
-    finite = min(freedom, _ENDLESS)
-    median = math.sqrt(special.chdtri(finite, 0.5) / finite)
-    return _Promise(error / median, freedom, level / math.comb(len(units), 2))
+    return _Promise(spread, len(judged), searches, rows, level / math.comb(len(units), 2))
 
 
 def looked(
@@ -423,29 +418,44 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 class _Promise:
-    """The power that a two-sided test has at a difference.
+    """The power that the test of a usual pair has at a difference.
 
-    It follows the noncentral t distribution, as a mean over quantiles of the estimated error:
-    scipy's own is NaN at some of the few degrees of freedom that occur here.
+    It is averaged over quantiles of the variances that the test may estimate, with the degrees of
+    freedom that each gives. So it is that of the noncentral t distribution for pooled variances,
+    and below it for Welch's test of few units.
 
     Args:
-        error: true standard error of the difference.
-        freedom: degrees of freedom with which the test estimates it.
+        spread: the true one.
+        methods: that are judged.
+        searches: of each.
+        rows: held out.
         level: of the test.
     """
 
-    def __init__(self, error: float, freedom: float, level: float) -> None:
-        finite = min(freedom, _ENDLESS)
-        estimates = np.sqrt(special.chdtri(finite, _QUANTILES) / finite)
-        self._error, self._needed = error, _critical(level, freedom) * estimates
+    def __init__(
+        self, spread: Spread, methods: int, searches: int, rows: int, level: float
+    ) -> None:
+        own, by_rows = spread.units / searches, spread.rows / rows
+        self._error = math.sqrt(2 * own + by_rows)
+        if methods >= _POOLED:
+            freedom = methods * (searches - 1)
+            found = 2 * own * _estimates(freedom)
+            squares = found**2 / freedom
+        else:
+            one, other = own * _estimates(searches - 1)[:, None], own * _estimates(searches - 1)
+            found, squares = one + other, (one**2 + other**2) / (searches - 1)
+        total = found + by_rows
+        freedoms = total**2 / np.maximum(squares, total**2 / _ENDLESS) if self._error else total
+        self._needed = -special.stdtrit(freedoms, level / 2) * np.sqrt(total)
 
     def power(self, difference: float) -> float:
         """Return the power at a difference."""
         if not self._error:
             return float(difference != 0)
-        moved = difference / self._error
-        beyond = special.ndtr(moved - self._needed) + special.ndtr(-moved - self._needed)
-        return float(beyond.mean())
+        beyond = [
+            special.ndtr((at - self._needed) / self._error) for at in (difference, -difference)
+        ]
+        return float(np.mean(beyond[0] + beyond[1]))
 
     def shown(self, power: float) -> float:
         """Return the difference at which the power is this."""
@@ -455,6 +465,11 @@ class _Promise:
         while self.power(high) < power:
             high *= 2
         return float(optimize.brentq(lambda at: self.power(at) - power, 0.0, high))
+
+
+def _estimates(freedom: int) -> np.ndarray:
+    """Return quantiles of the estimates of a variance of 1."""
+    return special.chdtri(freedom, _QUANTILES) / freedom
 
 
 def _critical(level: float, freedom: float) -> float:

@@ -284,18 +284,23 @@ class TestPairs:
 
 
 class TestPower:
-    @pytest.mark.parametrize(
-        ("others", "freedom"), [({}, 4), ({"c": [0.5, 0.6, 0.7], "d": [0.6, 0.62, 0.64]}, 8)]
-    )
-    def test_is_that_of_the_noncentral_t(self, others: dict[str, list], freedom: int) -> None:
-        """scipy's, with the mean variance; an error is divided by the median of estimates."""
-        scores = {"a": A, "b": B, **others}
+    def test_of_four_methods_is_that_of_the_noncentral_t(self) -> None:
+        """scipy's, with the mean variance over the median of estimates of 1."""
+        scores = {"a": A, "b": B, "c": [0.5, 0.6, 0.7], "d": [0.6, 0.62, 0.64]}
         variance = 2 / 3 * np.mean([np.var(own, ddof=1) for own in scores.values()])
-        error = math.sqrt(variance / (stats.chi2.median(freedom) / freedom))
-        needed = stats.t.ppf(1 - 0.05 / math.comb(len(scores), 2) / 2, freedom)
-        expected = stats.nct.sf(needed, freedom, 0.1 / error)
+        error = math.sqrt(variance / (stats.chi2.median(8) / 8))
+        expected = stats.nct.sf(stats.t.ppf(1 - 0.05 / 6 / 2, 8), 8, 0.2 / error)
         methods = {name: _by_score(own) for name, own in scores.items()}
-        assert power_at(methods, 0.1) == pytest.approx(expected, abs=1e-3)
+        assert power_at(methods, 0.2) == pytest.approx(expected, abs=5e-3)
+
+    def test_of_two_methods_is_that_of_welchs_test(self) -> None:
+        """Against scipy's test of normal scores with a difference, 20,000 times."""
+        rng = np.random.default_rng(9)
+        drawn = rng.normal(size=(2, 20_000, 3)) + np.array([3.5, 0])[:, None, None]
+        p = stats.ttest_ind(drawn[0], drawn[1], axis=1, equal_var=False).pvalue
+        assert 0.5 < np.mean(p <= 0.05) < 0.9
+        found = units._Promise(Spread(1.0, 0.0), 2, 3, 1, 0.05).power(3.5)
+        assert found == pytest.approx(np.mean(p <= 0.05), abs=0.015)
 
     def test_of_what_shows_is_four_of_five(self) -> None:
         methods = {"a": _by_score(A), "b": _by_score(B)}
@@ -309,13 +314,13 @@ class TestPower:
         (pair,) = judge_pairs(methods)
         assert shows(methods) == pytest.approx(2.80158 * pair.error, rel=1e-4)
 
-    @pytest.mark.parametrize(("methods", "freedom"), [(2, 4), (3, 4), (6, 12)])
-    def test_of_a_plan_is_that_of_units_with_its_spread(self, methods: int, freedom: int) -> None:
-        """No variance by rows: t of 2 (J - 1) freedoms, or M (J - 1) from four methods on."""
-        error, level = math.sqrt(2 * 4 / 3), 0.05 / math.comb(methods, 2)
+    @pytest.mark.parametrize(("methods", "pairs"), [(4, 6), (6, 15)])
+    def test_of_a_plan_is_that_of_its_degrees_of_freedom(self, methods: int, pairs: int) -> None:
+        """No variance by rows: noncentral t of M (J - 1) degrees of freedom, by scipy."""
+        error, freedom = math.sqrt(2 * 4 / 3), 2 * methods
         found = plan_shows(Spread(4.0, 0.0), methods, 3, 100)
-        needed = stats.t.ppf(1 - level / 2, freedom)
-        assert stats.nct.sf(needed, freedom, found / error) == pytest.approx(0.8, abs=1e-3)
+        needed = stats.t.ppf(1 - 0.05 / pairs / 2, freedom)
+        assert stats.nct.sf(needed, freedom, found / error) == pytest.approx(0.8, abs=3e-3)
 
     def test_of_a_plan_falls_with_rows_and_searches(self) -> None:
         base = plan_shows(Spread(4.0, 1e4), 2, 3, 1000)
