@@ -54,7 +54,7 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
     drawn with replacement. Arguments are those of `compute_metrics`; the result is deterministic.
     """
     primary, outputs = task.metrics[0], np.asarray(outputs)
-    draws = np.random.default_rng(0).integers(0, len(labels), (_RESAMPLES, len(labels)))
+    draws = np.random.default_rng(0).integers(0, len(labels), (RESAMPLES, len(labels)))
     if task.by_sums:
         own = outputs[:, columns_of(task.metrics)[primary]]
         return float(np.std([score(primary, own[rows]) for rows in draws]))
@@ -66,7 +66,7 @@ def _predictions(task: Task, outputs: np.ndarray) -> np.ndarray:
     return outputs[:, 0] if task.is_regression else outputs.argmax(axis=1)
 
 
-_RESAMPLES = 50
+RESAMPLES = 50
 """Bootstrap samples; enough for a standard error to one tenth of its value."""
 
 # scikit-learn and scipy are imported where they are used: together they take a second, which
