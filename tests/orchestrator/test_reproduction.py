@@ -738,7 +738,7 @@ def test_the_test_servers_score_is_never_taken_from_dev(workspace: Workspace) ->
 
 
 def test_pages_have_all_tables_of_a_reproduction(workspace: Workspace, tmp_path: Path) -> None:
-    """The luck is that of RTE's rows, 3.87 points at an error of 1.895, for an error of 1.212."""
+    """The luck is that of RTE's rows, 3.65 points at an error of 1.895, for an error of 1.212."""
     ended(workspace, "r-tiny-1h-cola", [0.665], noise=0.012)
     found = [scored(workspace, name) for name in ("table12", "figure1", "figure4")]
     folder = tmp_path / "kept"
@@ -762,7 +762,7 @@ def test_pages_have_all_tables_of_a_reproduction(workspace: Workspace, tmp_path:
         "paper": 68.8, "paper_error": None,
         "paper_looks": [{"runs": 80, "evaluations": 40, "seeds": 1}],
         "interval": [pytest.approx(-5.75, abs=0.01), pytest.approx(1.15, abs=0.01)],
-        "agrees": True, "luck": [pytest.approx(0, abs=0.05), pytest.approx(2.48, abs=0.1)],
+        "agrees": True, "luck": [pytest.approx(0, abs=0.05), pytest.approx(2.33, abs=0.25)],
     }  # fmt: skip
     assert numbers(found[:1]) == {"table12/tiny-attn-1h/cola": pytest.approx(0.665)}
 
@@ -784,16 +784,16 @@ def test_what_has_no_error_or_no_number_is_not_judged() -> None:
 def test_the_luck_of_the_papers_search_is_told_and_excuses_what_it_can_make(
     workspace: Workspace,
 ) -> None:
-    """By hand, for 80 × 40 and 1 × 40 (orders from a simulation of its own, in `python -m
-    benchmarks.replication --luck`): RTE's 277 rows at 88.8 % give 3.9 and 1.4 points."""
+    """Row by row, as `python -m benchmarks.replication --luck` simulates it, RTE's 277 rows at
+    88.8 % give 3.65 points for the best of 80 × 40 and 1.32 for that of 1 × 40."""
     error = math.sqrt(0.888 * 0.112 / 277)
     ended(workspace, "r-tiny-1h-rte", 39 * [0.7] + [0.83], noise=error / ROWS)
     ended(workspace, "r-tiny-1h-cola", [0.66], noise=0.0)
     found = scored(workspace, "table12")
     luck = found.rows[1].cells["rte"].luck
     assert luck is not None
-    assert luck.theirs == pytest.approx(3.9, abs=0.2)
-    assert luck.ours == pytest.approx(1.4, abs=0.1)
+    assert luck.theirs == pytest.approx(3.65, rel=0.1)
+    assert luck.ours == pytest.approx(1.32, rel=0.1)
     said = [*sentences(found, FULL)]
     (told,) = [line for line in said if line.startswith("Luck of selection:")]
     assert re.search(r"in points by Tiny-Attn-1H, RTE [34]\.\d \(ours 1\.\d\)\. That is", told)
