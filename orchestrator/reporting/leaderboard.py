@@ -23,7 +23,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.reporting.paper import paper_score
+from orchestrator.reporting.paper import LUCK, paper_score
 from orchestrator.spec.trial import ONE_CLASS
 from orchestrator.spec.values import Point
 from orchestrator.state.ranking import BASELINE, standing_of_run
@@ -229,6 +229,7 @@ class Leaderboard:
             kept for group in groups if (kept := tuple(n for n in group if n not in same))
         )
         table = Table(title=self.title, title_justify="left", header_style="bold")
+        _tell_luck(table, self.rows)
         for group in groups:
             justify: JustifyMethod = "right" if group[0] in NUMBERS else "left"
             last = group == ("config",)
@@ -258,6 +259,7 @@ def render_suite(found: Suite, name: str = "GLUE") -> Table:
     """Return the suite as a terminal table, one row a task, the average below."""
     title = f"{name}, {short_plm(found.plm)}, protocol {found.protocol}"
     table = Table(title=title, title_justify="left", header_style="bold", show_footer=True)
+    _tell_luck(table, found.rows)
     table.add_column("task", Text(f"average ({coverage(found)})"))
     table.add_column("score", justify="right")
     table.add_column("dev", number_words(found.average, 1), justify="right")
@@ -270,6 +272,12 @@ def render_suite(found: Suite, name: str = "GLUE") -> Table:
             f"{row.parameters:,}", row.sweep,
         )  # fmt: skip
     return table
+
+
+def _tell_luck(table: Table, rows: Sequence[Row]) -> None:
+    """Say below a table how lucky the paper's numbers in it are, if it has some."""
+    if any(row.paper is not None for row in rows):
+        table.caption, table.caption_justify = LUCK, "left"
 
 
 def coverage(found: Suite) -> str:

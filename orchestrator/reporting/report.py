@@ -23,6 +23,7 @@ from orchestrator.reporting import figures
 from orchestrator.reporting.figures import COLOURS, Curve
 from orchestrator.reporting.findings import Findings
 from orchestrator.reporting.leaderboard import Row, ranked, short_config
+from orchestrator.reporting.paper import LUCK
 from orchestrator.search.searcher import importances
 from orchestrator.spec.outcome import BY_USER, Outcome
 from orchestrator.spec.trial import ONE_CLASS
@@ -217,6 +218,8 @@ def _page(
         for k, v in facts_of(rows, trials, sweep.tags.get("winner"))
     )
     ranking, table = _ranking_note(sweep.protocol), _table(rows[:ROWS]) + _more(len(rows))
+    if any(row.paper is not None for row in rows):
+        ranking = f"{ranking} {LUCK}"
     text = escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
     body = [
         "" if verdict is None else Findings.of(verdict).to_html(),

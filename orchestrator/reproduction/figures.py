@@ -36,7 +36,7 @@ def _scatter(figure: Figure, found: Found) -> None:
     for number, row in enumerate(found.rows):
         cell, colour = row.cells[AVERAGE], f"C{number}"
         if cell.papers is not None and row.papers_parameters:
-            axes.plot(row.papers_parameters, cell.papers, "o", mfc="none", color=colour)
+            axes.plot(row.papers_parameters, cell.papers.value, "o", mfc="none", color=colour)
         if cell.ours is not None and row.parameters:
             error = cell.ours.error or 0.0
             axes.errorbar(row.parameters, cell.ours.value, error, fmt="o", color=colour, capsize=3)
@@ -57,7 +57,7 @@ def _bars(figure: Figure, found: Found) -> None:
         ours = [0.0 if cell.ours is None else cell.ours.value for cell in cells]
         errors = [(cell.ours.error or 0.0) if cell.ours else 0.0 for cell in cells]
         axes.bar([p - 0.2 for p in places], ours, 0.4, yerr=errors, color=_OURS, label="ours")
-        papers = [cell.papers or 0.0 for cell in cells]
+        papers = [0.0 if cell.papers is None else cell.papers.value for cell in cells]
         axes.bar([p + 0.2 for p in places], papers, 0.4, color=_PAPERS, label="the paper's")
         axes.set_xticks(list(places), [_named(row) for row in found.rows])
         axes.set_title(column_title(column))

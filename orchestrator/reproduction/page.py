@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from orchestrator.reproduction.run import Reproduction
 from orchestrator.reproduction.scores import Cell, Found, Row
 from orchestrator.reproduction.suite import Settings
 from orchestrator.reproduction.tables import AVERAGE, TABLES, Table, column_title
+from orchestrator.selection.replication import LEVEL, Difference, Number
 from orchestrator.spec.values import Json
 from orchestrator.state.suite_definition import COMPARISON_PAGE
 from orchestrator.tracking.provenance import slug
@@ -30,12 +32,20 @@ from tinyattn.files.atomic import write_bytes, write_text
 
 KEPT = "tables.json"
 """File in the folder of the suite with all numbers, which also says which tables there are."""
+_SURE = f"{1 - LEVEL:.0%}"
 ABOUT = (
     "A number of ours stands with ± its standard error: over seeds where there are several, else "
-    "over rows (bootstrap). The paper's is in parentheses. ≈: it is within two standard errors of "
-    "ours; ≠: it is not. By the paper's protocol both are the best of all evaluations on the rows "
-    "that are scored, and as optimistic."
+    "over rows (bootstrap). The paper's is in parentheses. Behind it, in brackets, is the "
+    f"difference, ours less the paper's: its {_SURE} interval, from the errors of both. The "
+    "paper's error is taken to be as large as ours, unless the paper prints its own. ≈: 0 is in "
+    "the interval. ≠: it is not; an exact replication that is selected alike gets it in at most 1 "
+    f"of {round(1 / LEVEL)} numbers. A single run's error is that of rows: what another seed "
+    "would change beyond that is not in it. `runs × evaluations` is what our number is the best "
+    "of, and in parentheses the paper's: the best of more is higher by luck, which is not in the "
+    "interval."
 )
+_LEAST_LUCK = 0.05
+"""Least luck, in points, that is told: less does not show in a table."""
 _SHOWN = 12
 """Most numbers that are named one by one."""
 
@@ -56,7 +66,7 @@ def render(found: Found, settings: Settings) -> list[PrintedTable | str]:
     for number, name in enumerate(_head(found, columns)):
         printed.add_column(name, justify="right" if number else "left")
     for row in found.rows:
-        printed.add_row(*(cell.replace(" (", "\n(") for cell in _cells(found, row, columns)))
+        printed.add_row(*map(_broken, _cells(found, row, columns)))
     return [title(found.table, settings), printed, *sentences(found, settings)]
 
 
@@ -69,17 +79,37 @@ def sentences(found: Found, settings: Settings) -> Iterator[str]:
         yield f"Averages, the paper's as well, are over {count}: those that were run."
     if settings.is_small:
         return
-    judged = [(row, c, cell) for row, c, cell in found.cells if cell.within_noise is not None]
-    beyond = [entry for entry in judged if not entry[2].within_noise]
+    judged = [(row, c, cell) for row, c, cell in found.cells if cell.difference is not None]
+    beyond = [
+        (row, column, cell, gap)
+        for row, column, cell in judged
+        if (gap := cell.difference) is not None and not gap.is_within_error
+    ]
     if judged:
         yield (
-            f"{len(judged) - len(beyond)} of {len(judged)} numbers that can be compared are within "
-            "noise of the paper's."
+            f"{len(judged) - len(beyond)} of {len(judged)} numbers that can be compared agree with "
+            "the paper's within error."
         )
-    for row, column, cell in beyond[:_SHOWN]:
-        yield f"Beyond noise: {row.title}, {column_title(column)}: {_words(cell)}."
+    for row, column, cell, gap in beyond[:_SHOWN]:
+        yield f"Differs: {row.title}, {column_title(column)}: {_words(cell)}{_excuse(cell, gap)}."
     if (more := len(beyond) - _SHOWN) > 0:
         yield f"{more} more are marked by ≠."
+    yield from _luck(judged)
+
+
+def _luck(judged: Sequence[tuple[Row, str, Cell]]) -> Iterator[str]:
+    """Yield how much higher the paper's numbers are expected for being the best of more."""
+    told = [
+        f"{row.title}, {column_title(column)} {luck.theirs:.1f} (ours {luck.ours:.1f})"
+        for row, column, cell in judged
+        if (luck := cell.luck) is not None and luck.lead >= _LEAST_LUCK
+    ]
+    if told:
+        yield (
+            "Luck of selection: the paper's number, the best of its runs × evaluations, is "
+            "expected above one run's true score by selection alone, in points by "
+            f"{'; '.join(told)}. That is if all runs are equally good, and less if not."
+        )
 
 
 def notes(settings: Settings, left_out: Sequence[str]) -> list[str]:
@@ -226,12 +256,23 @@ def _content(row: Row) -> dict[str, Json]:
         column: {
             "ours": None if cell.ours is None else cell.ours.value,
             "error": None if cell.ours is None else cell.ours.error,
-            "paper": cell.papers,
-            "within_noise": cell.within_noise,
+            "looks": _listed(cell.ours),
+            "paper": None if cell.papers is None else cell.papers.value,
+            "paper_error": None if cell.papers is None else cell.papers.error,
+            "paper_looks": _listed(cell.papers),
+            "interval": None if gap is None else [gap.low, gap.high],
+            "agrees": None if gap is None else gap.is_within_error,
+            "luck": None if cell.luck is None else [cell.luck.ours, cell.luck.theirs],
         }
         for column, cell in row.cells.items()
+        for gap in [cell.difference]
     }
     return {"parameters": row.parameters, "cells": cells}
+
+
+def _listed(number: Number | None) -> Json:
+    """Return what a number is the best of, for JSON; None: there is no number, or nobody says."""
+    return None if number is None else [asdict(looks) for looks in number.looks] or None
 
 
 def _note(tables: Sequence[Found], settings: Settings) -> str:
@@ -276,12 +317,12 @@ def _head(found: Found, columns: Sequence[str]) -> list[str]:
     sizes = ["parameters"] if any(row.papers_parameters for row in found.rows) else []
     averages = f"average of {found.of_tasks}" if found.of_tasks else AVERAGE
     titles = [averages if column == AVERAGE else column_title(column) for column in columns]
-    return [found.table.of_rows, *sizes, *titles]
+    return [found.table.of_rows, *sizes, "runs × evaluations", *titles]
 
 
 def _cells(found: Found, row: Row, columns: Sequence[str]) -> list[str]:
     sizes = [_sizes(row)] if any(other.papers_parameters for other in found.rows) else []
-    return [row.title, *sizes, *(_words(row.cells[column]) for column in columns)]
+    return [row.title, *sizes, _looks(row), *(_words(row.cells[column]) for column in columns)]
 
 
 def _sizes(row: Row) -> str:
@@ -295,11 +336,48 @@ def _short(number: float) -> str:
     return f"{number / unit:g}{name}"
 
 
+def _looks(row: Row) -> str:
+    """Return what a row's numbers are the best of, as in `1 × 40 (20–80 × 40)`."""
+    ours = [cell.ours for cell in row.cells.values() if cell.ours is not None]
+    papers = [cell.papers for cell in row.cells.values() if cell.papers is not None]
+    return f"{_ranges(ours) if ours else '–'} ({_ranges(papers) if papers else '–'})"
+
+
+def _ranges(numbers: Sequence[Number]) -> str:
+    looks = [one for number in numbers for one in number.looks]
+    if not looks:
+        return "not said"
+    seeds = max(one.seeds for one in looks)
+    runs, evaluations = (
+        _range([getattr(one, name) for one in looks]) for name in ("runs", "evaluations")
+    )
+    return f"{f'{seeds} seeds of ' if seeds > 1 else ''}{runs} × {evaluations}"
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low}–{high}"
+
+
 def _words(cell: Cell) -> str:
-    """Return a cell as text, as in `68.1 ± 2.1 ≈ (68.8)`."""
-    mark = {True: " ≈", False: " ≠", None: ""}[cell.within_noise]
-    papers = "" if cell.papers is None else f" ({_printed(cell.papers)})"
-    return f"{_ours(cell)}{mark}{papers}"
+    """Return a cell as text, as in `66.1 ± 2.1 ≈ (68.8) [-8.7, 3.3]`."""
+    papers = "" if cell.papers is None else f" ({_printed(cell.papers.value)})"
+    if (gap := cell.difference) is None:
+        return f"{_ours(cell)}{papers}"
+    mark = "≈" if gap.is_within_error else "≠"
+    return f"{_ours(cell)} {mark}{papers} [{gap.low:+.1f}, {gap.high:+.1f}]"
+
+
+def _broken(cell: str) -> str:
+    """Return a cell over several lines, for a terminal."""
+    return cell.replace(" (", "\n(").replace(" [", "\n[")
+
+
+def _excuse(cell: Cell, gap: Difference) -> str:
+    """Return whether the luck of more runs can make up a difference, as a clause."""
+    if cell.luck is None or not (gap.value < 0 and -gap.high <= cell.luck.lead):
+        return ""
+    return f"; the paper's more runs alone are expected to make {cell.luck.lead:.1f} of it"
 
 
 def _ours(cell: Cell) -> str:

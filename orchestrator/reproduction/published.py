@@ -2,14 +2,18 @@
 
 Tables are typed as they are printed: metrics in points, `-` where the paper has none. Of two
 numbers in one cell the second has a column of its own, named by its metric: `qqp/f1`. Numbers of
-other methods than the paper's own are those that it quotes.
+other methods than the paper's own are those that it quotes: of how many runs, it does not say.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+
+from orchestrator.reporting.paper import EVALUATIONS, runs_on
+from orchestrator.selection.replication import Looks, Number
 
 Numbers = Mapping[str, Mapping[str, float]]
 """{method: {column: points}}."""
@@ -124,3 +128,45 @@ PARAMETERS = {
     "Tiny-Attn-4H": 0.7e6,
 }
 """Trained parameters of table 8's methods, as it counts them: with the classifier."""
+_SEARCHED = {
+    ("table8", "Tiny-Attn-1H"), ("figure1", "Tiny-Attn-1H"), ("table12", "Tiny-Attn-1H"),
+    ("table13", "seed-1"),
+}  # fmt: skip
+"""Rows whose numbers are the best of the paper's search (section B.1). How many of its runs had
+four heads, four dimensions or roberta-base, it does not say."""
+_MEAN, _SPREAD = "avg", "stdev"
+"""Rows of table 13 over its seeds."""
+_SEEDS = 5
+
+
+def published_number(table: str, numbers: Numbers, row: str, column: str) -> Number | None:
+    """Return a number of the paper, with its error if the paper prints a deviation over seeds.
+
+    Args:
+        table: name of its table.
+        numbers: of that table.
+        row: method, or what else the rows are.
+        column: `task` or `task/metric`.
+
+    Returns:
+        None: the paper has no number there.
+    """
+    if (value := numbers[row].get(column)) is None:
+        return None
+    of_seeds = numbers[_SPREAD].get(column) if row == _MEAN else numbers[row].get(f"{column}/std")
+    looks = _looks(table, row, column.partition("/")[0])
+    if of_seeds is None:
+        return Number(value, looks=looks)
+    return Number(value, of_seeds / math.sqrt(_SEEDS), _SEEDS - 1, looks)
+
+
+def _looks(table: str, row: str, task: str) -> tuple[Looks, ...]:
+    """Return what a number is the best of; empty: the paper does not say."""
+    if (table, row) in _SEARCHED:
+        return (Looks(runs_on(task), EVALUATIONS),)
+    if table == "table13":
+        return (Looks(1, EVALUATIONS, _SEEDS if row in (_MEAN, _SPREAD) else 1),)
+    if row != "Tiny-Attn-1H":
+        return ()
+    # Section B.1: the last evaluation counts, of five seeds; section C.1: one submission.
+    return {"table1": (Looks(1, 1, _SEEDS),), "table9": (Looks(1, 1),)}.get(table, ())

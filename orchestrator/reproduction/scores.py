@@ -8,10 +8,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.reproduction.methods import METHODS
-from orchestrator.reproduction.published import PARAMETERS
+from orchestrator.reproduction.published import PARAMETERS, published_number
 from orchestrator.reproduction.run import Reproduction, best_trial
 from orchestrator.reproduction.tables import AVERAGE, Line, Need, Reading, Table, source_of
 from orchestrator.selection.collapsing import Loaded
+from orchestrator.selection.replication import (
+    Difference,
+    Looks,
+    Luck,
+    Number,
+    difference_of,
+    joined,
+    luck_between,
+)
 from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import Trial
@@ -22,22 +31,14 @@ from orchestrator.state.workspace import Workspace
 from tinyattn.adapters.experts import collapse
 from tinyattn.batching.batches import labels_of
 from tinyattn.errors import StorageError
-from tinyattn.tasks import compute_metrics, noise_of
+from tinyattn.tasks import compute_metrics, find_task, noise_of
+from tinyattn.tasks.metrics import RESAMPLES
 from tinyattn.training.model_cache import ModelCache
 
 STD = "std"
 """Name of a column's metric that is the standard deviation over seeds."""
-NOISE = 2.0
-"""Most standard errors of ours by which a difference is within noise."""
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number of ours, in points."""
-
-    value: float
-    error: float | None = None
-    """Its standard error; None: not known."""
+_FREEDOM = RESAMPLES - 1
+"""Degrees of freedom of an error over rows, which is a bootstrap's standard deviation."""
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,19 @@ class Cell:
 
     ours: Number | None = None
     """None: nothing was trained for it."""
-    papers: float | None = None
+    papers: Number | None = None
     """None: the paper has no number there."""
     is_judged: bool = True
     """Whether the two may be compared."""
+    luck: Luck | None = None
+    """What selection alone puts on top of both; None: it is not known."""
 
     @property
-    def within_noise(self) -> bool | None:
-        """Whether the paper's number is within NOISE standard errors; None: that is not known."""
+    def difference(self) -> Difference | None:
+        """Our number less the paper's, with its interval; None: they do not compare."""
         if self.ours is None or self.papers is None or not self.is_judged:
             return None
-        if self.ours.error is None:
-            return None
-        return abs(self.ours.value - self.papers) <= NOISE * self.ours.error + 1e-9
+        return difference_of(self.ours, self.papers)
 
 
 @dataclass(frozen=True)
@@ -133,21 +134,46 @@ class Scores:
         scored: Sequence[str],
     ) -> Row:
         """Return a row; its average is over the tasks that some row has a score on."""
-        judged = not self._reproduction.settings.is_small
-        papers = table.published[line.title]
-        cells: dict[str, Cell] = {}
-        for column in table.columns:
-            if column == AVERAGE:
-                whole = len(scored) == len(table.averaged)
-                theirs = papers.get(AVERAGE) if whole else mean_of(papers, scored)
-                # The paper's average may be over other metrics, as that of WARP.
-                alike = judged and all(part in papers for part in scored)
-                cells[column] = Cell(average_of(numbers, scored), theirs, alike)
-            else:
-                cells[column] = Cell(numbers[column], papers.get(column), judged)
+        cells = {
+            column: self._average(table, line, numbers, scored)
+            if column == AVERAGE
+            else self._cell(table, line, numbers, column)
+            for column in table.columns
+        }
         if not table.has_sizes:
             return Row(line.title, cells)
         return Row(line.title, cells, self._parameters(line, table), PARAMETERS.get(line.title))
+
+    def _cell(
+        self, table: Table, line: Line, numbers: Mapping[str, Number | None], column: str
+    ) -> Cell:
+        """Return the place of a column that is no average."""
+        ours, papers = numbers[column], papers_number(table, line, column)
+        judged = not self._reproduction.settings.is_small and column not in table.unlike
+        if not judged or ours is None or papers is None:
+            return Cell(ours, papers, judged)
+        return Cell(ours, papers, judged, luck_between(ours, papers))
+
+    def _average(
+        self,
+        table: Table,
+        line: Line,
+        numbers: Mapping[str, Number | None],
+        scored: Sequence[str],
+    ) -> Cell:
+        """Return the place of a row's average, over the tasks that some row has a score on."""
+        parts = [self._cell(table, line, numbers, column) for column in scored]
+        theirs = [part.papers for part in parts if part.papers is not None]
+        papers = papers_number(table, line, AVERAGE)
+        if len(scored) < len(table.averaged):
+            papers = papers_mean(theirs) if len(theirs) == len(scored) else None
+        elif papers is not None:
+            papers = replace(papers, looks=all_looks(theirs))
+        # The paper's average may be over other metrics, as that of WARP.
+        alike = len(theirs) == len(scored) and all(part.is_judged for part in parts)
+        lucks = [part.luck for part in parts if part.luck is not None]
+        luck = mean_luck(lucks) if lucks and len(lucks) == len(parts) else None
+        return Cell(average_of(numbers, scored), papers, alike, luck)
 
     def _parameters(self, line: Line, table: Table) -> int | None:
         needs = [need for task in table.tasks for need in source_of(line.methods[0], task)[-1:]]
@@ -171,9 +197,9 @@ class Scores:
         if line.reading in (Reading.MEAN, Reading.SPREAD):
             is_spread = line.reading is Reading.SPREAD or metric == STD
             seeds = self._of_seeds(line, task, "" if metric == STD else metric)
-            values = [seed.value for seed in seeds if seed is not None]
+            known = [seed for seed in seeds if seed is not None]
             reading = Reading.SPREAD if is_spread else Reading.MEAN
-            return of_seeds(values, reading) if len(values) == len(seeds) else None
+            return of_seeds(known, reading) if len(known) == len(seeds) else None
         is_own = source_of(line.methods[0], task)[-1:] == [Need(line.methods[0], task)]
         if line.reading is Reading.AVERAGED and is_own:
             return self._of_one_head(Need(line.methods[0], task), metric)
@@ -184,7 +210,15 @@ class Scores:
         needs = source_of(method, task)
         trial = self._best(needs[-1]) if needs else None
         is_cut = self._reproduction.settings.rows is not None
-        return None if trial is None else number_of(trial, metric, is_cut)
+        if trial is None or (found := number_of(trial, metric, is_cut)) is None:
+            return None
+        is_share = is_accuracy(task, metric)
+        return replace(found, looks=looks_at(self._scored(needs[-1])), is_share=is_share)
+
+    def _scored(self, need: Need) -> list[Trial]:
+        """Return the trials of a sweep that have a score."""
+        log = self._workspace.path_of(self._reproduction.sweep(need)) / f"{SEARCH}.jsonl"
+        return [trial for trial in read_event_log(log).values() if trial.scored]
 
     def _of_seeds(self, line: Line, task: str, metric: str) -> list[Number | None]:
         """Return the scores of all seeds of a row."""
@@ -206,7 +240,9 @@ class Scores:
             for one in trials
             if one.params.get("seed") == wanted and one.scored and one.outcome is Outcome.COMPLETED
         ]
-        return number_of(scored[0], metric) if scored else None
+        if not scored or (found := number_of(scored[0], metric)) is None:
+            return None
+        return replace(found, looks=looks_at(scored[:1]), is_share=is_accuracy(task, metric))
 
     def _of_one_head(self, need: Need, metric: str) -> Number | None:
         """Return the score of a best trial whose heads are averaged into one (equations 5-8)."""
@@ -232,10 +268,13 @@ class Scores:
             outputs = loaded.outputs(data.select)
         labels = labels_of(data.select)
         found = compute_metrics(data.task, outputs, labels)
-        primary = Number(
-            100 * found[data.task.metrics[0]], 100 * noise_of(data.task, outputs, labels)
-        )
-        return {"": primary} | {name: Number(100 * value) for name, value in found.items()}
+        looks = looks_at(self._scored(need))
+        error = error_of(noise_of(data.task, outputs, labels))
+        value, is_share = 100 * found[data.task.metrics[0]], is_accuracy(need.task, "")
+        primary = Number(value, error, _FREEDOM, looks, is_share)
+        return {"": primary} | {
+            name: Number(100 * value, looks=looks) for name, value in found.items()
+        }
 
 
 def number_of(trial: Trial, metric: str, is_cut: bool = False) -> Number | None:
@@ -248,30 +287,61 @@ def number_of(trial: Trial, metric: str, is_cut: bool = False) -> Number | None:
         is_cut: whether dev rows are a part of them, so that this error is not known.
     """
     best = next(one for one in trial.scored if one.evaluation == trial.best_index)
-    noise = None if best.noise is None else 100 * best.noise
+    error = None if best.noise is None else error_of(best.noise)
     if not metric:
-        return Number(100 * best.score, noise)
+        return Number(100 * best.score, error, _FREEDOM)
     if metric == "overall":
         overall = trial.heldout.get("accuracy_overall")
-        error = None if noise is None or is_cut else noise / math.sqrt(2)
-        return None if overall is None else Number(100 * overall, error)
+        error = None if error is None or is_cut else error / math.sqrt(2)
+        return None if overall is None else Number(100 * overall, error, _FREEDOM)
     value = (best.metrics or {}).get(metric)
     return None if value is None else Number(100 * value)
 
 
-def of_seeds(values: Sequence[float], reading: Reading) -> Number:
+def error_of(noise: float) -> float:
+    """Return the standard error of a score over rows, in points: that of the bootstrap is the
+    deviation of its samples from their own mean, which is a little too small."""
+    return 100 * noise * math.sqrt(RESAMPLES / _FREEDOM)
+
+
+def is_accuracy(task: str, metric: str) -> bool:
+    """Return whether a metric, empty for the primary one, is the share of rows that are right."""
+    return (metric or find_task(task).metrics[0]) in ("accuracy", "overall")
+
+
+def looks_at(trials: Sequence[Trial]) -> tuple[Looks, ...]:
+    """Return what the best evaluation of some trials, which have scores, is the best of."""
+    looks = sum(len(trial.scored) for trial in trials)
+    return (Looks(len(trials), round(looks / len(trials))),)
+
+
+def all_looks(numbers: Sequence[Number]) -> tuple[Looks, ...]:
+    """Return what the numbers behind another one are the best of; empty: of one it is not said."""
+    if not all(number.looks for number in numbers):
+        return ()
+    return tuple(looks for number in numbers for looks in number.looks)
+
+
+def papers_number(table: Table, line: Line, column: str) -> Number | None:
+    """Return what the paper prints in a place of a table; None: nothing."""
+    return published_number(table.name, table.published, line.title, column)
+
+
+def of_seeds(seeds: Sequence[Number], reading: Reading) -> Number:
     """Return the mean over seeds with its standard error, or their standard deviation."""
-    spread = statistics.stdev(values)
+    values = [seed.value for seed in seeds]
+    spread, looks = statistics.stdev(values), all_looks(seeds)
+    most = (replace(max(looks), seeds=len(seeds)),) if looks else ()
     if reading is Reading.SPREAD:
-        return Number(spread)
-    return Number(statistics.mean(values), spread / math.sqrt(len(values)))
+        return Number(spread, looks=most)
+    error = spread / math.sqrt(len(values))
+    return Number(statistics.mean(values), error, len(values) - 1, most)
 
 
 def drop_of(large: Number, small: Number) -> Number:
     """Return what a smaller PLM has less, with the error of two independent numbers."""
-    errors = [one.error for one in (large, small) if one.error is not None]
-    error = math.hypot(*errors) if len(errors) == 2 else None
-    return Number(large.value - small.value, error)
+    error, freedom = joined_errors([large, small])
+    return Number(large.value - small.value, error, freedom, all_looks([large, small]))
 
 
 def average_of(numbers: Mapping[str, Number | None], columns: Sequence[str]) -> Number | None:
@@ -279,12 +349,27 @@ def average_of(numbers: Mapping[str, Number | None], columns: Sequence[str]) -> 
     parts = [number for column in columns if (number := numbers[column]) is not None]
     if not columns or len(parts) < len(columns):
         return None
-    errors = [part.error for part in parts if part.error is not None]
-    error = math.hypot(*errors) / len(parts) if len(errors) == len(parts) else None
-    return Number(statistics.mean(part.value for part in parts), error)
+    error, freedom = joined_errors(parts)
+    mean = statistics.mean(part.value for part in parts)
+    return Number(mean, None if error is None else error / len(parts), freedom, all_looks(parts))
 
 
-def mean_of(papers: Mapping[str, float], columns: Sequence[str]) -> float | None:
-    """Return the mean of the paper's numbers over columns, as it rounds; None: it lacks one."""
-    known = [papers[column] for column in columns if column in papers]
-    return round(statistics.mean(known), 1) if known and len(known) == len(columns) else None
+def joined_errors(parts: Sequence[Number]) -> tuple[float | None, float]:
+    """Return the error of a sum of independent numbers and its degrees of freedom; None: one of
+    them has no error."""
+    errors = [(part.error**2, part.freedom) for part in parts if part.error is not None]
+    return joined(errors) if len(errors) == len(parts) else (None, math.inf)
+
+
+def papers_mean(parts: Sequence[Number]) -> Number | None:
+    """Return the mean of the paper's numbers, as it rounds; None: there are none."""
+    if not parts:
+        return None
+    return Number(round(statistics.mean(part.value for part in parts), 1), looks=all_looks(parts))
+
+
+def mean_luck(parts: Sequence[Luck]) -> Luck:
+    """Return the luck in the mean of numbers that were selected apart."""
+    return Luck(
+        statistics.mean(part.theirs for part in parts), statistics.mean(part.ours for part in parts)
+    )

@@ -98,7 +98,7 @@ def test_tables_that_were_killed_go_on_and_others_join(
     assert list(kept) == ["table11", "table12", "table13"]
     for table, task in (("table11", "rte"), ("table12", "cola"), ("table13", "sst2")):
         cells = [row["cells"][task] for row in kept[table].values()]
-        assert all(cell["ours"] is not None and cell["within_noise"] is None for cell in cells)
+        assert all(cell["ours"] is not None and cell["agrees"] is None for cell in cells)
     best = kept["table12"]["Tiny-Attn-1H"]["cells"]["cola"]["ours"]
     log_of_it = before[str(runs / f"sweeps/{NAME}-tiny-1h-cola/search.jsonl")]
     scores = re.findall(r'"best_score": ?([-\d.e]+)', log_of_it)

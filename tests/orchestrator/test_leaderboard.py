@@ -130,6 +130,9 @@ def test_the_papers_number_stands_only_beside_what_is_the_papers(
     sweeps.trial("t1", [0.8], overrides=LITERAL | changes)
     (row,) = leaderboard(sweeps.tracker)
     assert row.paper == (None if expected is None else pytest.approx(expected))
+    told = "about 80 runs a task (20 on MNLI and QQP) and 40 evaluations of each"  # section B.1
+    for table in (render([row]), render_suite(suites([row])[0])):
+        assert (told in " ".join(_text(table).split())) == (expected is not None)
 
 
 @pytest.mark.parametrize(

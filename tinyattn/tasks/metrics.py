@@ -59,7 +59,7 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
     drawn with replacement. Arguments are those of `compute_metrics`; the result is deterministic.
     """
     primary, outputs = task.metrics[0], np.asarray(outputs)
-    draws = np.random.default_rng(0).integers(0, len(labels), (_RESAMPLES, len(labels)))
+    draws = np.random.default_rng(0).integers(0, len(labels), (RESAMPLES, len(labels)))
     if task.by_sums:
         own = outputs[:, columns_of(task.metrics)[primary]]
         return float(
@@ -101,7 +101,7 @@ def is_one_class(task: Task, logits: np.ndarray) -> bool:
     )
 
 
-_RESAMPLES = 50
+RESAMPLES = 50
 """Bootstrap samples; enough for a standard error to one tenth of its value."""
 
 # scipy is imported where it is used: it takes a second, which every command that only looks up a

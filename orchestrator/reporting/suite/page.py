@@ -107,7 +107,8 @@ def _cells(member: Member) -> list[str]:
 
 
 def _average_line(table: Suite) -> str:
-    paper = f" (paper: {number_words(table.paper_average, 1)})" if table.paper_average else ""
+    theirs = number_words(table.paper_average, 1)
+    paper = f" (paper: {theirs}, the best of its search on dev)" if table.paper_average else ""
     return (
         f"Average on dev, {short_plm(table.plm)}, protocol {table.protocol}, {coverage(table)}: "
         f"**{number_words(table.average, 1)}**{paper}"

@@ -15,6 +15,7 @@ from orchestrator.reporting.leaderboard import (
     number_words,
     short_plm,
 )
+from orchestrator.reporting.paper import LUCK
 from orchestrator.reporting.report import page_of, report_of
 from orchestrator.reporting.suite.results import Member, SuiteResults
 from orchestrator.spec.config import check_name
@@ -29,8 +30,8 @@ _HEAD = ("sweep", "task", "PLM", "state", "trials", "best score", "held-out", "p
 _NUMBERS = ("best score", "held-out", "paper", "parameters")
 _NOTE = (
     "The best trial of each task by its selection score. Held-out scores are measured on the "
-    "official dev rows; the paper's numbers (table 8), which were chosen on these rows, stand only "
-    "beside trials that are the paper's in all but what it searched."
+    "official dev rows; the paper's numbers (table 8) stand only beside trials that are the "
+    f"paper's in all but what it searched. {LUCK}"
 )
 
 _SEARCHES = (
