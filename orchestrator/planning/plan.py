@@ -109,6 +109,7 @@ class Plan:
             f"protocol {sweep.train.protocol}",
             *self._about_rows(),
             f"trials      {sweep.search.trials}{_space_size(sweep)} by {sweep.search.sampler}, "
+            f"seed {sweep.search.seed_of(sweep.name)}, "
             f"known points first: {len(sweep.search.points)}",
             f"searched    {', '.join(sweep.space) or 'nothing'}",
             f"rungs       {rung_words(sweep, self.evaluations)}",
