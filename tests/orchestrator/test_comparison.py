@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from mlflow_sweeps import Sweeps
 from rich.console import Console
+from scipy import stats
 from tiny_plm import save_tiny_plm
 from transformers import AutoConfig
 
@@ -631,3 +633,43 @@ def test_a_file_of_methods_that_does_not_fit(text: str, message: str, tmp_path: 
         sized_methods("minilm", ["tiny", str(file)], 9216)
     with pytest.raises(ConfigError, match=r"there\.yaml: cannot be read"):
         sized_methods("minilm", [str(tmp_path / "there.yaml")], 9216)
+
+
+PLANNED = ("compare", "agreement", "--methods", "tiny,lora,classifier", "--trials", "6", "epochs=1")
+
+
+def test_a_plan_says_runs_hours_and_what_rows_can_show(tmp_path: Path) -> None:
+    """1,000 rows judge. Of one pair, methods that differ in a tenth of the rows have a lead of
+    variance .1 / 1000, and 2 · .01² / 3 by searches: its t has 2 · 2 · (1.667 / .667)² = 25 degrees
+    of freedom, and by scipy's noncentral t a power of 80 % at 3.76 points."""
+    workspace = Workspace(tmp_path / "runs")
+    said = typed(workspace, *PLANNED, "--plan").stdout
+    assert "3 searches of 2 trials each: 6 trials a method, and 3 runs on fresh seeds" in said
+    assert said.count("6 trials and 3 runs on fresh seeds, about") == 3
+    assert "1,000 rows judge 1 pairs" in said
+    by_searches, by_rows = 2 * 0.01**2 / 3, 0.1 / 1000
+    freedom = 4 * ((by_searches + by_rows) / by_searches) ** 2
+    needed = stats.t.ppf(0.975, freedom)
+    error = (by_searches + by_rows) ** 0.5
+    (points,) = re.findall(r"differences of ([\d.]+) points", said)
+    power = stats.nct.sf(needed, freedom, float(points) / 100 / error)
+    assert power == pytest.approx(0.8, abs=0.03)
+    assert not (tmp_path / "runs" / "sweeps").exists(), "nothing starts"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--detect", "0.01"), "--detect: got 0.01; for 1 pairs 1,000 rows show"),
+        (("--detect", "1", "protocol=paper"), "no rows are left to judge"),
+        (("--hours", "0.00001"), "--hours: got 1e-05; 3 searches of each method take"),
+        (("--detect", "-1"), "Invalid value for '--detect'"),
+        (("--detect", "2", "--searches", "4"), "--searches: got 4 with --detect or --hours"),
+    ],
+)
+def test_a_wish_that_cannot_be_granted_is_refused_before_anything_starts(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path / "runs")
+    assert said in typed(workspace, *PLANNED, *words, code=2).stderr
+    assert not (tmp_path / "runs" / "sweeps").exists()
