@@ -279,6 +279,11 @@ class Adapter(nn.Module):
         weights = self.saved()[1].items()
         return sum(value.numel() for key, value in weights if key.startswith("layers."))
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of what answers: of the classifier and of its pooling."""
+        classifier = [] if self.classifier is None else self.classifier.parameters()
+        return [*self.pooling.parameters(), *classifier]
+
     def num_parameters(self) -> tuple[int, int]:
         """Return the numbers of parameters of the adapter and of its classifier with pooling."""
         classifier = parameter_count(self.pooling)
