@@ -99,8 +99,9 @@ class BottleneckConfig(Settings):
     """Width of the bottleneck."""
     activation: Literal["none", "relu", "gelu"] = "none"
     """Function between the two projections."""
-    norm: Literal["none", "plain", "affine"] = "none"
-    """LayerNorm before the projections: none, without affine parameters, or with them."""
+    norm: Literal["none", "plain", "affine"] | None = None
+    """LayerNorm before the projections: none, without affine parameters, or with them. None: plain
+    on a pre-LN PLM, where nothing that a bottleneck reads is normalised, and none on others."""
     bias: bool = False
     """Bias of each projection."""
     site: Literal["attention", "feed_forward", "both"] = "attention"
