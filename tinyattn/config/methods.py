@@ -283,7 +283,7 @@ TUNERS: dict[str, frozenset[str]] = {
     "FOURIERFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
     "WAVEFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
     "C3A": frozenset({"block_size", "target_modules"}),
-    "RANDLORA": frozenset({"r", "projection_prng_key", "target_modules"}),
+    "RANDLORA": frozenset({"r", "randlora_alpha", "projection_prng_key", "target_modules"}),
     "VBLORA": frozenset({"r", "num_vectors", "vector_length", "topk", "target_modules"}),
     "GRALORA": frozenset({"r", "gralora_k", "alpha", "target_modules"}),
     "DELORA": frozenset({"r", "delora_lambda", "target_modules"}),
