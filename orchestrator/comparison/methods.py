@@ -8,9 +8,10 @@ of their own (`REFERENCES`): they stand beside the match, not in it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from torch import nn
 from transformers import PreTrainedModel
 
 from orchestrator.comparison.method_file import ENDINGS, OwnMethod, read_methods
@@ -71,15 +72,35 @@ BOTTLENECKS: dict[str, dict[str, Json]] = {
     "pfeiffer": {"site": "feed_forward", "plm_norm": "both", "activation": "relu"},
 }
 """{name: what is other than in a linear bottleneck}; without biases, as all that is sized here."""
+SCALES: dict[str, tuple[str, int]] = {
+    "lora": ("lora_alpha", 2),
+    "loha": ("alpha", 1),
+    "lokr": ("alpha", 1),
+    "gralora": ("alpha", 2),
+    "randlora": ("randlora_alpha", 20),
+}
+"""{method: option that is divided by its rank to scale what it adds, and that scale}. Left at its
+default the scale would depend on the size: LoRA's is 1 at rank 8 and 8 at rank 1, so that published
+learning rates were no guide."""
 _BY_STEPS = {"gralora", "lokr", "oft", "boft", "c3a", "randlora"}
 """Tuners whose size is not linear in their option, or that take only some values of it."""
 _STEPS = tuple(sorted(factor * 2**power for factor in (1, 3) for power in range(11)))
 """Values of the option that are tried with these."""
 OTHER = 0.1
 """Largest difference from the wanted number of parameters, as a share of it."""
-RATES = (1e-4, 3e-2)
-"""Bounds of the learning rate; those of `full` are as far apart."""
-FULL_RATES = (1e-6, 3e-4)
+RATES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(("tiny", *VARIANTS, *BOTTLENECKS, "adamix", "warp"), (1e-4, 3e-2)),
+    **dict.fromkeys(("lora", "loha", "peanut", "deft", "glora", "gralora"), (3e-5, 9e-3)),
+    **dict.fromkeys(("randlora", "waveft", "oft", "boft"), (3e-5, 9e-3)),
+    **dict.fromkeys(("hra", "delora", "hira", "unilora", "lokr", "road", "bitfit"), (1e-4, 3e-2)),
+    **dict.fromkeys(("vera", "beft", "ln"), (3e-4, 9e-2)),
+    **dict.fromkeys(("ia3", "fourierft", "prompt", "prefix", "classifier"), (1e-3, 3e-1)),
+    "miss": (1e-5, 3e-3),
+    "c3a": (3e-3, 9e-1),
+    "full": (3e-6, 9e-4),
+}
+"""{method: bounds of the learning rate}, equally far apart for all, so that none is searched more
+finely. docs/compare.md has the source of each."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +188,7 @@ def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
 
 
 def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
-    rates = FULL_RATES if name == "full" else RATES
+    rates = RATES[name]
     if name in REFERENCES:
         adapter = _reference(name)
         return Sized(name, adapter, _count(plm, adapter), rates, is_reference=True)
@@ -191,11 +212,18 @@ def _sizes(plm: PreTrainedModel, name: str, params: int) -> list[tuple[dict[str,
     if knob is None:
         return _counted(plm, [settings])
     if name in _BY_STEPS:
-        tried = _counted(plm, [{**settings, str(knob): step} for step in _STEPS])
+        tried = _counted(plm, [_at_size(name, settings, str(knob), step) for step in _STEPS])
         return sorted(tried, key=lambda one: abs(one[1].saved - params))[:2]
-    one, two = (_count(plm, {**settings, str(knob): size}).saved for size in (1, 2))
+    sizes = (_at_size(name, settings, str(knob), size) for size in (1, 2))
+    one, two = (_count(plm, adapter).saved for adapter in sizes)
     near = max(1, 1 + (params - one) // max(1, two - one))
-    return _counted(plm, [{**settings, str(knob): size} for size in (near, near + 1)])
+    return _counted(plm, [_at_size(name, settings, str(knob), size) for size in (near, near + 1)])
+
+
+def _at_size(name: str, settings: Mapping[str, Json], knob: str, size: int) -> dict[str, Json]:
+    """Return a method's settings at a size, at which its scale is what it is at others."""
+    alpha, scale = SCALES.get(name, (None, 0))
+    return {**settings, knob: size} | ({alpha: scale * size} if alpha else {})
 
 
 def _counted(
@@ -223,7 +251,18 @@ def _of_file(plm: PreTrainedModel, name: str, method: OwnMethod, params: int) ->
             f"{params:,} parameters are wanted, {far[0]:,} came; allowed is {OTHER:.0%} more or "
             "less; mend it, or let it stand beside the match with reference: true"
         )
-    return Sized(name, method.adapter, counts[0], RATES, method.reference, method.space)
+    return Sized(
+        name, method.adapter, counts[0], _rates_like(method.adapter), method.reference, method.space
+    )
+
+
+def _rates_like(adapter: Mapping[str, Json]) -> tuple[float, float]:
+    """Return the learning rates of the method here that is nearest to a user's own."""
+    method = str(adapter.get("method", "tiny"))
+    named = {tuner: name for name, (tuner, _) in TUNERS_HERE.items()}
+    nearest = {"variant": "tiny", "peft": named.get(str(adapter.get("tuner")), "lora")}
+    name = "classifier" if adapter.get("layers") == "none" else nearest.get(method, method)
+    return RATES.get(name, RATES["tiny"])
 
 
 def _is_near(count: int, params: int) -> bool:
@@ -274,10 +313,21 @@ def _ia3_targets(plm: PreTrainedModel) -> Iterator[list[str]]:
 
 
 def _count(plm: PreTrainedModel, adapter: Mapping[str, Json]) -> Counts:
+    """Return the numbers of parameters, without those that do nothing."""
     config = build(TrainConfig, {"task": "rte", "plm": "minilm", "adapter": adapter}, "size")
     model = AdaptedModel(plm)
     try:
-        model.add_adapter("count", config.adapter)
-        return model.counts()
+        found = model.add_adapter("count", config.adapter)
+        counts, idle = model.counts(), sum(map(_diagonal, found.named_parameters()))
+        return replace(counts, adapter=counts.adapter - idle, saved=counts.saved - idle)
     finally:
         model.detach()
+
+
+def _diagonal(named: tuple[str, nn.Parameter]) -> int:
+    """Return how many numbers of a parameter do nothing: the diagonals of BOFT's blocks.
+
+    A block turns by what it is less what it is transposed.
+    """
+    name, parameter = named
+    return parameter.shape[:-1].numel() if "/boft_R/" in name else 0

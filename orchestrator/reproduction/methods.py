@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import search_spaces
-from orchestrator.comparison.methods import BOTTLENECKS, FULL_RATES, RATES
+from orchestrator.comparison.methods import BOTTLENECKS, RATES
 from orchestrator.spec.values import Json
 from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
@@ -37,6 +37,7 @@ _ONE_HEAD: dict[str, Json] = {
 """The adapter of equations 1 to 4; dropout as in the authors' code."""
 _FOUR_HEADS = {**_ONE_HEAD, "num_heads": 4}
 _HOULSBY = {"method": "bottleneck", **BOTTLENECKS["houlsby"], "bias": True}
+_LORA: dict[str, Json] = {"method": "peft", "tuner": "LORA", "lora_alpha": 16}
 _PFEIFFER = {"method": "bottleneck", **BOTTLENECKS["pfeiffer"], "bias": True}
 
 
@@ -56,7 +57,7 @@ class Method:
     `seeds`. A task that it does not have is the parent's."""
     seeds: tuple[int, ...] = ()
     """Seeds on which its parent's settings run again, or without a parent its printed ones."""
-    rates: tuple[float, float] = RATES
+    rates: tuple[float, float] = RATES["tiny"]
     """Bounds of the learning rate, where it is searched."""
     train: Mapping[str, Json] = field(default_factory=dict)
     """Keys of a trial in which it differs from the methods of GLUE."""
@@ -69,19 +70,15 @@ _E2E: dict[str, Json] = {"epochs": 5, "batch_size": 8, "max_length": 160}
 """Of LoRA (Hu et al., ICLR 2022): the paper prints none for E2E."""
 
 
-def _of_table_2(adapter: Mapping[str, Json]) -> Method:
-    return Method(BASE, adapter, BOTH)
-
-
 METHODS: dict[str, Method] = {
     "adamix": Method(LARGE, {"method": "adamix"}),  # the defaults are the published settings
     "adapter-h": Method(LARGE, {**_HOULSBY, "r": 8}),
     "adapter-h-6m": Method(LARGE, {**_HOULSBY, "r": 64}),
     "adapter-p": Method(LARGE, {**_PFEIFFER, "r": 16}),
     "adapter-p-3m": Method(LARGE, {**_PFEIFFER, "r": 64}),
-    "lora": Method(LARGE, {"method": "peft", "tuner": "LORA", "r": 8, "lora_alpha": 16}),
+    "lora": Method(LARGE, _LORA | {"r": 8}, rates=RATES["lora"]),
     "warp": Method(LARGE, {"method": "warp", "length": 20}),
-    "full": Method(LARGE, {"method": "full"}, rates=FULL_RATES),
+    "full": Method(LARGE, {"method": "full"}, rates=RATES["full"]),
     "tiny-1h": Method(LARGE, _ONE_HEAD, printed="table4"),
     "tiny-4h": Method(
         LARGE, _FOUR_HEADS, ("cola", "rte", "mrpc", "qnli"), printed="table5", parent="tiny-1h"
@@ -110,8 +107,8 @@ METHODS: dict[str, Method] = {
     "tiny-1h-e2e": Method(GPT_2, {**_ONE_HEAD, "norm": "plain"}, ("e2e",), train=_E2E),
     "adapter-e2e": Method(GPT_2, {**_PFEIFFER, "r": 7}, ("e2e",), train=_E2E),
     # 0.5 % of roberta-base's parameters, as the paper says of both.
-    "lora-base": _of_table_2({"method": "peft", "tuner": "LORA", "r": 16, "lora_alpha": 16}),
-    "adapter-h-base": _of_table_2({**_HOULSBY, "r": 16}),
+    "lora-base": Method(BASE, _LORA | {"r": 16}, BOTH, rates=RATES["lora"]),
+    "adapter-h-base": Method(BASE, {**_HOULSBY, "r": 16}, BOTH),
 }
 """By the names that `--methods` takes."""
 

@@ -133,7 +133,7 @@ def test_methods_at_one_size() -> None:
     [
         ("hira", {"r": 1}, 2 * 384 * 12),  # as LoRA, on query and value
         ("c3a", {"block_size": 192}, 384 * 384 // 192 * 12),  # one number a column of a block
-        ("boft", {"boft_block_size": 1}, None),
+        ("boft", {"boft_block_size": 2}, 9216),  # without diagonals, which do nothing
         ("lokr", {"r": 12}, None),
         ("unilora", {"theta_d_length": 9216}, 9216),
         ("rbf", {"score": "rbf", "head_dim": 1}, (4 * 384 + 1) * 6),

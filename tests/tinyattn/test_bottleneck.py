@@ -10,14 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from pydantic import TypeAdapter
 from test_more_families import DECODERS as MORE_DECODERS
 from test_more_families import ENCODERS as MORE_ENCODERS
 from test_packed_sequence import ROWS, gradients, stream_of
 from test_placement import DECODERS, ENCODERS, attend_by_hand, batch_of, unpad
 from torch import Tensor, nn
 
+from tinyattn.adapters.checkpoint import AdapterCard, PlmCard
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import AdapterConfig, BottleneckConfig, TrainConfig, UnfrozenConfig
+from tinyattn.config import AdapterConfig, AnyAdapter, BottleneckConfig, TrainConfig, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError
 from tinyattn.passes.prefix_cache import outputs_below
 from tinyattn.plms.families import FAMILIES, Family, layer_calls, register_family
@@ -29,6 +31,7 @@ PFEIFFER: dict[str, Any] = {
     "activation": "relu",
     "bias": True,
 }
+ADAPTER: TypeAdapter[AnyAdapter] = TypeAdapter(AnyAdapter)
 PLACES = [*itertools.product(("attention", "feed_forward", "both"), ("before", "after", "both"))]
 
 
@@ -51,6 +54,9 @@ def by_hand(kind: str, plm: Any, modules: dict[Any, Any], plm_norm: str, ids: li
         b = modules.get((call, where))
         if b is None:
             return torch.zeros_like(x)
+        if kind in DECODERS:  # pre-LN: a norm without parameters before the projections
+            mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+            x = (x - mean) / (variance + 1e-5).sqrt()
         return F.gelu(x @ b.down.weight.T + b.down.bias) @ b.up.weight.T + b.up.bias
 
     def behind(call: int, where: str, h: Tensor, u: Tensor, norm: Any) -> Tensor:
@@ -163,7 +169,9 @@ def test_every_family_has_the_sites_of_the_pair(build_plm: Any, kind: str) -> No
     plm = build_plm(kind, dtype=torch.float32)
     model = AdaptedModel(plm)
     size = plm.config.hidden_size
-    adapter = model.add_adapter("pair", config_of(site="both", plm_norm="after", r=size))
+    adapter = model.add_adapter(
+        "pair", config_of(site="both", plm_norm="after", norm="none", r=size)
+    )
     norms = model.sites.family.norms
     assert bool(norms) != model.sites.family.normalises_first
     undo(adapter)
@@ -188,7 +196,8 @@ def test_every_family_has_the_site_of_pfeiffer(build_plm: Any, kind: str) -> Non
     """With b(y) = −y what the last norm gets is x − N(x); without a last norm nothing is left."""
     plm = build_plm(kind, dtype=torch.float32)
     model = AdaptedModel(plm)
-    config = config_of(site="feed_forward", plm_norm="both", r=plm.config.hidden_size, layers=[0])
+    size = plm.config.hidden_size
+    config = config_of(site="feed_forward", plm_norm="both", norm="none", r=size, layers=[0])
     adapter = model.add_adapter("one", config)
     undo(adapter)
     norms, first = model.sites.family.norms, model.sites.calls[0]
@@ -267,7 +276,7 @@ def test_layers_below_the_first_bottleneck_are_computed_once(
 
 def test_what_was_stored_without_sites_is_stored_alike() -> None:
     """As commit 562db12 wrote it."""
-    config = TrainConfig(task="rte", plm="minilm", adapter=config_of())
+    config = TrainConfig(task="rte", plm="minilm", adapter=config_of(norm="none"))
     assert config.identity("a", "b") == "2e95150c2be6396f"
     assert [*config.model_dump()["adapter"]] == [
         "method", "r", "activation", "norm", "bias", "layers", "placement",
@@ -276,6 +285,42 @@ def test_what_was_stored_without_sites_is_stored_alike() -> None:
     assert pair.model_dump()["adapter"]["site"] == "both"
     assert TrainConfig.model_validate(pair.model_dump()) == pair
     assert pair.identity("a", "b") != config.identity("a", "b")
+
+
+@pytest.mark.parametrize("kind", sorted({*ENCODERS, *DECODERS, *MORE_ENCODERS, *MORE_DECODERS}))
+@pytest.mark.parametrize("method", ["bottleneck", "adamix"])
+def test_a_norm_stands_before_a_bottleneck_where_the_plm_is_pre_ln(
+    build_plm: Any, kind: str, method: str
+) -> None:
+    """There a hundred times the input gives the same; counts are alike; and cards say which."""
+    plm = build_plm(kind, dtype=torch.float32)
+    model = AdaptedModel(plm)
+    settings = {"method": method, "bias": False}
+    adapter = model.add_adapter("one", ADAPTER.validate_python(settings))
+    bare = model.add_adapter("bare", ADAPTER.validate_python(settings | {"norm": "none"}))
+    assert model.counts("one") == model.counts("bare")
+    x = torch.randn(1, 4, plm.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    one, same = adapter.layers["0" if method == "bottleneck" else "0-feed_forward"], []
+    for module in (one, bare.layers["0" if method == "bottleneck" else "0-feed_forward"]):
+        module.load_state_dict(one.state_dict())
+        same.append(torch.allclose(module(100 * x), module(x), rtol=1e-3, atol=1e-6))
+    pre_ln = model.sites.family.normalises_first
+    assert same == [pre_ln, False]
+    saved = adapter.saved()[0]
+    assert isinstance(saved, BottleneckConfig)
+    assert saved.norm == ("plain" if pre_ln else "none")
+
+
+def test_a_card_without_a_norm_is_of_a_bottleneck_without_one() -> None:
+    plm = PlmCard(
+        name="g", revision="", family="gpt2", hidden_size=16, fingerprint="f", precision="fp32"
+    )
+    given = {"method": "bottleneck", "r": 2}
+    card = {"adapter": given, "plm": plm.model_dump(), "num_outputs": 2}
+    found = AdapterCard.model_validate(card)
+    assert isinstance(found.adapter, BottleneckConfig)
+    assert found.adapter.norm == "none"
+    assert "norm" not in given
 
 
 @pytest.mark.parametrize("changes", [{"site": "both"}, {"plm_norm": "after"}])

@@ -319,7 +319,7 @@ def test_another_method_keeps_the_place_and_gives_up_the_rest() -> None:
             "method": "bottleneck",
             "r": 4,
             "activation": "none",
-            "norm": "none",
+            "norm": None,
             "bias": False,
             "layers": "top-2",
             "placement": "sequential",

@@ -99,8 +99,10 @@ def test_evaluation_steps(steps_per_epoch: int, every: int | None, expected: lis
         {"optimizer.name": "radam", "micro_batch_size": 5},
         {"zero_stage": 1},
         {"zero_stage": 2, "micro_batch_size": 3},
+        {"optimizer.head_lr": 10, "optimizer.decay_bias_and_norm": False},
+        {"optimizer.head_lr": 10, "zero_stage": 2},
     ],
-    ids=["dropout", "plm_dropout", "radam", "zero1", "zero2"],
+    ids=["dropout", "plm_dropout", "radam", "zero1", "zero2", "two rates", "two rates zero2"],
 )
 def test_resumed_equals_uninterrupted(
     changes: dict[str, object], model_cache: ModelCache, tmp_path: Path
@@ -171,14 +173,33 @@ def test_plm_weights_are_bit_identical_after_training(model_cache: ModelCache) -
     assert not any(p.requires_grad or p.grad is not None for p in plm.parameters())
 
 
-def test_matches_a_plain_loop(model_cache: ModelCache) -> None:
-    """The same training written with torch alone: no engine, no batches module, no schedule."""
-    config = BASE.with_overrides({"adapter.dropout": 0.0, "optimizer.weight_decay": 0.05})
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer.head_lr": 4.0, "pooling": "attention"},
+        {"optimizer.head_lr": 4.0, "zero_stage": 1},
+        {"optimizer.head_lr": 0.25, "adapter.layers": "none"},
+    ],
+    ids=["one rate", "two rates", "two rates with zero1", "no adapter"],
+)
+def test_matches_a_plain_loop(model_cache: ModelCache, changes: dict[str, Any]) -> None:
+    """The same training written with torch alone: no engine, no batches module, no schedule.
+
+    What answers, the classifier and the query of its pooling, has a rate of its own.
+    """
+    config = BASE.with_overrides(
+        {"adapter.dropout": 0.0, "optimizer.weight_decay": 0.05, **changes}
+    )
+    factors = (1.0, config.optimizer.head_lr)
     expected = run(config, model_cache)
     with trained(config, model_cache) as trainer, trainer.model.using(trainer.name):
         rows = trainer.data.train.rows
-        parameters = list(trainer.adapter.parameters())
-        optimizer = torch.optim.AdamW(parameters, lr=config.optimizer.lr, weight_decay=0.05)
+        rates: tuple[list[nn.Parameter], ...] = ([], [])
+        for name, parameter in trainer.adapter.named_parameters():
+            rates[name.startswith(("classifier", "pooling"))].append(parameter)
+        groups = [{"params": own} for own in rates]
+        optimizer = torch.optim.AdamW(groups, lr=config.optimizer.lr, weight_decay=0.05)
         losses: list[float] = []
         total = trainer.total_steps
         step = 0
@@ -191,8 +212,8 @@ def test_matches_a_plain_loop(model_cache: ModelCache) -> None:
                 )
                 # Linear decay after a warm-up of 10 % of the steps.
                 factor = step if step < 1 else (total - step) / (total - 1)
-                for group in optimizer.param_groups:
-                    group["lr"] = config.optimizer.lr * factor
+                for group, times in zip(optimizer.param_groups, factors, strict=True):
+                    group["lr"] = config.optimizer.lr * times * factor
                 logits = trainer.model(**padded)
                 labels = torch.tensor([row["label"] for row in batch])
                 loss = torch.nn.functional.cross_entropy(logits, labels)
@@ -203,6 +224,25 @@ def test_matches_a_plain_loop(model_cache: ModelCache) -> None:
                 step += 1
     assert expected[0]["train_loss"] == pytest.approx(np.mean(losses[:32]), rel=1e-5)
     assert expected[-1]["train_loss"] == pytest.approx(np.mean(losses[72 + 32 :]), rel=1e-4)
+    own = config.optimizer.lr * factors[config.adapter.layers == "none"]
+    first = (total - (expected[0]["step"] - 1)) / (total - 1)
+    assert expected[0]["lr"] == pytest.approx(own * first), "the adapter's, if there is one"
+
+
+def test_a_factor_of_one_is_no_group_of_its_own(model_cache: ModelCache) -> None:
+    """So optimizers in states that were saved before there was a factor fit, and losses too."""
+    assert "head_lr" not in BASE.model_dump()["optimizer"]
+    with trained(BASE, model_cache) as trainer:
+        (group,) = trainer.engine.optimizer.param_groups
+        assert len(group["params"]) == len([*trainer.adapter.parameters()])
+    decay = {"optimizer.decay_bias_and_norm": False, "optimizer.weight_decay": 0.1}
+    with trained(BASE.with_overrides(decay | {"optimizer.head_lr": 2}), model_cache) as trainer:
+        found = [
+            (len(group["params"]), group["initial_lr"], group["weight_decay"])
+            for group in trainer.engine.optimizer.param_groups
+        ]
+    # Six layers: two matrices each, and two biases; then the classifier's.
+    assert found == [(12, 5e-3, 0.1), (12, 5e-3, 0.0), (1, 1e-2, 0.1), (1, 1e-2, 0.0)]
 
 
 def test_best_evaluation_is_kept(model_cache: ModelCache, tmp_path: Path) -> None:

@@ -98,6 +98,8 @@ class Adapter(nn.Module):
         verbalizer: VerbalizerConfig | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(config, BottleneckConfig):
+            config = _with_norm(config, family_of(plm))
         self.config, self.num_outputs = config, num_outputs
         hidden, total = plm.config.hidden_size, len(layer_calls(plm))
         generator = torch.Generator().manual_seed(seed)
@@ -279,6 +281,11 @@ class Adapter(nn.Module):
         weights = self.saved()[1].items()
         return sum(value.numel() for key, value in weights if key.startswith("layers."))
 
+    def head_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of what answers: of the classifier and of its pooling."""
+        classifier = [] if self.classifier is None else self.classifier.parameters()
+        return [*self.pooling.parameters(), *classifier]
+
     def num_parameters(self) -> tuple[int, int]:
         """Return the numbers of parameters of the adapter and of its classifier with pooling."""
         classifier = parameter_count(self.pooling)
@@ -329,6 +336,17 @@ def _classifier(num_outputs: int, plm: PreTrainedModel, head: LmHead | None) -> 
     return found
 
 
+def _with_norm(config: BottleneckConfig, family: Family) -> BottleneckConfig:
+    """Return settings that say which norm a bottleneck has, for cards too.
+
+    In a pre-LN PLM the residual grows from layer to layer, and the same weights would do more in
+    each.
+    """
+    if config.norm is not None:
+        return config
+    return config.model_copy(update={"norm": "plain" if family.normalises_first else "none"})
+
+
 def places_of(config: AnyAdapter, family: Family) -> dict[str, Place]:
     """Return the places of a layer where a method has a module, by the end of the module's name.
 
@@ -367,11 +385,12 @@ def _module_of(
             config.num_experts,
             config.share,
             config.activation,
-            norm=config.norm,
+            norm=config.norm or "none",
             bias=config.bias,
         )
     if isinstance(config, BottleneckConfig):
-        return Bottleneck(hidden, config.r, config.activation, norm=config.norm, bias=config.bias)
+        norm = config.norm or "none"
+        return Bottleneck(hidden, config.r, config.activation, norm=norm, bias=config.bias)
     return TinyAttention(
         hidden,
         config.num_heads,

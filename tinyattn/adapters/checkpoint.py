@@ -163,6 +163,15 @@ class AdapterCard(Settings):
 
     later_keys = frozenset({"verbalizer"})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_without_norms(cls, data: Any) -> Any:
+        """A bottleneck whose card names no norm has none: there was none to choose by the PLM."""
+        adapter = data.get("adapter") if isinstance(data, Mapping) else None
+        if isinstance(adapter, Mapping) and adapter.get("method") == "bottleneck":
+            return {**data, "adapter": {"norm": "none", **adapter}}
+        return data
+
     @model_validator(mode="after")
     def _labels_fit(self) -> Self:
         outputs = None if self.task is None else len(self.task.labels or ("score",))

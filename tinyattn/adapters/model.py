@@ -35,7 +35,7 @@ from tinyattn.errors import (
     UsageError,
     did_you_mean,
 )
-from tinyattn.methods.replaced import refuse_unmatched
+from tinyattn.methods.replaced import refuse_blocks_of_one, refuse_unmatched
 from tinyattn.plms.families import select_layers
 from tinyattn.plms.lm_head import CausalHead, LmHead
 from tinyattn.plms.loading import Plm, PlmMemo, lm_head_of, mlm_head_of
@@ -133,6 +133,8 @@ class AdaptedModel(nn.Module):
             refuse_unmatched(self.plm, config)
         head = self._head_for(config, verbalizer)
         adapter = Adapter(self.plm, config, num_outputs, seed, pooling, head, verbalizer)
+        if isinstance(config, PeftAdapter):
+            refuse_blocks_of_one(config, adapter.replaced)
         self._attach(name, adapter)
         return adapter
 

@@ -99,8 +99,9 @@ class BottleneckConfig(Settings):
     """Width of the bottleneck."""
     activation: Literal["none", "relu", "gelu"] = "none"
     """Function between the two projections."""
-    norm: Literal["none", "plain", "affine"] = "none"
-    """LayerNorm before the projections: none, without affine parameters, or with them."""
+    norm: Literal["none", "plain", "affine"] | None = None
+    """LayerNorm before the projections: none, without affine parameters, or with them. None: plain
+    on a pre-LN PLM, where nothing that a bottleneck reads is normalised, and none on others."""
     bias: bool = False
     """Bias of each projection."""
     site: Literal["attention", "feed_forward", "both"] = "attention"
@@ -282,7 +283,7 @@ TUNERS: dict[str, frozenset[str]] = {
     "FOURIERFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
     "WAVEFT": frozenset({"n_frequency", "scaling", "random_loc_seed", "target_modules"}),
     "C3A": frozenset({"block_size", "target_modules"}),
-    "RANDLORA": frozenset({"r", "projection_prng_key", "target_modules"}),
+    "RANDLORA": frozenset({"r", "randlora_alpha", "projection_prng_key", "target_modules"}),
     "VBLORA": frozenset({"r", "num_vectors", "vector_length", "topk", "target_modules"}),
     "GRALORA": frozenset({"r", "gralora_k", "alpha", "target_modules"}),
     "DELORA": frozenset({"r", "delora_lambda", "target_modules"}),

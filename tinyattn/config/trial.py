@@ -27,13 +27,18 @@ CLASSIFIER = "none"
 """Value of `pattern` by which a classifier is trained, whatever patterns a task has."""
 
 
-class OptimizerConfig(StrictModel):
+class OptimizerConfig(Settings):
     """How the adapter and classifier are trained."""
+
+    later_keys = frozenset({"head_lr"})
 
     name: Literal["adamw", "radam"] = "adamw"
     """Update rule."""
     lr: float = Field(1e-3, gt=0, le=10)
     """Peak learning rate."""
+    head_lr: float = Field(1.0, gt=0, le=1000)
+    """Factor on `lr` of what answers: the classifier, with the queries by which rows are pooled for
+    it, or WARP's vectors of the classes. The adapter itself is trained at `lr`."""
     weight_decay: float = Field(0.0, ge=0, le=10)
     """Decoupled weight decay."""
     decay_bias_and_norm: bool = True

@@ -105,6 +105,20 @@ def refuse_unmatched(plm: PreTrainedModel, config: PeftAdapter) -> None:
                 )
 
 
+def refuse_blocks_of_one(config: PeftAdapter, modules: Modules) -> None:
+    """Refuse a tuner that turns blocks of one number each, which no turn changes.
+
+    Raises:
+        ConfigError: all that it trains of these blocks would do nothing.
+    """
+    for name, parameter in own_parameters(modules).items():
+        if ("/boft_R/" in name and parameter.shape[-1] == 1) or parameter.numel() == 0:
+            raise ConfigError(
+                f"adapter: {config.tuner} with {config.options} came: blocks of 1 × 1 turn "
+                "nothing; allowed are larger ones"
+            )
+
+
 def _like(name: str, paths: Sequence[str]) -> str:
     """Return ` — did you mean 'x'?` for the nearest end of a path with as many parts as `name`."""
     parts = name.count(".") + 1

@@ -44,6 +44,7 @@ def build_engine(
     total_steps: int,
     ranks: Ranks = ONE,
     biases_and_norms: Sequence[nn.Parameter] = (),
+    head: Sequence[nn.Parameter] = (),
 ) -> Any:
     """Wrap `model` in a DeepSpeed engine with the optimizer and schedule of `config`.
 
@@ -56,6 +57,7 @@ def build_engine(
         total_steps: optimizer steps of the whole trial, for the schedule.
         ranks: this process's rank among those of the trial.
         biases_and_norms: as for `build_optimizer`.
+        head: as for `build_optimizer`.
 
     Raises:
         ConfigError: as `warmup_steps`.
@@ -64,7 +66,7 @@ def build_engine(
     from transformers import get_scheduler  # imports peft, and with that bitsandbytes if installed
 
     deepspeed = _deepspeed(ranks)
-    optimizer = build_optimizer(model.parameters(), config.optimizer, biases_and_norms)
+    optimizer = build_optimizer(model.parameters(), config.optimizer, biases_and_norms, head)
     scheduler = get_scheduler(
         "constant_with_warmup"
         if config.optimizer.schedule == "constant"
@@ -128,21 +130,32 @@ def build_optimizer(
     parameters: Iterable[nn.Parameter],
     config: OptimizerConfig,
     biases_and_norms: Sequence[nn.Parameter] = (),
+    head: Sequence[nn.Parameter] = (),
 ) -> torch.optim.Optimizer:
     """Build AdamW or RAdam, with decoupled weight decay, over the trainable parameters.
+
+    Its first group is trained at `lr`, unless there is nothing but a head.
 
     Args:
         parameters: all, of which some may be frozen.
         config: of the trial.
         biases_and_norms: those that are not decayed without `decay_bias_and_norm`.
+        head: those that are trained at `lr` × `head_lr`.
     """
     trainable = [p for p in parameters if p.requires_grad]
     few = set() if config.decay_bias_and_norm else {id(p) for p in biases_and_norms}
-    spared = [p for p in trainable if id(p) in few]
-    decayed = [p for p in trainable if id(p) not in few]
+    # Without a factor all are in one group, as in the optimizers of states that were saved.
+    answering = set() if config.head_lr == 1 else {id(p) for p in head}
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": spared, "weight_decay": 0.0},
+        {
+            "params": [
+                p for p in trainable if (id(p) in answering, id(p) in few) == (answers, is_spared)
+            ],
+            "lr": config.lr * (config.head_lr if answers else 1),
+            "weight_decay": 0.0 if is_spared else config.weight_decay,
+        }
+        for answers in (False, True)
+        for is_spared in (False, True)
     ]
     groups = [group for group in groups if group["params"]]
     if config.name == "radam":

@@ -39,7 +39,8 @@ class Evaluation:
     where words have labels per word; where nothing is trained, of all training rows as the PLM
     answers them."""
     lr: float
-    """Learning rate of the last step; 0 where nothing is trained."""
+    """Learning rate of the last step: the adapter's, without one the classifier's; 0 where
+    nothing is trained."""
     seconds: float
     """Wall-clock seconds of this trial so far, without interruptions."""
     rows_per_second: float

@@ -127,12 +127,12 @@ class Trainer:
         self.prefix = self._prefix_of(self.train_rows)
         self.model.switch(None)  # the active adapter would also act in other models of this PLM
         own = _Own(self.model, self.name, plm=not self.model_cache.shards(config))
-        spared = self.adapter.biases_and_norms()
+        groups = self.adapter.biases_and_norms(), self.adapter.head_parameters()
         self.engine: Any | None = None
         """None: nothing is trained, as where the PLM's own head answers and no layer has an
         adapter. There is one evaluation then."""
         if any(parameter.requires_grad for parameter in own.parameters()):
-            self.engine = build_engine(own, config, self.total_steps, self.ranks, spared)
+            self.engine = build_engine(own, config, self.total_steps, self.ranks, *groups)
         else:
             join_ranks(self.ranks)
         self.allocation = self.adapter.allocation(self.total_steps)
