@@ -44,6 +44,7 @@ ABOUT = (
     "of, and in parentheses the paper's: the best of more is higher by luck, which is not in the "
     "interval."
 )
+_LEGEND = f"(…): the paper's. […]: the {_SURE} interval of ours less the paper's, where judged."
 _LEAST_LUCK = 0.05
 """Least luck, in points, that is told: less does not show in a table."""
 _SHOWN = 12
@@ -62,7 +63,8 @@ def render(found: Found, settings: Settings) -> list[PrintedTable | str]:
     its page alone."""
     scored = {column for _, column, cell in found.cells if cell.ours is not None}
     columns = [column for column in found.table.columns if column in scored or not scored]
-    printed = PrintedTable(header_style="bold", pad_edge=False)
+    printed = PrintedTable(header_style="bold", pad_edge=False, caption=_LEGEND)
+    printed.caption_justify = "left"
     for number, name in enumerate(_head(found, columns)):
         printed.add_column(name, justify="right" if number else "left")
     for row in found.rows:
