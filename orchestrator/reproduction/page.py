@@ -39,8 +39,9 @@ ABOUT = (
     f"difference, ours less the paper's: its {_SURE} interval, from the errors of both. The "
     "paper's error is taken to be as large as ours, unless the paper prints its own. ≈: 0 is in "
     "the interval. ≠: it is not; an exact replication that is selected alike gets it in at most 1 "
-    f"of {round(1 / LEVEL)} numbers. A single run's error is that of rows: what another seed "
-    "would change beyond that is not in it. `runs × evaluations` is what our number is the best "
+    f"of {round(1 / LEVEL)} numbers, as long as its seeds differ no more than samples of rows do: "
+    "a single run's error is that of rows, and does not know what another seed would change "
+    "beyond. `runs × evaluations` is what our number is the best "
     "of, and in parentheses the paper's: the best of more is higher by luck, which is not in the "
     "interval."
 )
