@@ -4,6 +4,7 @@
     python -m benchmarks.luck.simulate power     # at 1, 2 and 4 points, printed and true
     python -m benchmarks.luck.simulate shows     # the power at the difference that is printed
     python -m benchmarks.luck.simulate looks     # a comparison in steps
+    python -m benchmarks.luck.simulate tasks     # a comparison over 2 to 10 tasks
 
 `units` judges the units of 3 searches of 4 trials; the old rule judges the winner of one search of
 12 trials on 3 fresh seeds by the larger p of a test over rows and one over seeds, here by the
@@ -21,6 +22,7 @@ import numpy as np
 from scipy import special
 
 from benchmarks.luck.worlds import Runs, Searches, answers_of, metric_of, shifts_of, worlds_of
+from orchestrator.comparison.across import judge_across
 from orchestrator.comparison.units import (
     LEVEL,
     LOOKS,
@@ -52,16 +54,21 @@ def comparisons(
     count: int,
     searches: int = 3,
     old: bool = False,
+    task: int = 0,
 ) -> Iterator[dict[str, list[Unit]]]:
-    """Yield the units of comparisons in which the first method is better by `lead` points."""
+    """Yield the units of comparisons in which the first method is better by `lead` points.
+
+    Those of another `task` are drawn anew.
+    """
     own, judge = worlds_of(methods)[world], metric_of(metric)
 
     def runs(number: int, seed: int) -> Runs:
         found = Searches(own, methods, number, seed)
         return found.seeds_of_one() if old else found.units(searches)
 
-    shift, drawn = shifts_of(methods, metric, lead, runs(MANY, 1), own.bias), runs(count, 2)
-    rng = np.random.default_rng(3)
+    shift = shifts_of(methods, metric, lead, runs(MANY, 1), own.bias)
+    drawn = runs(count, 2 + 2 * task)
+    rng = np.random.default_rng(3 + 2 * task)
     for rate, quality in zip(drawn.rate, drawn.quality, strict=True):
         answers, labels = answers_of(rate, quality + shift[:, None], own.bias, rows, rng)
         yield {
@@ -180,7 +187,39 @@ def in_steps(units: Mapping[str, Sequence[Unit]], wanted: float) -> tuple[list, 
     return found, made
 
 
-PARTS = {"null": null, "power": power, "shows": shown, "looks": looks}
+def over_tasks(world: str, methods: int, rows: int, metric: str, count: int) -> str:
+    """Return, for numbers of tasks, the false claims and powers of the tests across them.
+
+    Every other task has a third of the rows. Powers are of a quarter as many comparisons.
+    """
+    lines = []
+    for lead in (0.0, *POINTS):
+        drawn = []
+        for task in range(max(TASKS)):
+            own, few = rows // (1 + 2 * (task % 2)), count // 4 if lead else count
+            units = comparisons(world, methods, own, metric, lead, few, task=task)
+            drawn.append([judge_pairs(each) for each in units])
+        shares = [across_share(drawn[:number], methods, metric, lead) for number in TASKS]
+        what = f"power at {lead:g}" if lead else "false"
+        lines.append(f"{what} {', '.join(f'{share:.3f}' for share in shares)}")
+    return f"{', '.join(map(str, TASKS))} tasks: {'; '.join(lines)}"
+
+
+def across_share(
+    tasks: Sequence[Sequence[Sequence[TunedPair]]], methods: int, metric: str, lead: float
+) -> float:
+    """Return the share of false claims over tasks, or of the first method's pairs that show."""
+    found = [judge_across({metric: each})[metric] for each in zip(*tasks, strict=True)]
+    shown = [[pair for pair in pairs if pair.is_shown] for pairs in found]
+    if not lead:
+        return float(np.mean([bool(pairs) for pairs in shown]))
+    right = [sum(pair.better == "0" for pair in pairs) for pairs in shown]
+    return float(np.mean(right)) / (methods - 1)
+
+
+TASKS = (2, 3, 4, 5, 10)
+"""Numbers of tasks of a comparison."""
+PARTS = {"null": null, "power": power, "shows": shown, "looks": looks, "tasks": over_tasks}
 
 
 def main() -> None:

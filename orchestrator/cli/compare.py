@@ -1,10 +1,11 @@
-"""The verb `compare`: which small method is best for a task, at equal parameters and equal care."""
+"""The verb `compare`: which small method is best for tasks, at equal parameters and equal care."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -26,16 +27,18 @@ from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:  # these take seconds to import
+    from orchestrator.comparison.judging import Comparison
     from orchestrator.comparison.methods import Sized
     from orchestrator.comparison.run import Searching, Wanted
     from orchestrator.comparison.steps import Wish
     from orchestrator.comparison.suite import Budget
     from orchestrator.comparison.units import Looked
+    from orchestrator.spec.suite import Suite
     from orchestrator.state.workspace import Workspace
 
 
 @click.command()
-@click.argument("task")
+@click.argument("task", metavar="TASK[,TASK...]")
 @click.argument("overrides", nargs=-1)
 @click.option("--plm", default="minilm", show_default=True, help="Name or folder of the PLM.")
 @click.option(
@@ -82,53 +85,85 @@ def compare(
     planned: bool,
     places: Places,
 ) -> None:
-    """Compare small methods on a task: equal parameters, each tuned several times.
+    """Compare small methods on a task or several: equal parameters, each tuned several times.
 
+    Several tasks, by commas, are compared one after the other; then all in one table.
     The same command goes on where it was interrupted; more --searches are added to those that there
     are, and more --methods join. Overrides are for all methods alike: epochs=2 max_train_rows=2000
     """
     chosen = parse_overrides(overrides)
     with imports_uncollected():
         from orchestrator.comparison.methods import one_head_size, sized_methods
-        from orchestrator.comparison.run import Searching, Wanted, budgets_of
+        from orchestrator.comparison.run import Wanted, budgets_of
         from orchestrator.comparison.steps import Wish
-        from orchestrator.comparison.suite import budget_of, comparison_name
+        from orchestrator.comparison.suite import budget_of
+        from orchestrator.comparison.tasks import metric_note, named_tasks, names_of
 
+    whole, tasks = names_of(named_tasks(task), name)
     size = params or one_head_size(plm)
     sized = sized_methods(plm, [word.strip() for word in methods.split(",")], size)
     if len(sized) < 2:
         raise UsageError(
             f"--methods: got {methods} alone; a comparison takes two or more, as in tiny,lora"
         )
-    name = name or comparison_name(task)
     _say_sizes(sized, size)
     workspace = workspace_of(places)
     wish = Wish(None if detect is None else detect / 100, hours)
-    there = budgets_of(name, workspace).values()
+    there = [budget for own in tasks for budget in budgets_of(own, workspace).values()]
     begun = max(there, key=lambda one: one.searches, default=None)
     budget = budget_of(trials, searches, begun, in_steps=wish.is_set)
-    words = [task, *overrides, "--methods", methods, "--plm", plm, "--name", name]
-    words += ["--trials", str(budget.total)]
+    words = [",".join(tasks.values()), *overrides, "--methods", methods, "--plm", plm]
+    words += ["--name", whole, "--trials", str(budget.total)]
     words += [] if wish.is_set else ["--searches", str(budget.searches)]
     words += ["--params", str(params)] if params else []
     words += ["--detect", f"{detect:g}"] if detect else []
     words += ["--hours", f"{hours:g}"] if hours else []
     words += [word for module in imported() for word in ("--import", module)]
     go_on = shlex.join(["compare", *words])
-    wanted = Wanted(name, task, plm, sized, chosen, imported(), go_on)
+    wanted = [
+        Wanted(own, task, plm, sized, chosen, imported(), go_on) for own, task in tasks.items()
+    ]
     echo(
         f"{budget.searches} searches of {budget.trials} trials each: {budget.total} trials a "
-        f"method, and {budget.searches} runs on fresh seeds"
+        f"method{' and task' if len(tasks) > 1 else ''}, and {budget.searches} runs on fresh seeds"
     )
-    if planned or wish.is_set:
-        _plan(wanted, budget, wish, workspace, places, planned)
+    if (note := metric_note([*tasks.values()])) is not None:
+        echo(note)
+    wishes = _plan(wanted, budget, wish, workspace, places, planned)
     if planned:
         return
-    searching = Searching(wanted, budget.trials, workspace, echo)
-    searching.prepare(budget.searches)
+    _compare(whole, wanted, budget, wishes, size, workspace, places)
+
+
+def _compare(
+    whole: str,
+    wanted: Sequence[Wanted],
+    budget: Budget,
+    wishes: Mapping[str, Wish],
+    size: int,
+    workspace: Workspace,
+    places: Places,
+) -> None:
+    """Compare on each task, in one Ray, and show what is found on each and over all."""
+    from orchestrator.comparison.run import Searching
+    from orchestrator.comparison.tasks import check_all
+
+    searching = {one.task: Searching(one, budget.trials, workspace, echo) for one in wanted}
+    check_all({task: partial(each.prepare, budget.searches) for task, each in searching.items()})
+    found: list[Comparison] = []
+    *others, last = wanted
     with ray_of(places.on):
-        looks = _search(searching, wanted, budget, wish, workspace)
-    _show(searching, wanted, size, looks, workspace)
+        for one in others:
+            echo(f"task {one.task}")
+            looks = _search(searching[one.task], one, budget, wishes[one.task], workspace)
+            found.append(_show(searching[one.task], one, size, looks, workspace))
+        if others:
+            echo(f"task {last.task}")
+        looks = _search(searching[last.task], last, budget, wishes[last.task], workspace)
+    # Ray's workers are gone by now, and with them the memory that they hold.
+    found.append(_show(searching[last.task], last, size, looks, workspace))
+    if others:
+        _show_all(whole, wanted, found, workspace)
 
 
 def _say_sizes(sized: Sequence[Sized], size: int) -> None:
@@ -142,22 +177,42 @@ def _say_sizes(sized: Sequence[Sized], size: int) -> None:
 
 
 def _plan(
-    wanted: Wanted,
+    wanted: Sequence[Wanted],
     budget: Budget,
     wish: Wish,
     workspace: Workspace,
     places: Places,
     planned: bool,
-) -> None:
-    """Print what a comparison takes, and refuse what it cannot show or do in its time."""
-    from orchestrator.comparison.plan import comparison_plan
+) -> dict[str, Wish]:
+    """Print what comparisons take, and refuse what they cannot show or do in their time.
 
-    capacity = capacity_of(places.on)
-    suite = wanted.suite(budget)
-    plan = comparison_plan(suite, budget, len(wanted.references), workspace, capacity)
+    Returns:
+        The wish of each task.
+    """
+    from orchestrator.comparison.plan import comparison_plan
+    from orchestrator.comparison.tasks import TasksPlan, check_all, refuse_clashes
+
+    suites: dict[str, Suite] = {}
+
+    def add(one: Wanted) -> None:
+        suites[one.task] = one.suite(budget)
+
+    check_all({one.task: partial(add, one) for one in wanted})
+    refuse_clashes([*suites.values()])
+    if not (planned or wish.is_set):
+        return {one.task: wish for one in wanted}
+    capacity, plans = capacity_of(places.on), {}
+
+    def plan_on(one: Wanted) -> None:
+        number = len(one.references)
+        plans[one.task] = comparison_plan(suites[one.task], budget, number, workspace, capacity)
+
+    check_all({one.task: partial(plan_on, one) for one in wanted})
+    plan = TasksPlan(plans)
     if planned:
         echo(str(plan))
     plan.refuse_hopeless(wish)
+    return plan.wishes(wish)
 
 
 def _search(
@@ -191,7 +246,7 @@ def _show(
     size: int,
     looks: list[Looked] | None,
     workspace: Workspace,
-) -> None:
+) -> Comparison:
     """Judge, print the table and what it shows, and keep and publish the page."""
     from orchestrator.comparison.judging import Units, judge
     from orchestrator.comparison.page import keep, publish
@@ -208,3 +263,25 @@ def _show(
     publish(found, name, size, files, workspace.tracker())
     note_command(workspace, name, wanted.go_on, is_judged=True)
     echo(f"next: {next_command(f'tinyattn report {name}')}")
+    return found
+
+
+def _show_all(
+    whole: str, wanted: Sequence[Wanted], found: Sequence[Comparison], workspace: Workspace
+) -> None:
+    """Print the table over tasks and what it shows, and keep its page."""
+    from orchestrator.comparison.across_page import keep_across
+    from orchestrator.comparison.across_table import OverTasks, render_across
+    from orchestrator.comparison.tasks import short_name
+
+    tasks = [short_name(one.task) for one in wanted]
+    all_found = OverTasks(
+        whole,
+        dict(zip(tasks, found, strict=True)),
+        dict(zip(tasks, [one.name for one in wanted], strict=True)),
+    )
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    for part in render_across(all_found):
+        console.print(part)
+    files = keep_across(all_found, workspace.runs)
+    echo(f"kept: {files[0]}, and {files[1].name} beside it")

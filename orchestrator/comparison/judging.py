@@ -304,6 +304,11 @@ def size_of(sweep: Sweep) -> int:
     return sweep.search.trials_a_search or sweep.search.trials
 
 
+def search_of_unit(trial: Trial) -> int:
+    """Return the search, from 0, whose winner a trial repeats."""
+    return int(str(trial.params["seed"])) - FRESH_SEED
+
+
 def _judged(
     name: str, sweep: Sweep, units: Units, workspace: Workspace, is_reference: bool
 ) -> Judged:
@@ -326,7 +331,7 @@ def _judged(
 def _tuned(ran: _Ran) -> Tuned:
     trial = ran.trial
     return Tuned(
-        int(str(trial.params["seed"])) - FRESH_SEED,
+        search_of_unit(trial),
         {key: value for key, value in trial.params.items() if key != "seed"},
         trial.last.best_score,
         ran.unit.score,

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.comparison.judging import Units
+from orchestrator.comparison.judging import Units, search_of_unit, size_of
 from orchestrator.comparison.suite import LEAST_SEARCHES
 from orchestrator.comparison.units import (
     LOOKS,
@@ -28,6 +28,9 @@ from orchestrator.comparison.units import (
     plan_shows,
     spread_of,
 )
+from orchestrator.search.asha import search_of
+from orchestrator.selection.finalizing import repeats_of
+from orchestrator.spec.batch import SEARCH
 from orchestrator.spec.config import Sweep
 from orchestrator.state.event_log import read_event_log
 from orchestrator.state.workspace import Workspace
@@ -37,6 +40,9 @@ MOST_SEARCHES = 12
 
 Search = Callable[[Collection[str], int], Mapping[str, Sweep]]
 """Brings methods, by their names, to a number of searches; returns the sweeps of all methods."""
+HoursOf = Callable[[Mapping[str, Sweep], int], float]
+"""Tells the hours that the first so many searches of each sweep took, with their winners' runs.
+Later ones are left out, so that a comparison that was killed in them decides as before."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def run_in_steps(
     match: Collection[str],
     search: Search,
     units: Units,
-    hours_of: Callable[[Mapping[str, Sweep]], float],
+    hours_of: HoursOf,
     say: Callable[[str], None],
 ) -> list[Looked] | None:
     """Search, look and search on until it is known who is better, or the time is over.
@@ -71,14 +77,14 @@ def run_in_steps(
         match: those that are tested; the others are searched three times.
         search: brings methods to a number of searches.
         units: of methods whose searches have ended.
-        hours_of: returns the hours that the trials of sweeps took so far.
+        hours_of: tells the hours that trials took.
         say: takes progress messages.
 
     Returns:
         How each pair stands; None: all is tested once, at the end.
     """
     sweeps = search(methods, LEAST_SEARCHES)
-    pilot = hours_of(sweeps)
+    pilot = hours_of(sweeps, LEAST_SEARCHES)
     tested = [name for name in methods if name in match]
     own = units.of(sweeps, tested)
     if sum(len(each) > 1 for each in own.values()) > 1:
@@ -99,7 +105,7 @@ def _look_on(
     tested: Sequence[str],
     search: Search,
     units: Units,
-    hours_of: Callable[[Mapping[str, Sweep]], float],
+    hours_of: HoursOf,
     say: Callable[[str], None],
     own: Mapping[str, Sequence[Unit]],
     sweeps: Mapping[str, Sweep],
@@ -111,7 +117,7 @@ def _look_on(
     for searches in sorted(LOOKS):
         if searches > LEAST_SEARCHES:
             open_ones = _open(found)
-            spent = hours_of(sweeps)
+            spent = hours_of(sweeps, searches - 1)
             if wish.hours is not None and spent + each * len(open_ones) > wish.hours:
                 say(f"the time is over after {spent:.1f} hours; open pairs stay open")
                 break
@@ -156,21 +162,23 @@ def _look_words(found: Sequence[Looked], searches: int, wanted: float) -> str:
     )
 
 
-def hours_of_trials(workspace: Workspace, at_once: int) -> Callable[[Mapping[str, Sweep]], float]:
-    """Return a function that tells the hours that all trials of sweeps took, side by side.
+def hours_of_trials(workspace: Workspace, at_once: int) -> HoursOf:
+    """Return a function that tells the hours of trials, side by side.
 
     Args:
         workspace: where they are kept.
         at_once: trials that run at once.
     """
 
-    def hours(sweeps: Mapping[str, Sweep]) -> float:
-        logs = [
-            path
-            for sweep in sweeps.values()
-            for path in workspace.path_of(sweep.name).glob("*.jsonl")
-        ]
-        seconds = sum(trial.seconds for log in logs for trial in read_event_log(log).values())
+    def hours(sweeps: Mapping[str, Sweep], searches: int) -> float:
+        seconds = 0.0
+        for sweep in sweeps.values():
+            log = workspace.path_of(sweep.name) / f"{SEARCH}.jsonl"
+            for trial in read_event_log(log).values():
+                if search_of(trial.name, size_of(sweep)) < searches:
+                    seconds += trial.seconds
+            again = repeats_of(sweep, workspace)
+            seconds += sum(one.seconds for one in again if search_of_unit(one) < searches)
         return seconds / at_once / 3600
 
     return hours

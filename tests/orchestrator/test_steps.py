@@ -41,8 +41,8 @@ class Drawn:
         right = (hard + draws.normal(0, 0.05, ROWS) < score).astype(float)
         return Unit(float(right.mean()), right, ROWS)
 
-    def hours(self, sweeps: object) -> float:
-        return sum(self.searches.values()) * 0.1
+    def hours(self, sweeps: object, searches: int = 99) -> float:
+        return sum(min(searches, each) for each in self.searches.values()) * 0.1
 
 
 def run(drawn: Drawn, wish: Wish, methods: Sequence[str], match: Collection[str]):
@@ -115,6 +115,19 @@ def test_hours_alone_choose_the_number_of_searches_by_time() -> None:
     much = Drawn({"a": 0.9, "b": 0.5}, luck=0.01)
     run(much, Wish(hours=100.0), ["a", "b"], ["a", "b"])
     assert set(much.searches.values()) == {MOST_SEARCHES}
+
+
+@pytest.mark.parametrize(("wish", "searches"), [(Wish(hours=2.0), 10), (Wish(0.02, 1.05), 5)])
+def test_hours_of_a_comparison_that_was_killed_are_those_of_the_same_searches(
+    wish: Wish, searches: int
+) -> None:
+    """One that begins with all of its searches on disk asks for the same again."""
+    whole, killed = (Drawn({"a": 0.7, "b": 0.67}, luck=0.03, seed=7) for _ in range(2))
+    run(whole, wish, ["a", "b"], ["a", "b"])
+    assert set(whole.searches.values()) == {searches}
+    killed.searches = dict(whole.searches)
+    run(killed, wish, ["a", "b"], ["a", "b"])
+    assert killed.asked == whole.asked
 
 
 def test_what_cannot_be_answered_is_said_after_the_pilot() -> None:
