@@ -93,11 +93,11 @@ def compare(
     """
     chosen = parse_overrides(overrides)
     with imports_uncollected():
+        from orchestrator.comparison.across.tasks import metric_note, named_tasks, names_of
         from orchestrator.comparison.methods import one_head_size, sized_methods
         from orchestrator.comparison.run import Wanted, budgets_of
         from orchestrator.comparison.steps import Wish
         from orchestrator.comparison.suite import budget_of
-        from orchestrator.comparison.tasks import metric_note, named_tasks, names_of
 
     whole, tasks = names_of(named_tasks(task), name)
     size = params or one_head_size(plm)
@@ -145,8 +145,8 @@ def _compare(
     places: Places,
 ) -> None:
     """Compare on each task, in one Ray, and show what is found on each and over all."""
+    from orchestrator.comparison.across.tasks import check_all
     from orchestrator.comparison.run import Searching
-    from orchestrator.comparison.tasks import check_all
 
     searching = {one.task: Searching(one, budget.trials, workspace, echo) for one in wanted}
     check_all({task: partial(each.prepare, budget.searches) for task, each in searching.items()})
@@ -189,8 +189,8 @@ def _plan(
     Returns:
         The wish of each task.
     """
+    from orchestrator.comparison.across.tasks import TasksPlan, check_all, refuse_clashes
     from orchestrator.comparison.plan import comparison_plan
-    from orchestrator.comparison.tasks import TasksPlan, check_all, refuse_clashes
 
     suites: dict[str, Suite] = {}
 
@@ -270,9 +270,9 @@ def _show_all(
     whole: str, wanted: Sequence[Wanted], found: Sequence[Comparison], workspace: Workspace
 ) -> None:
     """Print the table over tasks and what it shows, and keep its page."""
-    from orchestrator.comparison.across_page import keep_across
-    from orchestrator.comparison.across_table import OverTasks, render_across
-    from orchestrator.comparison.tasks import short_name
+    from orchestrator.comparison.across.page import keep_across
+    from orchestrator.comparison.across.table import OverTasks, render_across
+    from orchestrator.comparison.across.tasks import short_name
 
     tasks = [short_name(one.task) for one in wanted]
     all_found = OverTasks(

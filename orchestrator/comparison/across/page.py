@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from orchestrator.comparison.across import AcrossPair
-from orchestrator.comparison.across_table import (
+from orchestrator.comparison.across.statistics import AcrossPair
+from orchestrator.comparison.across.table import (
     ABOUT,
     OverTasks,
     content_across,
