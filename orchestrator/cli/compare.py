@@ -67,6 +67,7 @@ def compare(
         from orchestrator.comparison.judging import judge
         from orchestrator.comparison.methods import one_head_size, sized_methods
         from orchestrator.comparison.page import keep, publish
+        from orchestrator.comparison.peft_results import peft_results
         from orchestrator.comparison.run import (
             begun_budget,
             prepare_comparison,
@@ -112,12 +113,13 @@ def compare(
         repeats = search_and_repeat(prepared, workspace, echo, go_on)
     sweeps = {member.name: member.sweep for member in suite.members}
     references = {method.name for method in sized if method.is_reference}
-    found = judge(sweeps, repeats, references, workspace, echo)
+    found = judge(sweeps, repeats, references, workspace, echo, go_on)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(found, size):
         console.print(part)
-    files = keep(found, name, size, workspace.path_of(name))
-    echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
+    results = peft_results(found, name, sweeps, repeats, workspace)
+    files = keep(found, name, size, workspace.path_of(name), results)
+    echo(f"kept: {files[0]}, and {files[1].name}, figures and results beside it")
     publish(found, name, size, files, workspace.tracker())
     note_command(workspace, name, go_on, is_judged=True)
     echo(f"next: {next_command(f'tinyattn report {name}')}")

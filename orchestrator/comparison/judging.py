@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from orchestrator.comparison.cost import step_bytes
+from orchestrator.comparison.setting import Setting
 from orchestrator.comparison.units import (
     TunedPair,
     Unit,
@@ -172,6 +173,8 @@ class Comparison:
     """Trials of one search."""
     searches: int
     """Searches of each method; of some there may be more, see their units."""
+    setting: Setting
+    """On what they were compared, and by which code."""
 
 
 def judge(
@@ -180,6 +183,7 @@ def judge(
     references: Collection[str],
     workspace: Workspace,
     say: Callable[[str], None],
+    command: str,
 ) -> Comparison:
     """Judge the methods of a comparison, whose searches and fresh seeds have ended.
 
@@ -189,6 +193,7 @@ def judge(
         references: names of methods that stand beside the match.
         workspace: where they are kept.
         say: takes progress messages.
+        command: the command that was typed, without `tinyattn`.
 
     Raises:
         TinyAttnError: an adapter is gone.
@@ -237,6 +242,7 @@ def judge(
         {each: power_at(pairs, each) for each in DIFFERENCES},
         trials,
         search.trials // trials,
+        Setting.of(first, model_cache.plm_of(first.train), data, command),
     )
 
 

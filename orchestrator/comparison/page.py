@@ -1,4 +1,4 @@
-"""The page of a comparison: an HTML file, a plot and JSON, on disk and in the suite's MLflow run.
+"""The page of a comparison: HTML, figures and JSON, on disk and in the suite's MLflow run.
 
 The run of a comparison is that of its suite: the runs of its methods' sweeps are its children, and
 those of trials and seeds are theirs.
@@ -6,20 +6,31 @@ those of trials and seeds are theirs.
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from orchestrator.comparison.judging import Comparison
-from orchestrator.comparison.table import ABOUT, HEAD, content, lines, sentences, title
+from orchestrator.comparison.figures import Drawn, as_svg, drawn
+from orchestrator.comparison.judging import Comparison, Judged
+from orchestrator.comparison.table import (
+    ABOUT,
+    HEAD,
+    claims,
+    edge_words,
+    lines,
+    remarks,
+    sentences,
+    summary,
+    title,
+)
 from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_config
 from orchestrator.reporting.report import page_of
 from orchestrator.reporting.suite.page import SETTLE_SECONDS, publish_suite
+from orchestrator.spec.values import Json
 from orchestrator.state.suite_definition import COMPARISON_PAGE
 from orchestrator.tracking.records import TAG_LENGTH
 from orchestrator.tracking.writer import TrackingWriter
@@ -29,24 +40,35 @@ _PAIR_HEAD = ("better", "worse", "lead", "95 % interval", "p", "corrected p")
 _SEARCH_HEAD = ("method", "search", "what was found", "selection", "score")
 
 
-def keep(found: Comparison, name: str, params: int, folder: Path) -> list[Path]:
-    """Write comparison.html, .svg and .json into a folder; return their paths.
+def keep(
+    found: Comparison, name: str, params: int, folder: Path, results: Mapping[str, Json]
+) -> list[Path]:
+    """Write comparison.html and .json, the figures and the results of runs; return their paths.
+
+    Figures and results that an earlier judgement left there, and that are not among these, go.
 
     Args:
         found: the comparison.
         name: its name.
         params: the wanted number of parameters.
         folder: of its suite.
+        results: from `peft_results`, by file name.
 
     Raises:
         StorageError: they cannot be written.
     """
-    drawn = _plot(found)
+    figures = drawn(found)
+    svgs = {one: as_svg(figure, one) for one, figure in figures.items()}
     texts = {
-        COMPARISON_PAGE: _page(found, name, params, drawn),
-        "comparison.svg": drawn,
-        "comparison.json": json.dumps(content(found, params), indent=1) + "\n",
+        COMPARISON_PAGE: _page(found, name, params, figures, svgs),
+        "comparison.json": _json(content(found, params)),
+        **{f"figures/{one}.svg": svg for one, svg in svgs.items()},
+        **{f"results/{file}": _json(result) for file, result in results.items()},
     }
+    earlier = [*(folder / "figures").glob("*.svg"), *(folder / "results").glob(f"*--{name}-*.json")]
+    for file in earlier:
+        if str(file.relative_to(folder)) not in texts:
+            file.unlink(missing_ok=True)
     for file, text in texts.items():
         write_text(folder / file, text)
     return [folder / file for file in texts]
@@ -76,9 +98,10 @@ def publish(
     run.note_comparison(_note([f"**{title(found)}**", table], list(sentences(found))), scores)
     tracker.settle(SETTLE_SECONDS)  # the page reads the note
     publish_suite(tracker, run)
+    folder = files[0].parent
     with tempfile.TemporaryDirectory() as scratch:
         for file in files:
-            write_text(Path(scratch) / file.name, file.read_text("utf-8"))
+            write_text(Path(scratch) / file.relative_to(folder), file.read_text("utf-8"))
         tracker.log_folder(run.run_id, Path(scratch), "comparison")
 
 
@@ -93,19 +116,54 @@ def _note(first: Sequence[str], said: Sequence[str]) -> str:
     return f"{first[0]}\n\nThe table is in comparison.html."
 
 
-def _page(found: Comparison, name: str, params: int, drawn: str) -> str:
+def _page(
+    found: Comparison,
+    name: str,
+    params: int,
+    figures: Mapping[str, Drawn],
+    svgs: Mapping[str, str],
+) -> str:
     match, references = lines(found, params)
-    said = "".join(f"<p>{escape(line)}</p>" for line in sentences(found))
+    about = f"{found.setting.in_short} · {params:,} parameters wanted, without the classifier"
+    warnings = [f"{one.name}: {edge}" for one in found.methods if (edge := edge_words(one))]
+    beside = {
+        "differences": "".join(f"<p>{escape(line)}</p>" for line in claims(found)),
+        "rates": "".join(f"<p class='warn'>{escape(line)}</p>" for line in warnings),
+    }
     body = [
+        f"<section><h2>In short</h2><p class='lead'>{escape(summary(found))}</p>"
+        f"{''.join(_remark(line) for line in remarks(found))}</section>",
+        _facts(found),
         f"<section><h2>{escape(title(found))}</h2>{html_table(HEAD, [*match, *references])}"
         f"<p>{escape(ABOUT)}</p></section>",
-        f"<section><h2>What is shown</h2>{said}</section>",
-        f"<section><h2>Score and parameters</h2>{drawn[drawn.index('<svg') :]}</section>",
+        *(_figure(figures[one], svg, beside.get(one, "")) for one, svg in svgs.items()),
         f"<section><h2>Pairs</h2>{html_table(_PAIR_HEAD, list(_pairs(found)))}</section>",
         f"<section><h2>Searches</h2>{html_table(_SEARCH_HEAD, list(_searches(found)))}</section>",
     ]
-    about = f"{params:,} parameters wanted, without the classifier"
     return page_of(f"Comparison {name}", escape(about), body)
+
+
+def _facts(found: Comparison) -> str:
+    """Return on what the methods were compared, and by which code."""
+    said = "".join(
+        f"<dt>{escape(what)}</dt><dd>{escape(value)}</dd>" for what, value in found.setting.facts()
+    )
+    return f"<section><dl>{said}</dl></section>"
+
+
+def _remark(line: str) -> str:
+    return f"<p class='warn'>{escape(line.removeprefix('note: '))}</p>"
+
+
+def _figure(figure: Drawn, svg: str, beside: str) -> str:
+    return (
+        f"<section><h2>{escape(figure.title)}</h2>{beside}<p>{escape(figure.caption)}</p>"
+        f"{svg[svg.index('<svg') :]}</section>"
+    )
+
+
+def _json(data: Json) -> str:
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
 
 def _pairs(found: Comparison) -> Iterator[list[str]]:
@@ -137,22 +195,66 @@ def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _plot(found: Comparison) -> str:
-    """Return the score of each method against its parameters, as the paper's figure 1."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
+def content(found: Comparison, params: int) -> dict[str, Json]:
+    """Return what comparison.json holds."""
+    return {
+        "setting": _plain(vars(found.setting)),
+        "metric": found.metric,
+        "rows": found.rows,
+        "judges": found.judges,
+        "wanted_parameters": params,
+        "shows": _plain(found.shows),
+        "power": {f"{each:g}": _plain(share) for each, share in found.power.items()},
+        "searches": found.searches,
+        "trials_a_search": found.trials,
+        "methods": [_method(one) for one in found.methods],
+        "pairs": [
+            {key: _plain(value) for key, value in vars(pair).items()} for pair in found.pairs
+        ],
+    }
 
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.add_subplot()
-    for one in sorted(found.methods, key=lambda one: -one.mean):
-        size = max(1, one.parameters)
-        spread = 0.0 if math.isnan(one.std) else 100 * one.std
-        marker = "s" if one.is_reference else "o"
-        axes.errorbar(size, 100 * one.mean, spread, fmt=marker, capsize=3, label=one.name)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)  # points lie close
-    axes.set_xscale("log")
-    axes.set_xlabel("parameters without classifier")
-    axes.set_ylabel(f"{found.metric}, {found.judges} rows")
-    file = io.StringIO()
-    FigureCanvasSVG(figure).print_svg(file)
-    return file.getvalue()
+
+def _method(one: Judged) -> dict[str, Json]:
+    return {
+        "name": one.name,
+        "sweep": one.sweep,
+        "parameters": one.parameters,
+        "is_reference": one.is_reference,
+        "units": [
+            {
+                "search": unit.search,
+                "settings": {**unit.settings},
+                "score": _plain(unit.heldout),
+                "select": _plain(unit.select),
+                "one_class": unit.one_class,
+                "trial": unit.trial,
+                "seconds": unit.seconds,
+                "at_end": unit.at_end,
+                "curve": [[epoch, score] for epoch, score in unit.curve],
+            }
+            for unit in one.units
+        ],
+        "tried": [
+            {
+                "search": trial.search,
+                "lr": trial.rate,
+                "select": _plain(trial.score),
+                "loss": _plain(trial.loss),
+                "outcome": str(trial.outcome),
+                "evaluations": trial.evaluations,
+            }
+            for trial in one.tried
+        ],
+        "range": None if one.range is None else [*one.range],
+        "step_bytes": one.step_bytes,
+        "row_seconds": one.row_seconds,
+    }
+
+
+def _plain(value: object) -> Json:
+    """Return a value as JSON has it; what is no finite number is null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, int | float | None) else str(value)
