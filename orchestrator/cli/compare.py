@@ -249,17 +249,22 @@ def _show(
 ) -> Comparison:
     """Judge, print the table and what it shows, and keep and publish the page."""
     from orchestrator.comparison.judging import Units, judge
-    from orchestrator.comparison.page import keep, publish
+    from orchestrator.comparison.pages.page import keep, publish
+    from orchestrator.comparison.pages.peft_results import peft_results
     from orchestrator.comparison.table import render
+    from orchestrator.selection.finalizing import repeats_of
     from orchestrator.state.suite_definition import note_command
 
     name, sweeps = wanted.name, searching.sweeps()
-    found = judge(sweeps, wanted.references, Units(workspace, echo), workspace, looks)
+    units = Units(workspace, echo)
+    found = judge(sweeps, wanted.references, units, workspace, wanted.go_on, looks)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(found, size):
         console.print(part)
-    files = keep(found, name, size, workspace.path_of(name))
-    echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
+    repeats = {member: repeats_of(sweep, workspace) for member, sweep in sweeps.items()}
+    results = peft_results(found, name, sweeps, repeats, workspace)
+    files = keep(found, name, size, workspace.path_of(name), results)
+    echo(f"kept: {files[0]}, and {files[1].name}, figures and results beside it")
     publish(found, name, size, files, workspace.tracker())
     note_command(workspace, name, wanted.go_on, is_judged=True)
     echo(f"next: {next_command(f'tinyattn report {name}')}")

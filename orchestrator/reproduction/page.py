@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.table import Table as PrintedTable
 
-from orchestrator.comparison.page import html_table
+from orchestrator.comparison.pages.page import html_table
 from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_plm
 from orchestrator.reporting.report import page_of

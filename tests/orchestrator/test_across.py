@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from comparisons import SETTING
 from rich.console import Console
 from scipy import stats
 
@@ -223,7 +224,7 @@ def on_task(
         for number, one in enumerate(match)
         for other in match[number + 1 :]
     ]
-    return Comparison(metric, 400, judges, methods, pairs, 0.05, {0.01: 0.1}, 3, 3)
+    return Comparison(metric, 400, judges, methods, pairs, 0.05, {0.01: 0.1}, 3, 3, SETTING)
 
 
 def over_tasks(**tasks: Comparison) -> OverTasks:

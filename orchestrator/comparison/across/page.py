@@ -28,7 +28,7 @@ from orchestrator.comparison.across.table import (
     lines_across,
     sentences_across,
 )
-from orchestrator.comparison.page import html_table
+from orchestrator.comparison.pages.page import html_table
 from orchestrator.comparison.units import TunedPair
 from orchestrator.reporting.report import page_of
 from orchestrator.state.suite_definition import COMPARISON_PAGE
