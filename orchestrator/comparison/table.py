@@ -122,7 +122,7 @@ def remarks(found: Comparison) -> Iterator[str]:
             )
         if (edge := edge_words(one)) is not None:
             yield f"note: {one.name}: {edge}"
-    if all(one.answers_one_class == len(one.units) for one in found.methods):
+    if all(map(_learned_nothing, found.methods)):
         yield "note: no method learned anything: more rows or epochs, or larger rates, are needed."
     if gap := _gap(found):
         yield (
@@ -214,9 +214,13 @@ def candidates(found: Comparison) -> list[Judged]:
     left = [
         one
         for one in found.methods
-        if not (one.is_reference or one.name in beaten) and one.answers_one_class < len(one.units)
+        if not (one.is_reference or one.name in beaten) and not _learned_nothing(one)
     ]
     return sorted(left, key=lambda one: -one.mean)
+
+
+def _learned_nothing(one: Judged) -> bool:
+    return one.answers_one_class == len(one.units)
 
 
 def summary(found: Comparison) -> str:
@@ -244,7 +248,8 @@ def _shown(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
     """Yield sentences on the differences between two or more methods, the best first."""
     best, pairs = match[0], len(found.pairs)
     shown = found.shown
-    yield f"{best.name} has the highest mean {found.metric}, {100 * best.mean:.2f}."
+    dull = ", but answers one class in all its runs" if _learned_nothing(best) else ""
+    yield f"{best.name} has the highest mean {found.metric}, {100 * best.mean:.2f}{dull}."
     if not shown:
         yield "No method is shown to be better than another: the differences may be luck."
     else:
@@ -270,12 +275,15 @@ def _advice(found: Comparison) -> str:
     """Return which method to take, and why."""
     left = candidates(found)
     if not left:
-        return "Take none of them: whatever is not shown to be worse answers one class."
+        return "Take none of them: whatever is not shown to be worse answers one class in all runs."
     best, quick = left[0], min(left, key=lambda one: one.seconds)
     if len(left) == 1:
-        dull = any(one.answers_one_class for one in found.methods if not one.is_reference)
-        also = ", or answers one class" if dull else ""
-        return f"Take {best.name}: each other method is shown to be worse than another{also}."
+        others = [one for one in found.methods if not one.is_reference and one is not best]
+        dull = [one.name for one in others if _learned_nothing(one)]
+        worse = [one.name for one in others if one.name not in dull]
+        why = [f"shown to be worse than another: {_and(worse)}"] if worse else []
+        why += [f"answering one class in all runs: {_and(dull)}"] if dull else []
+        return f"Take {best.name}; of the others none is left ({'; '.join(why)})."
     why = f"the quickest to train ({quick.seconds:,.0f} s a run)"
     also = f"which is also {why}" if quick is best else f"or {quick.name}, {why}"
     return (

@@ -121,7 +121,9 @@ def test_the_paragraph_says_what_is_shown_and_what_to_take() -> None:
     assert shown.startswith("3 methods were compared on rte with minilm. Each was tuned 3 times")
     assert "tiny has the highest mean accuracy, 75.00. It is shown to be better than lora." in shown
     assert "a difference of 5.3 points or more" in shown
-    assert shown.endswith("Take tiny: each other method is shown to be worse than another.")
+    assert shown.endswith(
+        "Take tiny; of the others none is left (shown to be worse than another: lora)."
+    )
     open_ = summary(comparison(0.3))
     assert "No method is shown to be better than another" in open_
     assert "none of tiny and lora is shown to be worse" in open_
@@ -137,6 +139,12 @@ def test_a_leader_of_which_nothing_is_shown_is_said_to_be_so() -> None:
     said = summary(replace(three, pairs=pairs))
     assert "It is not shown to be better than any other" in said
     assert "none of tiny and lora is shown to be worse" in said
+    first = [judged("tiny", [0.7] * 3, one_class=3), judged("lora", [0.5] * 3)]
+    said = summary(replace(comparison(0.5), methods=first))
+    assert "accuracy, 70.00, but answers one class in all its runs." in said
+    assert said.endswith(
+        "Take lora; of the others none is left (answering one class in all runs: tiny)."
+    )
     dull = [replace(one, units=[replace(u, one_class=True) for u in one.units])
             for one in three.methods]  # fmt: skip
     assert "Take none of them" in summary(replace(three, methods=dull))

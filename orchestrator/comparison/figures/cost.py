@@ -107,7 +107,8 @@ def _powers(low: float, high: float) -> list[float]:
     """Return a few round numbers between two that are far apart."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     if high < 100 * low:
-        every = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 3)]
+        digits = (1, 2, 5) if high < 20 * low else (1, 3)
+        every = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
         return [value for value in every if low / 2 <= value <= high * 2]
     return [10.0**power for power in range(first, last + 1, math.ceil((last - first + 1) / 4))]
 
