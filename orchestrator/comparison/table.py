@@ -281,9 +281,9 @@ def _advice(found: Comparison) -> str:
         others = [one for one in found.methods if not one.is_reference and one is not best]
         dull = [one.name for one in others if _learned_nothing(one)]
         worse = [one.name for one in others if one.name not in dull]
-        why = [f"shown to be worse than another: {_and(worse)}"] if worse else []
-        why += [f"answering one class in all runs: {_and(dull)}"] if dull else []
-        return f"Take {best.name}; of the others none is left ({'; '.join(why)})."
+        out = [f"shown to be worse than another: {_and(worse)}"] if worse else []
+        out += [f"answering one class in all runs: {_and(dull)}"] if dull else []
+        return f"Take {best.name}; of the others none is left ({'; '.join(out)})."
     why = f"the quickest to train ({quick.seconds:,.0f} s a run)"
     also = f"which is also {why}" if quick is best else f"or {quick.name}, {why}"
     return (
