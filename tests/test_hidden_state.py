@@ -22,6 +22,7 @@ CACHED = {
     "tinyattn/tasks/shipped/agreement.py: generate_splits": "a pure function; its callers copy",
     "tinyattn/training/engine.py: _deepspeed": "a process joins torch.distributed once",
     "tinyattn/files/object_store.py: _file_system": "a connection, with the process's environment",
+    "orchestrator/selection/replication.py: luck": "a pure function of its arguments",
     "orchestrator/tracking/provenance.py: commit": "the code that runs is what it was at its start",
     "orchestrator/tracking/provenance.py: _versions": "as are the libraries",
 }

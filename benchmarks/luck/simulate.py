@@ -22,7 +22,7 @@ import numpy as np
 from scipy import special
 
 from benchmarks.luck.worlds import Runs, Searches, answers_of, metric_of, shifts_of, worlds_of
-from orchestrator.comparison.across import judge_across
+from orchestrator.comparison.across.statistics import judge_across
 from orchestrator.comparison.units import (
     LEVEL,
     LOOKS,

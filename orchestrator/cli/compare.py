@@ -93,11 +93,11 @@ def compare(
     """
     chosen = parse_overrides(overrides)
     with imports_uncollected():
+        from orchestrator.comparison.across.tasks import metric_note, named_tasks, names_of
         from orchestrator.comparison.methods import one_head_size, sized_methods
         from orchestrator.comparison.run import Wanted, budgets_of
         from orchestrator.comparison.steps import Wish
         from orchestrator.comparison.suite import budget_of
-        from orchestrator.comparison.tasks import metric_note, named_tasks, names_of
 
     whole, tasks = names_of(named_tasks(task), name)
     size = params or one_head_size(plm)
@@ -145,8 +145,8 @@ def _compare(
     places: Places,
 ) -> None:
     """Compare on each task, in one Ray, and show what is found on each and over all."""
+    from orchestrator.comparison.across.tasks import check_all
     from orchestrator.comparison.run import Searching
-    from orchestrator.comparison.tasks import check_all
 
     searching = {one.task: Searching(one, budget.trials, workspace, echo) for one in wanted}
     check_all({task: partial(each.prepare, budget.searches) for task, each in searching.items()})
@@ -189,8 +189,8 @@ def _plan(
     Returns:
         The wish of each task.
     """
+    from orchestrator.comparison.across.tasks import TasksPlan, check_all, refuse_clashes
     from orchestrator.comparison.plan import comparison_plan
-    from orchestrator.comparison.tasks import TasksPlan, check_all, refuse_clashes
 
     suites: dict[str, Suite] = {}
 
@@ -249,17 +249,22 @@ def _show(
 ) -> Comparison:
     """Judge, print the table and what it shows, and keep and publish the page."""
     from orchestrator.comparison.judging import Units, judge
-    from orchestrator.comparison.page import keep, publish
+    from orchestrator.comparison.pages.page import keep, publish
+    from orchestrator.comparison.pages.peft_results import peft_results
     from orchestrator.comparison.table import render
+    from orchestrator.selection.finalizing import repeats_of
     from orchestrator.state.suite_definition import note_command
 
     name, sweeps = wanted.name, searching.sweeps()
-    found = judge(sweeps, wanted.references, Units(workspace, echo), workspace, looks)
+    units = Units(workspace, echo)
+    found = judge(sweeps, wanted.references, units, workspace, wanted.go_on, looks)
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(found, size):
         console.print(part)
-    files = keep(found, name, size, workspace.path_of(name))
-    echo(f"kept: {files[0]}, and {', '.join(file.name for file in files[1:])} beside it")
+    repeats = {member: repeats_of(sweep, workspace) for member, sweep in sweeps.items()}
+    results = peft_results(found, name, sweeps, repeats, workspace)
+    files = keep(found, name, size, workspace.path_of(name), results)
+    echo(f"kept: {files[0]}, and {files[1].name}, figures and results beside it")
     publish(found, name, size, files, workspace.tracker())
     note_command(workspace, name, wanted.go_on, is_judged=True)
     echo(f"next: {next_command(f'tinyattn report {name}')}")
@@ -270,9 +275,9 @@ def _show_all(
     whole: str, wanted: Sequence[Wanted], found: Sequence[Comparison], workspace: Workspace
 ) -> None:
     """Print the table over tasks and what it shows, and keep its page."""
-    from orchestrator.comparison.across_page import keep_across
-    from orchestrator.comparison.across_table import OverTasks, render_across
-    from orchestrator.comparison.tasks import short_name
+    from orchestrator.comparison.across.page import keep_across
+    from orchestrator.comparison.across.table import OverTasks, render_across
+    from orchestrator.comparison.across.tasks import short_name
 
     tasks = [short_name(one.task) for one in wanted]
     all_found = OverTasks(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.comparison.cost import step_bytes
+from orchestrator.comparison.setting import Setting
 from orchestrator.comparison.units import (
     LEVEL,
     Looked,
@@ -174,6 +175,8 @@ class Comparison:
     """Trials of one search."""
     searches: int
     """Searches of each method; in a comparison in steps those of the methods that have most."""
+    setting: Setting
+    """On what they were compared, and by which code."""
     standings: list[Standing] | None = None
     """How each pair stands, in a comparison in steps; None: all were tested once, at the end."""
 
@@ -264,6 +267,7 @@ def judge(
     references: Collection[str],
     units: Units,
     workspace: Workspace,
+    command: str,
     looks: Sequence[Looked] | None = None,
 ) -> Comparison:
     """Judge the methods of a comparison, whose searches and fresh seeds have ended.
@@ -273,6 +277,7 @@ def judge(
         references: names of methods that stand beside the match.
         units: of the workspace.
         workspace: where the sweeps are kept.
+        command: the command that was typed, without `tinyattn`.
         looks: how each pair stands, of a comparison in steps; None: all pairs are tested now.
 
     Raises:
@@ -284,7 +289,8 @@ def judge(
     match = [one.name for one in methods if not one.is_reference]
     own = units.of(sweeps, match)
     pairs = judge_pairs(own)
-    data = units.model_cache.data(next(iter(sweeps.values())).train)
+    first = next(iter(sweeps.values()))
+    data = units.model_cache.data(first.train)
     return Comparison(
         data.task.metrics[0],
         units.rows,
@@ -295,6 +301,7 @@ def judge(
         {each: power_at(own, each) for each in DIFFERENCES},
         max(size_of(sweep) for sweep in sweeps.values()),
         max(sweep.search.trials // size_of(sweep) for sweep in sweeps.values()),
+        Setting.of(first, units.model_cache.plm_of(first.train), data, command),
         None if looks is None else [one.standing for one in looks],
     )
 

@@ -177,7 +177,7 @@ def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
     for name, method in own.items():
         try:
             if method is None:
-                found.append(_sized(model, name, params))
+                found.append(sized_alone(model, name, params))
             else:
                 found.append(_of_file(model, name, method, params))
         except TinyAttnError as error:
@@ -187,12 +187,19 @@ def sized_methods(plm: str, wanted: Sequence[str], params: int) -> list[Sized]:
     return found
 
 
-def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
+def sized_alone(plm: PreTrainedModel, name: str, params: int) -> Sized:
+    """Return a method with the settings that come nearest to a number of parameters.
+
+    Raises:
+        ConfigError: it cannot come near.
+    """
     rates = RATES[name]
     if name in REFERENCES:
         adapter = _reference(name)
         return Sized(name, adapter, _count(plm, adapter), rates, is_reference=True)
-    found = [Sized(name, adapter, counts, rates) for adapter, counts in _sizes(plm, name, params)]
+    found = [
+        Sized(name, adapter, counts, rates) for adapter, counts in sizes_near(plm, name, params)
+    ]
     best = min(found, key=lambda one: abs(one.parameters - params))
     if not _is_near(best.parameters, params):
         near_by = ", ".join(f"{one.parameters:,}" for one in found)
@@ -203,7 +210,9 @@ def _sized(plm: PreTrainedModel, name: str, params: int) -> Sized:
     return best
 
 
-def _sizes(plm: PreTrainedModel, name: str, params: int) -> list[tuple[dict[str, Json], Counts]]:
+def sizes_near(
+    plm: PreTrainedModel, name: str, params: int
+) -> list[tuple[dict[str, Json], Counts]]:
     """Return settings of a method near the wanted size, each with its numbers of parameters."""
     if name == "ia3":
         return _counted(plm, [_ia3(targets) for targets in _ia3_targets(plm)])
@@ -252,11 +261,11 @@ def _of_file(plm: PreTrainedModel, name: str, method: OwnMethod, params: int) ->
             "less; mend it, or let it stand beside the match with reference: true"
         )
     return Sized(
-        name, method.adapter, counts[0], _rates_like(method.adapter), method.reference, method.space
+        name, method.adapter, counts[0], rates_like(method.adapter), method.reference, method.space
     )
 
 
-def _rates_like(adapter: Mapping[str, Json]) -> tuple[float, float]:
+def rates_like(adapter: Mapping[str, Json]) -> tuple[float, float]:
     """Return the learning rates of the method here that is nearest to a user's own."""
     method = str(adapter.get("method", "tiny"))
     named = {tuner: name for name, (tuner, _) in TUNERS_HERE.items()}

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from orchestrator.comparison.judging import Comparison, Judged, Tuned
 from orchestrator.spec.config import RATE
-from orchestrator.spec.values import Json
 
 HEAD = (
     "method", "parameters", "of wanted", "score", "± tuned again", "one class", "selection",
@@ -98,6 +97,11 @@ def sentences(found: Comparison) -> Iterator[str]:
             "leads on them is no evidence for other rows; protocol=heldout has rows for that."
         )
     yield from remarks(found)
+    yield from claims(found)
+
+
+def claims(found: Comparison) -> Iterator[str]:
+    """Yield what the tests show and which method to take, a sentence a pair."""
     match = [one for one in found.methods if not one.is_reference]
     if len(match) > 1:
         yield from _of_match(found, match)
@@ -118,7 +122,7 @@ def remarks(found: Comparison) -> Iterator[str]:
             )
         if (edge := edge_words(one)) is not None:
             yield f"note: {one.name}: {edge}"
-    if all(one.answers_one_class == len(one.units) for one in found.methods):
+    if all(map(_learned_nothing, found.methods)):
         yield "note: no method learned anything: more rows or epochs, or larger rates, are needed."
     if gap := _gap(found):
         yield (
@@ -185,7 +189,7 @@ def _of_match(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
             f"{pair.better} and {pair.worse} are shown to be close: the difference is at most "
             f"{100 * pair.high:.2f} points."
         )
-    yield from _which(found, match)
+    yield _advice(found)
 
 
 def power_words(found: Comparison) -> str:
@@ -204,87 +208,94 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-_ALONE = {
-    True: "it is shown to be better than all others",
-    False: "the others are shown to be worse, or answer one class",
-}
-
-
-def _which(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
-    """Yield which method to take."""
+def candidates(found: Comparison) -> list[Judged]:
+    """Return the methods to take, the best first: of wanted size, learned, not shown worse."""
     beaten = {pair.worse for pair in found.shown}
     left = [
-        one for one in match if one.name not in beaten and one.answers_one_class < len(one.units)
+        one
+        for one in found.methods
+        if not (one.is_reference or one.name in beaten) and not _learned_nothing(one)
     ]
+    return sorted(left, key=lambda one: -one.mean)
+
+
+def _learned_nothing(one: Judged) -> bool:
+    return one.answers_one_class == len(one.units)
+
+
+def summary(found: Comparison) -> str:
+    """Return in a paragraph what is shown, what is not, and which method to take and why."""
+    match = sorted((one for one in found.methods if not one.is_reference), key=lambda m: -m.mean)
+    said = [
+        f"{_counted(len(found.methods), 'method')} were compared on {found.setting.task} with "
+        f"{found.setting.plm}. Each was tuned {found.searches} times, by {found.trials} trials "
+        "each time; what each search found was trained once more on a fresh seed and scored on "
+        f"{found.rows:,} {found.judges} rows."
+    ]
+    if len(match) < 2:
+        said.append("Fewer than two have the wanted size, so that no difference is tested.")
+    elif found.judges == "selection":
+        said.append(
+            "These rows also chose the settings of each method, so that nothing is shown about "
+            "other rows, and no method can be recommended; protocol=heldout has rows for that."
+        )
+    else:
+        said += _shown(found, match)
+    return " ".join(said)
+
+
+def _shown(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
+    """Yield sentences on the differences between two or more methods, the best first."""
+    best, pairs = match[0], len(found.pairs)
+    shown = found.shown
+    dull = ", but answers one class in all its runs" if _learned_nothing(best) else ""
+    yield f"{best.name} has the highest mean {found.metric}, {100 * best.mean:.2f}{dull}."
+    if not shown:
+        yield "No method is shown to be better than another: the differences may be luck."
+    else:
+        below = [pair.worse for pair in shown if pair.better == best.name]
+        others = [one.name for one in match[1:] if one.name not in below]
+        rest = f"; for {_and(others)} that is not shown" if others and below else ""
+        yield (
+            f"It is shown to be better than {_and(below)}{rest}."
+            if below
+            else f"It is not shown to be better than any other; {len(shown)} of {pairs} pairs of "
+            "other methods differ."
+        )
+    if math.isfinite(found.shows):
+        yield (
+            f"So many rows and searches can show a difference of {100 * found.shows:.1f} points or "
+            "more (in four cases of five); smaller ones are mostly missed, which does not make "
+            "methods equal."
+        )
+    yield _advice(found)
+
+
+def _advice(found: Comparison) -> str:
+    """Return which method to take, and why."""
+    left = candidates(found)
     if not left:
-        return
-    best = max(left, key=lambda one: one.mean)
+        return "Take none of them: whatever is not shown to be worse answers one class in all runs."
+    best, quick = left[0], min(left, key=lambda one: one.seconds)
     if len(left) == 1:
-        yield f"To take: {best.name}; {_ALONE[len(beaten) == len(match) - 1]}."
-        return
-    quick = min(left, key=lambda one: one.seconds)
-    cheaper = f", or {quick.name}, which trains fastest" if quick is not best else ""
-    names = ", ".join(one.name for one in left)
-    yield (
-        f"To take: {best.name}, whose mean is the highest{cheaper}; none of {names} is shown to be "
-        "worse than another, so that its lead may be luck."
+        others = [one for one in found.methods if not one.is_reference and one is not best]
+        dull = [one.name for one in others if _learned_nothing(one)]
+        worse = [one.name for one in others if one.name not in dull]
+        out = [f"shown to be worse than another: {_and(worse)}"] if worse else []
+        out += [f"answering one class in all runs: {_and(dull)}"] if dull else []
+        return f"Take {best.name}; of the others none is left ({'; '.join(out)})."
+    why = f"the quickest to train ({quick.seconds:,.0f} s a run)"
+    also = f"which is also {why}" if quick is best else f"or {quick.name}, {why}"
+    return (
+        f"Take {best.name} for its mean, {also}; none of {_and([one.name for one in left])} is "
+        "shown to be worse than another, so that the lead may be luck."
     )
 
 
-def content(found: Comparison, params: int) -> dict[str, Json]:
-    """Return what comparison.json holds."""
-    return {
-        "metric": found.metric,
-        "rows": found.rows,
-        "judges": found.judges,
-        "wanted_parameters": params,
-        "shows": None if math.isnan(found.shows) else found.shows,
-        "power": {f"{each:g}": share for each, share in found.power.items()},
-        "searches": found.searches,
-        "trials_a_search": found.trials,
-        "methods": [_method(one) for one in found.methods],
-        "pairs": [
-            {key: _number(value) for key, value in vars(pair).items()} for pair in found.pairs
-        ],
-    }
+def _and(names: Sequence[str]) -> str:
+    """Return names as in `a, b and c`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _method(one: Judged) -> dict[str, Json]:
-    return {
-        "name": one.name,
-        "sweep": one.sweep,
-        "parameters": one.parameters,
-        "is_reference": one.is_reference,
-        "units": [
-            {
-                "search": unit.search,
-                "settings": {**unit.settings},
-                "score": unit.heldout,
-                "select": unit.select,
-                "one_class": unit.one_class,
-                "trial": unit.trial,
-                "seconds": unit.seconds,
-            }
-            for unit in one.units
-        ],
-        "tried": [
-            {
-                "search": trial.search,
-                "lr": trial.rate,
-                "select": trial.score,
-                "outcome": str(trial.outcome),
-                "evaluations": trial.evaluations,
-            }
-            for trial in one.tried
-        ],
-        "range": None if one.range is None else [*one.range],
-        "step_bytes": one.step_bytes,
-        "row_seconds": one.row_seconds,
-    }
-
-
-def _number(value: object) -> Json:
-    """Return a value as JSON has it; what is no finite number is null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, float) else str(value)
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count != 1 else ''}"

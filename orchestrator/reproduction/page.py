@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.table import Table as PrintedTable
 
-from orchestrator.comparison.page import html_table
+from orchestrator.comparison.pages.page import html_table
 from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_plm
 from orchestrator.reporting.report import page_of
@@ -39,11 +39,13 @@ ABOUT = (
     f"difference, ours less the paper's: its {_SURE} interval, from the errors of both. The "
     "paper's error is taken to be as large as ours, unless the paper prints its own. ≈: 0 is in "
     "the interval. ≠: it is not; an exact replication that is selected alike gets it in at most 1 "
-    f"of {round(1 / LEVEL)} numbers. A single run's error is that of rows: what another seed "
-    "would change beyond that is not in it. `runs × evaluations` is what our number is the best "
+    f"of {round(1 / LEVEL)} numbers, as long as its seeds differ no more than samples of rows do: "
+    "a single run's error is that of rows, and does not know what another seed would change "
+    "beyond. `runs × evaluations` is what our number is the best "
     "of, and in parentheses the paper's: the best of more is higher by luck, which is not in the "
     "interval."
 )
+_LEGEND = f"(…): the paper's. […]: the {_SURE} interval of ours less the paper's, where judged."
 _LEAST_LUCK = 0.05
 """Least luck, in points, that is told: less does not show in a table."""
 _SHOWN = 12
@@ -62,7 +64,8 @@ def render(found: Found, settings: Settings) -> list[PrintedTable | str]:
     its page alone."""
     scored = {column for _, column, cell in found.cells if cell.ours is not None}
     columns = [column for column in found.table.columns if column in scored or not scored]
-    printed = PrintedTable(header_style="bold", pad_edge=False)
+    printed = PrintedTable(header_style="bold", pad_edge=False, caption=_LEGEND)
+    printed.caption_justify = "left"
     for number, name in enumerate(_head(found, columns)):
         printed.add_column(name, justify="right" if number else "left")
     for row in found.rows:

@@ -360,8 +360,8 @@ class Finalizing:
 
     def _take_finalists(self, ended: list[Trial]) -> None:
         done = [trial for trial in ended if trial.outcome is Outcome.COMPLETED]
-        alone = _by_mean([trial for trial in done if is_alone(trial.params)])
-        groups = _by_mean([trial for trial in done if not is_alone(trial.params)])
+        alone = by_mean([trial for trial in done if is_alone(trial.params)])
+        groups = by_mean([trial for trial in done if not is_alone(trial.params)])
         if not groups:
             raise TinyAttnError("no finalist completed; the runs in MLflow say why")
         winner = min(groups[0], key=_order)
@@ -605,7 +605,7 @@ class Finalizing:
         heldout = [one.heldout for one in each if one.heldout is not None]
         return replace(
             each[0],
-            note=_note_of_seeds(group),
+            note=note_of_seeds(group),
             select=statistics.mean(scores),
             heldout=statistics.mean(heldout) if heldout else None,
             std=statistics.stdev(scores) if len(scores) > 1 else None,
@@ -613,7 +613,7 @@ class Finalizing:
         )
 
 
-def _by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
+def by_mean(trials: Sequence[Trial]) -> list[list[Trial]]:
     """Group trials that differ only in their seed; the group with the best mean is first, of equals
     the one of lower mean loss."""
     groups: dict[str, list[Trial]] = {}
@@ -635,7 +635,7 @@ def _order_of_mean(group: Sequence[Trial]) -> tuple[float, float]:
     return best_first(statistics.mean(trial.last.best_score for trial in group), loss)
 
 
-def _note_of_seeds(group: Sequence[Trial]) -> str:
+def note_of_seeds(group: Sequence[Trial]) -> str:
     """Return what is said of trials that differ only in their seed, if some answer one class."""
     count = sum(trial.answers_one_class for trial in group)
     if count == 0:

@@ -41,7 +41,7 @@ _SEED = 0
 """Seed of the permutations: a test that is made again has the same p."""
 _SAME = 1e-9
 """Leads that differ by less count as equal: sums in another order differ in the last digits."""
-_AT_ONCE = 2**22
+AT_ONCE = 2**22
 """Numbers in one array of swaps, rows times permutations, or of confusion matrices: 32 MiB."""
 
 Score = Callable[[np.ndarray, np.ndarray], float]
@@ -133,7 +133,7 @@ class Confusion(Metric):
         first, second = (cells_of(labels, one.argmax(axis=1), classes) for one in (new, old))
         sides = [np.bincount(cells, minlength=classes**2) for cells in (first, second)]
         moved = _moved(first, second, classes**2)
-        at_once = max(1, _AT_ONCE // classes**2)
+        at_once = max(1, AT_ONCE // classes**2)
         leads = np.empty(len(swaps))
         for begin in range(0, len(swaps), at_once):
             part = slice(begin, begin + at_once)
@@ -151,7 +151,7 @@ class Confusion(Metric):
         cell = cells_of(labels, outputs.argmax(axis=1), classes)
         counts = np.bincount(cell, minlength=classes**2)
         found, scores = np.flatnonzero(counts), np.empty(classes**2)
-        at_once = max(1, _AT_ONCE // classes**2)
+        at_once = max(1, AT_ONCE // classes**2)
         for part in (found[begin : begin + at_once] for begin in range(0, len(found), at_once)):
             left = np.repeat(counts[None], len(part), axis=0)
             left[np.arange(len(part)), part] -= 1
@@ -213,7 +213,7 @@ class Correlation(Metric):
         own, label = outputs[:, 0].astype(np.float64), np.asarray(labels, np.float64)
         if self._scale is not _ranked:
             return _without_each(_standardised(own), _standardised(label))
-        step = max(1, _AT_ONCE // len(label))
+        step = max(1, AT_ONCE // len(label))
         parts = [
             np.arange(len(label))[begin : begin + step] for begin in range(0, len(label), step)
         ]
@@ -467,7 +467,7 @@ def swaps_of(
     rows, group, count = _moving(candidates, old, groups)
     permutations = 2**count if every else permutations
     generator = np.random.default_rng(_SEED)
-    at_once = max(1, _AT_ONCE // len(old))
+    at_once = max(1, AT_ONCE // len(old))
     for begin in range(0, permutations, at_once):
         size = min(at_once, permutations - begin)
         if every:

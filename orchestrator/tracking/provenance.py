@@ -34,6 +34,14 @@ def _versions() -> tuple[tuple[str, str], ...]:
     return tuple((f"version.{name}", metadata.version(name)) for name in LIBRARIES)
 
 
+def version_of(library: str) -> str | None:
+    """Return the version of an installed library; None: it is not installed."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def code_tags() -> dict[str, str]:
     """Return the commit and the library versions as tags."""
     return {"commit": commit(), **dict(_versions())}

@@ -93,9 +93,15 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     for method, score in scores.items():
         assert run.data.metrics[f"heldout/{method}"] == pytest.approx(score)
     files = {one.path for one in store.client.list_artifacts(record.run_id, "comparison")}
-    assert files == {f"comparison/comparison.{kind}" for kind in ("html", "svg", "json")}
+    assert files == {
+        f"comparison/{one}" for one in ("comparison.html", "comparison.json", "figures", "results")
+    }
     shown = call("report", "compare-rte", *place[:2])
     assert shown.exit_code == 0, shown.output
     later = store.client.get_run(record.run_id).data.tags["mlflow.note.content"]
     assert later.startswith("**accuracy on "), "a report leaves the comparison where it is"
-    assert os.path.getsize(runs / "sweeps" / "compare-rte" / "comparison.svg") > 1000
+    folder = runs / "sweeps" / "compare-rte"
+    assert os.path.getsize(folder / "figures" / "rates.svg") > 1000
+    assert {path.name for path in (folder / "results").iterdir()} == {
+        f"{method}--compare-rte-search{number}.json" for method in also for number in range(1, 5)
+    }

@@ -9,14 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from comparisons import SETTING
 from rich.console import Console
 from scipy import stats
 
-from orchestrator.comparison.across import AcrossPair, judge_across, needed_lead, ranks_of
-from orchestrator.comparison.across_page import keep_across
-from orchestrator.comparison.across_table import OverTasks, render_across, sentences_across
-from orchestrator.comparison.judging import Comparison, Judged, Tuned
-from orchestrator.comparison.tasks import (
+from orchestrator.comparison.across.page import keep_across
+from orchestrator.comparison.across.statistics import (
+    AcrossPair,
+    judge_across,
+    needed_lead,
+    ranks_of,
+)
+from orchestrator.comparison.across.table import OverTasks, render_across, sentences_across
+from orchestrator.comparison.across.tasks import (
     check_all,
     metric_note,
     named_tasks,
@@ -24,6 +29,7 @@ from orchestrator.comparison.tasks import (
     refuse_clashes,
     whole_name,
 )
+from orchestrator.comparison.judging import Comparison, Judged, Tuned
 from orchestrator.comparison.units import TunedPair, Unit, judge_pairs
 from orchestrator.spec.suite import Suite
 from tinyattn.errors import StorageError, TaskError, UsageError
@@ -218,7 +224,7 @@ def on_task(
         for number, one in enumerate(match)
         for other in match[number + 1 :]
     ]
-    return Comparison(metric, 400, judges, methods, pairs, 0.05, {0.01: 0.1}, 3, 3)
+    return Comparison(metric, 400, judges, methods, pairs, 0.05, {0.01: 0.1}, 3, 3, SETTING)
 
 
 def over_tasks(**tasks: Comparison) -> OverTasks:
@@ -245,12 +251,8 @@ class TestShown:
         tiny = next(line for line in lines if line.startswith("tiny"))
         lora = next(line for line in lines if line.startswith("lora"))
         bare = next(line for line in lines if line.startswith("classifier"))
-        assert tiny == (
-            "tiny 70.00 ± 1.00 (1)* 80.00 ± 1.00 (1.5)* 30.00 ± 1.00 (2) 75.00 1.50"
-        )
-        assert lora == (
-            "lora 60.00 ± 1.00 (2)° 80.00 ± 1.00 (1.5)* 40.00 ± 1.00 (1)* 70.00 1.50"
-        )
+        assert tiny == ("tiny 70.00 ± 1.00 (1)* 80.00 ± 1.00 (1.5)* 30.00 ± 1.00 (2) 75.00 1.50")
+        assert lora == ("lora 60.00 ± 1.00 (2)° 80.00 ± 1.00 (1.5)* 40.00 ± 1.00 (1)* 70.00 1.50")
         assert bare == "classifier 50.00 ± 1.00 50.00 ± 1.00 10.00 ± 1.00 50.00 –"
 
     def test_sentences_say_whether_these_tasks_or_such_tasks(self) -> None:

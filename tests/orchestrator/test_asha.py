@@ -357,21 +357,20 @@ def test_a_loss_never_outweighs_a_score() -> None:
 @pytest.mark.parametrize("noise", [None, 0.1], ids=["published", "noisy"])
 @pytest.mark.parametrize("seed", range(5))
 def test_of_equal_scores_the_lower_losses_are_promoted(noise: float | None, seed: int) -> None:
-    """Whatever the order of arrival, those that wait are worse than all that went on."""
+    """Whatever the order of arrival; early ones of higher loss may go on before others come."""
     losses = {f"t{i}": 0.1 + 0.01 * i for i in range(12)}
     names = list(losses)
     random.Random(seed).shuffle(names)
-    asha, order = PromotingAsha(1, 2, 4), list[str]()
-    for name in names:
-        asha.paused[name] = 1
-        asha._judge(asha._record(name, 1, tied(1, losses[name])), 1)
-        asha.paused[name] = 1  # let all arrive before the first is promoted
-        asha.noise[name] = noise or 0.0
-        asha._is_noisy[1] |= noise is not None
+    asha = PromotingAsha(1, 2, 4)
+    at_once = {name for name in names
+               if asha.decide(name, tied(1, losses[name], noise=noise)) == CONTINUE}  # fmt: skip
+    later = list[str]()
     while (chosen := asha.promote()) is not None:
-        order.append(chosen)
+        later.append(chosen)
+    assert later == sorted(later, key=lambda name: losses[name])
     # As published 12 // 2 go on; by noise 2 * 12 // 3, since equal scores are within it.
-    assert order == [f"t{i}" for i in range(6 if noise is None else 8)]
+    assert {f"t{i}" for i in range(6 if noise is None else 8)} <= at_once | set(later)
+    assert asha.paused, "not all went on"
 
 
 def test_the_last_hope_is_the_one_of_lowest_loss() -> None:

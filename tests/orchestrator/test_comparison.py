@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from comparisons import comparison, judged, pair
 from mlflow_sweeps import Sweeps
 from rich.console import Console
 from scipy import stats
@@ -19,9 +19,8 @@ from transformers import AutoConfig
 
 from orchestrator.cli import main
 from orchestrator.comparison.cost import step_bytes
-from orchestrator.comparison.judging import Comparison, Judged, Tried, Tuned
-from orchestrator.comparison.methods import REFERENCES, one_head_size, sized_methods
-from orchestrator.comparison.page import keep, publish
+from orchestrator.comparison.methods import one_head_size, sized_methods
+from orchestrator.comparison.pages.page import keep, publish
 from orchestrator.comparison.run import Prepared, prepare_comparison, search_and_repeat
 from orchestrator.comparison.suite import (
     Budget,
@@ -30,11 +29,9 @@ from orchestrator.comparison.suite import (
     comparison_suite,
 )
 from orchestrator.comparison.table import render, sentences
-from orchestrator.comparison.units import TunedPair
 from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.reporting.suite.status import find_status
-from orchestrator.spec.config import RATE
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Suite
@@ -90,22 +87,6 @@ def test_trials_become_searches_of_one_size(
 def test_too_few_searches_are_refused(trials: int, searches: int | None, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         budget_of(trials, searches)
-
-
-def judged(
-    name: str, scores: Sequence[float], count: int = 100, rate: float = 0.002, one_class: int = 0
-) -> Judged:
-    """A method of so many searches, of which the first few answer one class."""
-    units = [
-        Tuned(n, {RATE: rate}, score, score, n < one_class, False, f"f_{n}", 1.0, [(0.5, score)])
-        for n, score in enumerate(scores)
-    ]
-    tried = [Tried(n, each, score / 2 if each != rate else score, 0.5, Outcome.COMPLETED, 3)
-             for n, score in enumerate(scores) for each in (1e-4, rate, 0.03)]  # fmt: skip
-    return Judged(
-        name, count, units, tried, (1e-4, 3e-2), 2_500_000, 0.001, f"sweep-{name}",
-        name in REFERENCES,
-    )  # fmt: skip
 
 
 def test_methods_at_one_size() -> None:
@@ -207,21 +188,6 @@ def test_a_fault_of_one_method_names_it() -> None:
     (line,) = str(refused.value).splitlines()
     assert line.startswith("full: adapter.method full ")
     assert line.endswith("; or leave full out of --methods")
-
-
-def comparison(p: float, judges: str = "held-out") -> Comparison:
-    methods = [
-        judged("tiny", [0.75, 0.75, 0.75]),
-        judged("lora", [0.5, 0.5, 0.5], 110),
-        judged("classifier", [0.25, 0.25, 0.25], 0),
-    ]
-    pairs = [pair("tiny", "lora", p)]
-    power = {0.01: 0.1, 0.02: 0.25, 0.04: 0.7}
-    return Comparison("accuracy", 4, judges, methods, pairs, 0.053, power, 3, 3)
-
-
-def pair(better: str, worse: str, p: float) -> TunedPair:
-    return TunedPair(better, worse, 0.25, 1e-4, 1e-4, 4.0, p, p, 0.1, 0.4)
 
 
 def test_a_method_that_does_not_fit_the_task_is_left_out_of_the_list(tmp_path: Path) -> None:
@@ -337,7 +303,9 @@ def test_report_and_status_of_a_comparison_name_its_table_and_no_average(
     typed(searched, "report", "c", "-o", tmp_path / "early")
     assert "once its command has ended" in (tmp_path / "early" / "index.html").read_text()
     folder = searched.path_of("c")
-    publish(comparison(0.01), "c", 100, keep(comparison(0.01), "c", 100, folder), sweeps.tracker)
+    publish(
+        comparison(0.01), "c", 100, keep(comparison(0.01), "c", 100, folder, {}), sweeps.tracker
+    )
     run.mark_comparison()  # as a search that goes on does
     sweeps.tracker.settle(30)
     shown = typed(searched, "sweep", "status", "c").stdout
@@ -449,11 +417,11 @@ def test_the_table_and_what_it_shows() -> None:
 
 
 def test_a_name_from_a_store_is_text_on_the_page(tmp_path: Path) -> None:
-    files = keep(comparison(0.01), "<b>mine", 100, tmp_path)
+    files = keep(comparison(0.01), "<b>mine", 100, tmp_path, {})
     page = files[0].read_text()
     assert "&lt;b&gt;mine" in page
     assert "<b>mine" not in page
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 4
     for text in ("tiny, tuned so, is better than lora by 25.00 points", "lr=0.002", "2.5 MB"):
         assert text in page
     kept = json.loads((tmp_path / "comparison.json").read_text())
@@ -471,7 +439,7 @@ def test_a_long_note_leaves_room_for_the_table_of_sweeps(sweeps: Sweeps, tmp_pat
     run = sweeps.tracker.open_suite("c")
     sweeps.start("c-method-1", "rte", run)
     sweeps.trial("search_00001", [0.8])
-    publish(found, "c", 100, keep(found, "c", 100, tmp_path), sweeps.tracker)
+    publish(found, "c", 100, keep(found, "c", 100, tmp_path, {}), sweeps.tracker)
     tags = sweeps.tracker.client.get_run(run.run_id).data.tags
     note = tags["mlflow.note.content"]
     assert "more sentences are in comparison.html." in note
@@ -522,7 +490,7 @@ def test_what_is_not_shown_is_said() -> None:
     assert "is better than" not in on_dev
     said = " ".join(sentences(comparison(0.3)))
     assert "No difference between tuned methods of this size is shown" in said
-    assert "none of tiny, lora is shown to be worse than another" in said
+    assert "none of tiny and lora is shown to be worse than another" in said
     assert "is better than" not in said
 
 

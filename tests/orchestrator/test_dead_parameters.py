@@ -83,12 +83,12 @@ def dead(model: AdaptedModel, adapter: Adapter) -> dict[str, int]:
 @pytest.mark.parametrize("name", [n for n in methods.names() if n not in (WITHOUT_FILES, "full")])
 def test_no_parameter_that_is_counted_is_dead(plm: Any, name: str) -> None:
     if name in methods.REFERENCES:
-        sized = methods._sized(plm, name, 1)
+        sized = methods.sized_alone(plm, name, 1)
         settings, trained = sized.adapter, sized.trained
     else:
         # Not all have a size near that of one head on so small a PLM.
         wanted = 4 * SIZE * LAYERS
-        sizes = methods._sizes(plm, name, wanted)
+        sizes = methods.sizes_near(plm, name, wanted)
         settings, counts = min(sizes, key=lambda one: abs(one[1].saved - wanted))
         trained = counts.adapter
     model = AdaptedModel(plm)
@@ -122,7 +122,7 @@ def test_blocks_of_one_number_are_refused(plm: Any, settings: dict[str, Any]) ->
 @pytest.mark.parametrize("name", [*methods.SCALES])
 @pytest.mark.parametrize("times", [2, 4])
 def test_a_scale_does_not_depend_on_the_size(plm: Any, name: str, times: int) -> None:
-    sizes = methods._sizes(plm, name, times * 4 * SIZE * LAYERS)
+    sizes = methods.sizes_near(plm, name, times * 4 * SIZE * LAYERS)
     for settings, _ in sizes:
         adapter = AdaptedModel(plm).add_adapter("one", config_of(settings), 3)
         scales = {module.scaling["default"] for module in adapter.replaced.values()}
@@ -168,4 +168,4 @@ def test_published_rates_are_within_bounds(name: str, published: tuple[float, fl
 def test_a_users_own_method_has_the_rates_of_the_nearest(
     adapter: dict[str, Any], name: str
 ) -> None:
-    assert methods._rates_like(adapter) == methods.RATES[name]
+    assert methods.rates_like(adapter) == methods.RATES[name]

@@ -387,7 +387,8 @@ def suite(plm: str, *, gpu_hours: float | None = None, **members: dict[str, Any]
 
 def a_task(rows: int, **resources: Any) -> dict[str, Any]:
     """Changes of a sweep: its training rows and its trials' resources."""
-    return {"train": {"max_train_rows": rows, "epochs": 2}, "resources": resources}
+    train = {"max_train_rows": rows, "epochs": 2}
+    return {"train": train, "resources": resources, "search": {"trials": 20, "seed": 0}}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from glue_files import write_glue
+from rich.console import Console
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
@@ -23,7 +25,15 @@ from orchestrator.reporting.paper import PRESUPPOSED
 from orchestrator.reproduction import published
 from orchestrator.reproduction.lacking import Lacking
 from orchestrator.reproduction.methods import METHODS, chosen, printed
-from orchestrator.reproduction.page import keep, known_tables, markdown, notes, numbers, sentences
+from orchestrator.reproduction.page import (
+    keep,
+    known_tables,
+    markdown,
+    notes,
+    numbers,
+    render,
+    sentences,
+)
 from orchestrator.reproduction.plan import cost_of, costs_of, plan_lines
 from orchestrator.reproduction.run import Reproduction, without
 from orchestrator.reproduction.scores import Cell, Found, Row, Scores
@@ -608,6 +618,13 @@ def test_a_number_is_the_best_evaluation_of_the_best_trial_with_its_own_error(
     assert "| Tiny-Attn-1H4D | 1 × 1 (not said) | 60.0 ± 1.2 ≠ (68.0) [-11.4, -4.6] | – (87" in text
     assert (
         "| Tiny-Attn-1H | 2 × 2 (80 × 40) | 66.5 ± 1.2 ≈ (68.8) [-5.7, +1.1] | – (88.8) |" in text
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    for part in render(found, FULL):
+        console.print(part)
+    printed = console.export_text()
+    assert all(
+        word in printed for word in ("2 × 2", "(80 × 40)", "[-5.7, +1.1]", "the 95% interval")
     )
     assert "1 of 2 numbers that can be compared agree with the paper's within error." in text
     assert "Differs: Tiny-Attn-1H4D, CoLA: 60.0 ± 1.2 ≠ (68.0) [-11.4, -4.6]." in text

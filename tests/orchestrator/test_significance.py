@@ -121,7 +121,7 @@ def test_leads_of_many_classes_are_those_of_scikit_learn_on_swapped_rows(
     metric_name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 8 classes one is never a label and one never predicted; also three matrices at a time."""
-    monkeypatch.setattr(significance, "_AT_ONCE", at_once)
+    monkeypatch.setattr(significance, "AT_ONCE", at_once)
     generator = np.random.default_rng(4)
     labels = generator.integers(0, 7, 50)
     new, old = generator.normal(size=(2, 50, 8)) + 1.5 * np.eye(8)[labels]

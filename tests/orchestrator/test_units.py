@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +31,7 @@ from orchestrator.selection.significance import Metric, primary_metric
 from tinyattn.tasks import find_task
 from tinyattn.tasks.corpus_metrics import score
 
+Score = Callable[[np.ndarray, np.ndarray], float]
 RNG = np.random.default_rng(0)
 LABELS = RNG.integers(0, 3, 60)
 ANSWERS = np.where(RNG.random(60) < 0.7, LABELS, RNG.integers(0, 3, 60))
@@ -39,7 +41,7 @@ def _one_hot(answers: np.ndarray, classes: int = 2) -> np.ndarray:
     return np.eye(classes)[answers]
 
 
-def _brute_force(score, labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+def _brute_force(score: Score, labels: np.ndarray, predicted: np.ndarray) -> np.ndarray:
     """Pseudo-values from one call of the library for each row that is left out."""
     rows = np.arange(len(labels))
     whole, count = score(labels, predicted), len(labels)
@@ -66,7 +68,7 @@ class TestValues:
         ("name", "score"),
         [("f1", f1_score), ("matthews", matthews_corrcoef)],
     )
-    def test_of_two_classes_are_those_of_sklearn(self, name: str, score) -> None:
+    def test_of_two_classes_are_those_of_sklearn(self, name: str, score: Score) -> None:
         metric = primary_metric(replace(find_task("mrpc"), metrics=(name,)))
         labels, answers = LABELS % 2, ANSWERS % 2
         expected = _brute_force(score, labels, answers)
@@ -85,7 +87,7 @@ class TestValues:
         assert found == pytest.approx(_brute_force(macro, labels, answers))
 
     @pytest.mark.parametrize(("name", "score"), [("pearson", _pearson), ("spearman", _spearman)])
-    def test_of_correlations_are_those_of_scipy(self, name, score) -> None:
+    def test_of_correlations_are_those_of_scipy(self, name: str, score: Score) -> None:
         """Labels of STS-B have ties."""
         labels = np.round(RNG.normal(size=40) * 2) / 2
         outputs = np.round(labels + RNG.normal(size=40), 1) * 1e3
@@ -241,7 +243,9 @@ class TestPairs:
         assert pair.p_value == pytest.approx(stats.ttest_ind(A[:2], B[:2], equal_var=False).pvalue)
 
     @pytest.mark.parametrize("lost", [[], [0.7], [0.7, 0.8, math.nan]])
-    def test_of_a_method_that_cannot_be_judged_count_and_say_nothing(self, lost) -> None:
+    def test_of_a_method_that_cannot_be_judged_count_and_say_nothing(
+        self, lost: list[float]
+    ) -> None:
         """Two pairs of three have no p, and the third is corrected for three."""
         methods = {"a": _by_score(A), "lost": _by_score(lost), "b": _by_score(B)}
         pairs = judge_pairs(methods)

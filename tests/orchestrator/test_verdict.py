@@ -141,7 +141,7 @@ def test_finalists_of_equal_means_are_ordered_by_their_losses() -> None:
     early = of_seeds("early", (0.6, 0.7, False), (0.6, 0.5, False))
     unknown = of_seeds("unknown", (0.6, 0.1, False), (0.6, None, False))
     better = of_seeds("better", (0.6, 9.0, False), (0.61, 9.0, False))
-    groups = finalizing._by_mean([*unknown, *early, *late, *better])
+    groups = finalizing.by_mean([*unknown, *early, *late, *better])
     assert [group[0].name for group in groups] == ["better0", "late0", "early0", "unknown0"]
 
 
@@ -157,4 +157,4 @@ def test_of_several_seeds_the_verdict_says_how_many_answer_one_class(
     marks: tuple[bool, ...], note: str
 ) -> None:
     group = of_seeds("a", *((0.5, 0.6, mark) for mark in marks))
-    assert finalizing._note_of_seeds(group) == note
+    assert finalizing.note_of_seeds(group) == note

@@ -374,7 +374,9 @@ def test_what_is_saved_is_the_averaged_bottleneck(
     state = torch.load(tmp_path / "trial_state.pt", weights_only=True)
     assert torch.equal(state["best"]["layers.1.down_weight"], experts["layers.1.down_weight"])
     card = read_card(tmp_path / "adapter")
-    assert card.adapter == BottleneckConfig(method="bottleneck", r=4, activation="gelu", bias=True)
+    assert card.adapter == BottleneckConfig(
+        method="bottleneck", r=4, activation="gelu", norm="none", bias=True
+    )
     assert card.lineage["averaged_from"]["num_experts"] == 4
     assert card.lineage["config"]["adapter"]["method"] == "adamix"
     with contextlib.closing(Predictor(tmp_path / "adapter")) as loaded:

@@ -216,6 +216,8 @@ def test_a_saved_adapter_gives_the_same_logits(minilm: Plm, method: str, tmp_pat
     model.remove_adapter("one")
     card = model.load(tmp_path / "a", minilm, "back")
     config = config_of(method)
+    if method in ("bottleneck", "adamix"):  # said by the card: a post-LN PLM needs no norm
+        config = config.model_copy(update={"norm": "none"})
     assert card.adapter == (config.averaged() if isinstance(config, AdaMixConfig) else config)
     assert torch.equal(model(**batch), wanted)
     model.detach()

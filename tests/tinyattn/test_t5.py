@@ -206,7 +206,7 @@ def test_bitfit_is_refused_where_there_are_no_biases(build_plm: Any, kind: str) 
 
 
 def test_a_bottleneck_acts_where_tiny_attention_does(build_plm: Any) -> None:
-    """Its linear map of z in the last layer, before the feed-forward net, by hand."""
+    """Its linear map of the normed z in the last layer, before the feed-forward net, by hand."""
     plm = build_plm("t5", dtype=torch.float64)
     ids, kept = torch.tensor([ROWS["one"][0]]), []
     last = plm.encoder.block[-1]
@@ -218,7 +218,10 @@ def test_a_bottleneck_acts_where_tiny_attention_does(build_plm: Any) -> None:
     adapter = model.add_adapter("one", config, 2).double()
     randomised(dict(adapter.layers.named_parameters()))
     weights = adapter.layers["2"].state_dict()
-    z = kept[0] + kept[0] @ weights["down.weight"].T @ weights["up.weight"].T
+    z = kept[0]
+    centred = z - z.mean(-1, keepdim=True)
+    normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    z = z + normed @ weights["down.weight"].T @ weights["up.weight"].T
     wanted = plm.encoder.final_layer_norm(last.layer[1](z))
     torch.testing.assert_close(plm(ids).last_hidden_state, wanted)
 

@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from orchestrator.comparison.across import AcrossPair
-from orchestrator.comparison.across_table import (
+from orchestrator.comparison.across.statistics import AcrossPair
+from orchestrator.comparison.across.table import (
     ABOUT,
     OverTasks,
     content_across,
@@ -28,7 +28,7 @@ from orchestrator.comparison.across_table import (
     lines_across,
     sentences_across,
 )
-from orchestrator.comparison.page import html_table
+from orchestrator.comparison.pages.page import html_table
 from orchestrator.comparison.units import TunedPair
 from orchestrator.reporting.report import page_of
 from orchestrator.state.suite_definition import COMPARISON_PAGE

@@ -1,7 +1,7 @@
 """Several tasks compared by one command: their names, what does not fit, and their hours.
 
 Each task has a comparison of its own, run one after the other; across.py has the statistics over
-all, across_table.py and across_page.py show them.
+all, table.py and page.py show them.
 """
 
 from __future__ import annotations

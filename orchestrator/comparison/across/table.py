@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from orchestrator.comparison.across import (
+from orchestrator.comparison.across.statistics import (
     LIKE_THESE,
     AcrossPair,
     judge_across,

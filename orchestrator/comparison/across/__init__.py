@@ -1,0 +1,1 @@
+"""Comparisons over several tasks: what each method scores on them, ranks, and tests."""
