@@ -13,6 +13,7 @@ from comparisons import SETTING
 from rich.console import Console
 from scipy import stats
 
+from benchmarks.luck import simulate
 from orchestrator.comparison.across.page import keep_across
 from orchestrator.comparison.across.statistics import (
     AcrossPair,
@@ -30,7 +31,7 @@ from orchestrator.comparison.across.tasks import (
     whole_name,
 )
 from orchestrator.comparison.judging import Comparison, Judged, Tuned
-from orchestrator.comparison.units import TunedPair, Unit, judge_pairs
+from orchestrator.comparison.units import LOOKS, TunedPair, Unit, judge_pairs
 from orchestrator.spec.suite import Suite
 from tinyattn.errors import StorageError, TaskError, UsageError
 
@@ -149,19 +150,25 @@ class TestStatistics:
         assert found == {"a": [1, 3], "b": [2.5, 2], "c": [2.5, 1]}
 
 
+def tuned(
+    rng: np.random.Generator, noise: Sequence[float], leads: Sequence[float], searches: int = 3
+) -> dict[str, list[Unit]]:
+    """Return units of methods on one task of 40 rows, with normal luck of searches and of rows."""
+    each = len(noise), searches
+    scores = np.array(leads)[:, None] + rng.normal(size=each) * np.array(noise)[:, None]
+    own = rng.normal(0, 0.1, (len(noise), 1, 40))  # what a method makes of these rows
+    values = scores[..., None] + own + rng.normal(0, 0.02, (*each, 40))
+    return {
+        str(method): [Unit(float(unit.mean()), unit, 40) for unit in units]
+        for method, units in enumerate(values)
+    }
+
+
 def drawn(
-    rng: np.random.Generator, noise: Sequence[float], leads: Sequence[float], groups: int = 40
+    rng: np.random.Generator, noise: Sequence[float], leads: Sequence[float]
 ) -> list[TunedPair]:
-    """Return pairs of methods on one task: three units each, of normal luck and of rows."""
-    scores = np.array(leads)[:, None] + rng.normal(size=(len(noise), 3)) * np.array(noise)[:, None]
-    own = rng.normal(0, 0.1, (len(noise), 1, groups))  # what a method makes of these rows
-    values = scores[..., None] + own + rng.normal(0, 0.02, (len(noise), 3, groups))
-    return judge_pairs(
-        {
-            str(method): [Unit(float(unit.mean()), unit, groups) for unit in units]
-            for method, units in enumerate(values)
-        }
-    )
+    """Return the pairs of methods on one task, three units each."""
+    return judge_pairs(tuned(rng, noise, leads))
 
 
 TASKS = (2, 3, 4, 5, 10)
@@ -190,6 +197,21 @@ class TestSimulated:
             tasks = [drawn(rng, (0.01, 0.01), [rng.normal(0, 0.1), 0.0]) for _ in range(5)]
             false += judge_across({"accuracy": tasks})["accuracy"][0].is_shown
         assert false <= 24
+
+    @pytest.mark.parametrize("noise", [(0.02, 0.02), (0.06, 0.015)])
+    def test_equal_methods_that_searched_on_in_steps_are_rarely_told_apart(
+        self, noise: tuple[float, float]
+    ) -> None:
+        """When a pair stops depends on its lead; the test over tasks must bear that."""
+        rng = np.random.default_rng(4)
+        false = {2: 0, 3: 0}
+        for _ in range(250):
+            units = [tuned(rng, noise, [0.0, 0.0], max(LOOKS)) for _ in range(3)]
+            tasks = [[one.pair for one in simulate.in_steps(own, 0.05)[0]] for own in units]
+            for number in false:
+                found = judge_across({"accuracy": tasks[:number]})["accuracy"]
+                false[number] += found[0].is_shown
+        assert max(false.values()) <= 24, false
 
     def test_a_clear_difference_is_found(self) -> None:
         rng = np.random.default_rng(3)

@@ -1,6 +1,6 @@
 """Several tasks compared by one command: their names, what does not fit, and their hours.
 
-Each task has a comparison of its own, run one after the other; across.py has the statistics over
+Each task has a comparison of its own, run one after the other; statistics.py has the tests over
 all, table.py and page.py show them.
 """
 
