@@ -23,15 +23,15 @@ from pathlib import Path
 import yaml
 
 from orchestrator.comparison.methods import one_head_size, sized_methods
-from orchestrator.comparison.suite import comparison_suite
+from orchestrator.comparison.suite import Budget, comparison_suite
 from orchestrator.spec.values import Json
 from orchestrator.tracking.provenance import commit
 from tinyattn.config import parse_overrides
 
 METHODS = ("tiny", "lora", "bottleneck", "ia3", "ln", "classifier")
 SETTINGS = (
-    "max_length=64", "max_train_rows=128", "max_select_rows=64", "epochs=1", "finalize.seeds=2",
-    "search.sampler=random", "asha.grace=4",
+    "max_length=64", "max_train_rows=128", "max_select_rows=64", "epochs=1",
+    "asha.grace=4",
 )  # fmt: skip
 COMMAND = Path(sys.executable).with_name("tinyattn")
 
@@ -45,8 +45,15 @@ def together(runs: Path, trials: int) -> float:
 def one_by_one(runs: Path, trials: int) -> float:
     """Run a sweep of each method; return their seconds in all."""
     size = one_head_size("minilm")
-    settings: dict[str, Json] = {**parse_overrides(SETTINGS), "search.trials": trials + 2}
-    suite = comparison_suite("c", "rte", "minilm", sized_methods("minilm", METHODS, size), settings)
+    settings: dict[str, Json] = {**parse_overrides(SETTINGS)}
+    suite = comparison_suite(
+        "c",
+        "rte",
+        "minilm",
+        sized_methods("minilm", METHODS, size),
+        settings,
+        Budget(1, trials + 3),
+    )
     total = 0.0
     for sweep in suite.sweeps:
         file = runs / f"{sweep.name}.yaml"
@@ -69,7 +76,7 @@ def main() -> None:
     """Print the seconds of each way, and their ratio in each repeat."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--trials", type=int, default=4)
+    parser.add_argument("--trials", type=int, default=6)
     chosen = parser.parse_args()
     print(f"{commit()}, {os.cpu_count()} cores, {len(METHODS)} methods, {' '.join(SETTINGS)}")
     ratios = list[float]()

@@ -60,7 +60,7 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     assert "another comparison is called 'compare-rte', with other settings of tiny" in other.stderr
     one = call("compare", *words[:-6], "--methods", "tiny", *place)
     assert one.exit_code == 2
-    assert "--methods: tiny alone came; a comparison takes two or more" in one.stderr
+    assert "--methods: got tiny alone; a comparison takes two or more" in one.stderr
     fewer = call("compare", *words[:-6], "--methods", "tiny,classifier", *place, "--trials", "6")
     assert fewer.exit_code == 0, fewer.output
     assert logs(runs) == before, "what is not named stays as it is"

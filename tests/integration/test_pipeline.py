@@ -66,11 +66,14 @@ class Job:
         return [t for t in self.tracker.trials_of(self.sweep) if t.kind == kind]
 
     def ranked(self) -> list[TrialRun]:
-        """The search's trials: the best score first, of equals the completed, the earlier."""
-        trials = self.trials("trial")
-        return sorted(
-            trials, key=lambda t: (-(t.trial.best_score or 0), t.trial.outcome != "completed")
-        )
+        """The search's trials: the best score first, of equals the lower loss, the completed."""
+
+        def key(run: TrialRun) -> tuple[float, float, bool]:
+            trial = run.trial
+            assert trial.best_loss is not None
+            return -(trial.best_score or 0), trial.best_loss, trial.outcome != "completed"
+
+        return sorted(self.trials("trial"), key=key)
 
     def adapter(self, trial: TrialRun, scratch: Path) -> Path:
         scratch.mkdir(exist_ok=True)
