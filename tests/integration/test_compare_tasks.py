@@ -32,9 +32,14 @@ def test_a_comparison_over_tasks_that_was_killed_goes_on(tmp_path: Path) -> None
     runs, log = tmp_path / "runs", tmp_path / "log"
     place = ("--runs", runs, "--data", tmp_path / "data")
     rest = (*FEW, "--plm", plm, "--methods", ",".join(METHODS), *place, "--trials", "6")
-    lacking = call("compare", "rte,qqp", *rest)
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "name: mine\ntext_columns: [text]\nlabels: [a, b]\nmetrics: [accuracy]\nfolder: nowhere\n"
+    )
+    (tmp_path / "nowhere").mkdir()
+    lacking = call("compare", f"rte,{own}", *rest)
     assert lacking.exit_code == 2, "all is checked before anything starts"
-    assert "qqp:\n  tiny, lora, classifier: task 'qqp': its data were not found" in lacking.stderr
+    assert f"{own}:\n  tiny, lora, classifier: no file {tmp_path / 'nowhere'}" in lacking.stderr
     assert not (runs / "sweeps").exists()
     driver = start("compare", ",".join(TASKS), *rest, log=log)
     wait_for(lambda: b"\ntask mrpc" in log.read_bytes(), seconds=300)
