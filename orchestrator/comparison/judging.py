@@ -137,22 +137,23 @@ class Judged:
         return sum(one.one_class for one in self.units)
 
     @property
-    def best_rate(self) -> float | None:
-        """Learning rate of its best trial; None: no trial has a score."""
+    def best_rates(self) -> list[float]:
+        """Learning rates of its best trial, ascending; several where trials score alike."""
         scored = [
             (best_first(one.score, one.loss), one.rate)
             for one in self.tried
             if one.score is not None
         ]
-        return min(scored)[1] if scored else None
+        best = min(scored, default=None)
+        return sorted({rate for order, rate in scored if best and order == best[0]})
 
     @property
     def edge(self) -> str | None:
         """`lower` or `upper` where the best learning rate is the last tried there; else None."""
-        rates, best = [one.rate for one in self.tried], self.best_rate
-        if best is None or min(rates) == max(rates):
+        rates, best = [one.rate for one in self.tried], self.best_rates
+        if len(best) != 1 or min(rates) == max(rates):
             return None
-        return "lower" if best == min(rates) else "upper" if best == max(rates) else None
+        return "lower" if best[0] == min(rates) else "upper" if best[0] == max(rates) else None
 
 
 @dataclass(frozen=True)

@@ -141,11 +141,12 @@ def remarks(found: Comparison) -> Iterator[str]:
 
 def edge_words(one: Judged) -> str | None:
     """Return what is said of a best learning rate at an edge of its range; None: it is at none."""
-    if one.edge is None or one.range is None or one.best_rate is None:
+    if one.edge is None or one.range is None:
         return None
     low, high = map(rate_word, one.range)
+    best = rate_word(one.best_rates[0])
     return (
-        f"its best learning rate, {rate_word(one.best_rate)}, is the {_EDGES[one.edge]} of those "
+        f"its best learning rate, {best}, is the {_EDGES[one.edge]} of those "
         f"tried in its range, {low} to {high}: a better one may lie beyond."
     )
 
@@ -164,7 +165,8 @@ def _gap(found: Comparison) -> float | None:
 
 def _of_match(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
     """Yield what the tests of two or more methods show."""
-    yield f"{power_words(found)}."
+    if found.shows > 0:  # 0: all runs answer alike; NaN: too few of them
+        yield f"{power_words(found)}."
     if found.judges == "selection":
         return
     shown = found.shown
@@ -262,7 +264,7 @@ def _shown(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
             else f"It is not shown to be better than any other; {len(shown)} of {pairs} pairs of "
             "other methods differ."
         )
-    if math.isfinite(found.shows):
+    if found.shows > 0:
         yield (
             f"So many rows and searches can show a difference of {100 * found.shows:.1f} points or "
             "more (in four cases of five); smaller ones are mostly missed, which does not make "

@@ -187,6 +187,8 @@ def lost(folder: Path, *kinds: str, **environment: str) -> dict[str, list[str]]:
     return {kind: found for kind, *found in map(json.loads, lines)}
 
 
+@pytest.mark.long
+@pytest.mark.rare
 def test_a_worker_that_dies_is_told_from_one_whose_code_raises(tmp_path: Path) -> None:
     """And none of them ends Tune, which knows the first two alone by itself."""
     found = lost(tmp_path, "died", "passed on", "crashed", "raised")
@@ -203,6 +205,8 @@ def test_a_worker_that_dies_is_told_from_one_whose_code_raises(tmp_path: Path) -
     assert "\x1b" not in error
 
 
+@pytest.mark.long
+@pytest.mark.rare
 def test_a_worker_that_ray_kills_for_its_memory_is_told(tmp_path: Path) -> None:
     """The monitor takes the machine to be full as soon as anything runs on it."""
     environment = {"RAY_memory_monitor_refresh_ms": "50", "RAY_memory_usage_threshold": "0.001"}
@@ -295,6 +299,8 @@ with this_machine(num_cpus=1):
 """
 
 
+@pytest.mark.long
+@pytest.mark.rare
 def test_workers_import_this_project_though_files_beside_the_script_have_its_names(
     tmp_path: Path,
 ) -> None:

@@ -367,6 +367,8 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 TRAIN = ("max_length=32", "epochs=2", "batch_size=16", "optimizer.lr=5e-3")
 
 
+@pytest.mark.long
+@pytest.mark.rare
 @pytest.mark.usefixtures("caches")
 def test_a_regression_of_ones_own_under_the_papers_protocol(
     tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

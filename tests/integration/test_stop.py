@@ -51,6 +51,8 @@ def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> 
     assert "no process works on sweep 's'" in late.stderr
 
 
+@pytest.mark.long
+@pytest.mark.rare
 def test_a_killed_driver_shows_in_status_and_a_changed_file_is_named(
     tiny: str, tmp_path: Path
 ) -> None:

@@ -34,6 +34,8 @@ def command(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
 
 
+@pytest.mark.long
+@pytest.mark.rare
 def test_a_sweep_is_finalized_and_its_winner_writes(
     build_plm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

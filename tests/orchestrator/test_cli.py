@@ -748,6 +748,8 @@ def test_help_and_a_wrong_name_import_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.rare
 def test_gpus_that_are_not_there(here: Path, tiny: str) -> None:
     import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from orchestrator.comparison.suite import (
     comparison_name,
     comparison_suite,
 )
-from orchestrator.comparison.table import render, sentences
+from orchestrator.comparison.table import render, sentences, summary
 from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.reporting.suite.status import find_status
@@ -513,6 +514,27 @@ def test_a_rate_at_the_edge_is_told_with_its_range() -> None:
     assert "lora: its best learning rate, 3.0e-2, is the largest of those tried" in said
     assert "in its range, 1.0e-4 to 3.0e-2" in said
     assert "tiny: its best" not in said
+
+
+def test_rates_that_score_alike_are_at_no_edge() -> None:
+    """All rates score the same with the same loss: none of them is the best."""
+    edge = judged("lora", [0.5, 0.5, 0.5], 110, rate=0.03)
+    alike = replace(edge, tried=[replace(one, score=0.5) for one in edge.tried])
+    assert alike.edge is None
+    assert alike.best_rates == [1e-4, 0.03]
+    without = replace(edge, tried=[replace(one, score=None) for one in edge.tried])
+    assert without.edge is None
+    assert without.best_rates == []
+
+
+@pytest.mark.parametrize("shows", [0.0, math.nan])
+def test_runs_that_all_answer_alike_promise_nothing(shows: float) -> None:
+    """No spread between units, 0, or too few units, NaN: no power can be told."""
+    usual, alike = comparison(1.0), replace(comparison(1.0), shows=shows)
+    assert "shows in 80 % of cases" in " ".join(sentences(usual))
+    assert "shows in 80 % of cases" not in " ".join(sentences(alike))
+    assert "can show a difference" in summary(usual)
+    assert "can show a difference" not in summary(alike)
 
 
 def test_a_search_without_a_score_is_told() -> None:

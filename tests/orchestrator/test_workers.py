@@ -89,7 +89,7 @@ def local_ray() -> Iterator[None]:
     params=[
         "alone",
         pytest.param("shared", marks=pytest.mark.slow),
-        pytest.param("ranks", marks=pytest.mark.slow),
+        pytest.param("ranks", marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.rare]),
     ],
 )
 def kind(request: pytest.FixtureRequest) -> str:

@@ -26,11 +26,11 @@ from tinyattn.training.trainer import Trainer
 
 pytestmark = pytest.mark.slow
 
-# 40 steps of 4 rows an epoch, 160 in all.
-LONG: dict[str, Any] = {"epochs": 4, "max_train_rows": 160, "batch_size": 4, "max_length": 32}
+# 40 steps of 4 rows an epoch, 120 in all.
+LONG: dict[str, Any] = {"epochs": 3, "max_train_rows": 160, "batch_size": 4, "max_length": 32}
 POINTS: list[dict[str, Any]] = [
     {"optimizer.lr": 3e-3, "adapter.dropout": 0.1, "optimizer.max_grad_norm": 0.5},
-    {"optimizer.lr": 1e-2, "adapter.num_heads": 4, "seed": 7, "batch_size": 16, "epochs": 16},
+    {"optimizer.lr": 1e-2, "adapter.num_heads": 4, "seed": 7, "batch_size": 16, "epochs": 12},
     {"adapter.head_dim": 3, "adapter.norm": "affine", "adapter.layers": [0]},
     {"optimizer.name": "radam", "adapter.layers": "top-1", "batch_size": 5, "adapter.norm": "none"},
     {"adapter.placement": "parallel", "optimizer.warmup": 0.2, "adapter.dropout": 0.2},
@@ -118,7 +118,7 @@ def test_neighbours_do_not_matter(base: TrainConfig, monkeypatch: pytest.MonkeyP
         assert_same(found, one)
     # The three of one placement that start at the first layer; `top-1` starts above it.
     assert max(passes.sizes) == 3
-    assert passes.sizes.count(3) > 100
+    assert passes.sizes.count(3) > 75
 
 
 def test_rows_of_several_tasks_share_passes(
@@ -137,7 +137,7 @@ def test_rows_of_several_tasks_share_passes(
 
 def test_when_one_joins_and_who_leaves_does_not_matter(base: TrainConfig) -> None:
     """The second comes after the first's third evaluation; the third is stopped early."""
-    configs = [base.with_overrides({**point, "precision": "bf16"}) for point in POINTS[:3]]
+    configs = [base.with_overrides(point) for point in POINTS[:3]]
     wanted = [alone(config) for config in configs]
     model_cache = ModelCache()
     late = threading.Event()

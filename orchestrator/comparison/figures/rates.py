@@ -144,8 +144,8 @@ def _legend(tried: list[Tried], has_range: bool) -> list[Line2D]:
 def _told(one: Judged) -> str:
     if (edge := edge_words(one)) is not None:
         return f"{one.name}: {edge.rstrip('.')}"
-    best = one.best_rate
-    word = "none has a score" if best is None else f"the best is {rate_word(best)}"
+    best = " and ".join(map(rate_word, one.best_rates))
+    word = f"the best is {best}" if best else "none has a score"
     known = sorted(trial.rate for trial in one.tried)
     if not known:
         return f"{one.name}: no trial"

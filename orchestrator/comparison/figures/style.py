@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -62,7 +63,7 @@ class Drawn:
     figure: Figure
 
 
-def styled() -> Any:
+def styled() -> AbstractContextManager[None]:
     """Return the context in which figures are made and written."""
     return rc_context(_STYLE)
 
