@@ -257,7 +257,9 @@ def _show(
 
     name, sweeps = wanted.name, searching.sweeps()
     units = Units(workspace, echo)
-    found = judge(sweeps, wanted.references, units, workspace, wanted.go_on, looks)
+    found = judge(
+        sweeps, wanted.references, units, workspace, wanted.go_on, looks, searching.unnamed()
+    )
     console = Console(width=None if sys.stdout.isatty() else 120)
     for part in render(found, size):
         console.print(part)

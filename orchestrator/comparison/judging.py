@@ -17,6 +17,7 @@ from orchestrator.comparison.cost import step_bytes
 from orchestrator.comparison.setting import Setting
 from orchestrator.comparison.units import (
     LEVEL,
+    LOOKS,
     Looked,
     Standing,
     TunedPair,
@@ -178,22 +179,34 @@ class Comparison:
     """Searches of each method; in a comparison in steps those of the methods that have most."""
     setting: Setting
     """On what they were compared, and by which code."""
-    standings: list[Standing] | None = None
-    """How each pair stands, in a comparison in steps; None: all were tested once, at the end."""
+    looks: Sequence[Looked] | None = None
+    """How each of the pairs stands, in a comparison in steps; None: all were tested once, at the
+    end."""
+    unnamed: Sequence[str] = ()
+    """Methods that this comparison has and that were not named in the command."""
 
     @property
     def shown(self) -> list[TunedPair]:
-        """The pairs of which one is shown to be better."""
-        if self.standings is None:
+        """The pairs of which one is shown to be better; none where the rows that judge chose."""
+        if self.judges == "selection":
+            return []
+        if self.looks is None:
             return [pair for pair in self.pairs if pair.corrected < LEVEL]
-        both = zip(self.pairs, self.standings, strict=True)
-        return [pair for pair, standing in both if standing is Standing.DECIDED]
+        return [one.pair for one in self.looks if one.standing is Standing.DECIDED]
 
     @property
     def close(self) -> list[TunedPair]:
         """The pairs that are shown to differ by less than was wanted."""
-        both = zip(self.pairs, self.standings or [], strict=False)
-        return [pair for pair, standing in both if standing is Standing.CLOSE]
+        return [one.pair for one in self.looks or () if one.standing is Standing.CLOSE]
+
+    def level(self, pair: TunedPair) -> float:
+        """Return the level of a pair's test and interval: in a comparison in steps its look's."""
+        look = self.look_at(pair)
+        return LEVEL if look is None else LOOKS[max(look.searches, min(LOOKS))]
+
+    def look_at(self, pair: TunedPair) -> Looked | None:
+        """Return how a pair stands, in a comparison in steps."""
+        return next((one for one in self.looks or () if one.pair is pair), None)
 
 
 @dataclass(frozen=True)
@@ -270,6 +283,7 @@ def judge(
     workspace: Workspace,
     command: str,
     looks: Sequence[Looked] | None = None,
+    unnamed: Sequence[str] = (),
 ) -> Comparison:
     """Judge the methods of a comparison, whose searches and fresh seeds have ended.
 
@@ -280,6 +294,7 @@ def judge(
         workspace: where the sweeps are kept.
         command: the command that was typed, without `tinyattn`.
         looks: how each pair stands, of a comparison in steps; None: all pairs are tested now.
+        unnamed: methods that this comparison has too and that were not named.
 
     Raises:
         TinyAttnError: as `Units.ran`.
@@ -289,7 +304,7 @@ def judge(
     ]
     match = [one.name for one in methods if not one.is_reference]
     own = units.of(sweeps, match)
-    pairs = judge_pairs(own)
+    level = LEVEL if looks is None else LOOKS[max(LOOKS)]
     first = next(iter(sweeps.values()))
     data = units.model_cache.data(first.train)
     return Comparison(
@@ -297,13 +312,14 @@ def judge(
         units.rows,
         "held-out" if data.heldout is not None else "selection",
         methods,
-        pairs if looks is None else [one.pair for one in looks],
-        shows(own),
-        {each: power_at(own, each) for each in DIFFERENCES},
+        judge_pairs(own) if looks is None else [one.pair for one in looks],
+        shows(own, level),
+        {each: power_at(own, each, level) for each in DIFFERENCES},
         max(size_of(sweep) for sweep in sweeps.values()),
         max(sweep.search.trials // size_of(sweep) for sweep in sweeps.values()),
         Setting.of(first, units.model_cache.plm_of(first.train), data, command),
-        None if looks is None else [one.standing for one in looks],
+        looks,
+        unnamed,
     )
 
 

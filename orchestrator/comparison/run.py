@@ -140,6 +140,11 @@ class Searching:
             if Definition.is_in(place)
         }
 
+    def unnamed(self) -> list[str]:
+        """Return the methods on disk that are not wanted now."""
+        named = {one.name for one in self._wanted.methods}
+        return sorted(budgets_of(self._wanted.name, self._workspace).keys() - named)
+
 
 def budgets_of(name: str, workspace: Workspace) -> dict[str, Budget]:
     """Return the searches that the methods of a comparison on disk have, by their names."""

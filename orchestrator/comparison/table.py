@@ -111,6 +111,11 @@ def claims(found: Comparison) -> Iterator[str]:
 
 def remarks(found: Comparison) -> Iterator[str]:
     """Yield what makes a comparison doubtful: searches or training that were too short."""
+    if found.unnamed:
+        yield (
+            f"note: this comparison has {_and(found.unnamed)} too: not named now, they are not in "
+            "the table, and no test is corrected for them."
+        )
     for one in found.methods:
         lost = found.searches - len({unit.search for unit in one.units})
         if lost > 0:
@@ -173,10 +178,11 @@ def _of_match(found: Comparison, match: Sequence[Judged]) -> Iterator[str]:
     dull = {one.name: one.answers_one_class for one in match}
     for pair in sorted(shown, key=lambda pair: pair.corrected):
         beside = f"; {pair.worse} answers one class there" if dull[pair.worse] else ""
+        interval = f"{100 * pair.low:.2f} to {100 * pair.high:.2f}"
         yield (
             f"{pair.better}, tuned so, is better than {pair.worse} by {100 * pair.lead:.2f} points "
-            f"(95 % interval {100 * pair.low:.2f} to {100 * pair.high:.2f}, p = "
-            f"{pair.corrected:.3g}, both corrected for {len(found.pairs)} pairs{beside})."
+            f"({_percent(1 - found.level(pair))} interval {interval}, p = {pair.corrected:.3g}, "
+            f"both corrected for {len(found.pairs)} pairs{beside})."
         )
     if not shown and not found.close:
         least = min((pair.corrected for pair in found.pairs), default=1.0)

@@ -316,19 +316,22 @@ class Finalizing:
 
         Args:
             points: settings with their seeds.
-            take_in: takes the trials of all points once they have ended.
+            take_in: takes the trials of all points once they have ended, in the points' order.
         """
         batch = self._batch("finalists", "finalist", self.sweep.train, len(points), what=[*points])
         taken = self._earlier_finalists(batch.name, points)
         listener = MlflowListener(self.runs, batch, self.checkpoints)
         for trial in taken.values():  # the store may lag behind what a killed driver logged
             listener.caught_up(trial)
+        order = [_written(point) for point in points]
         left = [point for point in points if _written(point) not in taken]
         if not left:
             self.runs.settle()
-            take_in([*taken.values()])
+            take_in([taken[point] for point in order])
             return None
-        self._take_in = lambda ended: take_in([*taken.values(), *ended])
+        self._take_in = lambda ended: take_in(
+            sorted([*taken.values(), *ended], key=lambda trial: order.index(_written(trial.params)))
+        )
         return self._run_of(replace(batch, trials=len(left)), Points(left))
 
     def _take_repeats(self, ended: list[Trial]) -> None:

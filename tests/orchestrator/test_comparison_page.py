@@ -21,7 +21,8 @@ from orchestrator.comparison.judging import Comparison, Tried
 from orchestrator.comparison.pages.page import content, keep
 from orchestrator.comparison.pages.peft_results import peft_results
 from orchestrator.comparison.setting import Setting
-from orchestrator.comparison.table import summary
+from orchestrator.comparison.table import sentences, summary
+from orchestrator.comparison.units import Looked, Standing
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
@@ -81,6 +82,33 @@ def test_nothing_is_called_shown_on_rows_that_chose() -> None:
     assert "not tested" in words
     assert "shown to be better" not in words
     assert "shown to be better" in texts(as_svg(drawn(comparison(0.001))["differences"], "d"))
+
+
+@pytest.mark.parametrize(
+    ("searches", "standing", "sure"),
+    [(3, Standing.HOPELESS, 99), (3, Standing.DECIDED, 99), (6, Standing.HOPELESS, 98)],
+)
+def test_in_steps_a_look_decides_what_is_shown_and_how_sure(
+    searches: int, standing: Standing, sure: int
+) -> None:
+    """p = .03 is below the level of one test and above that of each look (.01 and .02)."""
+    found = comparison(0.03)
+    found = replace(found, looks=[Looked(found.pairs[0], standing, searches)])
+    is_shown = standing is Standing.DECIDED
+    word = "shown to be better" if is_shown else "no difference shown"
+    assert word in texts(as_svg(drawn(found)["differences"], "d"))
+    said = " ".join(sentences(found))
+    assert (f"({sure} % interval 10.00 to 40.00" in said) == is_shown
+    (kept,) = content(found, 100)["pairs"]
+    assert (kept["is_shown"], kept["standing"]) == (is_shown, standing.value)
+    assert kept["level"] == pytest.approx(1 - sure / 100)
+
+
+def test_methods_that_were_not_named_are_told() -> None:
+    found = replace(comparison(0.01), unnamed=["ia3", "ln"])
+    assert "note: this comparison has ia3 and ln too: not named now" in " ".join(sentences(found))
+    assert content(found, 100)["unnamed"] == ["ia3", "ln"]
+    assert "not named" not in " ".join(sentences(comparison(0.01)))
 
 
 def test_one_method_and_references_have_no_differences() -> None:

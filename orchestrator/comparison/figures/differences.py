@@ -20,7 +20,7 @@ from orchestrator.comparison.figures.style import (
     points,
 )
 from orchestrator.comparison.judging import Comparison
-from orchestrator.comparison.units import LEVEL, TunedPair
+from orchestrator.comparison.units import TunedPair
 
 _SHOWN = COLOURS[0]
 _MANY = 24
@@ -36,7 +36,7 @@ def differences(found: Comparison) -> Drawn | None:
     figure = Figure(figsize=(WIDTH, 1.5 + height * len(ordered)), layout="constrained")
     axes = figure.add_subplot()
     for place, pair in enumerate(ordered):
-        _one(axes, place, pair, _is_shown(pair, found))
+        _one(axes, place, pair, pair in found.shown)
     axes.axvline(0, color=INK, linewidth=1)
     axes.set_yticks(range(len(ordered)), [f"{pair.better} over {pair.worse}" for pair in ordered])
     axes.set_ylim(len(ordered) - 0.4, -0.6)
@@ -47,24 +47,20 @@ def differences(found: Comparison) -> Drawn | None:
     return Drawn(
         "Differences between methods",
         _CAPTION if found.judges != "selection" else _NO_TEST,
-        listed([_told(pair, _is_shown(pair, found)) for pair in ordered]),
+        listed([_told(pair, pair in found.shown) for pair in ordered]),
         figure,
     )
 
 
 _CAPTION = (
-    "A dot is the lead of the first method over the second, the line its 95 % interval, corrected "
-    "for the number of pairs. Filled: the first is shown to be better. Empty: nothing is shown; "
-    "the interval holds zero."
+    "A dot is the lead of the first method over the second, the line its interval, corrected for "
+    "the number of pairs (95 %; of a comparison in steps 98 or 99 %). Filled: the first is shown "
+    "to be better. Empty: nothing is shown; the interval holds zero."
 )
 _NO_TEST = (
     "A dot is the lead of the first method over the second. The rows that judge also chose the "
     "settings, so that no interval here is evidence for other rows."
 )
-
-
-def _is_shown(pair: TunedPair, found: Comparison) -> bool:
-    return pair.corrected < LEVEL and found.judges != "selection"
 
 
 def _one(axes: Axes, place: int, pair: TunedPair, is_shown: bool) -> None:
@@ -86,7 +82,7 @@ def _legend(found: Comparison) -> Sequence[Line2D]:
     whole = {"color": _SHOWN, "markerfacecolor": _SHOWN, "label": "shown to be better"}
     word = "not tested" if found.judges == "selection" else "no difference shown"
     empty = {"color": GREY, "markerfacecolor": "white", "label": word}
-    shown = {_is_shown(pair, found) for pair in found.pairs}
+    shown = {pair in found.shown for pair in found.pairs}
     looks = [look for look, there in ((whole, True), (empty, False)) if there in shown]
     return [Line2D([], [], marker="o", markersize=7, **look) for look in looks]  # type: ignore[arg-type]
 

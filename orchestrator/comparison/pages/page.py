@@ -26,6 +26,7 @@ from orchestrator.comparison.table import (
     summary,
     title,
 )
+from orchestrator.comparison.units import TunedPair
 from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_config
 from orchestrator.reporting.report import page_of
@@ -36,7 +37,7 @@ from orchestrator.tracking.records import TAG_LENGTH
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import write_text
 
-_PAIR_HEAD = ("better", "worse", "lead", "95 % interval", "p", "corrected p")
+_PAIR_HEAD = ("better", "worse", "lead", "interval", "p", "corrected p")
 _SEARCH_HEAD = ("method", "search", "what was found", "selection", "score")
 
 
@@ -168,7 +169,8 @@ def _json(data: Json) -> str:
 
 def _pairs(found: Comparison) -> Iterator[list[str]]:
     for pair in sorted(found.pairs, key=lambda pair: pair.corrected):
-        interval = f"{100 * pair.low:.2f} to {100 * pair.high:.2f}"
+        sure = f"{100 * (1 - found.level(pair)):.0f} %"
+        interval = f"{100 * pair.low:.2f} to {100 * pair.high:.2f} ({sure})"
         numbers = [f"{100 * pair.lead:.2f}", interval]
         yield [
             pair.better, pair.worse, *numbers, f"{pair.p_value:.3g}", f"{pair.corrected:.3g}",
@@ -208,9 +210,18 @@ def content(found: Comparison, params: int) -> dict[str, Json]:
         "searches": found.searches,
         "trials_a_search": found.trials,
         "methods": [_method(one) for one in found.methods],
-        "pairs": [
-            {key: _plain(value) for key, value in vars(pair).items()} for pair in found.pairs
-        ],
+        "pairs": [_pair(pair, found) for pair in found.pairs],
+        "unnamed": [*found.unnamed],
+    }
+
+
+def _pair(pair: TunedPair, found: Comparison) -> dict[str, Json]:
+    look = found.look_at(pair)
+    return {
+        **{key: _plain(value) for key, value in vars(pair).items()},
+        "level": found.level(pair),
+        "is_shown": pair in found.shown,
+        "standing": None if look is None else look.standing.value,
     }
 
 
