@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import itertools
 import json
 import os
@@ -160,7 +161,7 @@ def done(path: Path) -> set[tuple[str, float, int]]:
 def runs_of(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the runs of a file; a line that a kill cut off is left out."""
     for line in path.read_text().splitlines() if path.exists() else []:
-        if line.endswith("}"):
+        with contextlib.suppress(json.JSONDecodeError):
             yield json.loads(line)
 
 
@@ -192,8 +193,9 @@ def main() -> None:
         seconds = round(time.monotonic() - begin, 1)
         line = {"method": method, "lr": rate, "seed": seed,
                 "parameters": sized[method].parameters, "seconds": seconds, **found}  # fmt: skip
+        is_torn = path.exists() and not path.read_bytes().endswith(b"\n")
         with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write("\n" * is_torn + json.dumps(line) + "\n")
         curve = " ".join(f"{100 * one['heldout']:.1f}" for one in found["curve"])
         print(f"{name} {method} {rate:g} seed {seed}: {curve} ({seconds} s)", flush=True)
 

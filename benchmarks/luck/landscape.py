@@ -79,7 +79,10 @@ class Recorded:
     def units(self, answers: list[np.ndarray], rows: np.ndarray) -> list[Unit]:
         """Return units on some of the rows."""
         one_hot = np.eye(self.classes)
-        return [unit_of(self.metric, one_hot[one[rows]], self.labels[rows]) for one in answers]
+        return [
+            unit_of(self.metric, one_hot[one[rows]], self.labels[rows], None, search)
+            for search, one in enumerate(answers)
+        ]
 
 
 def read(path: Path, plm: str | None) -> Recorded:

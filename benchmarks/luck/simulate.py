@@ -72,7 +72,10 @@ def comparisons(
     for rate, quality in zip(drawn.rate, drawn.quality, strict=True):
         answers, labels = answers_of(rate, quality + shift[:, None], own.bias, rows, rng)
         yield {
-            str(number): [unit_of(judge, np.eye(2)[one.astype(int)], labels) for one in each]
+            str(number): [
+                unit_of(judge, np.eye(2)[one.astype(int)], labels, None, search)
+                for search, one in enumerate(each)
+            ]
             for number, each in enumerate(answers)
         }  # fmt: skip
 

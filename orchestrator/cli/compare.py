@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,7 @@ from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:  # these take seconds to import
-    from orchestrator.comparison.judging import Comparison
+    from orchestrator.comparison.judging import Comparison, Units
     from orchestrator.comparison.methods import Sized
     from orchestrator.comparison.run import Searching, Wanted
     from orchestrator.comparison.steps import Wish
@@ -129,7 +130,7 @@ def compare(
     )
     if (note := metric_note([*tasks.values()])) is not None:
         echo(note)
-    wishes = _plan(wanted, budget, wish, workspace, places, planned)
+    wishes = _plan(wanted, budget, wish, workspace, places, planned, is_begun=begun is not None)
     if planned:
         return
     _compare(whole, wanted, budget, wishes, size, workspace, places)
@@ -146,22 +147,26 @@ def _compare(
 ) -> None:
     """Compare on each task, in one Ray, and show what is found on each and over all."""
     from orchestrator.comparison.across.tasks import check_all
+    from orchestrator.comparison.judging import Units
     from orchestrator.comparison.run import Searching
 
     searching = {one.task: Searching(one, budget.trials, workspace, echo) for one in wanted}
     check_all({task: partial(each.prepare, budget.searches) for task, each in searching.items()})
+    units = {one.task: Units(workspace, echo) for one in wanted}
     found: list[Comparison] = []
     *others, last = wanted
     with ray_of(places.on):
         for one in others:
             echo(f"task {one.task}")
-            looks = _search(searching[one.task], one, budget, wishes[one.task], workspace)
-            found.append(_show(searching[one.task], one, size, looks, workspace))
+            own = units[one.task]
+            looks = _search(searching[one.task], one, budget, wishes[one.task], own, workspace)
+            found.append(_show(searching[one.task], one, size, looks, own, workspace))
         if others:
             echo(f"task {last.task}")
-        looks = _search(searching[last.task], last, budget, wishes[last.task], workspace)
+        own = units[last.task]
+        looks = _search(searching[last.task], last, budget, wishes[last.task], own, workspace)
     # Ray's workers are gone by now, and with them the memory that they hold.
-    found.append(_show(searching[last.task], last, size, looks, workspace))
+    found.append(_show(searching[last.task], last, size, looks, own, workspace))
     if others:
         _show_all(whole, wanted, found, workspace)
 
@@ -183,8 +188,11 @@ def _plan(
     workspace: Workspace,
     places: Places,
     planned: bool,
+    is_begun: bool,
 ) -> dict[str, Wish]:
     """Print what comparisons take, and refuse what they cannot show or do in their time.
+
+    One that has begun goes on whatever a machine that is busy now would take for all of it.
 
     Returns:
         The wish of each task.
@@ -211,15 +219,19 @@ def _plan(
     plan = TasksPlan(plans)
     if planned:
         echo(str(plan))
-    plan.refuse_hopeless(wish)
+    plan.refuse_hopeless(replace(wish, hours=None) if is_begun else wish)
     return plan.wishes(wish)
 
 
 def _search(
-    searching: Searching, wanted: Wanted, budget: Budget, wish: Wish, workspace: Workspace
+    searching: Searching,
+    wanted: Wanted,
+    budget: Budget,
+    wish: Wish,
+    units: Units,
+    workspace: Workspace,
 ) -> list[Looked] | None:
     """Search at a stated number of searches, or in steps; return how each pair stands then."""
-    from orchestrator.comparison.judging import Units
     from orchestrator.comparison.steps import hours_of_trials, run_in_steps
     from orchestrator.execution.nodes import concurrency
 
@@ -234,7 +246,7 @@ def _search(
         names,
         match,
         searching.bring,
-        Units(workspace, echo),
+        units,
         hours_of_trials(workspace, at_once),
         echo,
     )
@@ -245,10 +257,11 @@ def _show(
     wanted: Wanted,
     size: int,
     looks: list[Looked] | None,
+    units: Units,
     workspace: Workspace,
 ) -> Comparison:
     """Judge, print the table and what it shows, and keep and publish the page."""
-    from orchestrator.comparison.judging import Units, judge
+    from orchestrator.comparison.judging import judge
     from orchestrator.comparison.pages.page import keep, publish
     from orchestrator.comparison.pages.peft_results import peft_results
     from orchestrator.comparison.table import render
@@ -256,7 +269,6 @@ def _show(
     from orchestrator.state.suite_definition import note_command
 
     name, sweeps = wanted.name, searching.sweeps()
-    units = Units(workspace, echo)
     found = judge(
         sweeps, wanted.references, units, workspace, wanted.go_on, looks, searching.unnamed()
     )

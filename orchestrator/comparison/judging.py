@@ -110,6 +110,8 @@ class Judged:
     """Its sweep."""
     is_reference: bool
     """Whether its size is its own, so that it stands beside the match."""
+    searches: int
+    """Searches that it was tuned by; those of lost ones have no unit."""
 
     @property
     def mean(self) -> float:
@@ -175,8 +177,6 @@ class Comparison:
     """{difference: share of cases in which a usual pair shows it}."""
     trials: int
     """Trials of one search."""
-    searches: int
-    """Searches of each method; in a comparison in steps those of the methods that have most."""
     setting: Setting
     """On what they were compared, and by which code."""
     looks: Sequence[Looked] | None = None
@@ -191,7 +191,7 @@ class Comparison:
         if self.judges == "selection":
             return []
         if self.looks is None:
-            return [pair for pair in self.pairs if pair.corrected < LEVEL]
+            return [pair for pair in self.pairs if pair.corrected <= LEVEL]
         return [one.pair for one in self.looks if one.standing is Standing.DECIDED]
 
     @property
@@ -266,12 +266,12 @@ class Units:
             rows = data.heldout or data.select
             with Loaded(adapter, config, self.model_cache) as loaded:
                 parameters, begin = loaded.counts().adapter, time.perf_counter()
-                outputs = loaded.outputs(rows)
+                answers = loaded.answers(rows)
                 seconds = time.perf_counter() - begin
-            metric = primary_metric(data.task)
-            unit = unit_of(metric, outputs, labels_of(rows), groups_of(rows))
+            metric, number = primary_metric(data.task), search_of_unit(trial)
+            unit = unit_of(metric, answers.outputs, labels_of(rows), groups_of(rows), number)
             self.rows = len(rows)
-            dull = is_one_class(data.task, outputs)
+            dull = is_one_class(data.task, answers.logits)
             self._ran[key] = _Ran(trial, unit, dull, parameters, seconds)
         return self._ran[key]
 
@@ -316,7 +316,6 @@ def judge(
         shows(own, level),
         {each: power_at(own, each, level) for each in DIFFERENCES},
         max(size_of(sweep) for sweep in sweeps.values()),
-        max(sweep.search.trials // size_of(sweep) for sweep in sweeps.values()),
         Setting.of(first, units.model_cache.plm_of(first.train), data, command),
         looks,
         unnamed,
@@ -349,6 +348,7 @@ def _judged(
         sum(one.seconds for one in ran) / units.rows / len(ran),
         sweep.name,
         is_reference,
+        sweep.search.trials // size_of(sweep),
     )
 
 

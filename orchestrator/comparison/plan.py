@@ -51,6 +51,13 @@ class ComparisonPlan:
         return plan.hours_there + whole * self.budget.searches
 
     @property
+    def lacking(self) -> list[str]:
+        """What is missing, a line for each reason."""
+        whys = {name: plan.missing or plan.lacking for name, plan in self.plans.items()}
+        lines = {why: [n for n, other in whys.items() if other == why] for why in whys.values()}
+        return [f"{', '.join(names)}: {why}" for why, names in lines.items() if why]
+
+    @property
     def rows(self) -> int:
         """Rows that judge; 0: not known."""
         facts = next(iter(self.plans.values())).facts
@@ -78,7 +85,17 @@ class ComparisonPlan:
         return plan_shows(spread, self.match, self.budget.searches, self.rows)
 
     def refuse_hopeless(self, wish: Wish) -> None:
-        """Raise UsageError if what is wished for cannot be shown, or not in the time."""
+        """Raise UsageError if what is wished for cannot be shown, or not in the time.
+
+        Where data or PLM are missing nothing is known; what starts the comparison says so.
+        """
+        if self.lacking:
+            return
+        if wish.is_set and self.match < 2:
+            raise UsageError(
+                "--detect and --hours search on to tell methods apart, but fewer than two of "
+                "--methods have the wanted size; name more, or leave the option out"
+            )
         needed, where = self.hours, next(iter(self.plans.values())).capacity.name
         if wish.hours is not None and needed is not None and needed > wish.hours:
             raise UsageError(
@@ -86,7 +103,7 @@ class ComparisonPlan:
                 f"{duration(needed)} on {where}; allow more, or compare fewer methods, rows or "
                 "epochs"
             )
-        if wish.detect is None or self.match < 2:
+        if wish.detect is None:
             return
         asked = f"--detect: got {100 * wish.detect:g}"
         if not self.rows:
@@ -116,11 +133,13 @@ class ComparisonPlan:
         if self.hours is not None:
             yield f"all  {duration(self.hours)} on {where}"
         yield from self._about_power()
-        for name, plan in self.plans.items():
-            if why := plan.missing or plan.lacking:
-                yield f"missing  {name}: {why}"
+        yield from (f"missing  {line}" for line in self.lacking)
 
     def _about_power(self) -> Iterator[str]:
+        if self.lacking or self.match < 2:
+            why = "what is missing" if self.lacking else "two methods of the wanted size"
+            yield f"power  without {why} nothing can be said"
+            return
         if not self.rows:
             yield "power  no rows are left to judge: nothing can be shown"
             return
@@ -156,7 +175,6 @@ def comparison_plan(
     """
     cores = Cores()
     plans = {
-        member.name: plan_of(member.sweep, workspace, capacity, cores, member.name)
-        for member in suite.members
+        member.name: plan_of(member.sweep, workspace, capacity, cores) for member in suite.members
     }
     return ComparisonPlan(budget, plans, len(plans) - references)

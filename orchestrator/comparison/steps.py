@@ -24,6 +24,7 @@ from orchestrator.comparison.units import (
     Looked,
     Standing,
     Unit,
+    first_searches,
     looked,
     plan_shows,
     spread_of,
@@ -123,8 +124,7 @@ def _look_on(
                 break
             sweeps = search(open_ones, searches)
             own = units.of(sweeps, tested)
-        so_far = {name: [*one[:searches]] for name, one in own.items()}
-        found = looked(so_far, wish.detect)
+        found = looked(first_searches(own, searches), wish.detect)
         say(_look_words(found, searches, wish.detect))
         if not _open(found):
             break

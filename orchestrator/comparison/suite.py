@@ -72,6 +72,8 @@ def budget_of(
         raise UsageError(
             f"--searches: got {searches} with --detect or --hours, which find it; leave it out"
         )
+    if begun is not None:
+        _refuse_other_size(trials, LEAST_SEARCHES if in_steps else searches, begun)
     if in_steps:
         each = begun.trials if begun else round((trials or 9) / LEAST_SEARCHES)
         return Budget(LEAST_SEARCHES, max(LEAST_RATES, each))
@@ -81,6 +83,16 @@ def budget_of(
     number = searches or (LEAST_SEARCHES if (trials or 0) < MANY_TRIALS else LEAST_SEARCHES + 1)
     each = LEAST_RATES + 1 if trials is None else round(trials / number)
     return Budget(number, max(LEAST_RATES, each))
+
+
+def _refuse_other_size(trials: int | None, searches: int | None, begun: Budget) -> None:
+    """Raise UsageError if searches of another size are wanted than those that there are."""
+    if trials and searches and max(LEAST_RATES, round(trials / searches)) != begun.trials:
+        raise UsageError(
+            f"--trials: got {trials} for {searches} searches; this comparison began with searches "
+            f"of {begun.trials} trials, and all have one size; leave --trials out, or choose a "
+            "name with --name"
+        )
 
 
 _SOURCE = "tinyattn compare"

@@ -117,7 +117,7 @@ def remarks(found: Comparison) -> Iterator[str]:
             "the table, and no test is corrected for them."
         )
     for one in found.methods:
-        lost = found.searches - len({unit.search for unit in one.units})
+        lost = one.searches - len({unit.search for unit in one.units})
         if lost > 0:
             yield f"note: {one.name}: {lost} of its searches have no score and are left out."
         if one.answers_one_class:
@@ -206,10 +206,16 @@ def power_words(found: Comparison) -> str:
         f"{100 * each:g} in {_percent(share)}" for each, share in found.power.items()
     )
     return (
-        f"With {found.rows:,} rows and {found.searches} searches a method, each of "
+        f"With {found.rows:,} rows and {_searches(found)} searches a method, each of "
         f"{found.trials} trials, a difference of {100 * found.shows:.1f} points between two "
         f"tuned methods shows in 80 % of cases ({of_each})"
     )
+
+
+def _searches(found: Comparison) -> str:
+    """Return how often methods were tuned, as in `3` or `3 to 6`."""
+    each = sorted({one.searches for one in found.methods if not one.is_reference})
+    return " to ".join(map(str, sorted({*each[:1], *each[-1:]})))
 
 
 def _percent(share: float) -> str:
@@ -236,7 +242,7 @@ def summary(found: Comparison) -> str:
     match = sorted((one for one in found.methods if not one.is_reference), key=lambda m: -m.mean)
     said = [
         f"{_counted(len(found.methods), 'method')} were compared on {found.setting.task} with "
-        f"{found.setting.plm}. Each was tuned {found.searches} times, by {found.trials} trials "
+        f"{found.setting.plm}. Each was tuned {_searches(found)} times, by {found.trials} trials "
         "each time; what each search found was trained once more on a fresh seed and scored on "
         f"{found.rows:,} {found.judges} rows."
     ]

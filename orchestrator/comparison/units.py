@@ -59,6 +59,8 @@ class Unit:
     """[G] of each group of rows; see `values`."""
     rows: int
     """Rows N of which they are made."""
+    search: int
+    """Number of its search, from 0."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,28 @@ class Looked:
 
 
 def unit_of(
-    metric: Metric, outputs: np.ndarray, labels: np.ndarray, groups: np.ndarray | None = None
+    metric: Metric,
+    outputs: np.ndarray,
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    search: int,
 ) -> Unit:
-    """Return the unit that has these outputs [N, C] on the held-out rows; as in `values`."""
+    """Return the unit of a search that has these outputs [N, C] on the held-out rows.
+
+    Args:
+        metric: as of `values`, as the next three are.
+        outputs: [N, C].
+        labels: [N].
+        groups: [N] or None.
+        search: its number, from 0.
+    """
     own = values(metric, outputs, labels, groups)
-    return Unit(float(metric(outputs, labels)), own, len(labels))
+    return Unit(float(metric(outputs, labels)), own, len(labels), search)
+
+
+def first_searches(units: Mapping[str, Sequence[Unit]], searches: int) -> dict[str, list[Unit]]:
+    """Return the units of the first so many searches of each method; a lost one has none."""
+    return {name: [unit for unit in own if unit.search < searches] for name, own in units.items()}
 
 
 def values(
@@ -381,10 +400,10 @@ def looked(
     names = list(itertools.combinations(units, 2))
     found: dict[tuple[str, str], Looked] = {}
     for searches, level in sorted(looks.items()):
-        now = judge_pairs({name: own[:searches] for name, own in units.items()}, level)
+        now = judge_pairs(first_searches(units, searches), level)
         for names_of, pair in zip(names, now, strict=True):
             before = found.setdefault(names_of, Looked(pair, Standing.OPEN, 0))
-            had = all(len(units[name]) >= searches for name in names_of)
+            had = all(any(one.search >= searches - 1 for one in units[name]) for name in names_of)
             if had and before.standing is Standing.OPEN:
                 standing = _standing(pair, searches, wanted, looks, len(names))
                 found[names_of] = Looked(pair, standing, searches)

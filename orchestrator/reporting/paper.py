@@ -77,4 +77,5 @@ def _heads(trial: TrialRun, expert: TrialRun | None) -> str | None:
 
 
 def _is_the_papers(trial: TrialRun) -> bool:
-    return all(trial.config.get(key) == value for key, value in PRESUPPOSED.items())
+    one_rate = trial.config.get("optimizer.head_lr", 1) == 1  # not written where it is 1
+    return one_rate and all(trial.config.get(key) == value for key, value in PRESUPPOSED.items())

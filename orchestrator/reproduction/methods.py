@@ -36,9 +36,9 @@ _ONE_HEAD: dict[str, Json] = {
 }
 """The adapter of equations 1 to 4; dropout as in the authors' code."""
 _FOUR_HEADS = {**_ONE_HEAD, "num_heads": 4}
-_HOULSBY = {"method": "bottleneck", **BOTTLENECKS["houlsby"], "bias": True}
+_HOULSBY = {"method": "bottleneck", **BOTTLENECKS["houlsby"], "bias": True, "norm": "none"}
 _LORA: dict[str, Json] = {"method": "peft", "tuner": "LORA", "lora_alpha": 16}
-_PFEIFFER = {"method": "bottleneck", **BOTTLENECKS["pfeiffer"], "bias": True}
+_PFEIFFER = {"method": "bottleneck", **BOTTLENECKS["pfeiffer"], "bias": True, "norm": "none"}
 
 
 @dataclass(frozen=True)

@@ -265,6 +265,8 @@ class AshaOfSearches(Asha):
         self._make = functools.partial(kind, grace, reduction, total)
         self._size = trials_a_search
         self._searches: dict[int, Asha] = {}
+        self._is_ending = False
+        """Whether there are no new trials, so that searches end side by side."""
 
     def decide(self, trial_id: str, result: Result) -> Decision:
         """As Asha, among the trials of the same search."""
@@ -281,7 +283,8 @@ class AshaOfSearches(Asha):
 
     def promote(self, is_last_call: bool = False) -> str | None:
         """As Asha, of the first search that has a trial to go on."""
-        found = (asha.promote(is_last_call) for asha in self._searches.values())
+        self._is_ending |= is_last_call
+        found = (asha.promote(self._is_ending) for asha in self._searches.values())
         return next((name for name in found if name is not None), None)
 
 

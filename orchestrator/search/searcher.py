@@ -141,14 +141,17 @@ class OptunaSearcher:
     def _proposals(self, seen: _Seen) -> Iterator[Point | BaseSampler | _Start]:
         """Yield points and samplers to draw the next suggestion from, until one is new.
 
-        First wanted points, then a spread start, then the sampler; then the untried points of a
-        finite space, or random draws from an infinite one.
+        First wanted points, then a spread start, then (but for `spread`) the sampler; then the
+        untried points of a finite space, or random draws from an infinite one.
         """
         yield from list(seen.wanted)
         finite = all(domain.size is not None for domain in self._space.values())
         if finite and seen.count >= count(self._space):
             return
-        if self._search.sampler != "grid":
+        if self._search.sampler == "spread":  # what another search found must not be drawn from
+            starts = (self._start(seen.count, i) for i in range(_SAMPLER_TRIES))
+            yield from (start for start in starts if start is not None)
+        elif self._search.sampler != "grid":
             for i in range(_SAMPLER_TRIES):
                 if (start := self._start(seen.count, i)) is not None:
                     yield start

@@ -17,7 +17,7 @@ from tinyattn.batching.batches import Batches, labels_of
 from tinyattn.config import TrainConfig
 from tinyattn.data.tokens import Rows
 from tinyattn.passes.forward import outputs_of
-from tinyattn.passes.generation import answers_of
+from tinyattn.passes.generation import Answers, answers_of
 from tinyattn.tasks import Task, compute_metrics, is_one_class
 from tinyattn.training.losses import mean_loss
 from tinyattn.training.model_cache import ModelCache
@@ -51,7 +51,11 @@ class Loaded:
 
     def outputs(self, split: Rows) -> np.ndarray:
         """Return what metrics of a labelled split are computed of, [N, scored_width]."""
-        return answers_of(*self._running(split), self.task, self.plm).outputs
+        return self.answers(split).outputs
+
+    def answers(self, split: Rows) -> Answers:
+        """Return the same with the logits that it is made of."""
+        return answers_of(*self._running(split), self.task, self.plm)
 
     def _running(self, split: Rows) -> tuple[AdaptedModel, str, Batches, torch.device]:
         assert self.model.active is not None

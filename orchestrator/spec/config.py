@@ -560,6 +560,11 @@ def _spread_faults(space: Space, search: SearchConfig, section: str) -> list[str
             f"{section}search.trials_a_search: {each} learning rates need room, {RATE} has "
             f"{domain.size} values; give more, or a range of type log_uniform"
         )
+    elif not endless(space) and (size := count(space)) < search.trials:
+        faults.append(
+            f"{section}search.trials: {search.trials} came, the space has {size} points; give it "
+            "more, as by a range of type log_uniform, or ask for fewer trials"
+        )
     return faults
 
 

@@ -46,7 +46,7 @@ def judged(
              for n, score in enumerate(scores) for each in (1e-4, rate, 0.03)]  # fmt: skip
     return Judged(
         name, count, units, tried, (1e-4, 3e-2), 2_500_000, 0.001, f"sweep-{name}",
-        name in REFERENCES,
+        name in REFERENCES, len(scores),
     )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def comparison(p: float, judges: str = "held-out") -> Comparison:
     ]
     pairs = [pair("tiny", "lora", p)]
     power = {0.01: 0.1, 0.02: 0.25, 0.04: 0.7}
-    return Comparison("accuracy", 4, judges, methods, pairs, 0.053, power, 3, 3, SETTING)
+    return Comparison("accuracy", 4, judges, methods, pairs, 0.053, power, 3, SETTING)
 
 
 def pair(better: str, worse: str, p: float) -> TunedPair:

@@ -159,7 +159,7 @@ def tuned(
     own = rng.normal(0, 0.1, (len(noise), 1, 40))  # what a method makes of these rows
     values = scores[..., None] + own + rng.normal(0, 0.02, (*each, 40))
     return {
-        str(method): [Unit(float(unit.mean()), unit, 40) for unit in units]
+        str(method): [Unit(float(unit.mean()), unit, 40, n) for n, unit in enumerate(units)]
         for method, units in enumerate(values)
     }
 
@@ -229,7 +229,9 @@ def judged(name: str, scores: Sequence[float], one_class: int = 0) -> Judged:
         Tuned(n, {"optimizer.lr": 1e-3}, score, score, n < one_class, False, f"f_{n}", 1.0, [])
         for n, score in enumerate(scores)
     ]
-    return Judged(name, 100, units, [], None, None, 0.001, f"s-{name}", name == "classifier")
+    return Judged(
+        name, 100, units, [], None, None, 0.001, f"s-{name}", name == "classifier", len(units)
+    )
 
 
 def on_task(
@@ -246,7 +248,7 @@ def on_task(
         for number, one in enumerate(match)
         for other in match[number + 1 :]
     ]
-    return Comparison(metric, 400, judges, methods, pairs, 0.05, {0.01: 0.1}, 3, 3, SETTING)
+    return Comparison(metric, 400, judges, methods, pairs, 0.05, {0.01: 0.1}, 3, SETTING)
 
 
 def over_tasks(**tasks: Comparison) -> OverTasks:
@@ -294,6 +296,12 @@ class TestShown:
         assert "cola alone is judged by matthews" in said
         assert "lora answers one class in runs on rte" in said
         assert "lora answers one class on some" in said
+
+    def test_references_alone_have_a_page_without_ranks(self, tmp_path: Path) -> None:
+        alone = on_task({"classifier": 0.5})
+        page, _ = keep_across(over_tasks(a=alone, b=alone), tmp_path)
+        assert "<h2>Ranks</h2>" not in page.read_text("utf-8")
+        assert "classifier" in page.read_text("utf-8")
 
     def test_nothing_is_claimed_where_rows_that_chose_judge(self) -> None:
         chosen = on_task({"tiny": 0.9, "lora": 0.6}, judges="selection")

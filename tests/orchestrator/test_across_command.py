@@ -32,8 +32,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def typed(place: Path, *words: str, code: int = 0) -> Result:
     rest = ["--plm", str(place / "tiny"), "--data", str(place / "data")]
-    rest += ["--methods", ",".join(METHODS), "--runs", str(place / "runs"), *FEW]
-    result = CliRunner().invoke(main, ["compare", *words, *rest], env={"COLUMNS": "200"})
+    rest += ["--methods", ",".join(METHODS), "--runs", str(place / "runs")]
+    result = CliRunner().invoke(main, ["compare", *rest, *words, *FEW], env={"COLUMNS": "200"})
     assert result.exit_code == code, result.output
     assert not (place / "runs" / "sweeps").exists(), "nothing starts"
     return result
@@ -60,6 +60,9 @@ def test_a_plan_has_each_task_and_the_sum(place: Path) -> None:
         (("rte,sst2", "--hours", "0.00001"), "3 searches of each method on 2 tasks take"),
         (("rte,sst2", "--detect", "0.01"), "--detect: got 0.01; for 1 pairs 100 rows show"),
         (("rte,sst2", "--name", "n" * 76), "allowed are 1 to 80 letters"),
+        (("qnli", "--detect", "2"), "task 'qnli': its data were not found"),
+        ((",".join(["rte"] * 90),), "task rte came"),
+        (("rte", "--detect", "9", "--methods", "tiny,classifier"), "fewer than two of --methods"),
     ],
 )
 def test_what_does_not_fit_is_one_message_before_anything_starts(

@@ -90,6 +90,13 @@ def test_too_few_searches_are_refused(trials: int, searches: int | None, said: s
         budget_of(trials, searches)
 
 
+@pytest.mark.parametrize(("searches", "in_steps"), [(3, False), (None, True)])
+def test_searches_of_another_size_are_refused(searches: int | None, in_steps: bool) -> None:
+    with pytest.raises(UsageError, match=r"got 12 for 3 searches; .* searches of 3 trials"):
+        budget_of(12, searches, Budget(3, 3), in_steps=in_steps)
+    assert budget_of(9, searches, Budget(3, 3), in_steps=in_steps) == Budget(3, 3)
+
+
 def test_methods_at_one_size() -> None:
     """On MiniLM (H = 384, 6 layers) one head without biases has 4 H a layer."""
     assert one_head_size("minilm") == 4 * 384 * 6 == 9216
@@ -542,6 +549,18 @@ def test_a_search_without_a_score_is_told() -> None:
     fewer = replace(whole.methods[1], units=whole.methods[1].units[:2])
     said = " ".join(sentences(replace(whole, methods=[whole.methods[0], fewer])))
     assert "lora: 1 of its searches have no score" in said
+
+
+def test_methods_that_were_searched_less_often_have_lost_nothing() -> None:
+    """In steps a pair that is settled early leaves its methods with three searches."""
+    whole = comparison(0.3)
+    scores = [0.75, 0.75, 0.75, 0.75, 0.75]
+    uneven = replace(whole, methods=[judged("tiny", scores), *whole.methods[1:]])
+    said = " ".join([*sentences(uneven), summary(uneven)])
+    assert "have no score" not in said
+    assert "and 3 to 5 searches a method" in said
+    assert "Each was tuned 3 to 5 times" in said
+    assert "Each was tuned 3 times" in summary(whole)
 
 
 def test_few_rates_in_a_wide_range_are_told() -> None:

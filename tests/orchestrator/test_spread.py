@@ -98,6 +98,21 @@ def test_a_list_of_rates_is_covered_too(tmp_path):
     assert {searcher.suggest(f"t_{i}")["optimizer.lr"] for i in range(4)} == set(values)
 
 
+def test_what_other_searches_found_is_not_drawn_from(tmp_path):
+    """Of 12 points among 16 some are drawn twice; tpe would have learned the best rate by then."""
+    values = [1e-5, 1e-4, 1e-3, 1e-2]
+    space = {"optimizer.lr": {"type": "choice", "values": values}, "optimizer.warmup": WARMUP,
+             "optimizer.schedule": {"type": "choice", "values": ["linear", "cosine"]}}  # fmt: skip
+    searcher = make(tmp_path, space, sampler="spread", trials=12, trials_a_search=4)
+    for grid in range(3):
+        names = [f"search_{4 * grid + n:05d}" for n in range(1, 5)]
+        found = {name: searcher.suggest(name)["optimizer.lr"] for name in names}
+        assert set(found.values()) == set(values), grid
+        for name, rate in found.items():
+            whole = result(4, rate, best_index=4, total=4, outcome=Outcome.COMPLETED)
+            searcher.on_trial_complete(name, whole)
+
+
 def test_the_seed_is_the_names_unless_it_is_set(tmp_path):
     def drawn(folder: str, name: str, **search: object) -> list[float]:
         return rates(make(tmp_path / folder, {"optimizer.lr": LR}, name, trials=9, **search), 3)
@@ -145,6 +160,17 @@ def test_each_search_has_a_trial_that_goes_to_its_end():
     assert set(asha.paused) == {"search_00002", "search_00003"}
 
 
+def test_at_the_end_searches_end_side_by_side():
+    """The first has no trial that went on when nothing is left to run; nor has the second, which
+    need not wait until the first one's is through."""
+    asha = make_scheduler(AshaConfig(grace=1, reduction=3, mode="promote"), 4, 2)
+    for number, score in enumerate((0.2, 0.1, 0.8, 0.9), 1):
+        asha.decide(f"search_{number:05d}", result(1, score))
+    assert asha.promote(is_last_call=True) == "search_00001"
+    assert asha.promote() == "search_00004"
+    assert asha.promote() is None
+
+
 def test_a_replay_gives_the_same_searches():
     events = [ResultEvent(trial=f"search_{n:05d}", result=result(1, n / 10)) for n in range(1, 7)]
     first, again = (make_scheduler(AshaConfig(grace=1, reduction=2), 4, 3) for _ in range(2))
@@ -175,6 +201,10 @@ def test_searches_are_numbered_by_trials():
         ({"search.sampler": "spread", "search.trials_a_search": 4, "search.points": [],
           "space.optimizer.lr": {"type": "choice", "values": [1e-3, 1e-2]}},
          "4 learning rates need room, optimizer.lr has 2 values"),
+        ({"search.sampler": "spread", "search.trials": 9, "search.trials_a_search": 3,
+          "search.points": [], "space": {"optimizer.lr": {"type": "choice",
+                                                          "values": [1e-4, 1e-3, 1e-2]}}},
+         "9 came, the space has 3 points"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said_before_anything_starts(overrides, message):

@@ -39,7 +39,7 @@ class Drawn:
         # Rows have a difficulty that all methods share, so that few are answered differently.
         hard = np.random.default_rng(self.seed).random(ROWS)
         right = (hard + draws.normal(0, 0.05, ROWS) < score).astype(float)
-        return Unit(float(right.mean()), right, ROWS)
+        return Unit(float(right.mean()), right, ROWS, number)
 
     def hours(self, sweeps: object, searches: int = 99) -> float:
         return sum(min(searches, each) for each in self.searches.values()) * 0.1

@@ -154,12 +154,12 @@ class TestValues:
 
 def _by_score(scores: list[float]) -> list[Unit]:
     """Units of which rows say nothing, so that only searches count."""
-    return [Unit(score, np.zeros(1), 1) for score in scores]
+    return [Unit(score, np.zeros(1), 1, search) for search, score in enumerate(scores)]
 
 
 def _by_row(hits: np.ndarray) -> list[Unit]:
     """Units [J, N] of accuracy."""
-    return [Unit(float(own.mean()), own.astype(float), len(own)) for own in hits]
+    return [Unit(float(own.mean()), own.astype(float), len(own), n) for n, own in enumerate(hits)]
 
 
 A, B = [0.80, 0.84, 0.83], [0.70, 0.75, 0.71]
@@ -423,7 +423,7 @@ class TestLooks:
 
     def test_keep_what_an_earlier_one_settled(self) -> None:
         """Later units are worse, which a look at three did not see."""
-        a = _around(0.9)[:3] + _by_score([0.1, 0.1, 0.1])
+        a = _around(0.9)[:3] + [replace(one, score=0.1) for one in _around(0.9)[3:]]
         (one,) = looked({"a": a, "b": _around(0.5)}, 0.02)
         assert (one.standing, one.searches, one.pair.better) == (Standing.DECIDED, 3, "a")
 
@@ -444,9 +444,18 @@ class TestLooks:
         assert found[0].standing is Standing.DECIDED
 
     def test_give_up_a_score_that_is_no_number(self) -> None:
-        broken = [*_by_score(A[:2]), *_by_score([math.nan])]
+        broken = _by_score([*A[:2], math.nan])
         (one,) = looked({"a": broken, "b": _by_score(B)}, 0.02)
         assert one.standing is Standing.HOPELESS
+
+    def test_leave_out_a_lost_search_at_every_look_alike(self) -> None:
+        """The second search has no unit: a look at three has two, also once there are five."""
+        a = [one for one in _around(0.9) if one.search != 1]
+        b = _around(0.5)
+        (early,) = looked({"a": a[:2], "b": b[:3]}, 0.02, {3: 0.01})
+        (later,) = looked({"a": a, "b": b}, 0.02, {3: 0.01})
+        assert early.searches == 3
+        assert early == later
 
     def test_expect_of_the_last_look_what_simulation_finds(self) -> None:
         """Three more units by a normal with an unknown mean, drawn as flat priors have it."""

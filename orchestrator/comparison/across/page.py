@@ -75,7 +75,7 @@ def _page(found: OverTasks) -> str:
         f"<p>{escape(ABOUT)}</p></section>",
         f"<section><h2>What is shown over tasks</h2>{said}</section>",
         *_leads_sections(found),
-        f"<section><h2>Ranks</h2>{_svg(ranks_figure(found))}</section>",
+        *([f"<section><h2>Ranks</h2>{_svg(ranks_figure(found))}</section>"] if found.ranks else []),
         f"<section><h2>Pairs over tasks</h2>{html_table(_PAIR_HEAD, list(_pairs(found)))}"
         "</section>",
         f"<section><h2>Each task</h2><ul>{links}</ul></section>",
@@ -101,12 +101,15 @@ def _leads_sections(found: OverTasks) -> Iterator[str]:
 def _pairs(found: OverTasks) -> Iterator[list[str]]:
     for metric, pairs in found.across.items():
         for pair in sorted(pairs, key=lambda pair: pair.corrected):
+            numbers = ["–", "not judged"]
+            if math.isfinite(pair.lead):
+                interval = f"{100 * pair.low:.2f} to {100 * pair.high:.2f}"
+                numbers = [f"{100 * pair.lead:.2f}", interval]
             yield [
                 pair.better,
                 pair.worse,
                 f"{len(pair.leads)}, {metric}",
-                "–" if math.isnan(pair.lead) else f"{100 * pair.lead:.2f}",
-                f"{100 * pair.low:.2f} to {100 * pair.high:.2f}",
+                *numbers,
                 f"{pair.p_value:.3g}",
                 f"{pair.corrected:.3g}",
             ]

@@ -7,11 +7,11 @@ all, table.py and page.py show them.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 from orchestrator.comparison.plan import ComparisonPlan
 from orchestrator.comparison.steps import Wish
@@ -35,7 +35,7 @@ def named_tasks(word: str) -> list[str]:
     Raises:
         UsageError: a place in the list is empty.
     """
-    if Path(word).is_file():  # its name may have a comma
+    if os.path.isfile(word):  # its name may have a comma; no word is too long for this
         return [word]
     tasks = [each.strip() for each in word.split(",")]
     if not all(tasks):

@@ -170,8 +170,10 @@ def _json(data: Json) -> str:
 def _pairs(found: Comparison) -> Iterator[list[str]]:
     for pair in sorted(found.pairs, key=lambda pair: pair.corrected):
         sure = f"{100 * (1 - found.level(pair)):.0f} %"
-        interval = f"{100 * pair.low:.2f} to {100 * pair.high:.2f} ({sure})"
-        numbers = [f"{100 * pair.lead:.2f}", interval]
+        numbers = ["–", "not judged"]
+        if math.isfinite(pair.lead):
+            interval = f"{100 * pair.low:.2f} to {100 * pair.high:.2f} ({sure})"
+            numbers = [f"{100 * pair.lead:.2f}", interval]
         yield [
             pair.better, pair.worse, *numbers, f"{pair.p_value:.3g}", f"{pair.corrected:.3g}",
         ]  # fmt: skip
@@ -207,7 +209,6 @@ def content(found: Comparison, params: int) -> dict[str, Json]:
         "wanted_parameters": params,
         "shows": _plain(found.shows),
         "power": {f"{each:g}": _plain(share) for each, share in found.power.items()},
-        "searches": found.searches,
         "trials_a_search": found.trials,
         "methods": [_method(one) for one in found.methods],
         "pairs": [_pair(pair, found) for pair in found.pairs],
@@ -231,6 +232,7 @@ def _method(one: Judged) -> dict[str, Json]:
         "sweep": one.sweep,
         "parameters": one.parameters,
         "is_reference": one.is_reference,
+        "searches": one.searches,
         "units": [
             {
                 "search": unit.search,
