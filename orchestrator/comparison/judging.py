@@ -87,6 +87,8 @@ class Tuned:
     """Of its training."""
     curve: Sequence[tuple[float, float]]
     """(epoch, score on the selection rows) of each evaluation."""
+    kept: int | None
+    """Place in it of the evaluation that is kept and judged; None: the curve does not have it."""
 
 
 @dataclass(frozen=True)
@@ -354,6 +356,7 @@ def _judged(
 
 def _tuned(ran: _Ran) -> Tuned:
     trial = ran.trial
+    places = {each.evaluation: place for place, each in enumerate(trial.scored)}
     return Tuned(
         search_of_unit(trial),
         {key: value for key, value in trial.params.items() if key != "seed"},
@@ -364,6 +367,7 @@ def _tuned(ran: _Ran) -> Tuned:
         trial.name,
         trial.seconds,
         [(each.epoch or 0.0, each.score) for each in trial.scored],
+        places.get(trial.best_index),
     )
 
 

@@ -39,7 +39,7 @@ def judged(
 ) -> Judged:
     """A method of so many searches, of which the first few answer one class."""
     units = [
-        Tuned(n, {RATE: rate}, score, score, n < one_class, False, f"f_{n}", 1.0, [(0.5, score)])
+        Tuned(n, {RATE: rate}, score, score, n < one_class, False, f"f_{n}", 1.0, [(0.5, score)], 0)
         for n, score in enumerate(scores)
     ]
     tried = [Tried(n, each, score / 2 if each != rate else score, 0.5, Outcome.COMPLETED, 3)

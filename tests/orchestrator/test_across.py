@@ -226,7 +226,9 @@ class TestSimulated:
 
 def judged(name: str, scores: Sequence[float], one_class: int = 0) -> Judged:
     units = [
-        Tuned(n, {"optimizer.lr": 1e-3}, score, score, n < one_class, False, f"f_{n}", 1.0, [])
+        Tuned(
+            n, {"optimizer.lr": 1e-3}, score, score, n < one_class, False, f"f_{n}", 1.0, [], None
+        )
         for n, score in enumerate(scores)
     ]
     return Judged(

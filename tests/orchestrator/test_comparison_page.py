@@ -111,6 +111,15 @@ def test_methods_that_were_not_named_are_told() -> None:
     assert "not named" not in " ".join(sentences(comparison(0.01)))
 
 
+def test_the_mark_of_a_curve_is_the_evaluation_that_is_kept() -> None:
+    """Both score the same; the second, of lower loss, is kept."""
+    one = judged("tiny", [0.5])
+    unit = replace(one.units[0], curve=[(1.0, 0.5), (2.0, 0.5)], kept=1)
+    figure = drawn(replace(comparison(0.5), methods=[replace(one, units=[unit])]))["curves"].figure
+    (large,) = (line for line in figure.axes[0].lines if line.get_markersize() == 9)
+    assert (list(large.get_xdata()), list(large.get_ydata())) == ([2.0], [50.0])
+
+
 def test_one_method_and_references_have_no_differences() -> None:
     assert set(drawn(of("tiny", "classifier"))) == {"rates", "curves", "cost"}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -17,7 +15,7 @@ from orchestrator.comparison.figures.style import (
     points,
     put_title,
 )
-from orchestrator.comparison.judging import Comparison, Judged, Tuned
+from orchestrator.comparison.judging import Comparison, Judged
 
 
 def curves(found: Comparison) -> Drawn:
@@ -44,17 +42,12 @@ def _one(axes: Axes, one: Judged) -> None:
         places = [epoch for epoch, _ in unit.curve]
         scores = [points(score) for _, score in unit.curve]
         axes.plot(places, scores, color=colour, marker=marker, markersize=3, linewidth=1.4)
-        if (best := _best(unit)) is not None:
-            axes.plot(best[0], points(best[1]), marker, color=colour, markersize=9)
+        if unit.kept is not None:
+            epoch, score = unit.curve[unit.kept]
+            axes.plot(epoch, points(score), marker, color=colour, markersize=9)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.set_xlim(left=0)
     put_title(axes, one.name)
-
-
-def _best(unit: Tuned) -> tuple[float, float] | None:
-    """Return the evaluation whose score is the unit's; of equals the first."""
-    same = (each for each in unit.curve if math.isclose(each[1], unit.select))
-    return next(same, None)
 
 
 def _entry(search: int) -> Line2D:

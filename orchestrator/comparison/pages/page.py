@@ -243,6 +243,7 @@ def _method(one: Judged) -> dict[str, Json]:
                 "trial": unit.trial,
                 "seconds": unit.seconds,
                 "at_end": unit.at_end,
+                "kept": unit.kept,
                 "curve": [[epoch, score] for epoch, score in unit.curve],
             }
             for unit in one.units
