@@ -11,7 +11,7 @@ from tiny_plm import save_tiny_plm
 
 from orchestrator.state.workspace import Workspace
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,6 @@ def test_stop_one_trial_then_the_sweep_then_go_on(tiny: str, tmp_path: Path) -> 
     assert "no process works on sweep 's'" in late.stderr
 
 
-@pytest.mark.long
 @pytest.mark.rare
 def test_a_killed_driver_shows_in_status_and_a_changed_file_is_named(
     tiny: str, tmp_path: Path

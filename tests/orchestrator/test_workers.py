@@ -88,7 +88,7 @@ def local_ray() -> Iterator[None]:
     scope="module",
     params=[
         "alone",
-        pytest.param("shared", marks=pytest.mark.slow),
+        pytest.param("shared", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param("ranks", marks=[pytest.mark.slow, pytest.mark.long, pytest.mark.rare]),
     ],
 )
