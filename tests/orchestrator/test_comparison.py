@@ -564,11 +564,12 @@ def test_methods_that_were_searched_less_often_have_lost_nothing() -> None:
 
 
 def test_few_rates_in_a_wide_range_are_told() -> None:
-    """log10(0.03 / 0.0001) = 2.48 decades: two rates are 1.24 apart, three .83."""
+    """log10(0.03 / 0.0001) = 2.48 decades: two rates are 1.24 apart, three .83, four .62."""
     assert "2 learning rates of a search are 1.2 decades" in " ".join(
         sentences(replace(comparison(0.3), trials=2))
     )
-    assert "decades" not in " ".join(sentences(comparison(0.3)))
+    assert "3 learning rates of a search are 0.8 decades" in " ".join(sentences(comparison(0.3)))
+    assert "decades" not in " ".join(sentences(replace(comparison(0.3), trials=4)))
 
 
 @pytest.mark.parametrize("names", [("tiny", "lora", "classifier"), ("tiny", "classifier")])
