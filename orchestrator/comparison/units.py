@@ -25,6 +25,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 from scipy import optimize, special
@@ -46,6 +47,7 @@ _BELIEVED = 0.75
 them equal methods, one of which scatters four times as much, were told apart in .062."""
 _DRAWS = 4000
 """Variances over which a power is averaged; they give it to two digits."""
+_Freedom = TypeVar("_Freedom", float, np.ndarray)
 _ENDLESS = 1e5
 """Degrees of freedom above which Student's distribution is taken for the normal one."""
 
@@ -248,7 +250,7 @@ class _Test:
         else:
             doubt = sum(each.of_mean**2 / (each.units - 1) for each in (a, b))
             least = min(a.units, b.units) - 1
-            freedom = least + _BELIEVED * (_ratio((searches + by_rows) ** 2, doubt) - least)
+            freedom = _believed(_ratio((searches + by_rows) ** 2, doubt), least)
         return cls(a.score - b.score, searches, by_rows, freedom)
 
     @property
@@ -477,9 +479,12 @@ class Promise:
             found = np.maximum(found, 2 * drawn.mean(axis=0))
             squares = found**2 / (known * methods)
         total = found + by_rows
-        freedom = total**2 / np.maximum(squares, total**2 / _ENDLESS) if self._error else total
+        # Without luck of searches they would be endless.
+        freedom = (
+            total**2 / np.maximum(squares, total**2 / (2 * _ENDLESS)) if self._error else total
+        )
         if methods < _POOLED:
-            freedom = known + _BELIEVED * (freedom - known)
+            freedom = _believed(freedom, known)
         self._needed = -special.stdtrit(freedom, level / 2) * np.sqrt(total)
 
     def power(self, difference: float) -> float:
@@ -499,6 +504,11 @@ class Promise:
         while self.power(high) < power:
             high *= 2
         return float(optimize.brentq(lambda at: self.power(at) - power, 0.0, high))
+
+
+def _believed(freedom: _Freedom, least: int) -> _Freedom:
+    """Return degrees of freedom of two methods less a share of what is beyond those of one."""
+    return least + _BELIEVED * (freedom - least)
 
 
 def _critical(level: float, freedom: float) -> float:

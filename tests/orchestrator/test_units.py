@@ -368,7 +368,7 @@ class TestPower:
         assert plan_shows(Spread(4.0, 1e4), 2, 3, 4000) < base
         assert plan_shows(Spread(4.0, 1e4), 2, 6, 1000) < base
         assert plan_shows(Spread(0.0, 1e4), 2, 3, 1000) == pytest.approx(
-            2.80158 * math.sqrt(10), rel=1e-4
+            2.80158 * math.sqrt(10), rel=1e-5
         )
 
     def test_of_a_pilot_needs_its_spread(self) -> None:
