@@ -165,6 +165,13 @@ def runs_of(path: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def append(path: Path, run: dict[str, Any]) -> None:
+    """Add a run to a file, on a line of its own also where a kill cut off the last one."""
+    is_torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a") as file:
+        file.write("\n" * is_torn + json.dumps(run) + "\n")
+
+
 def main() -> None:
     """Record what is missing."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -193,9 +200,7 @@ def main() -> None:
         seconds = round(time.monotonic() - begin, 1)
         line = {"method": method, "lr": rate, "seed": seed,
                 "parameters": sized[method].parameters, "seconds": seconds, **found}  # fmt: skip
-        is_torn = path.exists() and not path.read_bytes().endswith(b"\n")
-        with path.open("a") as file:
-            file.write("\n" * is_torn + json.dumps(line) + "\n")
+        append(path, line)
         curve = " ".join(f"{100 * one['heldout']:.1f}" for one in found["curve"])
         print(f"{name} {method} {rate:g} seed {seed}: {curve} ({seconds} s)", flush=True)
 

@@ -121,6 +121,7 @@ LITERAL = {"adapter.norm": "none", "adapter.bias": False}
         ({"adapter.dropout": 0.0}, "roberta-large", None),
         ({"max_train_rows": 100}, "roberta-large", None),
         ({"epochs": 3}, "roberta-large", None),
+        ({"optimizer.head_lr": 10.0}, "roberta-large", None),
     ],
 )
 def test_the_papers_number_stands_only_beside_what_is_the_papers(
