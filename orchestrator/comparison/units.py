@@ -13,8 +13,8 @@ So the mean lead of one method over another has a variance of two parts:
 t = lead / √(G + R), two-sided, with the degrees of freedom of Satterthwaite ("An Approximate
 Distribution of Estimates of Variance Components", 1946); over pairs Holm's correction ("A Simple
 Sequentially Rejective Multiple Test Procedure", 1979). With two or three methods a quarter of the
-degrees of freedom beyond those of one method is given up: where one of the two scatters more, few
-units rarely say so, and there seem to be more than there are. benchmarks/luck simulates how often
+degrees of freedom beyond those of one method is given up: if one of two methods scatters more, so
+few units seldom show it, and the formula then gives too many. benchmarks/luck simulates how often
 equal methods are told apart by it, and with which power others are.
 """
 
@@ -43,7 +43,7 @@ HOPELESS = 0.1
 _POOLED = 4
 """Methods from which on variances of searches are pooled."""
 _BELIEVED = 0.75
-"""Share of the degrees of freedom beyond those of one method that are believed of two. By all of
+"""Share of two methods' degrees of freedom beyond those of one that the test keeps. With all of
 them equal methods, one of which scatters four times as much, were told apart in .062."""
 _DRAWS = 4000
 """Variances over which a power is averaged; they give it to two digits."""
