@@ -2,11 +2,11 @@
 
     for part in 1 2; do python -m benchmarks.landscapes.measure --part $part/2 & done
 
-Every method × learning rate × seed of a task is one run of `Trainer` with all else fixed; no
-search, no early stopping. A run is a line of benchmarks/landscapes/PLM-TASK.jsonl: at each
-evaluation the score and the loss on the selection rows, the score on the held-out rows, and what it
-answered for each of them, so that a simulation can draw rows with the correlations that they really
-have. Called again, it continues.
+Every method × learning rate × seed of a task is one run of `Trainer` with all else fixed as
+`tinyattn compare` has it; no search, no early stopping. A run is a line of
+benchmarks/landscapes/PLM-TASK.jsonl: at each evaluation the score and the loss on the selection
+rows, the score on the held-out rows, and what it answered for each of them, so that a simulation
+can draw rows with the correlations that they really have. Called again, it continues.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.comparison.methods import one_head_size, sized_methods
+from orchestrator.comparison.methods import Sized, one_head_size, sized_methods
 from tinyattn.config import TrainConfig, build
 from tinyattn.data.tokens import Rows, Split, subset
 from tinyattn.errors import DivergedError
@@ -64,7 +64,7 @@ class Task:
 
 
 TASKS = {
-    "cola": Task("cola", 3000, 2),
+    "cola": Task("cola", 4000, 2),
     "trec": Task("trec", 1500, 2),
     "sst2": Task("sst2", 1500, 2),
     "mrpc": Task("mrpc", 1000, 2),
@@ -103,16 +103,18 @@ def unpacked(text: str) -> np.ndarray:
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
 
 
-def config_of(task: Task, plm: str, adapter: dict[str, Any], rate: float, seed: int) -> TrainConfig:
+def config_of(task: Task, plm: str, method: Sized, rate: float, seed: int) -> TrainConfig:
     """Return the configuration of a run; what is not named here is a default of tinyattn."""
     steps = -(-task.rows // 16) * task.epochs
     return build(
         TrainConfig,
         {
-            "task": task.task, "plm": plm, "adapter": adapter, "epochs": task.epochs, "seed": seed,
-            "max_train_rows": task.rows, "max_select_rows": 500, "max_length": 128,
+            "task": task.task, "plm": plm, "adapter": dict(method.adapter), "epochs": task.epochs,
+            "seed": seed, "max_train_rows": task.rows, "max_select_rows": 500, "max_length": 128,
             "evaluate_every": -(-steps // EVALUATIONS),
-            "optimizer": {"lr": rate, "warmup": 0.1, "schedule": "linear"},
+            "optimizer": {
+                "lr": rate, "head_lr": method.head_lr, "warmup": 0.1, "schedule": "linear",
+            },
         },
         "landscape",
     )  # fmt: skip
@@ -195,10 +197,10 @@ def main() -> None:
         if (method, rate, seed) in done(path):
             continue
         begin = time.monotonic()
-        config = config_of(tasks[name], args.plm, dict(sized[method].adapter), rate, seed)
+        config = config_of(tasks[name], args.plm, sized[method], rate, seed)
         found = recorded(config, cache)
         seconds = round(time.monotonic() - begin, 1)
-        line = {"method": method, "lr": rate, "seed": seed,
+        line = {"method": method, "lr": rate, "head_lr": config.optimizer.head_lr, "seed": seed,
                 "parameters": sized[method].parameters, "seconds": seconds, **found}  # fmt: skip
         append(path, line)
         curve = " ".join(f"{100 * one['heldout']:.1f}" for one in found["curve"])

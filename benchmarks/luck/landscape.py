@@ -113,7 +113,7 @@ def _labels(name: str, plm: str) -> tuple[Task, np.ndarray]:
     """Return a task, and the labels of the held-out rows that landscapes keep."""
     (tiny,) = sized_methods(plm, ["tiny"], one_head_size(plm))
     task = with_file(TASKS[name], Path(tempfile.mkdtemp()))
-    data = ModelCache(None).data(config_of(task, plm, dict(tiny.adapter), 1e-3, 0))
+    data = ModelCache(None).data(config_of(task, plm, tiny, 1e-3, 0))
     assert isinstance(data.heldout, Split)
     kept = subset(np.arange(len(data.heldout)), HELDOUT)
     return data.task, labels_of(replace(data.heldout, rows=data.heldout.rows.select(kept)))

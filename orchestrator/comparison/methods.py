@@ -121,6 +121,16 @@ class Sized:
     """What its search tries beside what all have alike."""
 
     @property
+    def head_lr(self) -> float:
+        """Factor on the learning rate that brings the classifier's into the range it has alone.
+
+        A classifier asks for larger rates than most adapters: behind an adapter of a good rate, but
+        at that rate itself, it answers one class for much of a short training.
+        """
+        most = 1000  # OptimizerConfig allows no more
+        return min(most, float(f"{RATES['classifier'][0] / self.rates[0]:.3g}"))
+
+    @property
     def parameters(self) -> int:
         """Parameters without the classifier, as they are saved."""
         return self.counts.saved
@@ -260,9 +270,12 @@ def _of_file(plm: PreTrainedModel, name: str, method: OwnMethod, params: int) ->
             f"{params:,} parameters are wanted, {far[0]:,} came; allowed is {OTHER:.0%} more or "
             "less; mend it, or let it stand beside the match with reference: true"
         )
-    return Sized(
-        name, method.adapter, counts[0], rates_like(method.adapter), method.reference, method.space
-    )
+    own = method.space.get("optimizer.lr")
+    rates = rates_like(method.adapter)
+    if own is not None:
+        bounds = [float(str(value)) for value in own.extremes()]
+        rates = (min(bounds), max(bounds))
+    return Sized(name, method.adapter, counts[0], rates, method.reference, method.space)
 
 
 def rates_like(adapter: Mapping[str, Json]) -> tuple[float, float]:

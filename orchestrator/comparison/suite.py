@@ -119,7 +119,8 @@ def comparison_suite(
     """Return the suite of a comparison, named `name`; its sweeps are `name-METHOD`.
 
     Each method has the space, evaluations, early stopping and seeds of
-    search_spaces/_base/compare.yaml; the bounds of the learning rate are equally far apart.
+    search_spaces/_base/compare.yaml; the bounds of the learning rate are equally far apart, and
+    those of the classifier's rate the same for all.
 
     Args:
         name: of the suite.
@@ -153,6 +154,7 @@ def comparison_suite(
         set_dotted(data, "train.task", task)
         set_dotted(data, "train.plm", plm)
         set_dotted(data, "train.adapter", dict(method.adapter))
+        set_dotted(data, "train.optimizer.head_lr", method.head_lr)
         low, high = method.rates
         data["space"]["optimizer.lr"] = {"type": "log_uniform", "low": low, "high": high}
         data["space"] |= {key: domain.model_dump() for key, domain in method.space.items()}

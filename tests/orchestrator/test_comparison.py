@@ -35,6 +35,7 @@ from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.reporting.suite.status import find_status
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
+from orchestrator.spec.space import LogUniform
 from orchestrator.spec.suite import Suite
 from orchestrator.state.definition import Definition
 from orchestrator.state.suite_definition import SuiteDefinition, note_command
@@ -171,6 +172,8 @@ def test_methods_are_alike_in_all_but_what_is_trained() -> None:
         data = sweep.model_dump(mode="json")
         rate = data["space"].pop("optimizer.lr")
         widths.add(round(rate["high"] / rate["low"], 6))
+        factor = data["train"]["optimizer"].pop("head_lr", 1.0)
+        assert factor * rate["low"] == pytest.approx(1e-3, rel=5e-3), "the classifier's least rate"
         del data["name"], data["train"]["adapter"]
         rest.append(data)
     assert widths == {300.0}
@@ -610,7 +613,22 @@ def test_methods_of_a_file(tmp_path: Path) -> None:
     tiny, lora, _ = (sweep.model_dump(mode="json")["space"] for sweep in suite.sweeps)
     assert lora["optimizer.lr"]["low"] == 1e-5
     assert lora["optimizer.warmup"]["values"] == [0, 0.06]
-    assert lora["optimizer.schedule"] == tiny["optimizer.schedule"]
+    assert lora["optimizer.weight_decay"] == tiny["optimizer.weight_decay"]
+    factors = [sweep.train.optimizer.head_lr for sweep in suite.sweeps]
+    assert factors == [10, 100, 10], "of its own range where it brings one"
+
+
+def test_a_head_rate_of_ones_own() -> None:
+    sized = sized_methods("minilm", ["lora", "full"], 9216)
+    suite = comparison_suite("c", "rte", "minilm", sized, {"optimizer.head_lr": 2}, FEW)
+    assert [sweep.train.optimizer.head_lr for sweep in suite.sweeps] == [2, 2]
+    sized = [
+        replace(
+            sized[0], space={"optimizer.head_lr": LogUniform(type="log_uniform", low=1, high=100)}
+        )
+    ]
+    (sweep,) = comparison_suite("c", "rte", "minilm", sized, {}, FEW).sweeps
+    assert "optimizer.head_lr" in sweep.space
 
 
 @pytest.mark.parametrize(
