@@ -23,22 +23,10 @@ from scipy import special
 
 from benchmarks.luck.worlds import Runs, Searches, answers_of, metric_of, shifts_of, worlds_of
 from orchestrator.comparison.across.statistics import judge_across
-from orchestrator.comparison.units import (
-    LEVEL,
-    LOOKS,
-    Spread,
-    Standing,
-    TunedPair,
-    Unit,
-    holm,
-    judge_pairs,
-    looked,
-    plan_shows,
-    power_at,
-    shows,
-    spread_of,
-    unit_of,
-)
+from orchestrator.comparison.looks import LOOKS, Standing, looked
+from orchestrator.comparison.power import Spread, plan_shows, power_at, shows, spread_of
+from orchestrator.comparison.student import holm
+from orchestrator.comparison.units import LEVEL, TunedPair, Unit, judge_pairs, unit_of
 
 MANY = 4000
 """Comparisons from which a world's true scores are known."""

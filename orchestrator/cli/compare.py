@@ -29,11 +29,11 @@ from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.comparison.judging import Comparison, Units
+    from orchestrator.comparison.looks import Looked
     from orchestrator.comparison.methods import Sized
     from orchestrator.comparison.run import Searching, Wanted
     from orchestrator.comparison.steps import Wish
     from orchestrator.comparison.suite import Budget
-    from orchestrator.comparison.units import Looked
     from orchestrator.spec.suite import Suite
     from orchestrator.state.workspace import Workspace
 

@@ -14,19 +14,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.comparison.cost import step_bytes
+from orchestrator.comparison.looks import LOOKS, Looked, Standing
+from orchestrator.comparison.power import power_at, shows
 from orchestrator.comparison.setting import Setting
-from orchestrator.comparison.units import (
-    LEVEL,
-    LOOKS,
-    Looked,
-    Standing,
-    TunedPair,
-    Unit,
-    judge_pairs,
-    power_at,
-    shows,
-    unit_of,
-)
+from orchestrator.comparison.units import LEVEL, TunedPair, Unit, judge_pairs, unit_of
 from orchestrator.search.asha import search_of
 from orchestrator.selection.collapsing import Loaded
 from orchestrator.selection.finalizing import FRESH_SEED, repeats_of

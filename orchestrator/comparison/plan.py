@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from orchestrator.comparison.power import Spread, plan_shows
 from orchestrator.comparison.steps import Wish
 from orchestrator.comparison.suite import Budget
-from orchestrator.comparison.units import Spread, plan_shows
 from orchestrator.planning.cores import Cores
 from orchestrator.planning.plan import Capacity, Plan, duration, plan_of
 from orchestrator.search.asha import asha_share

@@ -18,17 +18,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.comparison.judging import Units, search_of_unit, size_of
+from orchestrator.comparison.looks import LOOKS, Looked, Standing, looked
+from orchestrator.comparison.power import plan_shows, spread_of
 from orchestrator.comparison.suite import LEAST_SEARCHES
-from orchestrator.comparison.units import (
-    LOOKS,
-    Looked,
-    Standing,
-    Unit,
-    first_searches,
-    looked,
-    plan_shows,
-    spread_of,
-)
+from orchestrator.comparison.units import Unit, first_searches
 from orchestrator.search.asha import search_of
 from orchestrator.selection.finalizing import repeats_of
 from orchestrator.spec.batch import SEARCH

@@ -31,7 +31,8 @@ from orchestrator.comparison.across.tasks import (
     whole_name,
 )
 from orchestrator.comparison.judging import Comparison, Judged, Tuned
-from orchestrator.comparison.units import LOOKS, TunedPair, Unit, judge_pairs
+from orchestrator.comparison.looks import LOOKS
+from orchestrator.comparison.units import TunedPair, Unit, judge_pairs
 from orchestrator.spec.suite import Suite
 from tinyattn.errors import StorageError, TaskError, UsageError
 

@@ -18,11 +18,11 @@ from comparisons import SETTING, comparison, judged, pair
 from orchestrator.comparison.figures import NAMES, as_svg, drawn
 from orchestrator.comparison.figures.rates import winners
 from orchestrator.comparison.judging import Comparison, Tried
+from orchestrator.comparison.looks import Looked, Standing
 from orchestrator.comparison.pages.page import content, keep
 from orchestrator.comparison.pages.peft_results import peft_results
 from orchestrator.comparison.setting import Setting
 from orchestrator.comparison.table import sentences, summary
-from orchestrator.comparison.units import Looked, Standing
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result

@@ -12,21 +12,11 @@ from scipy import stats
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from benchmarks.luck import simulate
-from orchestrator.comparison import units
-from orchestrator.comparison.units import (
-    Spread,
-    Standing,
-    TunedPair,
-    Unit,
-    holm,
-    judge_pairs,
-    looked,
-    plan_shows,
-    power_at,
-    shows,
-    spread_of,
-    values,
-)
+from orchestrator.comparison import looks, power
+from orchestrator.comparison.looks import Standing, looked
+from orchestrator.comparison.power import Spread, plan_shows, power_at, shows, spread_of
+from orchestrator.comparison.student import holm
+from orchestrator.comparison.units import TunedPair, Unit, judge_pairs, values
 from orchestrator.selection.significance import Metric, primary_metric
 from tinyattn.tasks import find_task
 from tinyattn.tasks.corpus_metrics import score
@@ -330,7 +320,7 @@ class TestPower:
         own = drawn.var(axis=2, ddof=1) / 3
         error = np.sqrt(np.maximum(own[0] + own[1], 2 * own.mean(axis=0)))
         p = 2 * stats.t.sf(np.abs(lead) / error, 12)
-        found = units.Promise(Spread(1.0, 0.0), 6, 3, 1, 0.05 / 15).power(4.0)
+        found = power.Promise(Spread(1.0, 0.0), 6, 3, 1, 0.05 / 15).power(4.0)
         assert 0.5 < found < 0.9
         assert found == pytest.approx(np.mean(p <= 0.05 / 15), abs=0.015)
 
@@ -348,7 +338,7 @@ class TestPower:
         drawn = rng.normal(size=(2, 20_000, 3)) + np.array([3.5, 0])[:, None, None]
         p = Welch.of(drawn[0], drawn[1]).p
         assert 0.5 < np.mean(p <= 0.05) < 0.9
-        found = units.Promise(Spread(1.0, 0.0), 2, 3, 1, 0.05).power(3.5)
+        found = power.Promise(Spread(1.0, 0.0), 2, 3, 1, 0.05).power(3.5)
         assert found == pytest.approx(np.mean(p <= 0.05), abs=0.015)
 
     def test_of_what_shows_is_four_of_five(self) -> None:
@@ -465,7 +455,7 @@ class TestLooks:
         later = (2.0 + rng.normal(mean, 1.0)) / 2  # three more searches weigh as much
         needed = stats.norm.ppf(1 - 0.02 / 2) * math.sqrt(0.5 + 0.5)
         expected = np.mean(np.abs(later) > needed)
-        assert units.chance(pair, 3, 6, 0.02) == pytest.approx(expected, abs=0.005)
+        assert looks.chance(pair, 3, 6, 0.02) == pytest.approx(expected, abs=0.005)
 
 
 class TestSimulated:

@@ -21,14 +21,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
-from orchestrator.comparison.units import LEVEL, TunedPair, holm
+from orchestrator.comparison.student import critical, holm, probability
+from orchestrator.comparison.units import LEVEL, TunedPair
 
 LIKE_THESE = 5
 """Tasks from which on they count as a sample of tasks."""
-_ENDLESS = 1e5
-"""Degrees of freedom that stand for more: Student's distribution hardly changes beyond."""
 _NOTHING = 1e-12
 """Standard errors up to this are what rounding leaves of none."""
 
@@ -134,8 +133,7 @@ class _Test:
         # Leads that are all the same tell nothing of how leads differ.
         if not self.is_judged or self.error <= _NOTHING:
             return 1.0
-        freedom = min(self.freedom, _ENDLESS)
-        return min(1.0, 2 * float(special.stdtr(freedom, -abs(self.lead) / self.error)))
+        return min(1.0, 2 * probability(-abs(self.lead) / self.error, self.freedom))
 
     def found(self, one: str, other: str, corrected: float, level: float, tests: int) -> AcrossPair:
         """Return the pair with its interval."""
@@ -146,8 +144,7 @@ class _Test:
             nan, inf = math.nan, math.inf
             return AcrossPair(*names, leads, nan, nan, nan, 1.0, 1.0, -inf, inf)
         lead = abs(self.lead)
-        critical = -float(special.stdtrit(min(self.freedom, _ENDLESS), level / tests / 2))
-        reach = critical * self.error
+        reach = critical(level / tests, self.freedom) * self.error
         low = max(0.0, lead - reach) if corrected <= level else min(0.0, lead - reach)
         return AcrossPair(
             *names, leads, lead, self.error, self.freedom, self.p_value, corrected, low,

@@ -137,7 +137,7 @@ def _page(
         _facts(found),
         f"<section><h2>{escape(title(found))}</h2>{html_table(HEAD, [*match, *references])}"
         f"<p>{escape(ABOUT)}</p></section>",
-        *(_figure(figures[one], svg, beside.get(one, "")) for one, svg in svgs.items()),
+        *(figure_section(figures[one], svg, beside.get(one, "")) for one, svg in svgs.items()),
         f"<section><h2>Pairs</h2>{html_table(_PAIR_HEAD, list(_pairs(found)))}</section>",
         f"<section><h2>Searches</h2>{html_table(_SEARCH_HEAD, list(_searches(found)))}</section>",
     ]
@@ -156,7 +156,8 @@ def _remark(line: str) -> str:
     return f"<p class='warn'>{escape(line.removeprefix('note: '))}</p>"
 
 
-def _figure(figure: Drawn, svg: str, beside: str) -> str:
+def figure_section(figure: Drawn, svg: str, beside: str = "") -> str:
+    """Return a figure as a section of a page, with its caption and what is said beside it."""
     return (
         f"<section><h2>{escape(figure.title)}</h2>{beside}<p>{escape(figure.caption)}</p>"
         f"{svg[svg.index('<svg') :]}</section>"
