@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -114,13 +114,7 @@ def compare(
     begun = max(there, key=lambda one: one.searches, default=None)
     budget = budget_of(trials, searches, begun, in_steps=wish.is_set)
     words = [",".join(tasks.values()), *overrides, "--methods", methods, "--plm", plm]
-    words += ["--name", whole, "--trials", str(budget.total)]
-    words += [] if wish.is_set else ["--searches", str(budget.searches)]
-    words += ["--params", str(params)] if params else []
-    words += ["--detect", f"{detect:g}"] if detect else []
-    words += ["--hours", f"{hours:g}"] if hours else []
-    words += [word for module in imported() for word in ("--import", module)]
-    go_on = shlex.join(["compare", *words])
+    go_on = shlex.join(["compare", *words, "--name", whole, *_sizes(budget, params, detect, hours)])
     wanted = [
         Wanted(own, task, plm, sized, chosen, imported(), go_on) for own, task in tasks.items()
     ]
@@ -134,6 +128,21 @@ def compare(
     if planned:
         return
     _compare(whole, wanted, budget, wishes, size, workspace, places)
+
+
+def _sizes(
+    budget: Budget, params: int | None, detect: float | None, hours: float | None
+) -> Iterator[str]:
+    """Yield the options of a comparison that say how much, and the modules that it imports."""
+    yield from ("--trials", str(budget.total))
+    if detect is None and hours is None:
+        yield from ("--searches", str(budget.searches))
+    given = {"--params": params, "--detect": detect, "--hours": hours}
+    for option, value in given.items():
+        if value is not None:
+            yield from (option, f"{value:g}" if isinstance(value, float) else str(value))
+    for module in imported():
+        yield from ("--import", module)
 
 
 def _compare(
