@@ -295,6 +295,14 @@ def test_methods_have_the_sizes_that_the_paper_prints(method: str, size: int) ->
         assert abs(size / papers - 1) < 0.2
 
 
+@pytest.mark.parametrize("method", ["adapter-e2e", "adapter-h", "adapter-p"])
+def test_published_bottlenecks_have_no_norm_of_their_own(method: str) -> None:
+    """Houlsby et al. and Pfeiffer et al. have none, also in a pre-LN PLM such as GPT-2."""
+    task = "e2e" if method == "adapter-e2e" else "rte"
+    adapter = sweep_of("r", Need(method, task), FULL).train.adapter
+    assert adapter.model_dump()["norm"] == "none"
+
+
 def typed(runs: Path, *words: object, data: Path | None = None) -> Result:
     place = ["--runs", str(runs), *([] if data is None else ["--data", str(data)])]
     env = {"TINYATTN_DATA": "", "COLUMNS": "200"}
