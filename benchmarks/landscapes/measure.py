@@ -2,11 +2,12 @@
 
     for part in 1 2; do python -m benchmarks.landscapes.measure --part $part/2 & done
 
-Every method × learning rate × seed of a task is one run of `Trainer` with all else fixed as
-`tinyattn compare` has it; no search, no early stopping. A run is a line of
-benchmarks/landscapes/PLM-TASK.jsonl: at each evaluation the score and the loss on the selection
-rows, the score on the held-out rows, and what it answered for each of them, so that a simulation
-can draw rows with the correlations that they really have. Called again, it continues.
+Every method × learning rate × seed of a task is one run of `Trainer`, its schedule and its
+classifier's rate as `tinyattn compare` has them, without weight decay; no search, no early
+stopping. A run is a line of benchmarks/landscapes/PLM-TASK.jsonl: at each evaluation the score and
+the loss on the selection rows, the score on the held-out rows, and what it answered for each of
+them, so that a simulation can draw rows with the correlations that they really have. Called again,
+it continues.
 """
 
 from __future__ import annotations
@@ -155,9 +156,9 @@ def recorded(config: TrainConfig, cache: ModelCache) -> dict[str, Any]:
     return {"diverged": diverged, "curve": curve}
 
 
-def done(path: Path) -> set[tuple[str, float, int]]:
-    """Return the runs that a file has."""
-    return {(run["method"], run["lr"], run["seed"]) for run in runs_of(path)}
+def done(path: Path) -> set[tuple[str, float, float, int]]:
+    """Return the runs that a file has: method, learning rate, factor of the classifier's, seed."""
+    return {(run["method"], run["lr"], run["head_lr"], run["seed"]) for run in runs_of(path)}
 
 
 def runs_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -194,7 +195,7 @@ def main() -> None:
     points = list(itertools.product(args.seeds, args.rates, tasks, sized))
     for seed, rate, name, method in points[part - 1 :: parts]:
         path = FOLDER / f"{Path(args.plm).name}-{name}.jsonl"
-        if (method, rate, seed) in done(path):
+        if (method, rate, sized[method].head_lr, seed) in done(path):
             continue
         begin = time.monotonic()
         config = config_of(tasks[name], args.plm, sized[method], rate, seed)

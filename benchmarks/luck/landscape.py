@@ -21,9 +21,9 @@ import numpy as np
 
 from benchmarks.landscapes.measure import HELDOUT, TASKS, config_of, runs_of, unpacked, with_file
 from benchmarks.luck.simulate import in_steps, old_claims
-from orchestrator.comparison.looks import LOOKS, Standing
-from orchestrator.comparison.methods import RATES, one_head_size, sized_methods
-from orchestrator.comparison.units import LEVEL, Unit, judge_pairs, unit_of
+from orchestrator.comparison.methods import RATES, REFERENCES, one_head_size, sized_methods
+from orchestrator.comparison.statistics.looks import LOOKS, Standing
+from orchestrator.comparison.statistics.units import LEVEL, Unit, judge_pairs, unit_of
 from orchestrator.selection.significance import Metric, primary_metric
 from tinyattn.batching.batches import labels_of
 from tinyattn.data.tokens import Split, subset
@@ -62,7 +62,8 @@ class Design:
     trials: int
     """Of a search."""
     stops: bool
-    """Whether the best third alone goes on after half of the evaluations, as `compare` has it."""
+    """Whether the best third alone goes on after half of the evaluations, as `compare` does with
+    three trials and two epochs."""
 
     @property
     def runs(self) -> float:
@@ -168,6 +169,8 @@ def read(path: Path, plm: str | None) -> Recorded:
     metric, classes = primary_metric(task), task.scored_width
     found: dict[str, dict[float, list[Run]]] = {}
     for run in runs_of(path):
+        # One that diverged wins nothing, and answers the first class.
+        nothing = [Evaluation(-np.inf, np.inf, np.zeros(len(labels), np.uint8))]
         curve = [
             Evaluation(one["select"], one["select_loss"], unpacked(one["answers"]))
             for one in run["curve"]
@@ -176,11 +179,10 @@ def read(path: Path, plm: str | None) -> Recorded:
             score = metric(np.eye(classes)[own.answers], labels)
             if abs(score - one["heldout"]) > 1e-4:
                 raise ValueError(f"{path}: {score} came of the answers, {one['heldout']} was kept")
-        # One that diverged at once answers the first class.
-        curve = curve or [Evaluation(0.0, np.inf, np.zeros(len(labels), np.uint8))]
-        found.setdefault(run["method"], {}).setdefault(run["lr"], []).append(curve)
-    kept = {name: Landscape(name, runs) for name, runs in found.items() if len(runs) > 1}
-    return Recorded(kept, labels, metric, classes)
+        kept = nothing if run["diverged"] else curve
+        found.setdefault(run["method"], {}).setdefault(run["lr"], []).append(kept)
+    methods = {name: Landscape(name, runs) for name, runs in found.items() if len(runs) > 1}
+    return Recorded(methods, labels, metric, classes)
 
 
 def _labels(name: str, plm: str) -> tuple[Task, np.ndarray]:
@@ -264,7 +266,8 @@ def main() -> None:
             said = ", ".join(f"{name} {100 * truth:.2f}" for name, truth in truths.items())
             print(f"{what}: {said}", flush=True)
             for detect in (None, args.detect / 100):
-                line = real(found, truths, design, detect, args.count)
+                match = {name: score for name, score in truths.items() if name not in REFERENCES}
+                line = real(found, match, design, detect, args.count)
                 how = f"until {100 * detect:g} points" if detect else "as planned"
                 print(f"{what}, {how}: {line}", flush=True)
             for name, methods in itertools.product(truths, (2, 6) if stops else ()):

@@ -29,9 +29,9 @@ from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:  # these take seconds to import
     from orchestrator.comparison.judging import Comparison, Units
-    from orchestrator.comparison.looks import Looked
     from orchestrator.comparison.methods import Sized
     from orchestrator.comparison.run import Searching, Wanted
+    from orchestrator.comparison.statistics.looks import Looked
     from orchestrator.comparison.steps import Wish
     from orchestrator.comparison.suite import Budget
     from orchestrator.spec.suite import Suite
@@ -213,6 +213,8 @@ def _plan(
 
     def add(one: Wanted) -> None:
         suites[one.task] = one.suite(budget)
+        if wish.is_set:  # a space without room for its last search is refused now
+            one.suite(replace(budget, searches=wish.most_searches))
 
     check_all({one.task: partial(add, one) for one in wanted})
     refuse_clashes([*suites.values()])

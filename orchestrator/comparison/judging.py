@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.comparison.cost import step_bytes
-from orchestrator.comparison.looks import LOOKS, Looked, Standing
-from orchestrator.comparison.power import power_at, shows
 from orchestrator.comparison.setting import Setting
-from orchestrator.comparison.units import LEVEL, TunedPair, Unit, judge_pairs, unit_of
+from orchestrator.comparison.statistics.looks import LOOKS, Looked, Standing
+from orchestrator.comparison.statistics.power import power_at, shows
+from orchestrator.comparison.statistics.units import LEVEL, TunedPair, Unit, judge_pairs, unit_of
 from orchestrator.search.asha import search_of
 from orchestrator.selection.collapsing import Loaded
 from orchestrator.selection.finalizing import FRESH_SEED, repeats_of
@@ -63,6 +63,8 @@ class Tuned:
     """From 0."""
     settings: Point
     """What the search found, by dotted key."""
+    head_rate: float
+    """Learning rate of its classifier."""
     select: float
     """Score on the selection rows."""
     heldout: float
@@ -334,7 +336,7 @@ def _judged(
     return Judged(
         name,
         ran[0].parameters,
-        [_tuned(one) for one in ran],
+        [_tuned(one, sweep) for one in ran],
         [_tried(trial, sweep) for trial in tried if trial.outcome],
         (domain.low, domain.high) if isinstance(domain, LogUniform) else None,
         step_bytes(sweep.trial_config(ran[0].trial.params), units.model_cache),
@@ -345,12 +347,14 @@ def _judged(
     )
 
 
-def _tuned(ran: _Ran) -> Tuned:
+def _tuned(ran: _Ran, sweep: Sweep) -> Tuned:
     trial = ran.trial
+    optimizer = sweep.trial_config(trial.params).optimizer
     places = {each.evaluation: place for place, each in enumerate(trial.scored)}
     return Tuned(
         search_of_unit(trial),
         {key: value for key, value in trial.params.items() if key != "seed"},
+        optimizer.lr * optimizer.head_lr,
         trial.last.best_score,
         ran.unit.score,
         ran.one_class,

@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import field_validator
 
+from orchestrator.spec.config import RATE
 from orchestrator.spec.space import Domain, Space
 from orchestrator.spec.values import Json
 from tinyattn.config import StrictModel, build, set_dotted
@@ -28,6 +29,8 @@ from tinyattn.errors import ConfigError
 from tinyattn.files.yaml_files import read_yaml
 
 ENDINGS = (".yaml", ".yml")
+MOST_RATE = 10
+"""Largest learning rate of a trial."""
 MOST_SIZES = 256
 """Most combinations of a space's extremes whose sizes are looked at."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -51,6 +54,29 @@ class OwnMethod(StrictModel):
                     "optimizer; all else is alike for all, as epochs=3 on the command line"
                 )
         return space
+
+    @field_validator("space")
+    @classmethod
+    def _rates_can_be_trained_at(cls, space: dict[str, Domain]) -> dict[str, Domain]:
+        for value in space[RATE].extremes() if RATE in space else ():
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value <= MOST_RATE
+            ):
+                raise ValueError(
+                    f"{RATE} may be {value!r}; allowed are numbers above 0, up to {MOST_RATE}"
+                )
+        return space
+
+    @property
+    def rates(self) -> tuple[float, float] | None:
+        """The least and the largest learning rate that it brings; None: it brings none."""
+        if RATE not in self.space:
+            return None
+        values = self.space[RATE].extremes()
+        found = [float(value) for value in values if isinstance(value, int | float)]
+        return min(found), max(found)
 
     def sizes(self) -> Iterator[dict[str, Json]]:
         """Yield the adapter with all extreme values together that the search may give it."""

@@ -7,6 +7,7 @@ of their own (`REFERENCES`): they stand beside the match, not in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -124,11 +125,14 @@ class Sized:
     def head_lr(self) -> float:
         """Factor on the learning rate that brings the classifier's into the range it has alone.
 
-        A classifier asks for larger rates than most adapters: behind an adapter of a good rate, but
-        at that rate itself, it answers one class for much of a short training.
+        Both ranges have their middle, on a logarithmic scale, at the same place of a search.
+
+        A classifier asks for larger rates than most adapters: at the rate of LN tuning, LoRA, a
+        bottleneck or tiny attention it answered one class for all of a short training on CoLA.
         """
         most = 1000  # OptimizerConfig allows no more
-        return min(most, float(f"{RATES['classifier'][0] / self.rates[0]:.3g}"))
+        wanted, own = (math.sqrt(low * high) for low, high in (RATES["classifier"], self.rates))
+        return min(most, float(f"{wanted / own:.3g}"))
 
     @property
     def parameters(self) -> int:
@@ -270,11 +274,7 @@ def _of_file(plm: PreTrainedModel, name: str, method: OwnMethod, params: int) ->
             f"{params:,} parameters are wanted, {far[0]:,} came; allowed is {OTHER:.0%} more or "
             "less; mend it, or let it stand beside the match with reference: true"
         )
-    own = method.space.get("optimizer.lr")
-    rates = rates_like(method.adapter)
-    if own is not None:
-        bounds = [float(str(value)) for value in own.extremes()]
-        rates = (min(bounds), max(bounds))
+    rates = method.rates or rates_like(method.adapter)
     return Sized(name, method.adapter, counts[0], rates, method.reference, method.space)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from orchestrator.comparison.power import Spread, plan_shows
+from orchestrator.comparison.statistics.power import Spread, plan_shows
 from orchestrator.comparison.steps import Wish
 from orchestrator.comparison.suite import Budget
 from orchestrator.planning.cores import Cores
@@ -19,7 +19,7 @@ from tinyattn.tasks import find_task
 
 DIFFERING = 0.1
 """Share of rows that two methods of like accuracy answer differently, as is assumed before any has
-run: on TREC with MiniLM 2 to 11 % (benchmarks/landscapes)."""
+run: on TREC with MiniLM 2 to 11 %."""
 FEWEST = 0.02
 """The same share at the least: `ln` and `bitfit` on TREC, the most alike of those recorded."""
 LUCK = 0.01

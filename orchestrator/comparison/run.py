@@ -235,9 +235,12 @@ def refuse_other(suite: Suite, there: SuiteDefinition, workspace: Workspace, wha
             for key, then, since in differences(before, now)
         ]
         if differs:
+            # Spaces of a comparison are its own: those of another version cannot be typed.
+            can_type = not any(line.startswith("space.") for line in differs)
             raise UsageError(
                 f"another {what} is called '{suite.name}', with other settings of {name} "
-                f"({', '.join(differs)}); type what it was begun with, or choose a name with --name"
+                f"({', '.join(differs)}); {'type what it was begun with, or ' if can_type else ''}"
+                "choose a name with --name"
             )
 
 

@@ -40,6 +40,10 @@ class Setting:
     epochs: int
     batch_size: int
     max_length: int
+    schedule: str
+    """How the learning rate falls; a method of a user's own may search another."""
+    warmup: float
+    """Share of the steps, or from 1 on their number, before."""
     date: str
     """When the methods were judged, by ISO 8601, in UTC."""
     commit: str
@@ -77,6 +81,8 @@ class Setting:
             epochs=train.epochs,
             batch_size=train.batch_size,
             max_length=train.max_length,
+            schedule=train.optimizer.schedule,
+            warmup=train.optimizer.warmup,
             date=datetime.now(UTC).replace(microsecond=0).isoformat(),
             commit=commit(),
             versions={name: version for name, version in found.items() if version is not None},
@@ -101,7 +107,8 @@ class Setting:
             "training",
             (
                 f"{self.epochs} epochs, {self.batch_size} rows a step, "
-                f"at most {self.max_length} tokens a row"
+                f"at most {self.max_length} tokens a row; learning rate {self.schedule} after a "
+                f"warm-up of {self.warmup:g}"
             ),
         )
         yield "judged", self.date

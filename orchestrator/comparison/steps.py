@@ -2,7 +2,7 @@
 
 `--detect D` says which difference one wants to see. After three searches of each method, and after
 each further one up to six, all pairs are looked at: one is better, both are closer than D, more
-searches are hopeless, or the pair is open (`units.looked`, where the error of several looks is
+searches are hopeless, or the pair is open (`looks.looked`, where the error of several looks is
 spent). Methods of which no pair is open are not searched further.
 
 `--hours H` says how long trials may run. Alone it chooses the number of searches, by the time that
@@ -18,10 +18,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.comparison.judging import Units, search_of_unit, size_of
-from orchestrator.comparison.looks import LOOKS, Looked, Standing, looked
-from orchestrator.comparison.power import plan_shows, spread_of
+from orchestrator.comparison.statistics.looks import LOOKS, Looked, Standing, looked
+from orchestrator.comparison.statistics.power import plan_shows, spread_of
+from orchestrator.comparison.statistics.units import Unit, first_searches
 from orchestrator.comparison.suite import LEAST_SEARCHES
-from orchestrator.comparison.units import Unit, first_searches
 from orchestrator.search.asha import search_of
 from orchestrator.selection.finalizing import repeats_of
 from orchestrator.spec.batch import SEARCH
@@ -47,6 +47,11 @@ class Wish:
     """Difference that one wants to see, from 0 to 1; None: any."""
     hours: float | None = None
     """Hours that its trials may take; None: no limit."""
+
+    @property
+    def most_searches(self) -> int:
+        """Searches of a method that it may come to."""
+        return MOST_SEARCHES if self.detect is None else max(LOOKS)
 
     @property
     def is_set(self) -> bool:

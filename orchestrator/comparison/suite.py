@@ -120,7 +120,8 @@ def comparison_suite(
 
     Each method has the space, evaluations, early stopping and seeds of
     search_spaces/_base/compare.yaml; the bounds of the learning rate are equally far apart, and
-    those of the classifier's rate the same for all.
+    those of the classifier's rate alike, for a
+    method that brings a range of its own in the middle.
 
     Args:
         name: of the suite.

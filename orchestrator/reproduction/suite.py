@@ -248,7 +248,8 @@ def _search(need: Need, settings: Settings) -> dict[str, Json]:
     space = paper["space"]
     if method.printed is None:
         low, high = method.rates
-        space |= {"optimizer.lr": {"type": "log_uniform", "low": low, "high": high}}
+        decays = read_yaml(search_spaces.base("compare"))["space"]
+        space |= decays | {"optimizer.lr": {"type": "log_uniform", "low": low, "high": high}}
     else:
         known = printed()[method.printed][need.task]
         search["points"] = [{f"optimizer.{key}": value for key, value in known.items()}]

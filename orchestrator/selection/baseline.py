@@ -14,8 +14,9 @@ import contextlib
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from orchestrator.driver.closing import closed_in_any_case
 from orchestrator.spec.outcome import Outcome
@@ -32,9 +33,10 @@ from tinyattn.errors import DivergedError
 from tinyattn.training.model_cache import ModelCache
 
 RATES = (0.3, 1, 3, 10)
-"""Learning rates of the classifier alone, as multiples of the adapter's. Without an adapter larger
-ones are better: on three of four tasks with MiniLM the best was 10 to 100 times the finalist's. It
-needs no backward pass through the PLM, so four such trials cost about one of an adapter."""
+"""Learning rates of the classifier alone, as multiples of its rate beside the adapter. Without one
+larger rates are better: on three of four tasks with MiniLM the best was 10 to 100 times the
+finalist's. It needs no backward pass through the PLM, so four such trials cost about one of an
+adapter."""
 _INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "truncated_rows")
 """Tags of the trial that hold for the baseline too, which has the same rows and PLM."""
 
@@ -46,16 +48,17 @@ def alone_settings(params: Point, config: TrainConfig) -> list[dict[str, Value]]
         params: the trial's.
         config: its config.
     """
-    return [{**params, **ALONE, "optimizer.lr": each} for each in _rates_of(config)]
+    one_rate = {} if config.optimizer.head_lr == 1 else {"optimizer.head_lr": 1.0}
+    return [{**params, **ALONE, **one_rate, "optimizer.lr": each} for each in _rates_of(config)]
 
 
 def _rates_of(config: TrainConfig) -> list[float]:
     rate = config.optimizer.lr
-    return [rate] if has_no_classifier(config) else _rates(rate)
+    return [rate] if has_no_classifier(config) else _rates(rate * config.optimizer.head_lr)
 
 
 def _rates(rate: float) -> list[float]:
-    """Return the baseline's learning rates for an adapter that was trained at `rate`."""
+    """Return the baseline's learning rates for a classifier that was trained at `rate`."""
     most = 10  # TrainConfig allows no more
     return list(dict.fromkeys(min(times * rate, most) for times in RATES))
 
@@ -80,7 +83,7 @@ def missing_rates(store: TrackingReader, trial: TrialRun, prompted: bool = False
     Of a `prompted` trial, whose baseline is the PLM untrained, one trial is enough.
     """
     ended = (Outcome.COMPLETED, Outcome.DIVERGED)
-    tried = [t.config["optimizer.lr"] for t in _alones(store, trial) if t.trial.outcome in ended]
+    tried = [_head_rate(t.config) for t in _alones(store, trial) if t.trial.outcome in ended]
 
     def untried(rates: Iterable[float]) -> list[float]:
         return [r for r in rates if not any(math.isclose(r, t, rel_tol=1e-6) for t in tried)]
@@ -89,7 +92,12 @@ def missing_rates(store: TrackingReader, trial: TrialRun, prompted: bool = False
         return [] if tried else [trial.config["optimizer.lr"]]
     if any(not untried(_rates(lowest / RATES[0])) for lowest in tried):
         return []
-    return untried(_rates(trial.config["optimizer.lr"]))
+    return untried(_rates(_head_rate(trial.config)))
+
+
+def _head_rate(config: Mapping[str, Any]) -> float:
+    """Return the learning rate of a trial's classifier."""
+    return float(config["optimizer.lr"] * config.get("optimizer.head_lr", 1.0))
 
 
 def _alones(store: TrackingReader, trial: TrialRun) -> list[TrialRun]:

@@ -1,12 +1,14 @@
-"""The recorder of landscapes: what a kill leaves of its file."""
+"""Landscapes: what a kill leaves of their file, and how searches are simulated on them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.landscapes.measure import append, done, runs_of
+from benchmarks.luck.landscape import Design, Evaluation, Landscape
 
 
 @pytest.mark.parametrize("cut", [1, 2, 20, 60])
@@ -14,7 +16,8 @@ def test_a_run_whose_line_was_cut_off_is_recorded_again(tmp_path: Path, cut: int
     """A kill in mid write leaves the beginning of a line; without its line break it is whole."""
     path = tmp_path / "plm-task.jsonl"
     first, second = (
-        {"method": "tiny", "lr": 1e-3, "seed": seed, "curve": [{"step": 9}]} for seed in (0, 1)
+        {"method": "tiny", "lr": 1e-3, "head_lr": 10, "seed": seed, "curve": [{"step": 9}]}
+        for seed in (0, 1)
     )
     append(path, first)
     append(path, second)
@@ -24,3 +27,39 @@ def test_a_run_whose_line_was_cut_off_is_recorded_again(tmp_path: Path, cut: int
     if kept == 1:
         append(path, second)
     assert list(runs_of(path)) == [first, second]
+
+
+def _run(number: int, *scores: float) -> list[Evaluation]:
+    """A run that answers all rows with its number."""
+    return [Evaluation(score, 0.5, np.array([number])) for score in scores]
+
+
+def _winners(landscape: Landscape, design: Design) -> set[int]:
+    found = landscape.tuned(design, np.random.default_rng(0))
+    return {int(answers[0]) for answers in found}
+
+
+@pytest.mark.parametrize(("stops", "winner"), [(False, 1), (True, 2)])
+def test_a_late_learner_loses_where_searches_stop_early(stops: bool, winner: int) -> None:
+    """tiny searches 1e-4 to 3e-2; of so many trials some are at each rate that was recorded."""
+    rates = {1e-4: [_run(1, 0.1, 0.1, 0.9)], 1e-3: [_run(2, 0.5, 0.5, 0.5)], 3e-2: [_run(3, 0.2)]}
+    landscape = Landscape("tiny", rates)
+    assert _winners(landscape, Design(20, 200, stops)) == {winner}
+
+
+def test_searches_keep_to_the_range_of_their_method() -> None:
+    rates = {rate: [_run(n, score)] for n, (rate, score) in enumerate(
+        [(1e-5, 0.9), (1e-4, 0.1), (1e-3, 0.2), (1e-2, 0.3), (3e-2, 0.1), (3e-1, 0.9)]
+    )}  # fmt: skip
+    assert _winners(Landscape("tiny", rates), Design(20, 200, False)) == {3}
+
+
+def test_the_fresh_run_of_a_winner_is_another_seeds() -> None:
+    landscape = Landscape("tiny", {1e-4: [_run(0, 0.0)], 3e-2: [_run(1, 0.9), _run(2, 0.9)]})
+    assert _winners(landscape, Design(50, 20, False)) == {1, 2}
+
+
+def test_runs_that_a_search_takes() -> None:
+    """Three trials and a fresh run: of early stopped ones one whole and two halves."""
+    assert Design(3, 3, False).runs == 4
+    assert Design(3, 3, True).runs == 3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orchestrator.comparison.judging import Comparison, Judged, Tried, Tuned
 from orchestrator.comparison.methods import REFERENCES
 from orchestrator.comparison.setting import Setting
-from orchestrator.comparison.units import TunedPair
+from orchestrator.comparison.statistics.units import TunedPair
 from orchestrator.spec.config import RATE
 from orchestrator.spec.outcome import Outcome
 
@@ -27,6 +27,8 @@ SETTING = Setting(
     epochs=3,
     batch_size=16,
     max_length=128,
+    schedule="linear",
+    warmup=0.1,
     date="2026-11-26T10:20:30+00:00",
     commit="0a1b2c3d4e5f",
     versions={"torch": "2.9.0", "peft": "0.21.2"},
@@ -39,7 +41,19 @@ def judged(
 ) -> Judged:
     """A method of so many searches, of which the first few answer one class."""
     units = [
-        Tuned(n, {RATE: rate}, score, score, n < one_class, False, f"f_{n}", 1.0, [(0.5, score)], 0)
+        Tuned(
+            n,
+            {RATE: rate},
+            10 * rate,
+            score,
+            score,
+            n < one_class,
+            False,
+            f"f_{n}",
+            1.0,
+            [(0.5, score)],
+            0,
+        )
         for n, score in enumerate(scores)
     ]
     tried = [Tried(n, each, score / 2 if each != rate else score, 0.5, Outcome.COMPLETED, 3)

@@ -15,12 +15,6 @@ from scipy import stats
 
 from benchmarks.luck import simulate
 from orchestrator.comparison.across.page import keep_across
-from orchestrator.comparison.across.statistics import (
-    AcrossPair,
-    judge_across,
-    needed_lead,
-    ranks_of,
-)
 from orchestrator.comparison.across.table import OverTasks, render_across, sentences_across
 from orchestrator.comparison.across.tasks import (
     check_all,
@@ -31,8 +25,14 @@ from orchestrator.comparison.across.tasks import (
     whole_name,
 )
 from orchestrator.comparison.judging import Comparison, Judged, Tuned
-from orchestrator.comparison.looks import LOOKS
-from orchestrator.comparison.units import TunedPair, Unit, judge_pairs
+from orchestrator.comparison.statistics.across import (
+    AcrossPair,
+    judge_across,
+    needed_lead,
+    ranks_of,
+)
+from orchestrator.comparison.statistics.looks import LOOKS
+from orchestrator.comparison.statistics.units import TunedPair, Unit, judge_pairs
 from orchestrator.spec.suite import Suite
 from tinyattn.errors import StorageError, TaskError, UsageError
 
@@ -228,7 +228,17 @@ class TestSimulated:
 def judged(name: str, scores: Sequence[float], one_class: int = 0) -> Judged:
     units = [
         Tuned(
-            n, {"optimizer.lr": 1e-3}, score, score, n < one_class, False, f"f_{n}", 1.0, [], None
+            n,
+            {"optimizer.lr": 1e-3},
+            1e-2,
+            score,
+            score,
+            n < one_class,
+            False,
+            f"f_{n}",
+            1.0,
+            [],
+            None,
         )
         for n, score in enumerate(scores)
     ]

@@ -113,6 +113,13 @@ def test_all_rates_around_one_must_have_been_tried(sweeps: Sweeps) -> None:
     assert missing_rates(store, expert) == []
 
 
+def test_rates_of_a_classifier_that_learned_faster_than_its_adapter(sweeps: Sweeps) -> None:
+    sweeps.start("first")
+    name = sweeps.trial("head", [0.7], lr=0.002, overrides={"optimizer.head_lr": 10})
+    found = missing_rates(sweeps.tracker, sweeps.tracker.trial(name))
+    assert found == pytest.approx([0.006, 0.02, 0.06, 0.2])
+
+
 @pytest.mark.slow
 def test_promote_trains_the_rates_that_are_missing_and_no_others(
     sweeps: Sweeps, one_head: TrialRun, tmp_path: Path

@@ -615,7 +615,8 @@ def test_methods_of_a_file(tmp_path: Path) -> None:
     assert lora["optimizer.warmup"]["values"] == [0, 0.06]
     assert lora["optimizer.weight_decay"] == tiny["optimizer.weight_decay"]
     factors = [sweep.train.optimizer.head_lr for sweep in suite.sweeps]
-    assert factors == [10, 100, 10], "of its own range where it brings one"
+    # The middle of 1e-3 to 3e-1 over that of 1e-5 to 1e-2 is √(3e-4 / 1e-7).
+    assert factors == [10, 54.8, 10], "by the middle of its own range where it brings one"
 
 
 def test_a_head_rate_of_ones_own() -> None:
@@ -650,6 +651,10 @@ def test_a_head_rate_of_ones_own() -> None:
          "epochs came: methods of a comparison may search their own keys"),
         ("a: {adapter: {method: tiny}, space: {adapter.method: {type: choice, values: [tiny]}}}",
          "adapter.method"),
+        ("a: {adapter: {method: tiny}, space: {optimizer.lr: {type: choice, values: [fast, 1]}}}",
+         "a: .*optimizer.lr may be 'fast'; allowed are numbers above 0, up to 10"),
+        ("a: {adapter: {method: tiny}, space: {optimizer.lr: {type: uniform, low: 0, high: 1}}}",
+         "optimizer.lr may be 0"),
         ("[1]", "a mapping of names to methods is needed"),
         ("a: 3", "a mapping of keys is needed"),
     ],
@@ -700,4 +705,23 @@ def test_a_wish_that_cannot_be_granted_is_refused_before_anything_starts(
 ) -> None:
     workspace = Workspace(tmp_path / "runs")
     assert said in typed(workspace, *PLANNED, *words, code=2).stderr
+    assert not (tmp_path / "runs" / "sweeps").exists()
+
+
+def test_a_list_of_rates_too_short_for_the_last_search_is_refused_at_the_start(
+    tmp_path: Path,
+) -> None:
+    """Three rates by three decays are 9 points: three searches of 2, but not six."""
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "slow:\n  adapter: {method: bottleneck, r: 2}\n"
+        "  space: {optimizer.lr: {type: choice, values: [1.0e-3, 2.0e-3, 3.0e-3]}}\n"
+    )
+    workspace = Workspace(tmp_path / "runs")
+    words = ("compare", "agreement", "--methods", f"tiny,{file}", "--trials", "6", "epochs=1")
+    typed(workspace, *words, "--plan")
+    error = typed(workspace, *words, "--plan", "--detect", "5", code=2).stderr
+    assert "slow" in error
+    assert "9" in error
+    assert "12" in error
     assert not (tmp_path / "runs" / "sweeps").exists()

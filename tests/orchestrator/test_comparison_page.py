@@ -18,10 +18,10 @@ from comparisons import SETTING, comparison, judged, pair
 from orchestrator.comparison.figures import NAMES, as_svg, drawn
 from orchestrator.comparison.figures.rates import winners
 from orchestrator.comparison.judging import Comparison, Tried
-from orchestrator.comparison.looks import Looked, Standing
 from orchestrator.comparison.pages.page import content, keep
 from orchestrator.comparison.pages.peft_results import peft_results
 from orchestrator.comparison.setting import Setting
+from orchestrator.comparison.statistics.looks import Looked, Standing
 from orchestrator.comparison.table import sentences, summary
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import Outcome
@@ -239,7 +239,7 @@ LAYOUT = {
             "eval_steps": WHOLE,
             "seed": WHOLE,
             "optimizer_type": TEXT,
-            "optimizer_kwargs": {"lr": NUMBER, "weight_decay": NUMBER},
+            "optimizer_kwargs": {"lr": NUMBER, "weight_decay": NUMBER, "classifier_lr": NUMBER},
             "lr_scheduler": TEXT,
         },
         "peft_config": {"peft_type": TEXT},

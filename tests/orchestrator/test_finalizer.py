@@ -340,6 +340,11 @@ def test_the_classifier_alone_tries_rates_around_the_best_trials(
     assert all({**point, "optimizer.lr": 0} == {**rest, "optimizer.lr": 0} for point in found)
     for point in found:
         SWEEP.trial_config(point)
+    fast = {**params, "optimizer.head_lr": 0.5}  # its classifier learned at half the rate
+    found = alone_settings(fast, SWEEP.trial_config(fast))
+    halves = [times * rate / 2 for times in (0.3, 1, 3, 10) if times * rate / 2 <= 10]
+    assert [point["optimizer.lr"] for point in found][: len(halves)] == pytest.approx(halves)
+    assert {point["optimizer.head_lr"] for point in found} == {1.0}
 
 
 def test_a_collapse_whose_logits_are_not_finite_is_no_candidate(

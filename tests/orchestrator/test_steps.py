@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import pytest
 
-from orchestrator.comparison.looks import Standing
+from orchestrator.comparison.statistics.looks import Standing
+from orchestrator.comparison.statistics.units import Unit
 from orchestrator.comparison.steps import MOST_SEARCHES, Wish, run_in_steps
 from orchestrator.comparison.suite import Budget, budget_of
-from orchestrator.comparison.units import Unit
 from tinyattn.errors import UsageError
 
 ROWS = 4000

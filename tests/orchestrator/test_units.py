@@ -12,11 +12,11 @@ from scipy import stats
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 from benchmarks.luck import simulate
-from orchestrator.comparison import looks, power
-from orchestrator.comparison.looks import Standing, looked
-from orchestrator.comparison.power import Spread, plan_shows, power_at, shows, spread_of
-from orchestrator.comparison.student import holm
-from orchestrator.comparison.units import TunedPair, Unit, judge_pairs, values
+from orchestrator.comparison.statistics import looks, power
+from orchestrator.comparison.statistics.looks import Standing, looked
+from orchestrator.comparison.statistics.power import Spread, plan_shows, power_at, shows, spread_of
+from orchestrator.comparison.statistics.student import holm
+from orchestrator.comparison.statistics.units import TunedPair, Unit, judge_pairs, values
 from orchestrator.selection.significance import Metric, primary_metric
 from tinyattn.tasks import find_task
 from tinyattn.tasks.corpus_metrics import score

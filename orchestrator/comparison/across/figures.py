@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from orchestrator.comparison.across.statistics import AcrossPair
 from orchestrator.comparison.across.table import OverTasks, is_general
 from orchestrator.comparison.figures.style import (
     COLOURS,
@@ -21,7 +20,8 @@ from orchestrator.comparison.figures.style import (
     points,
     styled,
 )
-from orchestrator.comparison.units import TunedPair
+from orchestrator.comparison.statistics.across import AcrossPair
+from orchestrator.comparison.statistics.units import TunedPair
 
 MOST_PAIRS = 15
 """Pairs in the figure of leads at most, those with the smallest p."""

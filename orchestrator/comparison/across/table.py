@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from orchestrator.comparison.across.statistics import (
+from orchestrator.comparison.judging import Comparison, Judged
+from orchestrator.comparison.statistics.across import (
     LIKE_THESE,
     AcrossPair,
     judge_across,
     needed_lead,
     ranks_of,
 )
-from orchestrator.comparison.judging import Comparison, Judged
 from orchestrator.spec.values import Json
 
 BEST, DULL = "*", "°"

@@ -20,7 +20,7 @@ from orchestrator.comparison.figures.style import (
     points,
 )
 from orchestrator.comparison.judging import Comparison
-from orchestrator.comparison.units import TunedPair
+from orchestrator.comparison.statistics.units import TunedPair
 
 _SHOWN = COLOURS[0]
 _MANY = 24

@@ -28,7 +28,7 @@ INK = "#1B1F24"
 GREY = "#6E7781"
 WARNING = "#9A3412"
 WIDTH = 8.0
-"""Of every figure, in inches."""
+"""Of figures, in inches."""
 COLUMNS = 3
 """Most panels beside each other."""
 _LONG = 24

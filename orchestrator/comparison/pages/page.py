@@ -15,6 +15,7 @@ from pathlib import Path
 
 from orchestrator.comparison.figures import Drawn, as_svg, drawn
 from orchestrator.comparison.judging import Comparison, Judged
+from orchestrator.comparison.statistics.units import TunedPair
 from orchestrator.comparison.table import (
     ABOUT,
     HEAD,
@@ -26,7 +27,6 @@ from orchestrator.comparison.table import (
     summary,
     title,
 )
-from orchestrator.comparison.units import TunedPair
 from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_config
 from orchestrator.reporting.report import page_of
@@ -38,7 +38,9 @@ from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import write_text
 
 _PAIR_HEAD = ("better", "worse", "lead", "interval", "p", "corrected p")
-_SEARCH_HEAD = ("method", "search", "what was found", "selection", "score")
+_SEARCH_HEAD = (
+    "method", "search", "what was found", "classifier's rate", "selection", "score",
+)  # fmt: skip
 
 
 def keep(
@@ -184,7 +186,8 @@ def _searches(found: Comparison) -> Iterator[list[str]]:
     for one in found.methods:
         for unit in one.units:
             scores = [f"{100 * score:.2f}" for score in (unit.select, unit.heldout)]
-            yield [one.name, str(unit.search + 1), short_config(unit.settings), *scores]
+            settings, head = short_config(unit.settings), f"{unit.head_rate:.3g}"
+            yield [one.name, str(unit.search + 1), settings, head, *scores]
 
 
 def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -238,6 +241,7 @@ def _method(one: Judged) -> dict[str, Json]:
             {
                 "search": unit.search,
                 "settings": {**unit.settings},
+                "head_rate": unit.head_rate,
                 "score": _plain(unit.heldout),
                 "select": _plain(unit.select),
                 "one_class": unit.one_class,

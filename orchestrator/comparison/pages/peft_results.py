@@ -177,7 +177,11 @@ def _train_config(config: TrainConfig, setting: Setting) -> dict[str, Json]:
         "seed": config.seed,
         "grad_norm_clip": optimizer.max_grad_norm,
         "optimizer_type": _OPTIMIZERS[optimizer.name],
-        "optimizer_kwargs": {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay},
+        "optimizer_kwargs": {
+            "lr": optimizer.lr,
+            "classifier_lr": optimizer.lr * optimizer.head_lr,
+            "weight_decay": optimizer.weight_decay,
+        },
         "lr_scheduler": None if optimizer.schedule == "constant" else optimizer.schedule,
         "use_amp": False,
         "autocast_adapter_dtype": True,

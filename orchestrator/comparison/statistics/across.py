@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from orchestrator.comparison.student import critical, holm, probability
-from orchestrator.comparison.units import LEVEL, TunedPair
+from orchestrator.comparison.statistics.student import critical, holm, probability
+from orchestrator.comparison.statistics.units import LEVEL, TunedPair
 
 LIKE_THESE = 5
 """Tasks from which on they count as a sample of tasks."""

@@ -28,7 +28,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from orchestrator.comparison.student import critical, holm, probability
+from orchestrator.comparison.statistics.student import critical, holm, probability
 from orchestrator.selection.significance import Metric
 
 LEVEL = 0.05
@@ -215,7 +215,7 @@ class PairTest:
     def p_value(self) -> float:
         if not self.error:  # all outputs are the same
             return 1.0
-        return min(1.0, 2 * float(probability(-abs(self.lead) / self.error, self.freedom)))
+        return min(1.0, 2 * probability(-abs(self.lead) / self.error, self.freedom))
 
     def found(self, one: str, other: str, corrected: float, level: float, pairs: int) -> TunedPair:
         """Return the pair with its interval."""

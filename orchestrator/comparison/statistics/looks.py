@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from orchestrator.comparison.student import critical, probability
-from orchestrator.comparison.units import TunedPair, Unit, first_searches, judge_pairs
+from orchestrator.comparison.statistics.student import critical, probability
+from orchestrator.comparison.statistics.units import TunedPair, Unit, first_searches, judge_pairs
 
 LOOKS = {3: 0.01, 4: 0.01, 5: 0.01, 6: 0.02}
 """Searches of each method after which a comparison in steps looks, and the level spent there."""

@@ -15,8 +15,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize, special
 
-from orchestrator.comparison.student import ENDLESS
-from orchestrator.comparison.units import LEVEL, POOLED, PairTest, Unit, believed, scatters_of
+from orchestrator.comparison.statistics.student import ENDLESS
+from orchestrator.comparison.statistics.units import (
+    LEVEL,
+    POOLED,
+    PairTest,
+    Unit,
+    believed,
+    scatters_of,
+)
 
 POWER = 0.8
 """Power with which a difference counts as shown."""
