@@ -14,6 +14,7 @@ from rich.console import Console
 from scipy import stats
 
 from benchmarks.luck import simulate
+from orchestrator.comparison.across.figures import drawn_across
 from orchestrator.comparison.across.page import keep_across
 from orchestrator.comparison.across.table import OverTasks, render_across, sentences_across
 from orchestrator.comparison.across.tasks import (
@@ -354,6 +355,40 @@ class TestShown:
         assert group["holds_for"] == "these tasks alone"
         assert group["pairs"][0]["leads"] == pytest.approx([0.3, 0.3])
         assert kept["methods"][1]["ranks"] == [2, 2, 2]
+
+
+class TestFigures:
+    def test_leads_are_of_the_better_method_on_each_task(self) -> None:
+        """tiny leads by 10 and 2 points and lags by 4: a mean of 8 / 3, whoever leads on a task."""
+        tasks = over_tasks(
+            a=on_task({"tiny": 0.7, "lora": 0.6}),
+            b=on_task({"tiny": 0.6, "lora": 0.64}),
+            c=on_task({"lora": 0.5, "tiny": 0.52}),
+        )
+        drawn = drawn_across(tasks)
+        leads = drawn["leads-accuracy"]
+        assert leads.told == (
+            "tiny over lora: mean lead 2.67 points "
+            f"(interval {100 * tasks.across['accuracy'][0].low:.2f} to "
+            f"{100 * tasks.across['accuracy'][0].high:.2f}), shown."
+        )
+        (axes,) = leads.figure.axes
+        dots = [
+            float(np.ravel(line.get_xdata())[0]) for line in axes.lines if line.get_marker() in "oD"
+        ]
+        assert dots == pytest.approx([10, -4, 2, 8 / 3])
+        named = [label.get_text() for label in axes.get_yticklabels()]
+        assert named == ["tiny over lora, a", "tiny over lora, b", "tiny over lora, c", "mean"]
+        assert "these tasks alone" in leads.caption
+        assert drawn["ranks"].told == "tiny: 1 on a, 2 on b, 1 on c; lora: 2 on a, 1 on b, 2 on c."
+
+    def test_of_many_pairs_those_of_smallest_p_are_drawn(self) -> None:
+        own = on_task({f"m{number}": 0.5 + 0.02 * number for number in range(8)})
+        (leads, _) = drawn_across(over_tasks(a=own, b=own)).values()
+        assert leads.told.count(" over ") == 15
+        assert "m7 over m0" in leads.told
+        assert "m1 over m0" not in leads.told
+        assert "The 15 pairs with the smallest p" in leads.caption
 
 
 class TestNames:

@@ -400,7 +400,7 @@ def test_searches_that_ended_before_a_ctrl_c_are_closed_by_the_next_call(
             {"max_train_rows": 100, "epochs": 3},
             "epochs: 2 then, 3 now, max_train_rows: 200 then, 100 now",
         ),
-        ({"max_train_rows": 200, "asha": None}, "asha: .* then, unset now"),
+        ({"max_train_rows": 200, "asha": {"grace": 2}}, "asha: unset then, .* now"),
     ],
 )
 def test_another_comparison_of_the_name_is_told_by_what_differs(
