@@ -14,9 +14,8 @@ import contextlib
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from orchestrator.driver.closing import closed_in_any_case
 from orchestrator.spec.outcome import Outcome
@@ -83,7 +82,7 @@ def missing_rates(store: TrackingReader, trial: TrialRun, prompted: bool = False
     Of a `prompted` trial, whose baseline is the PLM untrained, one trial is enough.
     """
     ended = (Outcome.COMPLETED, Outcome.DIVERGED)
-    tried = [_head_rate(t.config) for t in _alones(store, trial) if t.trial.outcome in ended]
+    tried = [_head_rate(t) for t in _alones(store, trial) if t.trial.outcome in ended]
 
     def untried(rates: Iterable[float]) -> list[float]:
         return [r for r in rates if not any(math.isclose(r, t, rel_tol=1e-6) for t in tried)]
@@ -92,12 +91,12 @@ def missing_rates(store: TrackingReader, trial: TrialRun, prompted: bool = False
         return [] if tried else [trial.config["optimizer.lr"]]
     if any(not untried(_rates(lowest / RATES[0])) for lowest in tried):
         return []
-    return untried(_rates(_head_rate(trial.config)))
+    return untried(_rates(_head_rate(trial)))
 
 
-def _head_rate(config: Mapping[str, Any]) -> float:
+def _head_rate(trial: TrialRun) -> float:
     """Return the learning rate of a trial's classifier."""
-    return float(config["optimizer.lr"] * config.get("optimizer.head_lr", 1.0))
+    return float(trial.config["optimizer.lr"] * trial.config.get("optimizer.head_lr", 1.0))
 
 
 def _alones(store: TrackingReader, trial: TrialRun) -> list[TrialRun]:
