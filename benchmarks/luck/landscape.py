@@ -62,8 +62,7 @@ class Design:
     trials: int
     """Of a search."""
     stops: bool
-    """Whether the best third alone goes on after half of the evaluations, as `compare` does with
-    three trials and two epochs."""
+    """Whether the best third alone goes on after half of the evaluations."""
 
     @property
     def runs(self) -> float:
@@ -227,11 +226,11 @@ def real(
     clear = sum(a - b >= CLEAR for a, b in itertools.combinations(labelled.values(), 2))
     for units in found.comparisons(names, whole, count):
         made = dict.fromkeys(units, design.searches)
-        pairs = judge_pairs(units)
-        shown = [pair for pair in pairs if pair.corrected <= LEVEL]
         if detect:
             looked, made = in_steps(units, detect)
             shown = [one.pair for one in looked if one.standing is Standing.DECIDED]
+        else:
+            shown = [pair for pair in judge_pairs(units) if pair.corrected <= LEVEL]
         means = {n: np.mean([one.score for one in own[: made[n]]]) for n, own in units.items()}
         winner = max(means, key=means.__getitem__)
         best.append(winner == next(iter(labelled)))

@@ -114,7 +114,9 @@ def compare(
     begun = max(there, key=lambda one: one.searches, default=None)
     budget = budget_of(trials, searches, begun, in_steps=wish.is_set)
     words = [",".join(tasks.values()), *overrides, "--methods", methods, "--plm", plm]
-    go_on = shlex.join(["compare", *words, "--name", whole, *_sizes(budget, params, detect, hours)])
+    go_on = shlex.join(
+        ["compare", *words, "--name", whole, *_amounts(budget, params, detect, hours)]
+    )
     wanted = [
         Wanted(own, task, plm, sized, chosen, imported(), go_on) for own, task in tasks.items()
     ]
@@ -130,7 +132,7 @@ def compare(
     _compare(whole, wanted, budget, wishes, size, workspace, places)
 
 
-def _sizes(
+def _amounts(
     budget: Budget, params: int | None, detect: float | None, hours: float | None
 ) -> Iterator[str]:
     """Yield the options of a comparison that say how much, and the modules that it imports."""

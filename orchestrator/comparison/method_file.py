@@ -25,12 +25,11 @@ from orchestrator.spec.config import RATE
 from orchestrator.spec.space import Domain, Space
 from orchestrator.spec.values import Json
 from tinyattn.config import StrictModel, build, set_dotted
+from tinyattn.config.trial import MOST_RATE
 from tinyattn.errors import ConfigError
 from tinyattn.files.yaml_files import read_yaml
 
 ENDINGS = (".yaml", ".yml")
-MOST_RATE = 10
-"""Largest learning rate of a trial."""
 MOST_SIZES = 256
 """Most combinations of a space's extremes whose sizes are looked at."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")

@@ -20,6 +20,7 @@ from orchestrator.spec.space import Domain
 from orchestrator.spec.values import Json
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import TrainConfig, build
+from tinyattn.config.trial import MOST_FACTOR
 from tinyattn.errors import ConfigError, TinyAttnError, UsageError, did_you_mean
 from tinyattn.plms.families import family_of, layer_calls, submodule
 from tinyattn.plms.loading import empty_plm
@@ -125,14 +126,11 @@ class Sized:
     def head_lr(self) -> float:
         """Factor on the learning rate that brings the classifier's into the range it has alone.
 
-        Both ranges have their middle, on a logarithmic scale, at the same place of a search.
-
-        A classifier asks for larger rates than most adapters: at the rate of LN tuning, LoRA, a
-        bottleneck or tiny attention it answered one class for all of a short training on CoLA.
+        It is the ratio of the ranges' geometric means. A classifier asks for larger rates than most
+        adapters: at a small rate of LN tuning it answered one class for all of a training on CoLA.
         """
-        most = 1000  # OptimizerConfig allows no more
         wanted, own = (math.sqrt(low * high) for low, high in (RATES["classifier"], self.rates))
-        return min(most, float(f"{wanted / own:.3g}"))
+        return min(MOST_FACTOR, float(f"{wanted / own:.3g}"))
 
     @property
     def parameters(self) -> int:

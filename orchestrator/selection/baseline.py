@@ -28,6 +28,7 @@ from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import AttentionConfig, TrainConfig
+from tinyattn.config.trial import MOST_RATE
 from tinyattn.errors import DivergedError
 from tinyattn.training.model_cache import ModelCache
 
@@ -58,8 +59,7 @@ def _rates_of(config: TrainConfig) -> list[float]:
 
 def _rates(rate: float) -> list[float]:
     """Return the baseline's learning rates for a classifier that was trained at `rate`."""
-    most = 10  # TrainConfig allows no more
-    return list(dict.fromkeys(min(times * rate, most) for times in RATES))
+    return list(dict.fromkeys(min(times * rate, MOST_RATE) for times in RATES))
 
 
 def find_alone(store: TrackingReader, trial: TrialRun) -> TrialRun | None:

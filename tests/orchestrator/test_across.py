@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparisons import SETTING
+from comparisons import SETTING, judged
 from rich.console import Console
 from scipy import stats
 
@@ -25,7 +25,7 @@ from orchestrator.comparison.across.tasks import (
     refuse_clashes,
     whole_name,
 )
-from orchestrator.comparison.judging import Comparison, Judged, Tuned
+from orchestrator.comparison.judging import Comparison
 from orchestrator.comparison.statistics.across import (
     AcrossPair,
     judge_across,
@@ -226,34 +226,12 @@ class TestSimulated:
             assert right >= 45
 
 
-def judged(name: str, scores: Sequence[float], one_class: int = 0) -> Judged:
-    units = [
-        Tuned(
-            n,
-            {"optimizer.lr": 1e-3},
-            1e-2,
-            score,
-            score,
-            n < one_class,
-            False,
-            f"f_{n}",
-            1.0,
-            [],
-            None,
-        )
-        for n, score in enumerate(scores)
-    ]
-    return Judged(
-        name, 100, units, [], None, None, 0.001, f"s-{name}", name == "classifier", len(units)
-    )
-
-
 def on_task(
     scores: dict[str, float], metric: str = "accuracy", judges: str = "held-out", dull: str = ""
 ) -> Comparison:
     """A task on which methods have these scores, each ± 1 point."""
     methods = [
-        judged(name, [score - 0.01, score, score + 0.01], 2 if name == dull else 0)
+        judged(name, [score - 0.01, score, score + 0.01], one_class=2 if name == dull else 0)
         for name, score in scores.items()
     ]
     match = [one for one in methods if not one.is_reference]

@@ -23,6 +23,10 @@ from tinyattn.config.schema import StrictModel, build
 
 LEAST_LENGTH = 8
 """Least `max_length` of a trial."""
+MOST_RATE = 10
+"""Largest learning rate."""
+MOST_FACTOR = 1000
+"""Largest factor on it of what answers."""
 CLASSIFIER = "none"
 """Value of `pattern` by which a classifier is trained, whatever patterns a task has."""
 
@@ -34,9 +38,9 @@ class OptimizerConfig(Settings):
 
     name: Literal["adamw", "radam"] = "adamw"
     """Update rule."""
-    lr: float = Field(1e-3, gt=0, le=10)
+    lr: float = Field(1e-3, gt=0, le=MOST_RATE)
     """Peak learning rate."""
-    head_lr: float = Field(1.0, gt=0, le=1000)
+    head_lr: float = Field(1.0, gt=0, le=MOST_FACTOR)
     """Factor on `lr` of what answers: the classifier, with the queries by which rows are pooled for
     it, or WARP's vectors of the classes. The adapter itself is trained at `lr`."""
     weight_decay: float = Field(0.0, ge=0, le=10)

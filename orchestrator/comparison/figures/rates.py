@@ -26,6 +26,7 @@ from orchestrator.spec.outcome import Outcome
 from tinyattn.tasks import best_first
 
 _WHOLE, _STOPPED, _FAILED, _WINNER = COLOURS[0], COLOURS[5], COLOURS[1], COLOURS[4]
+_EARLY = " Trials that were stopped early had fewer evaluations to reach a score."
 _MOST_TICKS = 4
 _FOOT = 0.04
 """Height, as a share of a panel, at which trials without a score are marked."""
@@ -38,12 +39,13 @@ def rates(found: Comparison) -> Drawn:
     for axes, one in zip(places, found.methods, strict=True):
         _one(axes, one)
     tried = [trial for one in found.methods for trial in one.tried]
+    stopped = any(trial.outcome is Outcome.STOPPED for trial in tried)
     legend_above(figure, _legend(tried, any(one.range for one in found.methods)))
     return Drawn(
         "Learning rates that were tried",
         "Each dot is a trial. A method whose best rate lies well inside its range, between the "
         "dashed lines, was not held back by it; one whose best rate is the last at an edge may "
-        "be better beyond. Trials that were stopped early had fewer evaluations to reach a score.",
+        f"be better beyond.{_EARLY if stopped else ''}",
         listed([_told(one) for one in found.methods]),
         figure,
     )
