@@ -327,6 +327,7 @@ class TestShown:
         assert "../../sweeps/compare-all-rte/comparison.html" in text
         assert "<b>$a$" not in text
         assert text.count("<svg") == 2
+        assert "<p>note: " not in text
         kept = json.loads(numbers.read_text())
         assert [task["metric"] for task in kept["tasks"]] == ["accuracy", "accuracy", "matthews"]
         (group,) = kept["across"]

@@ -23,7 +23,7 @@ from orchestrator.comparison.across.table import (
     sentences_across,
 )
 from orchestrator.comparison.figures import as_svg
-from orchestrator.comparison.pages.page import figure_section, html_table
+from orchestrator.comparison.pages.page import figure_section, html_table, remark
 from orchestrator.reporting.report import page_of
 from orchestrator.state.suite_definition import COMPARISON_PAGE
 from tinyattn.files.atomic import make_folder, write_text
@@ -56,7 +56,10 @@ def keep_across(found: OverTasks, runs: Path) -> list[Path]:
 
 def _page(found: OverTasks) -> str:
     match, references = lines_across(found)
-    said = "".join(f"<p>{escape(line)}</p>" for line in sentences_across(found))
+    said = "".join(
+        remark(line) if line.startswith("note: ") else f"<p>{escape(line)}</p>"
+        for line in sentences_across(found)
+    )
     links = "".join(
         f"<li><a href='../../sweeps/{quote(own)}/{COMPARISON_PAGE}'>{escape(task)}</a></li>"
         for task, own in found.names.items()

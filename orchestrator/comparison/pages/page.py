@@ -135,7 +135,7 @@ def _page(
     }
     body = [
         f"<section><h2>In short</h2><p class='lead'>{escape(summary(found))}</p>"
-        f"{''.join(_remark(line) for line in remarks(found))}</section>",
+        f"{''.join(remark(line) for line in remarks(found))}</section>",
         _facts(found),
         f"<section><h2>{escape(title(found))}</h2>{html_table(HEAD, [*match, *references])}"
         f"<p>{escape(ABOUT)}</p></section>",
@@ -154,7 +154,8 @@ def _facts(found: Comparison) -> str:
     return f"<section><dl>{said}</dl></section>"
 
 
-def _remark(line: str) -> str:
+def remark(line: str) -> str:
+    """Return a remark, as tables print it after `note: `, as a warning of a page."""
     return f"<p class='warn'>{escape(line.removeprefix('note: '))}</p>"
 
 
