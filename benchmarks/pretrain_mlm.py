@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import transformers
 
-from tinyattn.data.files import read_file
+from tinyattn.data.reading import read_file
 from tinyattn.plms.loading import find_plm
 from tinyattn.tasks import find_task
 from tinyattn.tasks.base import find_split

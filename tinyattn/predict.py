@@ -17,7 +17,7 @@ from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches
 from tinyattn.data.forms import Form, GenerationForm, TaggingForm, TextForm, checked_rows
 from tinyattn.data.patterns import Asking
-from tinyattn.data.sequences.tagging import with_blank_tags
+from tinyattn.data.sequences.tagging import split_words, with_blank_tags
 from tinyattn.data.tokenise import TokenRules, token_types
 from tinyattn.data.tokens import REFERENCES, Rows, Split
 from tinyattn.errors import AdapterError, TaskError, UsageError, did_you_mean
@@ -133,8 +133,9 @@ class Predictor:
             rows: mappings that hold the task's text columns.
 
         Raises:
-            TaskError: a text column is missing or holds no text.
+            TaskError: `rows` are no list of mappings, or a text column is missing or holds no text.
         """
+        refuse_other_than_rows(rows, "rows", self.task.text_columns)
         return self.predict_split(self.read(rows)) if rows else []
 
     def read(self, rows: Sequence[Mapping[str, Any]], what: str = "rows") -> Split:
@@ -142,12 +143,16 @@ class Predictor:
         own = [{c: row[c] for c in self.task.text_columns if c in row} for row in rows]
         # Other columns may hold anything, so they come only where there is nothing else to check.
         if self.task.tagging:  # as a list or as a text with spaces, both in one call
-            own = [{k: v.split() if isinstance(v, str) else v for k, v in o.items()} for o in own]
+            own = [
+                {k: split_words(v) if isinstance(v, str) else v for k, v in o.items()} for o in own
+            ]
         try:
             table = datasets.Dataset.from_list(own if any(own) else [dict(row) for row in rows])
-        except pa.ArrowException as error:
+        except (pa.ArrowException, UnicodeError, OverflowError) as error:
             reason = str(error).splitlines()[0]
-            raise TaskError(f"{what}: {reason:.200}; needed is one type a column") from None
+            raise TaskError(
+                f"{what}: {reason:.200}; needed is one type a column, and texts of valid Unicode"
+            ) from None
         return self.split(checked_rows(table, self.task, what, labelled=False))
 
     def predict_split(self, split: Rows) -> list[dict[str, Any]]:
@@ -179,6 +184,25 @@ class Predictor:
     def close(self) -> None:
         """Give the PLM back as it was."""
         self.model.detach()
+
+
+def refuse_other_than_rows(rows: object, what: str, columns: Sequence[str]) -> None:
+    """Raise TaskError unless `rows` are a sequence of mappings: callers may not check types.
+
+    Args:
+        rows: what came.
+        what: what messages call it.
+        columns: of the row that messages show.
+    """
+    shown = ", ".join(f"'{column}': ..." for column in columns)
+    expected = f"expected a list of rows such as {{{shown}}}"
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Sequence):
+        came: object = type(rows).__name__
+        hint = "; a DataFrame's are df.to_dict('records')" if hasattr(rows, "to_dict") else ""
+        raise TaskError(f"{what}: got a {came}; {expected}{hint}")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise TaskError(f"{what}: row {number}: got {row!r:.80}; {expected}")
 
 
 def require_finite(outputs: np.ndarray) -> None:
@@ -278,8 +302,9 @@ class MixedPredictor:
 
         Raises:
             UsageError: a name is unknown.
-            TaskError: a text column is missing or holds no text.
+            TaskError: `rows` are no list of mappings, or a text column is missing or holds no text.
         """
+        refuse_other_than_rows(rows, "rows", ("column",))
         for name in names:
             if name not in self.members:
                 raise UsageError(

@@ -14,7 +14,7 @@ from orchestrator.registry.champions import champion
 from orchestrator.spec.values import Json
 from orchestrator.state.workspace import Workspace
 from tinyattn.adapters.checkpoint import CONFIG_FILE
-from tinyattn.data.files import read_file
+from tinyattn.data.reading import read_file, values_of
 from tinyattn.data.splits import read_rows
 from tinyattn.errors import UsageError
 from tinyattn.predict import MixedPredictor, Predictor
@@ -74,7 +74,9 @@ def _as_text(value: object) -> str:
 def _with_ids(answers: list[Prediction], table: datasets.Dataset) -> list[Prediction]:
     """Put ID_COLUMNS of the input, if it has them, before the answers."""
     names = [name for name in ID_COLUMNS if name in table.column_names]
-    ids = [{} for _ in answers] if not names else table.select_columns(names).to_list()
+    columns = [values_of(table, name, literal=True) for name in names]
+    ids = [dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True)]
+    ids = ids or [{} for _ in answers]
     return [{**_known(own), **answer} for own, answer in zip(ids, answers, strict=True)]
 
 

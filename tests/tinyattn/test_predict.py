@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from tiny_plm import save_tiny_plm
@@ -134,6 +135,27 @@ def test_no_rows_and_wrong_rows(predictor: Predictor) -> None:
         predictor.predict([{"morning": "a"}])
     with pytest.raises(TaskError, match="row 2: column 'evening' holds None"):
         predictor.predict([ROWS[0], {"morning": "a", "evening": None}])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "a text",
+        ["a text"],
+        {"morning": "a", "evening": "b"},
+        pd.DataFrame({"morning": ["a", "b"], "evening": ["c", "d"]}),
+        [{"morning": "a \ud83d b", "evening": "c"}],
+        [{"morning": float("nan"), "evening": "c"}],
+        [{"morning": "a", "evening": 2**70}],
+        iter([{"morning": "a", "evening": "b"}]),
+        None,
+        7,
+    ],
+    ids=lambda rows: type(rows).__name__,
+)
+def test_what_are_no_rows_is_one_message(predictor: Predictor, rows: Any) -> None:
+    with pytest.raises(TaskError, match=r"^rows: "):
+        predictor.predict(rows)
 
 
 def test_a_truncated_or_changed_file(folder: Path, plm_folder: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 from peak import __file__ as peak_file
 from peak import mark, peak
 
-from tinyattn.data.files import read_file
+from tinyattn.data.reading import read_file
 from tinyattn.errors import TaskError
 
 ROW = b'{"text": "a", "label": 0}\n'

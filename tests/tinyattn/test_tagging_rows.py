@@ -26,12 +26,33 @@ def test_lists_and_texts_of_names_and_ids_are_the_same_rows() -> None:
     names = [["B-PER", "I-PER", "O"], ["O"]]
     assert checked(words, names) == expected
     assert checked(words, ids) == expected
-    assert checked(["Ada B.  sat", "sat"], ["B-PER I-PER O", "0"]) == expected
+    assert checked(["Ada B.  sat", "sat"], ["B-PER I-PER O", "O"]) == expected
+
+
+def test_tags_are_read_by_names_or_by_ids_and_never_by_both() -> None:
+    with pytest.raises(TaskError, match="row 2: got tag '0', an id where other rows have names"):
+        checked(["Ada sat", "sat"], ["B-PER O", "0"])
+
+
+def test_a_no_break_space_parts_no_words() -> None:
+    assert checked(["10\u00a0km  away"], ["O O"])[WORDS] == [["10\u00a0km", "away"]]
+
+
+def test_tags_of_a_file_that_names_its_classes_are_those_names() -> None:
+    own = datasets.ClassLabel(names=["I-PER", "O", "B-PER"])
+    features = datasets.Features(
+        {"tokens": datasets.List(datasets.Value("string")), "ner": datasets.List(own)}
+    )
+    rows = datasets.Dataset.from_dict(
+        {"tokens": [["Ada", "B.", "sat"]], "ner": [[2, 0, 1]]}, features=features
+    )
+    found = check_tagged_rows(rows, "tokens", "ner", ("O", "B-PER", "I-PER"), "x", labelled=True)
+    assert found[TAGS][:] == [[1, 2, 0]]
 
 
 def test_names_that_are_numbers_are_no_ids() -> None:
     assert checked([["a", "b"]], [["1", "0"]], ("1", "0"))[TAGS] == [[0, 1]]
-    with pytest.raises(TaskError, match="tag '2' came"):
+    with pytest.raises(TaskError, match="got tag '2'"):
         checked([["a"]], [["2"]], ("1", "0", "x"))
 
 
@@ -49,7 +70,9 @@ def test_another_number_of_tags_than_words_is_named(tags: list[str]) -> None:
 
 @pytest.mark.parametrize("odd", ["b-per", "B-LOC", "-1", "3"])
 def test_an_unknown_tag_is_named(odd: str) -> None:
-    with pytest.raises(TaskError, match=rf"row 1: tag '{odd}' came.*allowed are O, B-PER, I-PER"):
+    with pytest.raises(
+        TaskError, match=rf"row 1: got tag '{odd}'.*expected one of O, B-PER, I-PER"
+    ):
         checked([["a", "b"]], [["O", odd]])
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from tinyattn.errors import StorageError
 from tinyattn.files.mmap_cache import CACHE_VARIABLE, cache_folder
 from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.grouping.groups import Groups, group_rows
-from tinyattn.tasks.base import Task
+from tinyattn.tasks.base import PLAIN, Task
 
-_FORMAT = 6  # part of the key: raise it when the same data must be tokenised or carved anew
+_FORMAT = 7  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
 
@@ -88,6 +88,8 @@ def _key(task: Task, form: Form, source: Source) -> str:
     ]
     if task.splits.select is not None:
         content.append({"select": task.splits.select})
+    if task.form != PLAIN:
+        content.append(asdict(task.form))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -5,16 +5,18 @@ Messages name a row by its number, counted from 1 without a header line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tinyattn.data.reading import values_of
 from tinyattn.data.tokens import GROUPS
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.base import Task
+from tinyattn.tasks.label_names import LabelNames, Spelling
 
 LABEL = "label"
 """Name of the label column of checked rows."""
@@ -25,7 +27,6 @@ GROUP = "tinyattn:group"
 
 _ROUNDED = 1e-3
 """Most by which a row's probabilities may miss the sum 1."""
-_MISSING = ("", "-1", "-1.0")  # an unlabelled row: an empty CSV cell, or GLUE's -1
 
 
 def check_rows(
@@ -139,7 +140,7 @@ def text_column(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedArr
         column = column.cast(column.type.value_type)
     if _is_text(column.type) and not column.null_count:
         return column
-    values = rows[name][:]
+    values = values_of(rows, name)
     at = next((i for i, value in enumerate(values) if not isinstance(value, str)), None)
     if at is None:  # texts that stand in JSON beside values of other types, in rows that are gone
         return pa.chunked_array([pa.array(values, pa.string())])
@@ -150,18 +151,27 @@ def text_column(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedArr
 
 def _labels(rows: datasets.Dataset, task: Task, source: str, labelled: bool) -> pa.Array | None:
     """Return class ids or scores; None if labels are not required and a row has none."""
-    values = _as_text(rows, task.label_column)
-    found = _scores(values, task) if task.labels is None else _class_ids(values, task)
-    unknown = np.asarray(pc.is_null(found))
-    if not unknown.any():
-        return found
-    missing = np.asarray(pc.is_in(values, value_set=pa.array([*_MISSING, None], pa.string())))
-    wrong = unknown if labelled else unknown & ~missing
+    values, at = spellings(rows, task.label_column)
+    if task.labels is None:
+        names, found = LabelNames(()), _scores(values, task)
+        expected, by = _expected_score(task), None
+        numbers = np.array([found.get(value, np.nan) for value in values])
+    else:
+        names = LabelNames(task.labels)
+        reading = names.read(values)
+        expected, by = names.expected(), reading.by
+        numbers = np.array([reading.ids.get(value, np.nan) for value in values])
+    unknown = np.isnan(numbers)
+    missing = np.array([names.is_missing(value) for value in values], bool) & unknown
+    wrong = (unknown if labelled else unknown & ~missing)[at]
     if wrong.any():
-        at = int(wrong.argmax())
-        came = "no label" if missing[at] else f"label {values[at].as_py()!r:.200}"
-        raise TaskError(f"{source}: row {at + 1}: {came} came, allowed {_allowed(task)}")
-    return None
+        row = int(wrong.argmax())
+        value = values[at[row]]
+        came = "no label" if missing[at[row]] else f"label {value!r:.200}{names.hint(value, by)}"
+        raise TaskError(f"{source}: row {row + 1}: got {came}; expected {expected}")
+    if unknown[at].any():
+        return None
+    return pa.array(numbers[at], pa.float32() if task.labels is None else pa.int64())
 
 
 def _soft_labels(
@@ -170,7 +180,7 @@ def _soft_labels(
     """Return lists of probabilities, one for each label of the task."""
     names = task.labels or ()
     found = []
-    for at, row in enumerate(rows[task.label_column][:]):
+    for at, row in enumerate(values_of(rows, task.label_column)):
         given = row if isinstance(row, list) else []
         numbers = np.array([_number(str(value)) for value in given])
         sums_up = len(numbers) == len(names) > 0 and abs(numbers.sum() - 1) < _ROUNDED
@@ -183,21 +193,11 @@ def _soft_labels(
     return pa.array(found, pa.list_(pa.float32()))
 
 
-def _class_ids(values: pa.ChunkedArray, task: Task) -> pa.ChunkedArray:
-    """Map labels to class ids: names, or ids written as numbers if no name is a number itself."""
-    names = list(task.labels or ())
-    numeric = any(name.lstrip("-").isdigit() for name in names)
-    words = names if numeric else names + [str(i) for i in range(len(names))]
-    index = pc.index_in(values, value_set=pa.array(words)).cast(pa.int64())
-    return pc.if_else(pc.less(index, len(names)), index, pc.subtract(index, len(names)))
-
-
-def _scores(values: pa.ChunkedArray, task: Task) -> pa.Array:
-    """Return scores as float32; null where a value is not a number or outside the range."""
+def _scores(values: Sequence[Spelling], task: Task) -> dict[Spelling, float]:
+    """Return value -> score of those that are numbers within the range."""
     low, high = task.score_range or (-np.inf, np.inf)
-    scores = np.array([_number(value) for value in values.to_pylist()])
-    outside = ~((scores >= low) & (scores <= high))  # NaN is outside too
-    return pa.array(scores, pa.float32(), mask=outside)
+    scores = {value: _number(value) for value in values if isinstance(value, str)}
+    return {value: score for value, score in scores.items() if low <= score <= high}
 
 
 def _number(text: str | None) -> float:
@@ -207,34 +207,64 @@ def _number(text: str | None) -> float:
         return float("nan")
 
 
-def _as_text(rows: datasets.Dataset, name: str) -> pa.ChunkedArray:
-    """Return a label column as text, so that 1, 1.0, "1" and a class name are looked up alike."""
+def spellings(rows: datasets.Dataset, name: str) -> tuple[list[Spelling], np.ndarray]:
+    """Return the different values of a column of labels, and of each row [N] the place of its own.
+
+    A number is spelt as it is written, and a class of a file that names its classes (parquet and
+    Arrow files of `datasets` do) as the file names it.
+    """
     column = rows.data.table.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     if isinstance(column.type, pa.BaseExtensionType):  # JSON with values of several types
-        return _spelt(rows, name)
-    if pa.types.is_floating(column.type):
-        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-        is_id = pc.and_(pc.equal(pc.floor(column), column), pc.less(pc.abs(column), 2.0**53))
-        if pc.all(is_id).as_py():  # ids with gaps, made by pandas
-            column = column.cast(pa.int64())
+        return _numbered([spelt(value) for value in values_of(rows, name, literal=True)])
     try:
-        return column.cast(pa.string())
-    except pa.ArrowException:  # lists, or bytes that are no text
-        return _spelt(rows, name)
+        codes = column.combine_chunks().dictionary_encode()
+    except pa.ArrowException:  # lists
+        return _numbered([spelt(value) for value in rows[name][:]])
+    values = _spelt_all(codes.dictionary, class_names(rows.features[name]))
+    at = np.asarray(codes.indices.fill_null(len(values)))
+    return [*values, None], at
 
 
-def _spelt(rows: datasets.Dataset, name: str) -> pa.ChunkedArray:
-    """Return a column as Python's str() of each value."""
-    values = [None if value is None else str(value) for value in rows[name][:]]
-    return pa.chunked_array([pa.array(values, pa.string())])
+def class_names(feature: object) -> list[str] | None:
+    """Return the names of classes that a column's feature has, or those of the lists in it."""
+    inner = getattr(feature, "feature", feature)
+    return inner.names if isinstance(inner, datasets.ClassLabel) else None
 
 
-def _allowed(task: Task) -> str:
-    if task.score_range is not None:
-        return "is a score from {} to {}".format(*task.score_range)
-    names = list(task.labels or ())
-    shown = names[:20] + (["..."] if len(names) > 20 else [])
-    return f"are {', '.join(shown)} or the ids 0 to {len(names) - 1}"
+def _spelt_all(values: pa.Array, names: Sequence[str] | None) -> list[Spelling]:
+    if names is not None:
+        ids = values.to_pylist()
+        return [names[i] if 0 <= i < len(names) else str(i) for i in ids]
+    if pa.types.is_boolean(values.type) or _is_text(values.type):
+        return values.to_pylist()
+    if pa.types.is_floating(values.type):
+        values = pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
+    try:
+        return values.cast(pa.string()).to_pylist()
+    except pa.ArrowException:  # bytes that are no text
+        return [spelt(value) for value in values.to_pylist()]
+
+
+def spelt(value: object, names: Sequence[str] | None = None) -> Spelling:
+    """Return one value of labels as `spellings` does; `names` are those of the file's classes."""
+    if names is not None and isinstance(value, int) and 0 <= value < len(names):
+        return names[value]
+    if value is None or isinstance(value, bool | str):
+        return value
+    return None if value != value else str(value)  # NaN is no label
+
+
+def _numbered(values: Sequence[Spelling]) -> tuple[list[Spelling], np.ndarray]:
+    places = {value: at for at, value in enumerate(dict.fromkeys(values))}
+    return list(places), np.array([places[value] for value in values])
+
+
+def _expected_score(task: Task) -> str:
+    if task.score_range is None:
+        return "a number"
+    return "a score from {} to {}".format(*task.score_range)
 
 
 def _is_text(kind: pa.DataType) -> bool:

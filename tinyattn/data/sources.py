@@ -18,7 +18,7 @@ from huggingface_hub import constants
 from huggingface_hub.utils import get_session
 
 from tinyattn.compat.datasets_compat import hub_left_alone
-from tinyattn.data.files import quiet_datasets, read_file
+from tinyattn.data.reading import digest_folder, quiet_datasets, read_file
 from tinyattn.errors import AbsentDataError, TaskError
 from tinyattn.tasks.base import ENDINGS, Task, find_split
 from tinyattn.tasks.shipped.agreement import AGREEMENT, generate_splits
@@ -92,7 +92,7 @@ def _find(task: Task, splits: list[str], data_dir: Path | None, is_labelled: boo
     if task == AGREEMENT:
         return _generated(splits)
     if task.folder is not None:
-        return _own_folder(task.folder, splits)
+        return _own_folder(task, task.folder, splits)
     if data_dir is not None and not data_dir.expanduser().is_dir():
         # Going on to other places would train on other data than was asked for.
         raise TaskError(f"data folder {data_dir} is not there; correct --data, or leave it out")
@@ -113,7 +113,7 @@ def _places(
     for origin, folder in (("data folder", data_dir), (DATA_VARIABLE, variable)):
         if folder:
             place = Path(folder).expanduser() / place_of(task)
-            yield origin, lambda place=place: _files(place, splits)  # type: ignore[misc]
+            yield origin, lambda place=place: _files(task, place, splits)  # type: ignore[misc]
     if task.place is None:
         yield f"Hugging Face cache and hub ({HUB_NAME})", lambda: _hub(task, splits)
 
@@ -149,7 +149,7 @@ def _nowhere(task: Task, splits: list[str], is_labelled: bool, reasons: list[str
     )
 
 
-def _files(folder: Path, splits: list[str]) -> Source:
+def _files(task: Task, folder: Path, splits: list[str]) -> Source:
     paths: dict[str, Path] = {}
     for split in splits:
         path = find_split(folder, split)
@@ -157,15 +157,15 @@ def _files(folder: Path, splits: list[str]) -> Source:
             raise _NotHereError(f"no file {folder / split} with {', '.join(ENDINGS)}")
         paths[split] = path
     return Source(
-        digests={split: digest_file(path) for split, path in paths.items()},
+        digests={split: digest_path(path) for split, path in paths.items()},
         places={split: str(path) for split, path in paths.items()},
-        read=lambda split, scratch: read_file(paths[split], scratch),
+        read=lambda split, scratch: read_file(paths[split], scratch, task.form, words=task.tagging),
     )
 
 
-def _own_folder(folder: Path, splits: list[str]) -> Source:
+def _own_folder(task: Task, folder: Path, splits: list[str]) -> Source:
     try:
-        return _files(folder, splits)
+        return _files(task, folder, splits)
     except _NotHereError as error:
         raise TaskError(f"{error}; needed are files {', '.join(splits)}") from None
 
@@ -201,6 +201,11 @@ def _hub_answers() -> bool:
     except Exception:  # whatever the HTTP client raises: no name, no route, refused, too slow
         return False
     return True
+
+
+def digest_path(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, or of a folder's files."""
+    return digest_folder(path) if path.is_dir() else digest_file(path)
 
 
 def digest_file(path: Path) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.data.cache import Stored, stored_splits
-from tinyattn.data.files import read_file
 from tinyattn.data.forms import Form, TextForm, checked_rows, form_of, refuse_carving
+from tinyattn.data.reading import read_file
 from tinyattn.data.rows import LABEL, check_rows, index_of
 from tinyattn.data.sources import Source, find_source
 from tinyattn.data.tokenise import as_split, tokenise

@@ -23,7 +23,7 @@ import datasets
 import numpy as np
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from tinyattn.data.files import quiet_datasets
+from tinyattn.data.reading import quiet_datasets
 from tinyattn.data.rows import LABEL
 from tinyattn.data.tokens import GROUPS, MOST_CHUNKS, Split, pad_id
 from tinyattn.errors import PlmError

@@ -96,7 +96,7 @@ def decode(content: bytes, line: int = 1) -> str:
         line += content.count(b"\n", 0, error.start)
         raise UnfitError(
             f"line {line} is not UTF-8 text (byte 0x{content[error.start]:02x} came); "
-            "save the file as UTF-8"
+            "save the file as UTF-8, or name its encoding in the task's `files`"
         ) from None
 
 
@@ -115,7 +115,7 @@ def parse_json(text: str, *, nan: bool = False) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)
     except RecursionError:
-        raise UnfitError(_too_deep()) from None
+        raise UnfitError(too_deep()) from None
     except UnfitError:
         raise
     except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
@@ -152,14 +152,26 @@ def _refuse_constant(name: str) -> Any:
 
 def check_values(value: Any, *, nan: bool = False) -> None:
     """Raise UnfitError if a parsed value is too deep, or holds NaN, huge numbers or bad Unicode."""
-    for item, depth in _items(value):
-        if depth > DEPTH and isinstance(item, dict | list):
-            raise UnfitError(_too_deep())
+    refuse_deep(value)
+    for item, _ in _items(value):
         if isinstance(item, float) and not (nan or math.isfinite(item)):
             raise UnfitError(f"the number {item} came, allowed are finite ones")
         if isinstance(item, int) and not -(2**63) <= item < 2**63:
             raise UnfitError(f"a whole number of {item.bit_length()} bits came, allowed are 64")
-        if isinstance(item, str) and ("\0" in item or not _is_unicode(item)):
+        if isinstance(item, str) and ("\0" in item or not is_unicode(item)):
+            raise UnfitError(f"the text {item[:40]!a} holds what is not Unicode text")
+
+
+def refuse_deep(value: Any) -> None:
+    """Raise UnfitError if lists and mappings stand too deep in a value."""
+    if any(depth > DEPTH and isinstance(item, dict | list) for item, depth in _items(value)):
+        raise UnfitError(too_deep())
+
+
+def refuse_broken_text(value: Any) -> None:
+    """Raise UnfitError if a text in a value holds half of a surrogate pair."""
+    for item, _ in _items(value):
+        if isinstance(item, str) and not is_unicode(item):
             raise UnfitError(f"the text {item[:40]!a} holds what is not Unicode text")
 
 
@@ -175,12 +187,12 @@ def _items(value: Any) -> Iterator[tuple[Any, int]]:
             waiting += [(part, depth + 1) for part in item]
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     """Whether a text is valid Unicode; JSON may spell half of a surrogate pair, which is not."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _too_deep() -> str:
+def too_deep() -> str:
     return f"lists and mappings stand more than {DEPTH} deep in each other"
 
 

@@ -16,8 +16,33 @@ from tinyattn.tasks.sequences import Generation
 
 CLASSIFICATION_METRICS: tuple[str, ...] = tuple(CONFUSION_METRICS)
 REGRESSION_METRICS: tuple[str, ...] = ("pearson", "spearman")
-ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet")
+ENDINGS = (
+    ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", ".json", ".json.gz", ".tsv", ".tsv.gz",
+    ".txt", ".txt.gz", ".conll", ".arrow",
+)  # fmt: skip
 """Endings of data files, each with its format."""
+
+
+UTF_8 = "utf-8"
+"""The encoding of files that name no other."""
+
+
+@dataclass(frozen=True)
+class FileForm:
+    """How the files of a task are written, where their endings do not tell."""
+
+    separator: str | None = None
+    """Sign between cells of a table of text; None: it is looked for."""
+    encoding: str = UTF_8
+    """Encoding of files of text, by Python's names."""
+    columns: tuple[str, ...] | None = None
+    """Names of the columns of a table that does not name them; None: its first row does."""
+    quotes: bool = True
+    """Whether a cell may stand in double quotes; without, a quote is a sign as others."""
+
+
+PLAIN = FileForm()
+"""The form of files whose endings tell all."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +159,8 @@ class Task:
     """How texts are generated; None: rows have classes or scores."""
     tagging: bool = False
     """Whether a row is a list of words, each of which has a label."""
+    form: FileForm = PLAIN
+    """How its files are written."""
 
     @property
     def by_sums(self) -> bool:
@@ -200,8 +227,10 @@ def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -
 
 
 def find_split(folder: Path, split: str) -> Path | None:
-    """Return the file of a split in a folder, or None; TaskError if there are two."""
+    """Return the file or folder of a split in a folder, or None; TaskError if there are two."""
     found = [path for ending in ENDINGS if (path := folder / f"{split}{ending}").is_file()]
+    if not found and (folder / split).is_dir():
+        return folder / split
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
         raise TaskError(f"{folder}: {names} are both there, needed is one file a split: keep one")

@@ -35,13 +35,18 @@ And one whose words have labels, such as names of persons and places:
     labels: [O, B-PER, I-PER, B-LOC, I-LOC]
     metrics: [entity_f1]          # this one if the key is left out
 
-A regression has `labels: null` and `score_range: [0, 5]`. Files hold label names or ids, but only
-names if a label name is itself a whole number (`labels: [1, 2, 3]`). Without a validation file,
-rows are carved from train.
+A regression has `labels: null` and `score_range: [0, 5]`. A file holds label names or ids in all of
+its rows, but only names if a label is itself a whole number (`labels: [1, 2, 3]`); see
+`tinyattn.tasks.label_names`. Without a validation file, rows are carved from train.
+
+Where endings do not tell how files are written, `files` does:
+
+    files: {separator: "@", encoding: latin-1, columns: [text, label], quotes: false}
 """
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -52,7 +57,16 @@ from pydantic import BeforeValidator, Field, model_validator
 from tinyattn.config import StrictModel, build
 from tinyattn.errors import ConfigError, TaskError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
-from tinyattn.tasks.base import Pattern, Splits, Task, check_metrics, check_patterns, find_split
+from tinyattn.tasks.base import (
+    UTF_8,
+    FileForm,
+    Pattern,
+    Splits,
+    Task,
+    check_metrics,
+    check_patterns,
+    find_split,
+)
 from tinyattn.tasks.corpus_metrics import TAG_METRICS, TEXT_METRICS, check_corpus_metrics
 from tinyattn.tasks.sequences import TARGET_LENGTH, Generation, Template
 from tinyattn.tasks.tags import check_tag_names
@@ -65,7 +79,7 @@ def _as_list(value: Any) -> Any:
 def _as_label(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError("YAML reads true and false as booleans: quote the label")
-    return str(value) if isinstance(value, int) else value
+    return str(value) if isinstance(value, int | float) else value
 
 
 Label = Annotated[str, BeforeValidator(_as_label), Field(min_length=1)]
@@ -105,6 +119,42 @@ class SplitsFile(StrictModel):
     """Rows that choose between trials; None: they are carved from train."""
 
 
+class FilesFile(StrictModel):
+    """How the files are written, where their endings do not tell."""
+
+    separator: str | None = Field(None, min_length=1, max_length=1)
+    """Sign between cells of .csv and .txt files; None: whichever of comma, tab, semicolon and bar
+    stands equally often in the first rows."""
+    encoding: str = UTF_8
+    """Encoding of files of text, as utf-8, latin-1, cp1252 or utf-16."""
+    columns: Annotated[tuple[str, ...] | None, BeforeValidator(_as_list)] = Field(
+        None, min_length=1
+    )
+    """Names of the columns of files that do not name them in their first row."""
+    quotes: bool = True
+    """Whether a cell may stand in double quotes."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        try:
+            "".encode(self.encoding)
+        except LookupError:
+            raise ValueError(
+                f"encoding: got {self.encoding!r}; expected a name such as utf-8, latin-1 or utf-16"
+            ) from None
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"columns: got {list(self.columns)}; expected each name once")
+        if self.separator in ('"', "\n", "\r"):
+            raise ValueError(f"separator: got {self.separator!r}, which ends cells or lines")
+        return self
+
+    @property
+    def form(self) -> FileForm:
+        """As a task has it."""
+        encoding = UTF_8 if codecs.lookup(self.encoding).name == UTF_8 else self.encoding
+        return FileForm(self.separator, encoding, self.columns, self.quotes)
+
+
 class AnyTaskFile(StrictModel):
     """What a task's YAML file has whatever its kind."""
 
@@ -120,6 +170,8 @@ class AnyTaskFile(StrictModel):
     F1."""
     splits: SplitsFile = SplitsFile()
     """Names of the files, where they differ from train, validation and test."""
+    files: FilesFile = FilesFile()
+    """How the files are written, where their endings do not tell."""
 
     @model_validator(mode="after")
     def _is_a_name(self) -> Self:
@@ -165,6 +217,7 @@ class GenerationFile(AnyTaskFile):
             label_column=self.target_column,
             splits=_splits(self.splits, folder),
             folder=folder,
+            form=self.files.form,
             generation=Generation(template, self.target_length, self.beams),
         )
 
@@ -208,6 +261,7 @@ class TaggingFile(AnyTaskFile):
             label_column=self.tags_column,
             splits=_splits(self.splits, folder),
             folder=folder,
+            form=self.files.form,
             tagging=True,
         )
 
@@ -286,6 +340,7 @@ class TaskFile(AnyTaskFile):
             label_column=self.label_column,
             splits=_splits(self.splits, folder),
             folder=folder,
+            form=self.files.form,
             patterns=patterns,
         )
 

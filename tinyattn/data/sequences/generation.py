@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
+from tinyattn.data.reading import values_of
 from tinyattn.data.rows import GROUP, check_columns, text_column
 from tinyattn.data.tokenise import as_split, plain_ids, tokens_by
 from tinyattn.data.tokens import GROUPS, REFERENCES, Split, end_id
@@ -51,14 +52,15 @@ def check_pairs(
     texts = {name: text_column(rows, name, source).to_pylist() for name in template.columns}
     columns: dict[str, pa.Array] = {SOURCE: pa.array(template.fill(texts), pa.string())}
     if target in rows.column_names:
-        references = [_references(value) for value in rows[target][:]]
+        given = values_of(rows, target)
+        references = [_references(value) for value in given]
         lacking = next((i for i, own in enumerate(references) if own is None), None)
         if lacking is None:
             columns[REFERENCES] = pa.array(references, pa.list_(pa.string()))
         elif labelled:
             raise TaskError(
                 f"{source}: row {lacking + 1}: column '{target}' holds "
-                f"{rows[target][lacking]!r:.200}, needed is a text, or a list of texts, that are "
+                f"{given[lacking]!r:.200}, needed is a text, or a list of texts, that are "
                 "not empty"
             )
     return datasets.Dataset(pa.table(columns))

@@ -5,6 +5,7 @@ A word is labelled at its first token. Words are joined by blanks and tokenised 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ import numpy as np
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from tinyattn.data.rows import GROUP, check_columns
+from tinyattn.data.reading import values_of
+from tinyattn.data.rows import GROUP, check_columns, class_names, spelt
 from tinyattn.data.tokenise import as_split, tokens_by
 from tinyattn.data.tokens import GROUPS, TAGS, Split, pad_id
-from tinyattn.errors import PlmError, TaskError, did_you_mean
+from tinyattn.errors import PlmError, TaskError
+from tinyattn.tasks.label_names import LabelNames, Spelling
 
 WORDS = "tinyattn:words"
 """Name of the column of lists of words."""
-_SHOWN = 20
 
 
 def check_tagged_rows(
@@ -36,7 +38,7 @@ def check_tagged_rows(
     """Return the columns WORDS and TAGS of rows, one row for each of them.
 
     A list, or a text whose parts stand between blanks as in CSV files, has a row's words and its
-    tags. Tags are names, or ids if no name is a number. Where tags are not required, TAGS is there
+    tags; tags are read as `LabelNames` says. Where tags are not required, TAGS is there
     only if every row has some.
 
     Args:
@@ -52,23 +54,34 @@ def check_tagged_rows(
             another number than words.
     """
     check_columns(rows, (words, tags) if labelled else (words,), source)
-    texts = [_words(value, i, words, source) for i, value in enumerate(rows[words][:])]
+    texts = [_words(value, i, words, source) for i, value in enumerate(values_of(rows, words))]
     columns = {WORDS: pa.array(texts, pa.list_(pa.string()))}
-    given = rows[tags][:] if tags in rows.column_names else [None] * len(texts)
+    has_tags = tags in rows.column_names
+    given = values_of(rows, tags, literal=True) if has_tags else [None] * len(texts)
     if labelled or all(given):
-        ids = _ids_by_name(labels)
-        names = {"words": words, "tags": tags}
+        columns_named = {"words": words, "tags": tags}
+        known = class_names(rows.features[tags]) if has_tags else None
         found = [
-            _tags(value, len(texts[i]), ids, f"{source}: row {i + 1}", names)
+            _tags(value, len(texts[i]), f"{source}: row {i + 1}", columns_named, known)
             for i, value in enumerate(given)
         ]
-        columns[TAGS] = pa.array(found, pa.list_(pa.int32()))
+        columns[TAGS] = pa.array(
+            _ids(found, LabelNames(tuple(labels)), source), pa.list_(pa.int32())
+        )
     return datasets.Dataset(pa.table(columns))
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text that stand between blanks, tabs or line breaks.
+
+    A no-break space is part of a word: whoever writes one does not want the word to be parted.
+    """
+    return [word for word in re.split(r"[ \t\r\n]+", text) if word]
 
 
 def _parts(value: Any) -> list[Any] | None:
     """Return the parts of a list or text; None: it is something else, or there are none."""
-    found = value.split() if isinstance(value, str) else value
+    found = split_words(value) if isinstance(value, str) else value
     return found if isinstance(found, list) and found else None
 
 
@@ -83,8 +96,9 @@ def _words(value: Any, row: int, column: str, source: str) -> list[str]:
 
 
 def _tags(
-    value: Any, words: int, ids: dict[str, int], row: str, names: dict[str, str]
-) -> list[int]:
+    value: Any, words: int, row: str, names: dict[str, str], known: Sequence[str] | None
+) -> list[Spelling]:
+    """Return a row's tags as the file spells them; `known` are the file's own names of classes."""
     found = _parts(value)
     if found is None:
         raise TaskError(
@@ -96,23 +110,20 @@ def _tags(
             f"{row}: column '{names['tags']}' holds {len(found)} tags and column "
             f"'{names['words']}' {words} words, needed is a tag for each word"
         )
-    odd = next((tag for tag in found if str(tag) not in ids), None)
-    if odd is not None:
-        labels = [name for name in ids if not name.isdigit()] or list(ids)
-        shown = [*labels[:_SHOWN], *(["..."] if len(labels) > _SHOWN else [])]
-        raise TaskError(
-            f"{row}: tag {odd!r:.80} came{did_you_mean(str(odd), labels)}, allowed are "
-            f"{', '.join(shown)} or their ids from 0"
-        )
-    return [ids[str(tag)] for tag in found]
+    return [spelt(tag, known) for tag in found]
 
 
-def _ids_by_name(labels: Sequence[str]) -> dict[str, int]:
-    """Return tag or id as text → id; names that are numbers are names alone."""
-    names = {name: i for i, name in enumerate(labels)}
-    if any(name.isdigit() for name in labels):
-        return names
-    return {str(i): i for i in range(len(labels))} | names
+def _ids(tags: Sequence[Sequence[Spelling]], names: LabelNames, source: str) -> list[list[int]]:
+    """Return the ids of all rows' tags, which are read by names or by ids, all the same way."""
+    reading = names.read(list(dict.fromkeys(tag for own in tags for tag in own)))
+    for row, own in enumerate(tags):
+        odd = next((tag for tag in own if tag not in reading.ids), None)
+        if odd is not None or None in own:
+            raise TaskError(
+                f"{source}: row {row + 1}: got tag {odd!r:.80}{names.hint(odd, reading.by)}; "
+                f"expected {names.expected()}"
+            )
+    return [[reading.ids[tag] for tag in own] for own in tags]
 
 
 def with_text_groups(rows: datasets.Dataset) -> datasets.Dataset:

@@ -1,0 +1,132 @@
+"""What readers keep of files: types, ids, rows and columns as they stand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from tinyattn.data.reading import read_file, values_of
+from tinyattn.errors import TaskError
+from tinyattn.tasks.base import FileForm
+
+
+def read(path: Path, content: str | bytes, form: FileForm = FileForm()) -> datasets.Dataset:  # noqa: B008
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return read_file(path, path.parent / "scratch", form)
+
+
+def lines(column: str, values: list[Any]) -> str:
+    return "".join(json.dumps({column: value}) + "\n" for value in values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["2013-05-04", "2014-01-01"],
+        ["2024-05-01 10:00:00", "2024-05-02"],
+        ["12:30", "2024-05-01T10:00:00Z"],
+        ["1e5", "007", "NaN", "null", "true", ""],
+        [12345678901234567890123, 1],
+        [2**63, -(2**63)],
+        [1, 1.5, "x", None, True],
+        [["a", 1], {"b": [None]}],
+        [["a", "b"], [], None],
+        [[1, 2], [3]],
+        [True, None, False],
+        [{"a": 1}, {"b": 2}],
+        [None, None],
+    ],
+    ids=str,
+)
+def test_json_values_are_what_the_file_says(values: list[Any], tmp_path: Path) -> None:
+    assert values_of(read(tmp_path / "a.jsonl", lines("v", values)), "v") == values
+    text = json.dumps([{"v": value} for value in values], indent=1)
+    assert values_of(read(tmp_path / "b.json", text), "v") == values
+    assert values_of(read(tmp_path / "c.json", json.dumps({"n": 1, "data": json.loads(text)})), "v")
+
+
+def test_a_type_that_changes_after_many_rows(tmp_path: Path) -> None:
+    values = [str(i) for i in range(10_000)] + [7, "8"]
+    assert values_of(read(tmp_path / "a.jsonl", lines("v", values)), "v") == values
+    late = lines("v", values[:10_000]) + '{"v": "x", "w": 1}\n'
+    assert values_of(read(tmp_path / "b.jsonl", late), "w") == [None] * 10_000 + [1]
+
+
+def test_numbers_stay_as_they_are_written(tmp_path: Path) -> None:
+    rows = read(tmp_path / "a.jsonl", '{"id": 1.10}\n{"id": 1e5}\n{"id": 2.5}\n')
+    assert values_of(rows, "id", literal=True) == ["1.10", "1e5", 2.5]
+    assert values_of(rows, "id") == [1.1, 1e5, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a": 1}\n{"a": "x\\ud83d"}\n', "line 2: the text 'x.ud83d' holds what is not Unicode"),
+        ('{"a": 1, "a": 2}\n', "line 1: the column 'a' is given twice"),
+        ('{"a": 1}\n["a"]\n', "line 2: .* needed is a row"),
+    ],
+)
+def test_rows_that_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=message):
+        read(tmp_path / "a.jsonl", content)
+
+
+def test_blank_lines_of_one_column_are_rows(tmp_path: Path) -> None:
+    """The rows that Python's csv module does not tell apart from an end of file are kept, too."""
+    assert read(tmp_path / "a.csv", "text\na\n\nb\n")["text"][:] == ["a", "", "b"]
+    assert read(tmp_path / "b.csv", "text,label\na,0\n\nb,1\n")["text"][:] == ["a", "b"]
+    assert read(tmp_path / "c.csv", 'text\n"a, b"\n""\n')["text"][:] == ["a, b", ""]
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_separators_are_found(separator: str, tmp_path: Path) -> None:
+    rows = [("text", "label"), ('"a;b,c|d\te"', "0"), ("x", "1")]
+    content = "".join(separator.join(row) + "\r\n" for row in rows)
+    found = read(tmp_path / "a.csv", content)
+    assert found.to_list() == [{"text": "a;b,c|d\te", "label": "0"}, {"text": "x", "label": "1"}]
+
+
+def test_one_column_of_texts_with_separators_in_them(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.csv", "text\na; b\nc\n")["text"][:] == ["a; b", "c"]
+    assert read(tmp_path / "a.tsv", 'text\tn\na, "b"\t1\n')["text"][:] == ['a, "b"']
+
+
+def test_a_form_says_what_an_ending_does_not(tmp_path: Path) -> None:
+    form = FileForm(separator="@", encoding="latin-1", columns=("text", "label"), quotes=False)
+    content = 'Café "rose @positive\n5 % , down@negative\n'.encode("latin-1")
+    assert read(tmp_path / "a.txt", content, form).to_list() == [
+        {"text": 'Café "rose ', "label": "positive"},
+        {"text": "5 % , down", "label": "negative"},
+    ]
+    wide = "text,label\nö,0\n".encode("utf-16")
+    assert read(tmp_path / "b.csv", wide, FileForm(encoding="utf-16"))["text"][:] == ["ö"]
+    wide = '{"text": "ö"}\n'.encode("utf-16")
+    assert read(tmp_path / "b.jsonl", wide, FileForm(encoding="utf-16"))["text"][:] == ["ö"]
+    with pytest.raises(TaskError, match="line 1 or one after it is no ascii"):
+        read(tmp_path / "c.csv", "a,b\nö,1\n", FileForm(encoding="ascii"))
+
+
+def test_words_a_line(tmp_path: Path) -> None:
+    """Sentences end at lines that are blank or hold blanks; a no-break space is part of a word."""
+    content = "-DOCSTART- -X- O\n\nAda NNP B-PER\r\nsat VB O\r\n \t\n10\u00a0km CD O\n"
+    found = read(tmp_path / "a.conll", content)
+    assert found["words"][:] == [["Ada", "sat"], ["10\u00a0km"]]
+    assert found["tags"][:] == [["B-PER", "O"], ["O"]]
+    with pytest.raises(TaskError, match="line 2 has 1 parts; expected 2"):
+        read(tmp_path / "b.conll", "Ada O\nsat\n")
+
+
+def test_a_folder_a_class(tmp_path: Path) -> None:
+    for name, text in (("neg/1.txt", "awful\n"), ("pos/1.txt", "great"), ("pos/0.txt", "fine")):
+        (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "train" / name).write_text(text)
+    found = read_file(tmp_path / "train", tmp_path / "scratch").to_list()
+    assert [row["label"] for row in found] == ["neg", "pos", "pos"]
+    assert [row["id"] for row in found] == ["neg/1.txt", "pos/0.txt", "pos/1.txt"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TaskError, match="expected a folder for each class"):
+        read_file(tmp_path / "empty", tmp_path / "scratch")
