@@ -25,6 +25,7 @@ from tinyattn.passes.forward import mixed_outputs, outputs_of
 from tinyattn.passes.generation import answers_of, generated, tags_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.base import Pattern
+from tinyattn.tasks.scale import Scale
 from tinyattn.tasks.sequences import Generation, Template
 from tinyattn.training.model_cache import ModelCache
 
@@ -57,6 +58,7 @@ class Predictor:
         if self.card.task is None or self.card.num_outputs is None:
             raise AdapterError(f"{folder}: this adapter has no classifier, so it predicts nothing")
         self.task = _task_of(self.card.task)
+        self.scale = Scale(self.card.task.centre, self.card.task.spread)
         model_cache = model_cache or ModelCache()
         self.plm = model_cache.plm(plm or self.card.plm.name, self.card.plm.precision)
         self.device = model_cache.device
@@ -171,7 +173,7 @@ class Predictor:
         if self.task.tagging:
             return [{"tags": tags} for tags in tags_of(outputs, rows, self.task)]
         if self.task.labels is None:
-            return [{"score": float(score)} for score in outputs[:, 0]]
+            return [{"score": float(score)} for score in self.in_units(outputs)[:, 0]]
         labels = self.task.labels
         return [
             {
@@ -180,6 +182,12 @@ class Predictor:
             }
             for row in softmax(outputs.astype(np.float64), axis=1)
         ]
+
+    def in_units(self, outputs: np.ndarray) -> np.ndarray:
+        """Return outputs of a regression, [N, 1], in the units of its files; others as they are."""
+        if not self.task.is_regression:
+            return outputs
+        return self.scale.in_units(outputs.astype(np.float64))
 
     def close(self) -> None:
         """Give the PLM back as it was."""
@@ -232,7 +240,7 @@ def load_predictor(folder: str | Path, plm: str | None = None) -> Predictor:
 def _task_of(card: TaskCard) -> Task:
     """Return the task of a card, of whose patterns it has the one that was used."""
     apart = {"max_length", "carve_version", "token_version", "separator"}
-    apart |= {"pattern", "examples", "generation"}
+    apart |= {"pattern", "examples", "generation", "centre", "spread"}
     pattern = () if card.pattern is None else (Pattern(**dict(card.pattern)),)
     own = card.generation
     generation = None if own is None else Generation(Template(own.template), own.length, own.beams)

@@ -139,6 +139,7 @@ class Plan:
             f"rows        train {facts.train_rows:,}, select {facts.select_rows:,} "
             f"({facts.selects_from}), held-out {facts.heldout_rows:,}; "
             f"{facts.mean_length:.0f} tokens a row, {facts.truncated_rows:,} rows cut to {most}",
+            *([f"targets     {facts.targets}"] if facts.targets else []),
             *(f"pattern     {pattern}" for pattern in facts.patterns),
             *(f"beware      {note}" for note in facts.carve_notes),
         ]

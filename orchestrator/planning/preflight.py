@@ -30,8 +30,10 @@ from tinyattn.plms.loading import Plm, empty_plm
 from tinyattn.plms.quantized import saved_bytes
 from tinyattn.plugins import load_all
 from tinyattn.tasks import Task, find_task
+from tinyattn.tasks.scale import LITERAL, Scale
 from tinyattn.training.engine import warmup_steps
 from tinyattn.training.evaluation import evaluation_steps
+from tinyattn.training.losses import row_loss
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import refuse_single_texts
 
@@ -42,6 +44,8 @@ ROW_KEYS = (
     "pattern", "examples", "train_file",
 )  # fmt: skip
 """Keys that set what a PLM reads of a row."""
+LOSS_KEYS = ("loss.class_weights", "loss.label_smoothing", "loss")
+"""Keys that set what a row weighs in the loss."""
 BYTES = {"fp32": 4, "bf16": 2, "int8": 2, "nf4": 2}
 """Bytes of a number of the PLM's activations, and of its weights that are not quantized."""
 A4000_FLOPS = 8e12
@@ -81,6 +85,8 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
             plm.lm_head  # noqa: B018 - loads it, or says that the PLM has none
     for config in extremes(sweep, ("adapter.method", "adapter.tuner")):
         model_cache.data(config)  # refuses methods that do not fit the task
+    for config in extremes(sweep, LOSS_KEYS):
+        loss = row_loss(data, config)  # refuses weights that do not fit the task
     for config in extremes(sweep, ("adapter.segments",)):
         refuse_single_texts(config, plm, model_cache.batches_of(data.train, plm))
     configs = extremes(_with_experts(sweep), ("max_train_rows",))
@@ -111,7 +117,18 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         selects_from=_selects_from(sweep, data),
         label_rows=label_rows(data.task, fewest),
         patterns=tuple(asked),
+        targets=_targets(data, sweep, loss.scale),
     )
+
+
+def _targets(data: TaskData, sweep: Sweep, scale: Scale) -> str:
+    """Say how the labels of training rows were read, or what scores are learned as."""
+    if not data.task.is_regression:
+        return "" if data.labels_by is None else f"labels are read by their {data.labels_by}"
+    if scale == LITERAL:
+        return f"scores as they are, as the protocol {sweep.train.protocol} has them"
+    by = "the training rows" if data.task.score_range is None else "score_range"
+    return f"scores standardised by {by}: {scale.centre:.6g} is 0, {scale.spread:.6g} is 1"
 
 
 def _asked(data: TaskData, config: TrainConfig) -> Iterator[str]:

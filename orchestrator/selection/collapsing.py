@@ -19,7 +19,8 @@ from tinyattn.data.tokens import Rows
 from tinyattn.passes.forward import outputs_of
 from tinyattn.passes.generation import Answers, answers_of
 from tinyattn.tasks import Task, compute_metrics, is_one_class
-from tinyattn.training.losses import mean_loss
+from tinyattn.tasks.scale import LITERAL, Scale
+from tinyattn.training.losses import RowLoss
 from tinyattn.training.model_cache import ModelCache
 
 
@@ -64,7 +65,9 @@ class Loaded:
 
     def loss(self, logits: np.ndarray, split: Rows) -> float:
         """Return the mean loss of a labelled split, whose logits `logits` returned."""
-        return mean_loss(self.task, logits, self.model_cache.batches_of(split, self.plm))
+        task = self.card.task
+        scale = LITERAL if task is None else Scale(task.centre, task.spread)
+        return RowLoss(self.task, scale).mean(logits, self.model_cache.batches_of(split, self.plm))
 
     def scores(self, task: Task, split: Rows) -> dict[str, float]:
         """The task's metrics on a labelled split."""

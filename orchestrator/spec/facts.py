@@ -36,6 +36,8 @@ class Facts:
     """What the rows to select on are: a split's name, or that they are carved."""
     label_rows: Mapping[str, int] = field(default_factory=dict)
     """How many of these rows each label has; empty: a regression."""
+    targets: str = ""
+    """How labels are read, or what scores are learned as; empty: nothing is to be said."""
     patterns: tuple[str, ...] = ()
     """The patterns that rows may be asked by, each with its words, in words."""
 

@@ -20,7 +20,7 @@ from tinyattn.data.tokens import Rows
 from tinyattn.passes.generation import Answers
 from tinyattn.tasks import find_task, is_one_class
 from tinyattn.tasks.sequences import Generation
-from tinyattn.training.losses import mean_loss
+from tinyattn.training.losses import RowLoss
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
@@ -51,12 +51,12 @@ def test_of_classes_it_is_the_cross_entropy() -> None:
         math.log(1 + math.exp(-0.25)),
         math.log(1 + math.exp(-4)),
     ]
-    assert mean_loss(find_task("rte"), LOGITS, rows) == pytest.approx(sum(by_hand) / 3)
+    assert RowLoss(find_task("rte")).mean(LOGITS, rows) == pytest.approx(sum(by_hand) / 3)
 
 
 def test_of_scores_it_is_the_squared_error() -> None:
     rows: Any = Labelled(np.array([1.0, 5.0], np.float32))
-    found = mean_loss(find_task("stsb"), np.array([[3.0], [4.5]], np.float32), rows)
+    found = RowLoss(find_task("stsb")).mean(np.array([[3.0], [4.5]], np.float32), rows)
     assert found == pytest.approx((2.0**2 + 0.5**2) / 2)
 
 
@@ -65,14 +65,14 @@ def test_of_soft_labels_it_is_the_divergence_at_their_temperature() -> None:
     rows: Any = Labelled(soft.numpy())
     logs = F.log_softmax(torch.tensor(LOGITS) / 2, dim=1)  # their temperature is 2
     expected = 4 * float((soft * (soft.log() - logs)).sum()) / 3
-    assert mean_loss(find_task("rte"), LOGITS, rows) == pytest.approx(expected, rel=1e-5)
+    assert RowLoss(find_task("rte")).mean(LOGITS, rows) == pytest.approx(expected, rel=1e-5)
 
 
 def test_of_texts_it_is_that_of_a_token() -> None:
     task = find_task("e2e")
     assert isinstance(task.generation, Generation)
     rows: Any = Labelled(np.array([["a"], ["b"]], object), np.array([2, 6]))
-    assert mean_loss(task, np.array([[-3.0], [-5.0]], np.float32), rows) == pytest.approx(8 / 8)
+    assert RowLoss(task).mean(np.array([[-3.0], [-5.0]], np.float32), rows) == pytest.approx(8 / 8)
 
 
 @pytest.mark.parametrize(

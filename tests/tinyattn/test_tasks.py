@@ -165,7 +165,6 @@ FAULTS = [
     ("[billing, network, other]", "[billing, billing]", "each label once"),
     ("[billing, network, other]", "[true, false]", "quote the label"),
     ("[billing, network, other]", "[yes, no]", "yes means one thing .* put it in quotes"),
-    ("[billing, network, other]", "null", "labels: null came without score_range, allowed is"),
     ("label_column: team", "score_range: [0, 1]", "labels and score_range came together"),
 ]
 

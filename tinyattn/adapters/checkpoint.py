@@ -107,7 +107,12 @@ class TaskCard(Settings):
     tagging: bool = False
     """Whether each word of a row has a label."""
 
-    later_keys = frozenset({"pattern", "examples", "generation", "tagging"})
+    centre: float = Field(0.0, allow_inf_nan=False)
+    """Score of a regression, in the units of its files, that the outputs have as 0."""
+    spread: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Difference of scores that the outputs have as 1."""
+
+    later_keys = frozenset({"pattern", "examples", "generation", "tagging", "centre", "spread"})
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

@@ -38,6 +38,8 @@ class Batches:
         self.bounds = flat.chunks
         """[C + 1] index in `columns` of each chunk's first token, and of the end; None: rows are
         not cut."""
+        self.weights = flat.weights
+        """[N] weight of each row in the loss; None: all are equal."""
         self.targets = flat.targets
         """[C] number of last tokens of each chunk that a causal LM scores; None: none is."""
         self.words = flat.words

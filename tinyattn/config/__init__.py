@@ -35,10 +35,12 @@ from tinyattn.config.schema import (
     shown,
 )
 from tinyattn.config.trial import (
+    BALANCED,
     CLASSIFIER,
     FIRST_VERSIONS,
     LEAST_LENGTH,
     QUANTIZED,
+    LossConfig,
     OptimizerConfig,
     PoolingKind,
     Precision,
@@ -50,6 +52,7 @@ from tinyattn.config.trial import (
 from tinyattn.config.verbalizer import VerbalizerConfig
 
 __all__ = [
+    "BALANCED",
     "CLASSIFIER",
     "FIRST_VERSIONS",
     "LEAST_LENGTH",
@@ -65,6 +68,7 @@ __all__ = [
     "AttentionConfig",
     "BottleneckConfig",
     "Layers",
+    "LossConfig",
     "OptimizerConfig",
     "PeftAdapter",
     "PoolingKind",

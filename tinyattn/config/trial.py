@@ -63,6 +63,23 @@ class OptimizerConfig(Settings):
         return self
 
 
+BALANCED = "balanced"
+"""Value of `class_weights` by which each class weighs as much as any other."""
+
+
+class LossConfig(Settings):
+    """What training rows weigh in the loss."""
+
+    class_weights: Literal["balanced"] | dict[str, Annotated[float, Field(gt=0, le=1e6)]] | None = (
+        None
+    )
+    """Weight of each class: balanced, so that all classes weigh the same however many rows they
+    have, or label -> weight, 1 where none is given. Only ratios matter. None: all rows weigh the
+    same."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Share of each label that is spread over all classes (Szegedy et al., CVPR 2016)."""
+
+
 PoolingKind = Literal["first", "mean", "attention", "hierarchical"]
 """How a row's hidden states become the embedding that the classifier reads."""
 
@@ -92,7 +109,7 @@ class TrainConfig(Settings):
     """The complete configuration of one trial: task, PLM, adapter, optimizer, length, precision."""
 
     later_keys = frozenset(
-        {"gradient_checkpointing", "pattern", "examples", "train_file", "target_length"}
+        {"gradient_checkpointing", "pattern", "examples", "train_file", "target_length", "loss"}
     )
 
     task: str
@@ -126,6 +143,8 @@ class TrainConfig(Settings):
     al., NeurIPS 2020), so adapter.layers must be none."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How adapter and classifier are trained."""
+    loss: LossConfig = LossConfig()
+    """What training rows weigh in the loss."""
     epochs: int = Field(20, ge=1, le=10_000)
     """Passes over the training rows."""
     batch_size: int = Field(16, ge=1, le=65_536)

@@ -20,10 +20,10 @@ import filelock
 import numpy as np
 
 from tinyattn.data.forms import Form
-from tinyattn.data.rows import GROUP, LABEL, named_groups, with_groups
+from tinyattn.data.rows import GROUP, LABEL, named_groups, read_by, with_groups
 from tinyattn.data.sources import Source, digest_file
 from tinyattn.data.tokenise import as_split
-from tinyattn.data.tokens import Split
+from tinyattn.data.tokens import WEIGHTS, Split
 from tinyattn.errors import StorageError
 from tinyattn.files.mmap_cache import CACHE_VARIABLE, cache_folder
 from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
@@ -48,6 +48,8 @@ class Stored:
     """16 hex digits of the rows' texts and labels."""
     examples: tuple[str, ...] = ()
     """Answered training rows that stand before each row."""
+    labels_by: str | None = None
+    """As in TaskData."""
 
 
 def stored_splits(task: Task, form: Form, source: Source) -> Stored:
@@ -88,6 +90,8 @@ def _key(task: Task, form: Form, source: Source) -> str:
     ]
     if task.splits.select is not None:
         content.append({"select": task.splits.select})
+    if task.weight_column is not None:
+        content.append({"weights": task.weight_column})
     if task.form != PLAIN:
         content.append(asdict(task.form))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -109,15 +113,11 @@ def _replace(folder: Path, *parts: Any) -> None:
 def _build(folder: Path, task: Task, form: Form, source: Source) -> None:
     """Fill a cache folder: read, check, tokenise and carve; the description is written last."""
     scratch = folder / "scratch"
-    checked = {
-        split: form.check(
-            source.read(split, scratch),
-            place,
-            training=split == task.splits.train,
-            soft=split == source.soft,
-        )
-        for split, place in source.places.items()
-    }
+    checked, by = {}, None
+    for split, place in source.places.items():
+        rows, training = source.read(split, scratch), split == task.splits.train
+        checked[split] = form.check(rows, place, training=training, soft=split == source.soft)
+        by = read_by(rows, task) if training else by
     files = {split: f"{number}.arrow" for number, split in enumerate(checked)}
     groups = {split: groups_of(task, rows) for split, rows in checked.items()}
     form = form.showing(checked[task.splits.train])
@@ -133,6 +133,7 @@ def _build(folder: Path, task: Task, form: Form, source: Source) -> None:
             ).items()
         },
         "examples": form.examples,
+        "labels_by": by,
         "files": {split: [name, digest_file(folder / name)] for split, name in files.items()},
     }
     shutil.rmtree(scratch, ignore_errors=True)
@@ -192,6 +193,8 @@ def _fingerprint(task: Task, form: Form, checked: Mapping[str, datasets.Dataset]
         digest.update(json.dumps([split, len(rows)]).encode())
         for column in form.columns:
             digest.update(json.dumps(rows[column][:]).encode())
+        if WEIGHTS in rows.column_names:
+            digest.update(json.dumps(rows[WEIGHTS][:]).encode())
     return digest.hexdigest()[:16]
 
 
@@ -209,6 +212,6 @@ def _open(folder: Path) -> Stored | None:
             for version, splits in meta["carved"].items()
         }
         examples = tuple(meta.get("examples", ()))  # files of earlier versions have none
-        return Stored(splits, carved, meta["fingerprint"], examples)
+        return Stored(splits, carved, meta["fingerprint"], examples, meta["labels_by"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

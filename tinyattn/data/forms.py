@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.config import VerbalizerConfig
 from tinyattn.data.patterns import Asking, Draw, asking_of
-from tinyattn.data.rows import LABEL, check_rows
+from tinyattn.data.rows import LABEL, check_rows, with_weights
 from tinyattn.data.sequences.generation import (
     SOURCE,
     check_pairs,
@@ -146,7 +146,8 @@ class TextForm:
         self, rows: datasets.Dataset, source: str, *, training: bool, soft: bool = False
     ) -> datasets.Dataset:
         """As in Form."""
-        return check_rows(rows, self.task, source, labelled=True, soft=soft)
+        checked = check_rows(rows, self.task, source, labelled=True, soft=soft)
+        return with_weights(checked, rows, self.task, source) if training else checked
 
     def showing(self, train: datasets.Dataset) -> Self:
         """As in Form."""

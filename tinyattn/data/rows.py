@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tinyattn.data.reading import values_of
-from tinyattn.data.tokens import GROUPS
+from tinyattn.data.tokens import GROUPS, WEIGHTS
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.label_names import LabelNames, Spelling
+from tinyattn.tasks.label_names import By, LabelNames, Spelling
 
 LABEL = "label"
 """Name of the label column of checked rows."""
@@ -106,6 +106,29 @@ def index_of(rows: datasets.Dataset, source: str) -> np.ndarray:
 def with_groups(rows: datasets.Dataset, numbers: np.ndarray) -> datasets.Dataset:
     """Return checked rows with the column GROUPS added."""
     return datasets.Dataset(rows.data.table.append_column(GROUPS, pa.array(numbers, pa.int64())))
+
+
+def with_weights(
+    checked: datasets.Dataset, rows: datasets.Dataset, task: Task, source: str
+) -> datasets.Dataset:
+    """Return checked training rows with the column WEIGHTS, if the task has one.
+
+    Raises:
+        TaskError: there is no such column, a weight is no number from 0, or all are 0.
+    """
+    if task.weight_column is None:
+        return checked
+    check_columns(rows, [task.weight_column], source)
+    values = values_of(rows, task.weight_column)
+    weights = np.array([_number(str(value)) for value in values], np.float32)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any() or not weights.any():
+        at = int(wrong.argmax())
+        raise TaskError(
+            f"{source}: row {at + 1}: column '{task.weight_column}' holds {values[at]!r:.200}; "
+            "expected numbers from 0, not all of them 0"
+        )
+    return datasets.Dataset(checked.data.table.append_column(WEIGHTS, pa.array(weights)))
 
 
 def named_groups(rows: datasets.Dataset) -> np.ndarray:
@@ -225,6 +248,24 @@ def spellings(rows: datasets.Dataset, name: str) -> tuple[list[Spelling], np.nda
     values = _spelt_all(codes.dictionary, class_names(rows.features[name]))
     at = np.asarray(codes.indices.fill_null(len(values)))
     return [*values, None], at
+
+
+def read_by(rows: datasets.Dataset, task: Task) -> By | None:
+    """Return how the labels of checked rows were read, given the rows as read: by names or ids.
+
+    None: they are no classes, or are probabilities.
+    """
+    if task.labels is None or task.label_column not in rows.column_names:
+        return None
+    values: Sequence[Spelling]
+    if task.tagging:
+        known = class_names(rows.features[task.label_column])
+        lists = values_of(rows, task.label_column, literal=True)
+        tags = {tag for own in lists for tag in (own.split() if isinstance(own, str) else own)}
+        values = [spelt(tag, known) for tag in tags]
+    else:
+        values = spellings(rows, task.label_column)[0]
+    return LabelNames(task.labels).read(values).by
 
 
 def class_names(feature: object) -> list[str] | None:

@@ -92,6 +92,7 @@ def load_data(
         pattern=task.pattern(request.asked_by),
         verbalizer=form.verbalizer,
         examples=stored.examples,
+        labels_by=stored.labels_by,
     )
 
 

@@ -25,7 +25,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from tinyattn.data.reading import quiet_datasets
 from tinyattn.data.rows import LABEL
-from tinyattn.data.tokens import GROUPS, MOST_CHUNKS, Split, pad_id
+from tinyattn.data.tokens import GROUPS, MOST_CHUNKS, WEIGHTS, Split, pad_id
 from tinyattn.errors import PlmError
 from tinyattn.tasks.base import Task
 
@@ -146,7 +146,7 @@ def tokenise(
         texts = [batch[column] for column in task.text_columns]
         return (_encode_chunks if rules.chunked else _encode)(texts, tokenizer, max_length, rules)
 
-    return as_split(tokens_by(encode, rows, features, (LABEL, GROUPS), file), name)
+    return as_split(tokens_by(encode, rows, features, (LABEL, GROUPS, WEIGHTS), file), name)
 
 
 def tokens_by(

@@ -30,6 +30,8 @@ REFERENCES = "tinyattn:references"
 """Name of the column of lists of texts that are right, of a task of generation."""
 TAGS = "tinyattn:tags"
 """Name of the column of lists of label ids, of a task that labels words."""
+WEIGHTS = "tinyattn:weights"
+"""Name of the column of weights of training rows, where the task has one."""
 _MOST_PASSED_OVER = 0.05
 """Share of rows passed over by carving from which a note says so."""
 
@@ -54,6 +56,8 @@ class FlatRows:
     several, each with special tokens of its own. None: rows are not cut."""
     targets: np.ndarray | None = None
     """[C] number of last tokens of each chunk that a causal LM scores; None: none is."""
+    weights: np.ndarray | None = None
+    """[N] weight of each row in the loss of training (float32); None: all are equal."""
     words: np.ndarray | None = None
     """[all tokens] number in its row of the word that a token is the first of; -1: of none. None:
     words have no labels."""
@@ -126,6 +130,7 @@ class Split:
             ),
             chunks=chunks,
             targets=targets,
+            weights=table[WEIGHTS].to_numpy() if WEIGHTS in table.column_names else None,
             words=words,
         )
 
@@ -217,6 +222,8 @@ class TaskData:
     """How the PLM's own head answers them; None: a classifier does."""
     examples: tuple[str, ...] = ()
     """Answered training rows that stand before each row, as text."""
+    labels_by: str | None = None
+    """How the labels of the training rows are read: by `names` or `ids`; None: neither."""
 
 
 def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:

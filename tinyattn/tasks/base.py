@@ -151,6 +151,8 @@ class Task:
     """Folder of the files of a user's own task; None: the data folder, cache or hub has them."""
     group_column: str | None = None
     """Column of group names; a carve keeps rows with equal names together (minimal pairs)."""
+    weight_column: str | None = None
+    """Column with what each training row weighs in the loss; None: all weigh the same."""
     patterns: tuple[Pattern, ...] = ()
     """Patterns by which its rows can be asked; the first is used unless a trial names another."""
     place: str | None = None

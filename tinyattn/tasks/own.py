@@ -278,7 +278,10 @@ class TaskFile(AnyTaskFile):
     labels: tuple[Label, ...] | None = Field(min_length=2)
     """Class names by id; null: regression."""
     score_range: tuple[float, float] | None = None
-    """Lowest and highest score, for a regression."""
+    """Lowest and highest score that a regression may have; None: any. Scores are standardised by
+    it, else by the mean and standard deviation of the training rows."""
+    weight_column: str | None = None
+    """Column with what each training row weighs in the loss, from 0; None: all weigh the same."""
     patterns: tuple[PatternFile, ...] = ()
     """Patterns by which rows are asked; the first is used unless a trial names another."""
 
@@ -286,20 +289,17 @@ class TaskFile(AnyTaskFile):
     def _consistent(self) -> Self:
         if self.labels is not None and len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels are {list(self.labels)}: each label once")
-        if len({*self.text_columns, self.label_column}) <= len(self.text_columns):
-            raise ValueError("text_columns and label_column: each column once")
+        columns = [*self.text_columns, self.label_column]
+        columns += [] if self.weight_column is None else [self.weight_column]
+        if len(set(columns)) < len(columns):
+            raise ValueError("text_columns, label_column and weight_column: each column once")
         for column in self.text_columns:
             if column == "label" or column.startswith("tinyattn:"):
                 raise ValueError(f"text_columns holds {column!r}, a name kept for what is no text")
-        if (self.labels is None) != (self.score_range is not None):
-            came = (
-                "labels: null came without score_range"
-                if self.labels is None
-                else "labels and score_range came together"
-            )
+        if self.labels is not None and self.score_range is not None:
             raise ValueError(
-                f"{came}, allowed is one of them: a classification has labels, a regression "
-                "labels: null and score_range: [low, high]"
+                "labels and score_range came together, allowed is one of them: a classification "
+                "has labels, a regression labels: null and perhaps score_range: [low, high]"
             )
         if self.score_range is not None and not self.score_range[0] < self.score_range[1]:
             raise ValueError(f"score_range is {list(self.score_range)}, needed is [low, high]")
@@ -341,6 +341,7 @@ class TaskFile(AnyTaskFile):
             splits=_splits(self.splits, folder),
             folder=folder,
             form=self.files.form,
+            weight_column=self.weight_column,
             patterns=patterns,
         )
 

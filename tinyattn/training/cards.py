@@ -7,10 +7,11 @@ from dataclasses import asdict
 from tinyattn.adapters.checkpoint import GenerationCard, PatternCard, TaskCard
 from tinyattn.config import TrainConfig
 from tinyattn.data.tokens import TaskData
+from tinyattn.tasks.scale import Scale
 
 
-def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
-    """Return the card by which an adapter folder describes its task."""
+def task_card(data: TaskData, config: TrainConfig, scale: Scale) -> TaskCard:
+    """Return the card by which an adapter folder describes its task; outputs are on `scale`."""
     task, own = data.task, data.task.generation
     return TaskCard(
         name=task.name,
@@ -29,4 +30,6 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
         if own is None
         else GenerationCard(template=own.template.text, length=own.length, beams=own.beams),
         tagging=task.tagging,
+        centre=scale.centre,
+        spread=scale.spread,
     )

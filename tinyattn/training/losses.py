@@ -1,6 +1,9 @@
-"""Losses of rows, by the kind of their labels."""
+"""Losses of rows, by the kind of their labels, and what a trial weighs them by."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -8,8 +11,147 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tinyattn.batching.batches import Batches
-from tinyattn.data.labels import TEMPERATURE
+from tinyattn.config import BALANCED, LossConfig, TrainConfig
+from tinyattn.data.labels import TEMPERATURE, label_rows
+from tinyattn.data.tokens import TaskData
+from tinyattn.errors import ConfigError, did_you_mean
 from tinyattn.tasks import Task
+from tinyattn.tasks.scale import LITERAL, Scale, scale_of
+
+_LEAST = 1e-12  # of a divisor: a step whose rows weigh nothing has the loss 0
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What rows are trained towards."""
+
+    labels: Tensor | None
+    """As `row_losses` takes them."""
+    weights: Tensor | None
+    """[B] weight of each row; None: all are equal."""
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """The loss of a trial's rows.
+
+    Training weighs rows by their class, by their own weight, and smooths labels where the trial
+    says so. What is measured on other rows (`mean`) does none of that, so that trials compare.
+    """
+
+    task: Task
+    """The rows' task."""
+    scale: Scale = LITERAL
+    """By which scores of a regression are standardised."""
+    class_weights: tuple[float, ...] | None = None
+    """Weight of each class; None: all are equal."""
+    smoothing: float = 0.0
+    """Share of each label that is spread over all classes (Szegedy et al., CVPR 2016)."""
+
+    def targets(self, rows: Batches, indices: np.ndarray, device: torch.device) -> Targets:
+        """Return what some training rows are trained towards, on a device."""
+        labels = weights = None
+        if self.task.generation is None:
+            labels = torch.from_numpy(rows.labels_of(indices))
+            labels = self.scale.standardised(labels) if self.task.is_regression else labels
+            labels = labels.to(device, non_blocking=True)
+        if rows.weights is not None:
+            weights = torch.from_numpy(rows.weights[indices]).to(device, non_blocking=True)
+        return Targets(labels, weights)
+
+    def of_rows(self, outputs: Tensor, targets: Targets) -> Tensor:
+        """Return the weighted loss of each row, or of each word that has a label, [B].
+
+        Args:
+            outputs: [B, num_outputs], the model's of these rows.
+            targets: theirs.
+        """
+        if self.class_weights is None and not self.smoothing:
+            losses = row_losses(outputs, targets.labels)
+        else:
+            assert targets.labels is not None
+            own = None
+            if self.class_weights is not None:
+                own = torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device)
+            losses = F.cross_entropy(
+                outputs, targets.labels, own, label_smoothing=self.smoothing, reduction="none"
+            )
+        return losses if targets.weights is None else losses * targets.weights
+
+    def terms(self, rows: Batches, indices: np.ndarray) -> float:
+        """Return what the summed loss of some rows is divided by: their `loss_terms`, or the sum of
+        their weights, as torch's CrossEntropyLoss does with weights."""
+        if self.class_weights is None and rows.weights is None:
+            return loss_terms(self.task, rows, indices)
+        weights: np.ndarray = np.ones(1)
+        if self.class_weights is not None:
+            weights = np.array(self.class_weights)[rows.labels_of(indices)]
+        if rows.weights is not None:
+            weights = weights * rows.weights[indices]
+        return max(float(weights.sum()), _LEAST)
+
+    def mean(self, outputs: np.ndarray, rows: Batches) -> float:
+        """Return the mean loss of labelled rows, over their `loss_terms`; no weights, no smoothing.
+
+        Args:
+            outputs: the model's, of all rows: logits, or of generation log-probabilities of texts.
+            rows: the rows.
+        """
+        every, labels = np.arange(len(rows)), None
+        if self.task.generation is None:
+            labels = torch.tensor(rows.labels_of(every))
+            labels = labels.double() if labels.is_floating_point() else labels
+            labels = self.scale.standardised(labels) if self.task.is_regression else labels
+        total = float(row_losses(torch.tensor(outputs, dtype=torch.float64), labels).sum())
+        return total / loss_terms(self.task, rows, every)
+
+
+def row_loss(data: TaskData, config: TrainConfig) -> RowLoss:
+    """Return the loss of a trial.
+
+    Raises:
+        ConfigError: `config.loss` does not fit the task.
+        TaskError: all scores of a regression are the same.
+    """
+    labels, own = data.train.flat().labels, config.loss
+    if own != LossConfig():
+        _check(data.task, own, is_soft=labels.ndim == 2)
+    return RowLoss(
+        task=data.task,
+        scale=scale_of(data.task, labels, config.protocol),
+        class_weights=_class_weights(data, own),
+        smoothing=own.label_smoothing,
+    )
+
+
+def _check(task: Task, loss: LossConfig, is_soft: bool) -> None:
+    if task.labels is None or is_soft:
+        kind = "soft labels" if is_soft else "no classes"
+        raise ConfigError(
+            f"task '{task.name}': got loss.class_weights or loss.label_smoothing; a task with "
+            f"{kind} takes neither: leave them out"
+        )
+    if isinstance(loss.class_weights, Mapping):
+        for label in loss.class_weights:
+            if label not in task.labels:
+                raise ConfigError(
+                    f"task '{task.name}': loss.class_weights: got the label {label!r}"
+                    f"{did_you_mean(label, task.labels)}; expected some of {', '.join(task.labels)}"
+                )
+
+
+def _class_weights(data: TaskData, loss: LossConfig) -> tuple[float, ...] | None:
+    """Return the weight of each class; balanced: rows ÷ (classes × rows of the class)."""
+    if loss.class_weights is None:
+        return None
+    names = data.task.labels or ()
+    if loss.class_weights != BALANCED:
+        assert isinstance(loss.class_weights, Mapping)
+        return tuple(loss.class_weights.get(name, 1.0) for name in names)
+    counts = np.array(list(label_rows(data.task, data.train).values()), np.float64)
+    seen = counts > 0
+    weights = np.where(seen, counts.sum() / (seen.sum() * np.maximum(counts, 1)), 1.0)
+    return tuple(weights.tolist())
 
 
 def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
@@ -51,19 +193,3 @@ def loss_terms(task: Task, rows: Batches, indices: np.ndarray) -> int:
         return len(indices)
     assert rows.targets is not None
     return int(rows.targets[indices].sum())
-
-
-def mean_loss(task: Task, outputs: np.ndarray, rows: Batches) -> float:
-    """Return the mean loss of labelled rows, over their `loss_terms`.
-
-    Args:
-        task: the rows' task.
-        outputs: the model's, of all rows: logits, or of generation log-probabilities of texts.
-        rows: the rows.
-    """
-    every, labels = np.arange(len(rows)), None
-    if task.generation is None:
-        labels = torch.tensor(rows.labels_of(every))
-        labels = labels.double() if labels.is_floating_point() else labels
-    total = float(row_losses(torch.tensor(outputs, dtype=torch.float64), labels).sum())
-    return total / loss_terms(task, rows, every)

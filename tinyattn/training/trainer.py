@@ -46,6 +46,7 @@ from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.segments import segments_of
 from tinyattn.tasks import Task, compute_metrics, is_one_class, noise_of
+from tinyattn.tasks.scale import Scale
 from tinyattn.training.cards import task_card
 from tinyattn.training.engine import (
     build_engine,
@@ -55,7 +56,7 @@ from tinyattn.training.engine import (
     warmup_steps,
 )
 from tinyattn.training.evaluation import Evaluation, evaluation_steps, final_metrics
-from tinyattn.training.losses import loss_terms, mean_loss, row_losses
+from tinyattn.training.losses import row_loss
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.out_of_memory import out_of_memory_is_an_error
 
@@ -83,6 +84,7 @@ class Trainer:
         self.data = model_cache.data(config)
         self.device, self.ranks = model_cache.device, model_cache.ranks
         self.train_rows = model_cache.batches_of(self.data.train, self.plm)
+        self.loss = row_loss(self.data, config)
         refuse_single_texts(config, self.plm, self.train_rows)
         self.least_rows = int(self.train_rows.chunks.max(initial=1))
         """Rows of the smallest pass that may be: the chunks of the row that has most, else 1."""
@@ -169,6 +171,8 @@ class Trainer:
                     f"{adapter.pooling.kind}; set pooling={card.pooling}"
                 )
             self._check_tokens(card, place)
+            if card.task is not None:  # its outputs are on this scale already
+                self.loss = replace(self.loss, scale=Scale(card.task.centre, card.task.spread))
             if card.verbalizer != self.data.verbalizer:
                 raise ConfigError(
                     f"start.adapter {place} was trained with other words or another way to answer "
@@ -239,12 +243,12 @@ class Trainer:
         rows = self.train_rows
         with self.executor.alone():
             outputs, _ = outputs_of(self.model, self.name, rows, self.device, self.ranks)
-        return mean_loss(self.task, outputs, rows)
+        return self.loss.mean(outputs, rows)
 
     def _take_steps(self, until: int) -> tuple[float, float, float]:
         assert self.engine is not None
         total = torch.zeros((), device=self.device)
-        lr, terms = 0.0, 0
+        lr, terms = 0.0, 0.0
         check = 1 if self.device.type == "cpu" else _GPU_LOSS_CHECK
         order: np.ndarray | None = None
         while self.step < until:
@@ -256,7 +260,7 @@ class Trainer:
             indices = order[position * size : (position + 1) * size]
             loss = self._train_step(indices)
             total += loss
-            terms += loss_terms(self.task, self.train_rows, indices)
+            terms += self.loss.terms(self.train_rows, indices)
             self.step += 1
             if (self.step % check == 0 or self.step == until) and not math.isfinite(float(loss)):
                 raise DivergedError(
@@ -287,7 +291,7 @@ class Trainer:
                 continue
             # The loss is the mean over the whole batch, whatever its micro-batches and ranks.
             # DeepSpeed divides the sum of the ranks' gradients by their number.
-            terms = loss_terms(self.task, self.train_rows, indices)
+            terms = self.loss.terms(self.train_rows, indices)
             total += run(places[positions], self.ranks.size / terms)
         assert self.engine is not None
         if self.allocation is None:
@@ -324,19 +328,16 @@ class Trainer:
     def _pass(self, rows: np.ndarray, share: float, keys: np.ndarray) -> Tensor:
         """Run rows forward and backward, in a pass shared with other trials of this process."""
         row_keys = torch.from_numpy(keys).to(self.device, non_blocking=True)
-        labels = None
-        if self.task.generation is None:
-            labels = torch.from_numpy(self.train_rows.labels_of(rows))
-            labels = labels.to(self.device, non_blocking=True)
+        targets = self.loss.targets(self.train_rows, rows, self.device)
         inputs = inputs_of(self.model, self.name, self.train_rows, rows, self.device, self.prefix)
         # Seeded as `_row_keys`: the same in all passes and ranks of a step, and after a restart.
         routes = self.adapter.draw_routes([self.config.seed, self.step, 2])
 
         def loss_of(logits: Tensor) -> Tensor:
             if routes is None:
-                return row_losses(logits, labels).sum()
+                return self.loss.of_rows(logits, targets).sum()
             first, second = logits.chunk(2)
-            return (row_losses(first, labels) + disagreement(first, second)).sum()
+            return (self.loss.of_rows(first, targets) + disagreement(first, second)).sum()
 
         rng = self._own_rng if self.config.plm_dropout else None
         return self.executor.run(
@@ -366,7 +367,7 @@ class Trainer:
         metrics = compute_metrics(self.task, answers.outputs, answers.labels)
         score = metrics[self.task.metrics[0]]
         select_rows = self.model_cache.batches_of(self.data.select, self.plm)
-        loss = mean_loss(self.task, answers.logits, select_rows)
+        loss = self.loss.mean(answers.logits, select_rows)
         one_class = is_one_class(self.task, answers.logits)
         now = Evaluation(
             index=index,
@@ -524,7 +525,7 @@ class Trainer:
                 folder,
                 self.plm,
                 name=self.name,
-                task=task_card(self.data, self.config),
+                task=task_card(self.data, self.config, self.loss.scale),
                 scores=scores,
                 lineage={"config": self.config.model_dump(mode="json")},
             )
