@@ -14,9 +14,11 @@ from scipy.stats import pearsonr
 from sklearn.utils.class_weight import compute_class_weight
 from tiny_plm import save_tiny_plm
 
+from tinyattn.adapters.checkpoint import read_state, write_state
 from tinyattn.config import TrainConfig, build
 from tinyattn.errors import ConfigError, TaskError
 from tinyattn.predict import Predictor
+from tinyattn.tasks.scale import LITERAL
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
@@ -181,6 +183,23 @@ def test_the_papers_protocol_keeps_scores_as_they_are(tmp_path: Path, plm: str) 
     task = write_task(tmp_path, scores(100, 0), labels=None)
     trainer = trained(task, plm, protocol="paper")
     assert (trainer.loss.scale.centre, trainer.loss.scale.spread) == (0, 1)
+
+
+def test_a_trial_that_learned_scores_as_they_are_goes_on_so(tmp_path: Path, plm: str) -> None:
+    """States of before have no scale."""
+    task = write_task(tmp_path, scores(100, 0), labels=None)
+    trainer = trained(task, plm)
+    trainer.take_steps(1)
+    (tmp_path / "state").mkdir()
+    trainer.save(tmp_path / "state")
+    other = trained(task, plm)
+    other.restore(tmp_path / "state")
+    assert other.loss.scale == trainer.loss.scale != LITERAL
+    state = read_state(tmp_path / "state")
+    del state["scale"]
+    write_state(tmp_path / "state", state)
+    other.restore(tmp_path / "state")
+    assert other.loss.scale == LITERAL
 
 
 def test_scores_that_are_all_the_same_are_refused(tmp_path: Path, plm: str) -> None:

@@ -46,7 +46,7 @@ from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.segments import segments_of
 from tinyattn.tasks import Task, compute_metrics, is_one_class, noise_of
-from tinyattn.tasks.scale import Scale
+from tinyattn.tasks.scale import LITERAL, Scale
 from tinyattn.training.cards import task_card
 from tinyattn.training.engine import (
     build_engine,
@@ -463,6 +463,7 @@ class Trainer:
             "plm_fingerprint": self.plm.fingerprint,
             "data_fingerprint": self.data.fingerprint,
             "ranks": self.ranks.size,
+            "scale": (self.loss.scale.centre, self.loss.scale.spread),
             "adapter": self.adapter.state_dict(),
             "best": self.best_weights,
             "step": self.step,
@@ -497,6 +498,9 @@ class Trainer:
                     f"{folder}: was saved with {what} {state[what]}, this trial has {here}; "
                     "resume with the same, or start anew"
                 )
+        # States without a scale are of trials that learned scores as they are.
+        scale = Scale(*state.get("scale", (LITERAL.centre, LITERAL.spread)))
+        self.loss = replace(self.loss, scale=scale)
         load_weights(self.adapter, state["adapter"], folder)
         self.best_weights = {key: value.to(self.device) for key, value in state["best"].items()}
         if self.engine is not None:
