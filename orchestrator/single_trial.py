@@ -10,10 +10,10 @@ from pathlib import Path
 from orchestrator.spec.trial import ONE_CLASS
 from tinyattn.adapters.checkpoint import read_state
 from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
-from tinyattn.data.labels import check_labels, label_rows
+from tinyattn.data.labels import check_labels, label_remarks, label_rows
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 from tinyattn.files.atomic import make_folder, replace_folder
-from tinyattn.tasks import number_of
+from tinyattn.tasks import number_of, undefined
 from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
@@ -61,7 +61,7 @@ def train_alone(
         if cut := trainer.data.truncated:
             fewer = ", or asked with fewer examples" if config.examples else ""
             say(f"note: {cut:,} of all rows are longer than the adapter reads and were cut{fewer}")
-        for note in trainer.data.carve_notes:
+        for note in (*trainer.data.carve_notes, *label_remarks(trainer.data)):
             say(f"beware: {note}")
         if output is None:
             say("note: without --output the adapter is not kept")
@@ -78,8 +78,11 @@ def train_alone(
                 trainer.save_adapter(output / "adapter")
     last = trainer.last
     assert last is not None
+    judged = trainer.data.heldout
+    reasons = {} if judged is None else undefined(trainer.task, judged.flat().labels)
     for name, value in last.heldout.items():
-        say(f"held-out {name}: {number_of(name, value):.2f}")
+        shown = f"{number_of(name, value):.2f}"
+        say(f"held-out {name}: {f'undefined, {reasons[name]}' if name in reasons else shown}")
     if output is not None:
         say(f"the best adapter is in {output / 'adapter'}")
     return last

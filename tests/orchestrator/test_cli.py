@@ -686,7 +686,7 @@ def test_the_champion_on_good_and_bad_files(champion: Path, here: Path) -> None:
     (here / "rows.csv").write_text("text\na\n")
     assert "no column 'sentence'" in refused(2, "predict", "agreement", "rows.csv")
     assert "no such file" in refused(2, "predict", "agreement", "gone.csv")
-    assert "allowed are .jsonl" in refused(2, "predict", "agreement", champion / "x.txt")
+    assert "allowed are .jsonl" in refused(2, "predict", "agreement", champion / "x.doc")
     (here / "empty.jsonl").write_text("")
     assert "empty" in refused(2, "predict", "agreement", "empty.jsonl")
     (here / "file").write_text("")

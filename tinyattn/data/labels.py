@@ -1,4 +1,4 @@
-"""Labels of training rows: how many rows each has, and the check that there are two of them."""
+"""Labels of rows: how many rows each has, and what makes scores say less than they seem to."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tinyattn.data.tokens import Rows
+from tinyattn.data.tokens import Rows, TaskData
 from tinyattn.errors import TaskError
+from tinyattn.tasks import undefined
 from tinyattn.tasks.base import Task
 
 TEMPERATURE = 2.0
@@ -28,6 +29,34 @@ def label_rows(task: Task, rows: Rows) -> dict[str, int]:
     hard = labels.argmax(axis=1) if labels.ndim == 2 else labels
     counts = np.bincount(hard, minlength=len(task.labels))
     return dict(zip(task.labels, counts.tolist(), strict=True))
+
+
+def label_remarks(data: TaskData) -> tuple[str, ...]:
+    """Return remarks on labels that make scores say less than they seem to.
+
+    Raises:
+        TaskError: the metric that selects is undefined for the rows to select on.
+    """
+    task, remarks = data.task, []
+    if reason := undefined(task, data.select.flat().labels).get(task.metrics[0]):
+        raise TaskError(
+            f"task '{task.name}': {task.metrics[0]} cannot choose between trials, since of the "
+            f"rows to select on {reason}; select on others (splits.select), or choose another "
+            "first metric"
+        )
+    judging = dict(data.extra) | ({} if data.heldout is None else {"held-out": data.heldout})
+    trained = label_rows(task, data.train)
+    for name, rows in judging.items():
+        for metric, reason in undefined(task, rows.flat().labels).items():
+            remarks.append(f"{metric} of the {name} rows is undefined and reads 0: {reason}")
+        unseen = [
+            f"{label!r} ({count:,})"
+            for label, count in label_rows(task, rows).items()
+            if count and not trained[label]
+        ]
+        if unseen:
+            remarks.append(f"{name} rows have labels that no training row has: {', '.join(unseen)}")
+    return tuple(remarks)
 
 
 def check_labels(task: str, label_rows: Mapping[str, int]) -> None:

@@ -12,6 +12,7 @@ from tinyattn.tasks.metrics import (
     is_one_class,
     noise_of,
     number_of,
+    undefined,
 )
 from tinyattn.tasks.own import read_task
 from tinyattn.tasks.shipped.agreement import AGREEMENT
@@ -31,6 +32,7 @@ __all__ = [
     "is_one_class",
     "noise_of",
     "number_of",
+    "undefined",
 ]
 
 

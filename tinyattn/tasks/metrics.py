@@ -47,6 +47,31 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
     return {name: float(CONFUSION_METRICS[name](counts)[0]) for name in task.metrics}
 
 
+def undefined(task: Task, labels: np.ndarray) -> dict[str, str]:
+    """Return metric -> why it is undefined for rows with these labels, whatever is answered.
+
+    `compute_metrics` gives 0.0 for these, which is then no measurement.
+
+    Args:
+        task: the task.
+        labels: [N] class ids or scores; of texts and tags nothing is undefined.
+    """
+    if task.by_sums or not len(labels):
+        return {}
+    found: dict[str, str] = {}
+    if len(np.unique(labels)) == 1:
+        one = f"{labels[0]:g}" if task.labels is None else repr(task.labels[int(labels[0])])
+        why = f"all {len(labels):,} rows have {'the score' if task.is_regression else ''} {one}"
+        found = {name: " ".join(why.split()) for name in task.metrics if name in _OF_VARIATION}
+    if "f1" in task.metrics and task.labels is not None and not (labels == 1).any():
+        found["f1"] = f"none of {len(labels):,} rows has {task.labels[1]!r}"
+    return found
+
+
+_OF_VARIATION = ("matthews", "pearson", "spearman")
+"""Correlations, which rows with one label have none of."""
+
+
 def number_of(name: str, value: float) -> float:
     """Return a metric as it is shown: in percent, but for NIST and perplexity."""
     return value if name.startswith(("nist", "perplexity")) else 100 * value
