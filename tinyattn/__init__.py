@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tinyattn.plms.families import Family, register_family
     from tinyattn.plms.loading import load_plm
     from tinyattn.predict import load_predictor
+    from tinyattn.tasks.own_metrics import register_metric
 
     __version__: str
 
@@ -36,6 +37,7 @@ __all__ = [
     "load_plm",
     "load_predictor",
     "register_family",
+    "register_metric",
     "run_sweep",
 ]
 
@@ -47,6 +49,7 @@ _MODULES = {
     "Family": "tinyattn.plms.families",
     "load_predictor": "tinyattn.predict",
     "register_family": "tinyattn.plms.families",
+    "register_metric": "tinyattn.tasks.own_metrics",
     "run_sweep": "orchestrator.api",
 }
 """Where each public name is; its module is imported when the name is first used."""

@@ -17,6 +17,7 @@ from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches
 from tinyattn.data.forms import Form, GenerationForm, TaggingForm, TextForm, checked_rows
 from tinyattn.data.patterns import Asking
+from tinyattn.data.scale import Scale
 from tinyattn.data.sequences.tagging import split_words, with_blank_tags
 from tinyattn.data.tokenise import TokenRules, token_types
 from tinyattn.data.tokens import REFERENCES, Rows, Split
@@ -25,7 +26,6 @@ from tinyattn.passes.forward import mixed_outputs, outputs_of
 from tinyattn.passes.generation import answers_of, generated, tags_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.base import Pattern
-from tinyattn.tasks.scale import Scale
 from tinyattn.tasks.sequences import Generation, Template
 from tinyattn.training.model_cache import ModelCache
 

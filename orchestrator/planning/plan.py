@@ -270,8 +270,8 @@ def plan_of(
         UsageError: a value of the space does not fit the PLM or the task, or the data do not fit
             the task. Data or a PLM that are absent are named in the plan.
     """
-    task = find_task(sweep.train.task)
     load_all(sweep.imports)
+    task = find_task(sweep.train.task)
     check_shapes(sweep)
     facts, missing = None, ""
     try:

@@ -22,6 +22,7 @@ from orchestrator.tracking.records import NO_CARVE
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import PeftAdapter, TrainConfig, WarpConfig
 from tinyattn.data.labels import label_remarks, label_rows
+from tinyattn.data.scale import LITERAL, Scale
 from tinyattn.data.tokens import TaskData
 from tinyattn.errors import ConfigError, TinyAttnError
 from tinyattn.methods.allocation import refuse_too_few_steps
@@ -30,7 +31,6 @@ from tinyattn.plms.loading import Plm, empty_plm
 from tinyattn.plms.quantized import saved_bytes
 from tinyattn.plugins import load_all
 from tinyattn.tasks import Task, find_task
-from tinyattn.tasks.scale import LITERAL, Scale
 from tinyattn.training.engine import warmup_steps
 from tinyattn.training.evaluation import evaluation_steps
 from tinyattn.training.losses import row_loss

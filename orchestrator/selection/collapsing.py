@@ -15,11 +15,11 @@ from tinyattn.adapters.experts import CollapseMethod, collapse, collapse_methods
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import Batches, labels_of
 from tinyattn.config import TrainConfig
+from tinyattn.data.scale import LITERAL, Scale
 from tinyattn.data.tokens import Rows
 from tinyattn.passes.forward import outputs_of
 from tinyattn.passes.generation import Answers, answers_of
 from tinyattn.tasks import Task, compute_metrics, is_one_class
-from tinyattn.tasks.scale import LITERAL, Scale
 from tinyattn.training.losses import RowLoss
 from tinyattn.training.model_cache import ModelCache
 

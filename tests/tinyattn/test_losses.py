@@ -16,9 +16,9 @@ from tiny_plm import save_tiny_plm
 
 from tinyattn.adapters.checkpoint import read_state, write_state
 from tinyattn.config import TrainConfig, build
+from tinyattn.data.scale import LITERAL
 from tinyattn.errors import ConfigError, TaskError
 from tinyattn.predict import Predictor
-from tinyattn.tasks.scale import LITERAL
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 

@@ -12,10 +12,9 @@ from tinyattn.config import CLASSIFIER
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.confusion import CONFUSION_METRICS
 from tinyattn.tasks.corpus_metrics import width_of
+from tinyattn.tasks.correlations import CORRELATIONS
 from tinyattn.tasks.sequences import Generation
 
-CLASSIFICATION_METRICS: tuple[str, ...] = tuple(CONFUSION_METRICS)
-REGRESSION_METRICS: tuple[str, ...] = ("pearson", "spearman")
 ENDINGS = (
     ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", ".json", ".json.gz", ".tsv", ".tsv.gz",
     ".txt", ".txt.gz", ".conll", ".arrow",
@@ -216,7 +215,7 @@ class Task:
 
 def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -> None:
     """Raise TaskError unless all metrics suit the task; `num_labels` is None for regression."""
-    allowed = REGRESSION_METRICS if num_labels is None else CLASSIFICATION_METRICS
+    allowed = tuple(CORRELATIONS if num_labels is None else CONFUSION_METRICS)
     if num_labels is not None and num_labels > 2:
         allowed = tuple(metric for metric in allowed if metric != "f1")
     for metric in metrics:
@@ -224,7 +223,8 @@ def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -
             kind = "regression" if num_labels is None else f"{num_labels} labels"
             raise TaskError(
                 f"task '{name}': metric '{metric}' came{did_you_mean(metric, allowed)}; "
-                f"allowed with {kind} are {', '.join(allowed)}"
+                f"allowed with {kind} are {', '.join(allowed)}, and those that a module named by "
+                "--import registers"
             )
 
 

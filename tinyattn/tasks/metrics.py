@@ -10,7 +10,6 @@ labels are constant, F1 where class 1 is neither present nor predicted.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -18,6 +17,8 @@ from tinyattn.errors import DivergedError
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.confusion import CONFUSION_METRICS, confusion
 from tinyattn.tasks.corpus_metrics import columns_of, scores, scores_of
+from tinyattn.tasks.correlations import CORRELATIONS
+from tinyattn.tasks.own_metrics import OWN
 
 
 def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -73,8 +74,8 @@ _OF_VARIATION = ("matthews", "pearson", "spearman")
 
 
 def number_of(name: str, value: float) -> float:
-    """Return a metric as it is shown: in percent, but for NIST and perplexity."""
-    return value if name.startswith(("nist", "perplexity")) else 100 * value
+    """Return a metric as it is shown: in percent, but for NIST, perplexity and one's own."""
+    return value if name.startswith(("nist", "perplexity")) or name in OWN else 100 * value
 
 
 def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
@@ -128,38 +129,3 @@ def is_one_class(task: Task, logits: np.ndarray) -> bool:
 
 RESAMPLES = 50
 """Bootstrap samples; enough for a standard error to one tenth of its value."""
-
-# scipy is imported where it is used: it takes a second, which every command that only looks up a
-# task would wait for.
-
-
-def _pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from scipy.stats import pearsonr
-
-    if _is_constant(labels, predictions):
-        return 0.0
-    return pearsonr(_standardised(labels), _standardised(predictions)).statistic
-
-
-def _spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from scipy.stats import spearmanr
-
-    return 0.0 if _is_constant(labels, predictions) else spearmanr(labels, predictions).statistic
-
-
-def _is_constant(*columns: np.ndarray) -> bool:
-    return any(np.ptp(column) == 0 for column in columns)
-
-
-def _standardised(column: np.ndarray) -> np.ndarray:
-    """Standardise a column; its correlations stay, scipy's warning on tiny differences goes."""
-    column = np.asarray(column, np.float64)
-    centered = column - column.mean()
-    return centered / np.abs(centered).max()
-
-
-CORRELATIONS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
-    "pearson": _pearson,
-    "spearman": _spearman,
-}
-"""Metrics of regression by name: labels [N] and scores [N] to a number."""

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from tinyattn.adapters.checkpoint import GenerationCard, PatternCard, TaskCard
 from tinyattn.config import TrainConfig
+from tinyattn.data.scale import Scale
 from tinyattn.data.tokens import TaskData
-from tinyattn.tasks.scale import Scale
 
 
 def task_card(data: TaskData, config: TrainConfig, scale: Scale) -> TaskCard:

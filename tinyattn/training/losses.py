@@ -13,10 +13,10 @@ from torch import Tensor
 from tinyattn.batching.batches import Batches
 from tinyattn.config import BALANCED, LossConfig, TrainConfig
 from tinyattn.data.labels import TEMPERATURE, label_rows
+from tinyattn.data.scale import LITERAL, Scale, scale_of
 from tinyattn.data.tokens import TaskData
 from tinyattn.errors import ConfigError, did_you_mean
 from tinyattn.tasks import Task
-from tinyattn.tasks.scale import LITERAL, Scale, scale_of
 
 _LEAST = 1e-12  # of a divisor: a step whose rows weigh nothing has the loss 0
 

@@ -35,6 +35,7 @@ from tinyattn.adapters.folder import check_plm, load_weights, read_adapter_for
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import Batches, epoch_order, ranges
 from tinyattn.config import AttentionConfig, TrainConfig, VariantConfig, unnamed
+from tinyattn.data.scale import LITERAL, Scale
 from tinyattn.data.tokens import Rows
 from tinyattn.errors import ConfigError, DivergedError
 from tinyattn.files.object_store import fetched
@@ -46,7 +47,6 @@ from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.segments import segments_of
 from tinyattn.tasks import Task, compute_metrics, is_one_class, noise_of
-from tinyattn.tasks.scale import LITERAL, Scale
 from tinyattn.training.cards import task_card
 from tinyattn.training.engine import (
     build_engine,
