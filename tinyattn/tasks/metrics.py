@@ -18,7 +18,6 @@ from tinyattn.tasks.base import Task
 from tinyattn.tasks.confusion import CONFUSION_METRICS, confusion
 from tinyattn.tasks.corpus_metrics import columns_of, scores, scores_of
 from tinyattn.tasks.correlations import CORRELATIONS
-from tinyattn.tasks.own_metrics import OWN
 
 
 def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -74,8 +73,8 @@ _OF_VARIATION = ("matthews", "pearson", "spearman")
 
 
 def number_of(name: str, value: float) -> float:
-    """Return a metric as it is shown: in percent, but for NIST, perplexity and one's own."""
-    return value if name.startswith(("nist", "perplexity")) or name in OWN else 100 * value
+    """Return a metric as it is shown: in percent, but for NIST and perplexity."""
+    return value if name.startswith(("nist", "perplexity")) else 100 * value
 
 
 def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:

@@ -6,7 +6,8 @@
 
 A module with such a function is named by `--import` or by a sweep's `imports`, and a task's file
 names the metric: `metrics: [cost, accuracy]`. The first metric ranks and is tested, as any other:
-a permutation of two models' rows is scored by its confusion matrix.
+a permutation of two models' rows is scored by its confusion matrix. Scores are shown times 100, as
+those of all metrics are.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ OfCounts: TypeAlias = Callable[[np.ndarray], float]
 OfScores: TypeAlias = Callable[[np.ndarray, np.ndarray], float]
 """Labels [N] and scores [N] to a number."""
 Function: TypeAlias = OfCounts | OfScores
-OWN: set[str] = set()
-"""Names of registered metrics, which are shown as they are and not in percent."""
 _TAKEN = {*CONFUSION_METRICS, *CORRELATIONS, *TAG_METRICS, *TEXT_METRICS}
 
 
@@ -62,7 +61,6 @@ def register_metric(
             )
         else:
             CORRELATIONS[name] = lambda labels, scores: _called(function, name, labels, scores)
-        OWN.add(name)
         return function
 
     return register
