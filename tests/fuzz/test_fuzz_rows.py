@@ -13,8 +13,9 @@ from guard import bounded, damaged_bytes, damaged_json, fresh, refused_or_read
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinyattn.data.reading import read_file
 from tinyattn.data.splits import read_rows
-from tinyattn.tasks.base import Task
+from tinyattn.tasks.base import FileForm, Task
 
 TASK = Task("t", ("a", "b"), ("no", "yes"), None, ("accuracy",))
 SCORED = Task("t", ("a",), None, (0.0, 5.0), ("pearson",))
@@ -52,6 +53,56 @@ def test_csv(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None:
     ends = data.draw(st.sampled_from(["\n", "\r\n", "\r"]))
     content = ends.join(",".join(row) for row in [head, ["x", "y", "1"][: len(head)], *rows])
     _try(data, content.encode(), "rows.csv", task, tmp_path_factory)
+
+
+@bounded
+@given(data=st.data(), task=st.sampled_from([TASK, SCORED]))
+def test_json_documents(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None:
+    value: Any = [ROW, ROW]
+    value = data.draw(st.sampled_from([value, {"data": value}, {"n": 1}, {"a": [], "b": value}]))
+    text = data.draw(damaged_json(value))
+    _try(data, text.encode("utf-8", "surrogatepass"), "rows.json", task, tmp_path_factory)
+
+
+FORMS = [
+    FileForm(),
+    FileForm(separator="@", encoding="latin-1", columns=("a", "b", "label"), quotes=False),
+    FileForm(encoding="utf-16"),
+    FileForm(separator=";", columns=("a",)),
+]
+
+
+@bounded
+@given(data=st.data(), form=st.sampled_from(FORMS), name=st.sampled_from(["a.tsv", "a.txt"]))
+def test_tables_of_other_forms(
+    data: st.DataObject, form: FileForm, name: str, tmp_path_factory: Any
+) -> None:
+    separator = form.separator or data.draw(st.sampled_from(",\t;|"))
+    rows = data.draw(st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=4))
+    text = "\r\n".join(separator.join(row) for row in [["a", "b", "label"], *rows])
+    content = text.encode(form.encoding, "replace")
+    if data.draw(st.booleans()):
+        content = data.draw(damaged_bytes(content))
+    path = fresh(tmp_path_factory) / name
+    path.write_bytes(content)
+    scratch = path.parent / "scratch"
+    refused_or_read(lambda: json.dumps(read_file(path, scratch, form).to_list()), path.parent)
+
+
+@bounded
+@given(data=st.data(), name=st.sampled_from(["a.conll", "a.txt"]))
+def test_words_a_line(data: st.DataObject, name: str, tmp_path_factory: Any) -> None:
+    lines = st.sampled_from(
+        ["a O", "b\tB-X", "", " ", "-DOCSTART-", "a", "a b c", "\u00a0 O", "\r"]
+    )
+    text = "\n".join(["x O", *data.draw(st.lists(lines, max_size=8))])
+    content = text.encode()
+    if data.draw(st.booleans()):
+        content = data.draw(damaged_bytes(content))
+    path = fresh(tmp_path_factory) / name
+    path.write_bytes(content)
+    tags = Task("t", ("words",), ("O", "B-X"), None, ("entity_f1",), "tags", tagging=True)
+    refused_or_read(lambda: json.dumps(read_rows(path, tags).to_list()), path.parent)
 
 
 _COLUMNS: list[pa.Array] = [

@@ -142,7 +142,8 @@ def read_rows(path: Path, task: Task) -> datasets.Dataset:
         StorageError: there is no scratch space to read it.
     """
     with _scratch(str(path)) as scratch:
-        return checked_rows(read_file(path, scratch), task, str(path), labelled=False)
+        rows = read_file(path, scratch, words=task.tagging)
+        return checked_rows(rows, task, str(path), labelled=False)
 
 
 @dataclass(frozen=True)
