@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 from guard import bounded, damaged_bytes, damaged_json, fresh, refused_or_read
@@ -123,6 +125,22 @@ def test_parquet(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression=data.draw(st.sampled_from(["none", "snappy", "zstd"])))
     _try(data, sink.getvalue().to_pybytes(), "rows.parquet", task, tmp_path_factory)
+
+
+@bounded
+@given(data=st.data())
+def test_arrow(data: st.DataObject, tmp_path_factory: Any) -> None:
+    columns = [data.draw(st.sampled_from(_COLUMNS)) for _ in range(3)]
+    folder = fresh(tmp_path_factory)
+    rows = datasets.Dataset(pa.Table.from_arrays(columns, names=["a", "b", "label"]))
+    with contextlib.suppress(Exception):  # what datasets cannot write, nobody brings
+        rows.save_to_disk(str(folder / "saved"))
+    for file in sorted(folder.glob("saved/*")):
+        if data.draw(st.booleans()):
+            file.write_bytes(data.draw(damaged_bytes(file.read_bytes())))
+        if file.suffix == ".arrow":
+            read(file, TASK)
+    read(folder / "saved", TASK)
 
 
 def _try(data: st.DataObject, content: bytes, name: str, task: Task, factory: Any) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tinyattn.data.reading.bounds import blocks_of, look_at_parquet
 from tinyattn.data.reading.conll import read_conll
-from tinyattn.data.reading.folders import read_folder
+from tinyattn.data.reading.folders import loaded, read_folder
 from tinyattn.data.reading.json_rows import read_document, read_lines
 from tinyattn.data.reading.tables import read_table
 from tinyattn.errors import StorageError, TaskError
@@ -71,7 +71,7 @@ def _parse(path: Path, form: FileForm, words: bool) -> datasets.Dataset:
         return read_folder(path, form)
     if ending == ".arrow":
         with open_file(path):  # refuses what is no ordinary file
-            return datasets.Dataset.from_file(str(path))
+            return loaded(lambda: datasets.Dataset.from_file(str(path)))
     if ending == ".conll" or (ending == ".txt" and words):
         return datasets.Dataset(read_conll(path, form))
     if ending == ".jsonl":

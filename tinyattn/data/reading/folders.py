@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import datasets
@@ -30,7 +30,7 @@ def read_folder(path: Path, form: FileForm) -> datasets.Dataset:
         OSError: a file cannot be read.
     """
     if (path / SAVED).is_file():
-        return datasets.Dataset.load_from_disk(str(path))
+        return loaded(lambda: datasets.Dataset.load_from_disk(str(path)))
     texts, labels, ids = [], [], []
     for file in files_of(path):
         texts.append("".join(text for _, text in blocks_of(file, form.encoding)))
@@ -42,6 +42,21 @@ def read_folder(path: Path, form: FileForm) -> datasets.Dataset:
             "in it, or one that datasets' save_to_disk wrote"
         )
     return datasets.Dataset(pa.table({TEXT: texts, LABEL: labels, ID: ids}))
+
+
+def loaded(load: Callable[[], datasets.Dataset]) -> datasets.Dataset:
+    """Return a Dataset that is memory-mapped from Arrow files, whose every cell was looked at.
+
+    Raises:
+        UnfitError: they are damaged.
+    """
+    try:
+        rows = load()
+        rows.data.table.validate(full=True)
+    except Exception as error:  # datasets', pyarrow's, or a key that its notes lack
+        said = str(error).splitlines() or [type(error).__name__]
+        raise UnfitError(f"no Arrow file of datasets: {said[0]}") from None
+    return rows
 
 
 def files_of(path: Path) -> Iterator[Path]:
