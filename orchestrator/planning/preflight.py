@@ -111,6 +111,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         selects_from=_selects_from(sweep, data),
         label_rows=label_rows(data.task, fewest),
         patterns=tuple(asked),
+        plm_notes=plm.notes,
     )
 
 

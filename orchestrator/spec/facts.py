@@ -38,6 +38,8 @@ class Facts:
     """How many of these rows each label has; empty: a regression."""
     patterns: tuple[str, ...] = ()
     """The patterns that rows may be asked by, each with its words, in words."""
+    plm_notes: tuple[str, ...] = ()
+    """Remarks on what the PLM's files hold and is not used."""
 
     @property
     def absent_labels(self) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from tinyattn.plms.transformers_compat import (
     further_layer,
     product_weight,
     revision_of,
+    without_adapters,
 )
 
 
@@ -42,6 +44,25 @@ def test_a_plm_calls_the_attention_that_is_named_within_the_block_alone(
     assert len(calls) == plm.config.num_hidden_layers
     plm(input_ids=ids)
     assert len(calls) == plm.config.num_hidden_layers
+
+
+def test_an_adapter_beside_the_weights_is_applied_outside_of_the_block_alone(
+    build_plm: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    """Else transformers has changed: no block would be needed, or another."""
+    build_plm("bert").save_pretrained(tmp_path)
+    adapted = peft.get_peft_model(build_plm("bert"), peft.LoraConfig(target_modules=["query"]))
+    adapted.save_pretrained(tmp_path)
+
+    def names() -> list[str]:
+        return [name for name, _ in AutoModel.from_pretrained(tmp_path).named_parameters()]
+
+    with without_adapters():
+        assert not any("lora" in name for name in names())
+        with without_adapters():
+            pass
+        assert not any("lora" in name for name in names())
+    assert any("lora" in name for name in names())
 
 
 def test_a_plm_from_the_hub_has_the_commit_that_it_was_loaded_from(
