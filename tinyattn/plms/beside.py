@@ -16,16 +16,15 @@ import transformers
 from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from tinyattn.errors import PlmError
+from tinyattn.plms.transformers_compat import choose_plain_attention
 
 ADAPTER_CONFIG = "adapter_config.json"
 _CODE_OF = {
-    "config.json": ("AutoConfig", "AutoModel"),
+    "config.json": ("AutoConfig", "AutoModel", "AutoTokenizer"),
     "tokenizer_config.json": ("AutoConfig", "AutoTokenizer"),
 }
 """Files that may name code (`auto_map`), and the beginnings of what they name it for."""
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-_ATTENTION = (None, "eager", "sdpa")
-"""Forms of attention that a configuration may choose; others need packages or kernels."""
 
 
 def beside(source: Mapping[str, Any], file: str) -> Path | None:
@@ -102,15 +101,16 @@ def code_notes(source: Mapping[str, Any], name: str) -> list[str]:
         PlmError: code is named that transformers has no classes for, which is never run.
     """
     kind, notes = _fields(beside(source, "config.json")).get("model_type"), []
+    known = CONFIG_MAPPING[kind] if isinstance(kind, str) and kind in CONFIG_MAPPING else None
+    if known is not None and not known.__module__.startswith("transformers."):
+        return []  # a plugin has given transformers its own classes, which come first
     for file, starts in _CODE_OF.items():
         named = _code(_fields(beside(source, file)).get("auto_map"), starts)
         if not named:
             continue
         listed = ", ".join(named)
-        is_known = kind in CONFIG_MAPPING and all(
-            hasattr(transformers, reference.rpartition(".")[2]) for reference in named
-        )
-        if not is_known:
+        classes = (reference.rpartition(".")[2] for reference in named)
+        if known is None or not all(hasattr(transformers, one) for one in classes):
             raise PlmError(
                 f"PLM '{name}' cannot be loaded: its {file} names code of its own ({listed}), "
                 "which is never run here; use a PLM whose family transformers has itself, or, "
@@ -146,8 +146,7 @@ def plain(config: PretrainedConfig) -> PretrainedConfig:
     """
     wanted: Any = config
     wanted.return_dict, wanted.output_hidden_states = True, False
-    if wanted._attn_implementation not in _ATTENTION:
-        wanted._attn_implementation = None
+    choose_plain_attention(config)
     if getattr(wanted, "output_attentions", False):
         wanted.output_attentions = False
     rows, pad = getattr(wanted, "vocab_size", None), getattr(wanted, "pad_token_id", None)

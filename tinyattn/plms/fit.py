@@ -41,8 +41,8 @@ def refuse_other_weights(info: Mapping[str, Any], name: str) -> None:
             for key, came, wanted in differ
         )
         raise PlmError(
-            f"PLM '{name}': {len(differ)} of the weights in its files have not the size that its "
-            f"config.json says: {sizes}; restore the config.json that was saved with the weights"
+            f"PLM '{name}': {len(differ)} of the weights in its files do not have the size that "
+            f"its config.json says: {sizes}; restore the config.json that was saved with them"
         )
     if missing := missing_weights(info):
         raise PlmError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations import peft
 from transformers.models.auto import auto_factory
@@ -65,6 +65,18 @@ def attention_named(plm: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+def choose_plain_attention(config: PretrainedConfig) -> None:
+    """Let a PLM of this configuration compute attention by torch alone.
+
+    A config.json may name a package or a repository of kernels, which transformers loads: code. The
+    setting is public as an argument of `from_pretrained`, whose None leaves what the file says.
+    (transformers 5.11, 5.23)
+    """
+    named: Any = config
+    if named._attn_implementation not in (None, "eager", "sdpa"):
+        named._attn_implementation = None
 
 
 def revision_of(plm: PreTrainedModel) -> str | None:
