@@ -58,6 +58,8 @@ def train_alone(
                 else ""
             )
         )
+        for note in trainer.plm.notes:
+            say(f"note: {note}")
         if cut := trainer.data.truncated:
             fewer = ", or asked with fewer examples" if config.examples else ""
             say(f"note: {cut:,} of all rows are longer than the adapter reads and were cut{fewer}")

@@ -210,6 +210,8 @@ def _say_remarks(sweeps: Mapping[str, Sweep], facts: Mapping[str, Facts], places
     first = next(iter(sweeps.values()))
     if cluster_of(places.on) is None and (slow := Cores().slow_bf16(first)):
         echo(f"note: {slow}")
+    for note in dict.fromkeys(note for own in facts.values() for note in own.plm_notes):
+        echo(f"note: {note}")
     for name, sweep in sweeps.items():
         for remark in remarks(sweep, facts[name].fewest_rows, facts[name].absent_labels):
             echo(f"note: {name}: {remark}" if name else f"note: {remark}")

@@ -158,6 +158,8 @@ class Plan:
             yield f"missing     {self.missing}"
         if self.hours_there is not None:
             yield f"time        {duration(self.hours_there)} on {self.capacity.name}"
+        for note in facts.plm_notes if facts else ():
+            yield f"note        {note}"
         absent = facts.absent_labels if facts else []
         for remark in remarks(sweep, facts.fewest_rows if facts else self.train_rows, absent):
             yield f"note        {remark}"

@@ -118,6 +118,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         label_rows=label_rows(data.task, fewest),
         patterns=tuple(asked),
         targets=_targets(data, sweep, loss.scale),
+        plm_notes=plm.notes,
     )
 
 

@@ -40,6 +40,8 @@ class Facts:
     """How labels are read, or what scores are learned as; empty: nothing is to be said."""
     patterns: tuple[str, ...] = ()
     """The patterns that rows may be asked by, each with its words, in words."""
+    plm_notes: tuple[str, ...] = ()
+    """Remarks on what the PLM's files hold and is not used."""
 
     @property
     def absent_labels(self) -> list[str]:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
 import transformers
 from huggingface_hub import constants
 from torch import nn
-from transformers import AttentionInterface, AutoModel, DynamicCache, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModel, DynamicCache, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tinyattn.errors import PlmError
 from tinyattn.plms.loading import load_plm
 from tinyattn.plms.transformers_compat import (
     attention_named,
+    choose_plain_attention,
     further_layer,
     product_weight,
     revision_of,
+    without_adapters,
 )
 
 
@@ -42,6 +46,39 @@ def test_a_plm_calls_the_attention_that_is_named_within_the_block_alone(
     assert len(calls) == plm.config.num_hidden_layers
     plm(input_ids=ids)
     assert len(calls) == plm.config.num_hidden_layers
+
+
+def test_an_adapter_beside_the_weights_is_applied_outside_of_the_block_alone(
+    build_plm: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    """Else transformers has changed: no block would be needed, or another."""
+    build_plm("bert").save_pretrained(tmp_path)
+    adapted = peft.get_peft_model(build_plm("bert"), peft.LoraConfig(target_modules=["query"]))
+    adapted.save_pretrained(tmp_path)
+
+    def names() -> list[str]:
+        return [name for name, _ in AutoModel.from_pretrained(tmp_path).named_parameters()]
+
+    with without_adapters():
+        assert not any("lora" in name for name in names())
+        with without_adapters():
+            pass
+        assert not any("lora" in name for name in names())
+    assert any("lora" in name for name in names())
+
+
+def test_attention_that_a_config_names_is_not_loaded(
+    build_plm: Callable[..., PreTrainedModel], tmp_path: Path
+) -> None:
+    build_plm("bert").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    for named, wanted in (("someone/kernel", "sdpa"), ("eager", "eager")):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "attn_implementation": named}))
+        config = AutoConfig.from_pretrained(tmp_path)
+        assert config._attn_implementation == named
+        choose_plain_attention(config)
+        model = AutoModel.from_pretrained(tmp_path, config=config)
+        assert model.config._attn_implementation == wanted
 
 
 def test_a_plm_from_the_hub_has_the_commit_that_it_was_loaded_from(

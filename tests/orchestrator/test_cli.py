@@ -563,6 +563,37 @@ def test_training_says_how_many_rows_are_cut(here: Path, tmp_path_factory: Any) 
     assert "were cut" not in said("max_length=43") + said("max_length=46", "examples=1")
 
 
+def test_what_a_plm_holds_and_is_not_used_is_told_by_check_and_train(here: Path, tiny: str) -> None:
+    plm = here / "plm"
+    shutil.copytree(tiny, plm)
+    (plm / "adapter_config.json").write_text('{"base_model_name_or_path": "x"}')
+    fields = json.loads((plm / "config.json").read_text())
+    write_yaml(plm / "config.json", fields | {"num_hidden_layers": 1})
+    checked = run("sweep", "check", "agreement", f"plm={plm}", "max_length=32")
+    trained = run("train", *SHORT, f"plm={plm}")
+    for said in (checked.stdout, trained.stdout):
+        (layers,) = [line for line in said.splitlines() if "encoder.layer.1 (16)" in line]
+        (adapter,) = [line for line in said.splitlines() if "adapter_config.json" in line]
+        assert layers.startswith("note")
+        assert adapter.startswith("note")
+    assert trained.exit_code == 0
+
+
+@pytest.mark.parametrize("words", [("sweep", "check", "agreement"), ("train", *SHORT)])
+def test_a_token_without_an_embedding_is_refused_before_training(
+    here: Path, tiny: str, words: tuple[str, ...]
+) -> None:
+    from transformers import AutoTokenizer
+
+    shutil.copytree(tiny, here / "plm")
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    tokenizer.add_tokens(["<user>"])
+    tokenizer.save_pretrained(here / "plm")
+    message = refused(2, *words, "plm=plm")
+    assert "'<user>' (id 30522)" in message
+    assert message.count("\n") == 1
+
+
 def test_output_below_a_regular_file_shows_before_training(here: Path, tiny: str) -> None:
     (here / "file").write_text("")
     result = run("train", *SHORT, f"plm={tiny}", "--output", here / "file" / "out")

@@ -96,6 +96,18 @@ def test_hidden_states_are_those_of_the_dense_matrices(
         assert error < (0.01 if precision == "int8" else 0.11), name  # far apart where transposed
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_matrix_of_another_size_than_the_config_says_is_named(
+    build_plm: Any, precision: str, tmp_path: Path
+) -> None:
+    """transformers compares no sizes of matrices that it quantizes, and LLaMA's have no biases."""
+    folder = save_base(tmp_path / "llama", build_plm, "llama")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 48}))
+    with pytest.raises(PlmError, match=r"mlp\.gate_proj\.weight has 384 .* wants 48 x 16"):
+        load_plm(str(folder), precision)
+
+
 @pytest.mark.parametrize(
     ("method", "kind", "precision"),
     [

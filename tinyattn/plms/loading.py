@@ -28,6 +28,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForTextEncoding,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -35,7 +36,15 @@ from transformers import (
 from tinyattn.config import QUANTIZED
 from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
+from tinyattn.plms.beside import adapter_notes, code_notes, plain, refuse_adapter_alone
 from tinyattn.plms.families import Family, family_of
+from tinyattn.plms.fit import (
+    fit_tokens,
+    is_pooler,
+    left_out,
+    missing_weights,
+    refuse_other_weights,
+)
 from tinyattn.plms.lm_head import (
     LmHead,
     MlmHead,
@@ -51,7 +60,7 @@ from tinyattn.plms.quantized import (
     replace_products,
     stored_precision,
 )
-from tinyattn.plms.transformers_compat import revision_of
+from tinyattn.plms.transformers_compat import revision_of, without_adapters
 from tinyattn.telemetry import switch_telemetry_off
 
 MINILM = "minilm"
@@ -118,6 +127,8 @@ class Plm:
     """Number format of its weights: `fp32`, `bf16`, or with quantized matrices `int8`, `nf4`."""
     memo: PlmMemo = field(default_factory=PlmMemo, compare=False, repr=False)
     """Every AdaptedModel on this PLM is given it."""
+    notes: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """Remarks on what its files hold and is not used: weights, an adapter, code, tokens."""
 
     @cached_property
     def digest(self) -> str:
@@ -176,31 +187,55 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
             plms/quantized.py.
 
     Raises:
-        PlmError: it cannot be found or read, its family is unknown, or weights are missing.
+        PlmError: it cannot be found or read, its family is unknown, it needs code of its own, or
+            weights, configuration and tokenizer do not fit together.
         ConfigError: as `quantizing_options`.
     """
     config = read_config(name)
-    auto = _auto_class(config)
     options: dict[str, Any] = {"dtype": DTYPES[precision], "config": config}
     options |= quantizing_options(name, config, precision)
     with _loading(name) as source:
-        # Where peft is installed, a look-up for its files asks the hub whatever `source` says.
-        options["adapter_kwargs"] = {"local_files_only": source["local_files_only"]}
-        model, info = auto.from_pretrained(**source, **options, output_loading_info=True)
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model, info = _from_files(_auto_class(config), source, **options)
+        refuse_other_weights(info, name)
+        tokenizer = _tokenizer(source)
+        notes = [*code_notes(source, name), *adapter_notes(source, name)]
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of no files
         raise PlmError(f"PLM '{name}' has no tokenizer files (tokenizer.json or a vocabulary)")
-    missing = [key for key in info["missing_keys"] if not _is_pooler(key)]
-    if missing:
-        raise PlmError(
-            f"PLM '{name}': its weight file lacks {len(missing)} weights ({missing[0]}, ...), "
-            "which would be random; use a complete copy"
-        )
+    notes += left_out(info, model, name)
+    notes += fit_tokens(tokenizer, _embedded(model), name)
     if precision in QUANTIZED:
         replace_products(model, name)
     model.eval().requires_grad_(False)
     revision = revision_of(model) or "local"
-    return Plm(name, model, tokenizer, fingerprint(model), revision, precision)
+    return Plm(name, model, tokenizer, fingerprint(model), revision, precision, notes=tuple(notes))
+
+
+def _from_files(auto: Any, source: dict[str, Any], **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Return what a class of transformers loads of a PLM's weights, and its loading info.
+
+    Nothing else of the files is applied: no adapter, no code, no settings of generation. Weights of
+    another size are left random, and in the info.
+    """
+    with without_adapters():
+        found: tuple[Any, dict[str, Any]] = auto.from_pretrained(
+            **source,
+            **options,
+            trust_remote_code=False,
+            generation_config=GenerationConfig(),
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    return found
+
+
+def _tokenizer(source: dict[str, Any]) -> Any:
+    return AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
+
+
+def _embedded(model: PreTrainedModel) -> int:
+    """Return the rows of a base model's input embeddings."""
+    words: Any = model.get_input_embeddings()
+    return len(words.weight)
 
 
 def package_of(name: str) -> str | None:
@@ -212,11 +247,13 @@ def find_plm(name: str) -> str:
     """Return the folder or hub name to load `name` from.
 
     Raises:
-        PlmError: MiniLM is not installed, or `name` is the path of a folder that is not there.
+        PlmError: MiniLM is not installed, or `name` is the path of a folder that is not there or
+            holds an adapter alone.
     """
     if name not in _MINILM_NAMES:
         folder = Path(name).expanduser()
         if folder.is_dir():
+            refuse_adapter_alone({"pretrained_model_name_or_path": str(folder)}, name)
             if not (folder / "config.json").is_file():
                 raise AbsentPlmError(
                     f"PLM '{name}' cannot be loaded: {folder} holds no config.json"
@@ -304,12 +341,13 @@ def read_config(name: str) -> PretrainedConfig:
     """Return a PLM's configuration without loading weights; that of the paper's PLMs is built in.
 
     Raises:
-        PlmError: the PLM is not found, or its configuration cannot be read.
+        PlmError: the PLM is not found, its configuration cannot be read, or needs code of its own.
     """
     try:
         with _loading(name) as source:
-            return AutoConfig.from_pretrained(**source)
-    except PlmError:
+            code_notes(source, name)  # refuses code before transformers asks whether to run it
+            return plain(AutoConfig.from_pretrained(**source, trust_remote_code=False))
+    except AbsentPlmError:
         owner = next((owner for owner in _OWNERS if name.startswith(owner)), "")
         shape = _KNOWN_SHAPES.get(name.removeprefix(owner))
         if shape is None:
@@ -401,14 +439,12 @@ def _load_head(plm: PreTrainedModel) -> LmHead:
     if not Path(name).is_dir():  # the hub may have newer files by now
         options["revision"] = revision_of(plm)
     with _loading(name) as source:
-        options["adapter_kwargs"] = {"local_files_only": source["local_files_only"]}
-        loaded: Any = auto.from_pretrained(**source, **options, output_loading_info=True)
-        mask = AutoTokenizer.from_pretrained(**source).mask_token_id
-    whole, info = loaded
-    missing = sorted(key for key in info["missing_keys"] if not _is_pooler(key))
-    if missing:
+        whole, info = _from_files(auto, source, **options)
+        mask = _tokenizer(source).mask_token_id
+    if missing := missing_weights(info):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise PlmError(f"PLM '{name}' has no {what}: its files lack {missing[0]}{more}; {_NO_HEAD}")
+    refuse_other_weights(info, name)
     if mask is None and not causal:
         raise PlmError(f"PLM '{name}' has no [MASK]: its tokenizer names none; {_NO_HEAD}")
     whole.to(plm.device)
@@ -482,16 +518,12 @@ def _weights(model: PreTrainedModel) -> list[tuple[str, nn.Parameter]]:
     Checkpoints often lack the pooler, which is then random, and no adapter reads it.
     """
     found = model.base_model.named_parameters()
-    return [(name, weight) for name, weight in found if not _is_pooler(name)]
+    return [(name, weight) for name, weight in found if not is_pooler(name)]
 
 
 def _bytes_of(weight: Tensor) -> memoryview:
     data: memoryview = weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
     return data
-
-
-def _is_pooler(key: str) -> bool:
-    return "pooler." in key
 
 
 @contextlib.contextmanager
@@ -503,13 +535,17 @@ def _loading(name: str) -> Iterator[dict[str, Any]]:
     switch_telemetry_off()
     place = find_plm(name)
     local = Path(place).is_dir() or not _hub_answers()
+    source = {"pretrained_model_name_or_path": place, "local_files_only": local}
     verbosity = transformers.logging.get_verbosity()
     had_bars = transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
-        yield {"pretrained_model_name_or_path": place, "local_files_only": local}
+        yield source
+    except PlmError:
+        raise
     except Exception as error:  # the hub, safetensors and tokenizers each have types of their own
+        refuse_adapter_alone(source, name)
         reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
         if local and not Path(place).is_dir():
             reason = f"the hub cannot be reached, and the cache here does not hold it ({reason})"

@@ -171,7 +171,7 @@ def replace_products(plm: PreTrainedModel, name: str) -> None:
     """Replace bitsandbytes' modules of a PLM by those whose products are computed here.
 
     Raises:
-        PlmError: none of its modules was quantized.
+        PlmError: none of its modules was quantized, or one has not the size that its files have.
     """
     found = {
         path: (module, stored)
@@ -184,6 +184,7 @@ def replace_products(plm: PreTrainedModel, name: str) -> None:
             "precision=fp32"
         )
     for path, (module, stored) in found.items():
+        _refuse_other_size(path, module, stored, name)
         own = QuantizedLinear(
             stored, module.out_features, module.in_features, module.bias, plm.dtype
         )
@@ -191,6 +192,17 @@ def replace_products(plm: PreTrainedModel, name: str) -> None:
     quantizer: Any = getattr(plm, "hf_quantizer", None)
     if quantizer is not None:  # else transformers and peft take it for one of bitsandbytes
         quantizer.remove_quantization_config(plm)
+
+
+def _refuse_other_size(path: str, module: nn.Linear, stored: Stored, name: str) -> None:
+    """Raise PlmError unless a matrix has as many numbers as its module wants."""
+    came = stored.packed.numel() * (2 if stored.block else 1)  # in 4 bits a byte holds two
+    outputs, inputs = module.out_features, module.in_features
+    if came - outputs * inputs not in (0, 1 if stored.block else 0):
+        raise PlmError(
+            f"PLM '{name}': {path}.weight has {came:,} numbers in its files, its config.json wants "
+            f"{outputs} x {inputs}; restore the config.json that was saved with the weights"
+        )
 
 
 def plm_size(plm: nn.Module) -> int:

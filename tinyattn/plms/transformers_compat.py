@@ -7,15 +7,48 @@ tests/compat/test_transformers_compat.py fails where transformers changes one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations import peft
+from transformers.models.auto import auto_factory
 from transformers.pytorch_utils import Conv1D
+
+_WEIGHTS_ALONE = contextvars.ContextVar("weights_alone", default=False)
+
+
+@contextlib.contextmanager
+def without_adapters() -> Iterator[None]:
+    """Within the block this thread's `from_pretrained` loads weights and applies no adapter.
+
+    Where peft is installed it looks for adapter_config.json beside the weights, for which there is
+    no switch. Both modules that look have `find_adapter_config_file` as a name of their own.
+    (transformers 5.11, 5.23)
+    """
+    modules: tuple[Any, ...] = (auto_factory, peft)
+    for module in modules:
+        if not hasattr(module.find_adapter_config_file, "__wrapped__"):
+            module.find_adapter_config_file = _unless_alone(module.find_adapter_config_file)
+    token = _WEIGHTS_ALONE.set(True)
+    try:
+        yield
+    finally:
+        _WEIGHTS_ALONE.reset(token)
+
+
+def _unless_alone(find: Callable[..., str | None]) -> Callable[..., str | None]:
+    @functools.wraps(find)
+    def found(*args: Any, **options: Any) -> str | None:
+        return None if _WEIGHTS_ALONE.get() else find(*args, **options)
+
+    return found
 
 
 @contextlib.contextmanager
@@ -32,6 +65,18 @@ def attention_named(plm: PreTrainedModel, name: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = before
+
+
+def choose_plain_attention(config: PretrainedConfig) -> None:
+    """Let a PLM of this configuration compute attention by torch alone.
+
+    A config.json may name a package or a repository of kernels, which transformers loads: code. The
+    setting is public as an argument of `from_pretrained`, whose None leaves what the file says.
+    (transformers 5.11, 5.23)
+    """
+    named: Any = config
+    if named._attn_implementation not in (None, "eager", "sdpa"):
+        named._attn_implementation = None
 
 
 def revision_of(plm: PreTrainedModel) -> str | None:
