@@ -106,8 +106,10 @@ class TaskCard(Settings):
 
     tagging: bool = False
     """Whether each word of a row has a label."""
+    group_column: Name | None = None
+    """Column that names rows which belong together, where the task has one."""
 
-    later_keys = frozenset({"pattern", "examples", "generation", "tagging"})
+    later_keys = frozenset({"pattern", "examples", "generation", "tagging", "group_column"})
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

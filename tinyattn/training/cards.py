@@ -29,4 +29,5 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
         if own is None
         else GenerationCard(template=own.template.text, length=own.length, beams=own.beams),
         tagging=task.tagging,
+        group_column=task.group_column,
     )
