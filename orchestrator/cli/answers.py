@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -205,7 +206,7 @@ def _rows_of(file: Path, form: str | None) -> Iterator[Path]:
         path = Path(scratch) / f"rows.{form or 'jsonl'}"
         try:
             with path.open("wb") as kept:
-                shutil.copyfileobj(click.get_binary_stream("stdin"), kept)
+                shutil.copyfileobj(sys.stdin.buffer, kept)
         except OSError as error:
             raise StorageError(f"{_STDIN}: no space for a copy of it: {error}") from None
         try:

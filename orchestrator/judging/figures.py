@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def drawn(found: Evaluation) -> dict[str, Drawn]:
     return figures
 
 
-def _reliability(lines: dict[str, Sequence[Bin]]) -> Drawn:
+def _reliability(lines: Mapping[str, Sequence[Bin]]) -> Drawn:
     """Draw accuracy against probability, and how many rows each bin has."""
     figure = Figure(figsize=(0.75 * WIDTH, 5.6), layout="constrained")
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -74,12 +74,15 @@ def _confusion(found: Confusion) -> Drawn:
     side = max(2.6, 0.42 * len(names))
     figure = Figure(figsize=(min(1.5 * WIDTH, side + 2.2), side + 1.2), layout="constrained")
     axes = figure.subplots()
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    places = np.arange(len(names))
+    axes.pcolormesh(places, places, shares, cmap="Blues", vmin=0, vmax=1, shading="nearest")
+    axes.invert_yaxis()
+    axes.set_aspect("equal")
     for (label, answer), count in np.ndenumerate(counts):
         colour = "white" if shares[label, answer] > _DARK else INK
         axes.text(answer, label, f"{count:,}", ha="center", va="center", color=colour, fontsize=8)
-    axes.set_xticks(range(len(names)), short, rotation=45, ha="right", fontsize=8)
-    axes.set_yticks(range(len(names)), short, fontsize=8)
+    axes.set_xticks(places, short, rotation=45, ha="right", fontsize=8)
+    axes.set_yticks(places, short, fontsize=8)
     axes.set(xlabel="answer", ylabel="label")
     axes.grid(visible=False)
     told = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 from rich.text import Text
@@ -21,6 +21,8 @@ _PAIRS = 20
 """Most confusions that are listed in its place."""
 _LETTERS = 80
 """Letters of a text that a terminal shows."""
+_WORDS = ("", "id", "text", "label", "answer")
+"""Columns that are aligned on the left, beside the first."""
 _SLICES = 50
 """Most values of a column that a terminal shows."""
 
@@ -44,24 +46,35 @@ def printable(text: str) -> str:
     )
 
 
-def tables(found: Evaluation, letters: int = _LETTERS) -> Iterator[Cells]:
-    """Yield the tables of an evaluation; those of another kind of task are left out.
+def tables(found: Evaluation, letters: int = _LETTERS) -> list[Cells]:
+    """Return the tables of an evaluation; those of another kind of task are left out.
 
     Args:
         found: the evaluation.
         letters: most letters of a row's text.
     """
+    return [_trimmed(cells) for cells in _tables(found, letters)]
+
+
+def _trimmed(cells: Cells) -> Cells:
+    """Return a table without its column for reasons where there are none."""
+    if cells.head[-1] or any(row[-1] for row in cells.rows):
+        return cells
+    return replace(cells, head=cells.head[:-1], rows=tuple(row[:-1] for row in cells.rows))
+
+
+def _tables(found: Evaluation, letters: int) -> Iterator[Cells]:
     yield Cells("Scores", ("metric", "value", "95 % interval", ""), _measures(found.metrics))
     for column, slices in found.slices.items():
         metric, rows = found.metrics[0].name, tuple(map(_slice, slices))
         head = (printable(column), "rows", metric, "95 % interval", "")
         yield Cells(f"By {printable(column)}", head, rows)
     if found.classes:
-        head = ("label", "precision", "recall", "F1", "rows", "answered")
-        yield Cells("Classes", head, tuple(map(_shares, found.classes)))
+        names = ("label", "precision", "recall", "F1", "rows", "answered")
+        yield Cells("Classes", names, tuple(map(_shares, found.classes)))
     if found.entities:
-        head = ("type", "precision", "recall", "F1", "entities", "answered")
-        yield Cells("Entities", head, tuple(map(_shares, found.entities)))
+        names = ("type", "precision", "recall", "F1", "entities", "answered")
+        yield Cells("Entities", names, tuple(map(_shares, found.entities)))
     if found.confusion is not None:
         yield _confusion(found.confusion)
     if found.calibration is not None:
@@ -104,7 +117,7 @@ def render(found: Evaluation) -> list[Table | Text]:
     for cells in tables(found):
         table = Table(title=Text(cells.title), title_justify="left", header_style="bold")
         for place, name in enumerate(cells.head):
-            is_text = place == 0 or name in ("", "text", "answer", "id")
+            is_text = place == 0 or name in _WORDS
             table.add_column(Text(name), justify="left" if is_text else "right")
         for row in cells.rows[:_SLICES]:
             table.add_row(*map(Text, row))

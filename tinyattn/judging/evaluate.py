@@ -65,7 +65,7 @@ def evaluate(
         source=own.source,
         rows=len(own),
         units=len(np.unique(units)),
-        drawn_by="rows of like texts" if group is None else f"the column '{group}'",
+        drawn_by="like texts" if group is None else f"the column '{group}'",
         metrics=_measures(answers, answers.metrics, everything, units),
         slices={column: _slices(answers, units, held) for column, held in values.items()},
         notes=_cut(split.truncated),
