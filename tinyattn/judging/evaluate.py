@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -108,11 +107,14 @@ def _values(rows: LabelledRows, column: str) -> list[str | None]:
 
 def _slices(answers: Answers, units: np.ndarray, values: Sequence[str | None]) -> tuple[Slice, ...]:
     """Return the primary metric of the rows with each value, the most frequent value first."""
-    found, primary = [], answers.metrics[:1]
-    for value, count in Counter(values).most_common():
-        rows = np.array([row for row, other in enumerate(values) if other == value])
-        found.append(Slice(value, count, *_measures(answers, primary, rows, units)))
-    return tuple(found)
+    rows_of: dict[str | None, list[int]] = {}
+    for row, value in enumerate(values):
+        rows_of.setdefault(value, []).append(row)
+    primary = answers.metrics[:1]
+    return tuple(
+        Slice(value, len(rows), *_measures(answers, primary, np.array(rows), units))
+        for value, rows in sorted(rows_of.items(), key=lambda item: -len(item[1]))
+    )
 
 
 def _unjudged(

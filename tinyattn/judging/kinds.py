@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from tinyattn.data.tokens import REFERENCES, Split
+from tinyattn.errors import AdapterError
 from tinyattn.judging.bootstrap import Scorer, measures
 from tinyattn.judging.calibration import calibration
 from tinyattn.judging.evaluation import Evaluation, Kind, WrongRow
@@ -34,7 +35,7 @@ from tinyattn.judging.tables import (
 )
 from tinyattn.predict import Predictor
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.corpus_metrics import TAG_METRICS, columns_of
+from tinyattn.tasks.corpus_metrics import TAG_METRICS, TEXT_METRICS, columns_of
 from tinyattn.tasks.tags import spells_entities, tag_statistics
 
 
@@ -207,7 +208,8 @@ class Summed:
         answers = predictor.predict_split(split)
         tags = [answer["tags"] for answer in answers], tags_of(rows, task)
         fit = TAG_METRICS if spells_entities(task.labels or ()) else ("token_accuracy",)
-        names = tuple(dict.fromkeys([*task.metrics, *fit]))
+        own = [name for name in task.metrics if name in TAG_METRICS]
+        names = tuple(dict.fromkeys([*own, *fit]))
         return cls("tagging", names, tag_statistics(names, *tags), tags)
 
     @classmethod
@@ -215,9 +217,14 @@ class Summed:
         """Generate a text for each row, tokenised as `split`."""
         from tinyattn.tasks.texts import statistics_of  # loads the packages of metrics
 
-        names = predictor.task.metrics
+        names = tuple(name for name in predictor.task.metrics if name in TEXT_METRICS)
+        if not names:
+            raise AdapterError(
+                f"the adapter's card names the metrics {', '.join(predictor.task.metrics)}; "
+                f"expected some of {', '.join(TEXT_METRICS)}"
+            )
         if "perplexity" in names:  # of targets, which must then fit into the adapter's length
-            outputs = predictor.outputs(predictor.split(rows.checked, targets=True))
+            outputs = predictor.outputs(predictor.split(rows.checked, targets=True), names)
             return cls("generation", names, outputs)
         texts = [one["text"] for one in predictor.predict_split(split)]
         return cls("generation", names, statistics_of(names, texts, rows.checked[REFERENCES][:]))
