@@ -28,6 +28,8 @@ from tinyattn.judging.evaluation import Evaluation
 from tinyattn.judging.scorers import class_metrics, class_scorer, regression_scorer, sums_scorer
 from tinyattn.judging.tables import shares_of_entities
 from tinyattn.tasks.base import Task
+from tinyattn.tasks.confusion import CONFUSION_METRICS
+from tinyattn.tasks.metrics import CORRELATIONS
 from tinyattn.tasks.sequences import Generation, Template
 from tinyattn.tasks.tags import tag_statistics
 
@@ -120,6 +122,19 @@ def test_a_regression_of_weighted_rows_is_that_of_repeated_rows_by_scipy() -> No
             "bias": np.mean(b - a),
         }
         assert {name: found[name][number] for name in names} == pytest.approx(expected)
+
+
+def test_metrics_that_are_registered_later_are_scored_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They get all classes, by their numbers, and rows as often as they are drawn."""
+    cost = lambda stack: -stack[:, 2, 0] / stack.sum(axis=(1, 2))  # noqa: E731
+    monkeypatch.setitem(CONFUSION_METRICS, "cost", cost)
+    monkeypatch.setitem(CORRELATIONS, "near", lambda a, b: float(np.mean(np.abs(a - b) < 2)))
+    labels, answers = np.array([2, 2, 0]), np.array([0, 2, 0])  # none is 1
+    assert class_metrics(("cost",), 3)[0] == "cost"
+    found = class_scorer(("cost", "accuracy"), labels, answers, 3)(np.array([[3, 1, 0]]))
+    assert (found["cost"], found["accuracy"]) == (-3 / 4, 1 / 4)
+    scores = regression_scorer(("near", "mae"), labels, answers)(np.array([[3, 1, 0]]))
+    assert (scores["near"], scores["mae"]) == (1 / 4, 6 / 4)
 
 
 def test_what_is_0_by_0_is_not_a_number() -> None:

@@ -8,10 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from tinyattn.judging.bootstrap import Scorer
-from tinyattn.tasks.base import CLASSIFICATION_METRICS, REGRESSION_METRICS
 from tinyattn.tasks.confusion import CONFUSION_METRICS, cells_of
 from tinyattn.tasks.corpus_metrics import columns_of, scores_of
+from tinyattn.tasks.metrics import CORRELATIONS
 
+CLASSIFICATION_METRICS = (
+    "accuracy",
+    "f1",
+    "f1_macro",
+    "matthews",
+    "balanced_accuracy",
+    "f1_weighted",
+)
+REGRESSION_METRICS = ("pearson", "spearman")
 UNITS = ("rmse", "mae", "bias")
 """Scores of a regression that are in the units of its file."""
 
@@ -19,13 +28,14 @@ UNITS = ("rmse", "mae", "bias")
 def class_metrics(own: Sequence[str], classes: int) -> tuple[str, ...]:
     """Return the metrics of a task with classes: its own, then all others that fit."""
     fit = [name for name in CLASSIFICATION_METRICS if name != "f1" or classes == 2]
-    return tuple(dict.fromkeys([*(name for name in own if name in fit), *fit]))
+    known = [name for name in own if name in CONFUSION_METRICS and (name != "f1" or classes == 2)]
+    return tuple(dict.fromkeys([*known, *fit]))
 
 
 def regression_metrics(own: Sequence[str]) -> tuple[str, ...]:
     """Return the metrics of a regression: its own, then all others that fit."""
-    fit = [*REGRESSION_METRICS, "rmse", "mae"]
-    return tuple(dict.fromkeys([*(name for name in own if name in fit), *fit]))
+    known = [name for name in own if name in CORRELATIONS]
+    return tuple(dict.fromkeys([*known, *REGRESSION_METRICS, "rmse", "mae"]))
 
 
 def class_scorer(
@@ -34,12 +44,14 @@ def class_scorer(
     """Return the scorer of rows with classes.
 
     Args:
-        names: of CONFUSION_METRICS.
+        names: of CONFUSION_METRICS, which may have more than CLASSIFICATION_METRICS.
         labels: [N] class ids.
         answers: [N] class ids.
         classes: K.
     """
-    if classes > 2:  # one that is neither there nor answered does not count, and takes memory
+    # A class that is neither there nor answered does not count, and takes memory; a metric of a
+    # user's own may know classes by their numbers.
+    if classes > 2 and all(name in CLASSIFICATION_METRICS for name in names):
         used, numbers = np.unique(np.stack([labels, answers]), return_inverse=True)
         (labels, answers), classes = numbers.reshape(2, -1), len(used)
     cells = cells_of(labels, answers, classes)
@@ -80,7 +92,7 @@ def regression_scorer(names: Sequence[str], labels: np.ndarray, answers: np.ndar
     """Return the scorer of rows with scores.
 
     Args:
-        names: of REGRESSION_METRICS and UNITS.
+        names: of CORRELATIONS and UNITS.
         labels: [N] scores.
         answers: [N] scores.
     """
@@ -97,8 +109,21 @@ def regression_scorer(names: Sequence[str], labels: np.ndarray, answers: np.ndar
         "bias": lambda weights: float(np.average(off, weights=weights)),
     }
 
+    def of_rows(name: str, weights: np.ndarray) -> float:
+        """Return a metric that knows no weights, of rows that stand there so often."""
+        return CORRELATIONS[name](np.repeat(labels, weights), np.repeat(answers, weights))
+
     def score(weights_BN: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: np.array([by_name[name](own) for own in weights_BN]) for name in names}
+        return {
+            name: np.array(
+                [
+                    by_name[name](own) if name in by_name else of_rows(name, own)
+                    for own in weights_BN
+                ],
+                np.float64,
+            )
+            for name in names
+        }
 
     return score
 
