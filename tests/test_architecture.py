@@ -34,6 +34,7 @@ ROOMS = {
         "passes",
         "training",
         "predict",
+        "judging",
         "serving",
     ),
     "orchestrator": (
@@ -51,6 +52,7 @@ ROOMS = {
         "sweep",
         "suite",
         "comparison",
+        "judging",
         "pet",
         "reproduction",
         "single_trial",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.api import run_sweep
     from tinyattn.adapters.model import AdaptedModel
     from tinyattn.config import AdapterConfig, TrainConfig
+    from tinyattn.judging.evaluate import evaluate
     from tinyattn.plms.families import Family, register_family
     from tinyattn.plms.loading import load_plm
     from tinyattn.predict import load_predictor
@@ -34,6 +35,7 @@ __all__ = [
     "Family",
     "TrainConfig",
     "__version__",
+    "evaluate",
     "load_plm",
     "load_predictor",
     "register_family",
@@ -45,6 +47,7 @@ _MODULES = {
     "AdaptedModel": "tinyattn.adapters.model",
     "AdapterConfig": "tinyattn.config",
     "TrainConfig": "tinyattn.config",
+    "evaluate": "tinyattn.judging.evaluate",
     "load_plm": "tinyattn.plms.loading",
     "Family": "tinyattn.plms.families",
     "load_predictor": "tinyattn.predict",

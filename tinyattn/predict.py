@@ -72,12 +72,16 @@ class Predictor:
             self.model.detach()
             raise
 
-    def split(self, rows: datasets.Dataset) -> Split:
+    def split(self, rows: datasets.Dataset, *, targets: bool = False) -> Split:
         """Tokenise checked rows of text; `data.splits.read_rows` reads and checks a file.
 
         Of generation the sources alone are, for targets may be of any length here.
+
+        Args:
+            rows: the rows.
+            targets: whether targets are tokenised too; TaskError if one is too long.
         """
-        if REFERENCES in rows.column_names:
+        if REFERENCES in rows.column_names and not targets:
             rows = rows.remove_columns(REFERENCES)
         if self.task.tagging:
             rows = with_blank_tags(rows)
@@ -240,7 +244,7 @@ def load_predictor(folder: str | Path, plm: str | None = None) -> Predictor:
 def _task_of(card: TaskCard) -> Task:
     """Return the task of a card, of whose patterns it has the one that was used."""
     apart = {"max_length", "carve_version", "token_version", "separator"}
-    apart |= {"pattern", "examples", "generation", "centre", "spread"}
+    apart |= {"pattern", "examples", "generation", "centre", "spread", "group_column"}
     pattern = () if card.pattern is None else (Pattern(**dict(card.pattern)),)
     own = card.generation
     generation = None if own is None else Generation(Template(own.template), own.length, own.beams)

@@ -6,7 +6,8 @@ clusters.py   up, status, down, manifests
 compare.py    compare
 pet.py        pet
 reproduce.py  reproduce
-results.py    leaderboard, finalize, promote, rollback, predict, report, ui
+results.py    leaderboard, finalize, promote, rollback, report, ui
+answers.py    predict, evaluate
 submit.py     glue
 
 Exit codes: 0 done, 1 failed, 2 wrong use. What costs seconds to import (torch, ray, mlflow) is
@@ -23,6 +24,7 @@ from typing import Any
 import click
 
 from cluster.settings import set_before_ray
+from orchestrator.cli.answers import evaluate, predict
 from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
 from orchestrator.cli.compare import compare
@@ -129,5 +131,7 @@ main.add_command(compare)
 main.add_command(submit)
 main.add_command(pet)
 main.add_command(reproduce)
+main.add_command(predict)
+main.add_command(evaluate)
 for _verb in VERBS:
     main.add_command(_verb)

@@ -1,4 +1,4 @@
-"""Verbs on the results of sweeps: leaderboard, finalize, promote, champions, predict and others."""
+"""Verbs on the results of sweeps: leaderboard, finalize, promote, champions and others."""
 
 from __future__ import annotations
 
@@ -313,46 +313,6 @@ def rollback(task: str, plm: str | None, places: Places) -> None:
 
 
 @click.command()
-@click.argument("task")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--plm", help="PLM, where several have a champion; for folders: where their PLM is.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="JSONL file; or -: stdout.")
-@import_option
-@place_options
-def predict(task: str, file: Path, plm: str | None, output: Path | None, places: Places) -> None:
-    """Use a task's champion on a JSONL, CSV or parquet file; write JSONL with probabilities.
-
-    TASK may be several, as in sst2,cola: then each row names its task in a column `adapter`, and
-    all rows share passes through the PLM. Each may also be an adapter folder, as `train` writes.
-    """
-    from orchestrator.registry.prediction import lines_of, predict_file, predict_mixed
-    from tinyattn.data.tokens import MOST_CHUNKS
-    from tinyattn.files.atomic import check_output, write_output
-
-    prints = output is None or str(output) == "-"
-    if output is not None and not prints:
-        check_output(output)
-    workspace, truncated = workspace_of(places), 0
-    if "," in task:
-        answers = predict_mixed(workspace, [name.strip() for name in task.split(",")], plm, file)
-    else:
-        answers, truncated = predict_file(workspace, task, plm, file)
-    text = lines_of(answers)
-    if truncated:
-        click.echo(
-            f"note: {truncated:,} of the rows are longer than the adapter reads (its max_length, "
-            f"or {MOST_CHUNKS} chunks of it where it pools by hierarchical); they were cut, or "
-            "asked with fewer examples where it has some",
-            err=True,
-        )
-    if output is None or prints:
-        click.echo(text, nl=False)
-    else:
-        write_output(output, text)
-        click.echo(f"{len(answers)} predictions are in {output}", err=True)
-
-
-@click.command()
 @click.argument("name")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder; runs/sweeps/NAME/report."
@@ -407,4 +367,4 @@ def ui(host: str, port: int, places: Places) -> None:
     serve(workspace_of(places), host, port, click.echo)
 
 
-VERBS = (leaderboard, finalize, promote, champions, rollback, predict, report, ui)
+VERBS = (leaderboard, finalize, promote, champions, rollback, report, ui)

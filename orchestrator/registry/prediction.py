@@ -1,33 +1,97 @@
-"""`predict` with its files: a champion, or several, on the rows of a file."""
+"""Adapters by name, a champion's or a folder's, and their answers to the rows of a file."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
 
 import datasets
 
+from orchestrator.registry.answer_files import Prediction, kept_columns, rounded, with_columns
 from orchestrator.registry.champions import champion
-from orchestrator.spec.values import Json
 from orchestrator.state.workspace import Workspace
 from tinyattn.adapters.checkpoint import CONFIG_FILE
+from tinyattn.data.forms import checked_rows
 from tinyattn.data.reading import read_file, values_of
-from tinyattn.data.splits import read_rows
+from tinyattn.data.splits import read_columns
 from tinyattn.errors import UsageError
 from tinyattn.predict import MixedPredictor, Predictor
+from tinyattn.tasks import Task
 
-Prediction: TypeAlias = dict[str, Json]
-"""The answer for a row."""
-ID_COLUMNS = ("id", "idx")
-"""Columns of a file that identify its rows; predictions keep them."""
+_ADAPTER = "adapter"
+"""Column that names the adapter of a row, where there are several."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Answers to the rows of a file, in their order."""
+
+    answers: list[Prediction]
+    """The columns that are kept, then the answer."""
+    truncated: int
+    """Rows that were truncated."""
+    passed_over: tuple[str, ...]
+    """Columns of the file that nothing reads and nobody asked to keep."""
+    renamed: Mapping[str, str]
+    """Kept columns that have the name of an answer → what they are called beside it."""
+
+
+@contextlib.contextmanager
+def adapter_named(workspace: Workspace, name: str, plm: str | None) -> Iterator[Predictor]:
+    """Yield a predictor for the block: of an adapter folder, or of a task's champion.
+
+    Args:
+        workspace: where sweeps are kept.
+        name: a folder, or a task.
+        plm: of a champion the PLM's name, where several have one; of a folder where its PLM is.
+
+    Raises:
+        UsageError: it is neither a folder nor a task with a champion.
+        AdapterError: the folder is damaged or fits another PLM.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _folder_of(workspace, name, plm, Path(scratch))
+        predictor = Predictor(folder, plm=plm if folder == Path(name) else None)
+        try:
+            yield predictor
+        finally:
+            predictor.close()
+
+
+def predict_file(
+    workspace: Workspace, task: str, plm: str | None, file: Path, keep: Sequence[str] = ()
+) -> Predicted:
+    """Predict a file by the champion of a task, or by the adapter in a folder.
+
+    Args:
+        workspace: where sweeps are kept.
+        task: as `adapter_named` takes it.
+        plm: likewise.
+        file: the rows.
+        keep: as for `kept_columns`.
+
+    Raises:
+        UsageError: the task has no champion, or the file does not fit the task.
+    """
+    with adapter_named(workspace, task, plm) as predictor:
+        own = predictor.task
+        table = read_columns(file, own)
+        kept = kept_columns(keep, table.column_names, str(file))
+        split = predictor.split(checked_rows(table, own, str(file), labelled=False))
+        answers = predictor.predict_split(split)
+        return _told(answers, table, kept, [own], split.truncated)
 
 
 def predict_mixed(
-    workspace: Workspace, tasks: Sequence[str], plm: str | None, file: Path
-) -> list[Prediction]:
+    workspace: Workspace,
+    tasks: Sequence[str],
+    plm: str | None,
+    file: Path,
+    keep: Sequence[str] = (),
+) -> Predicted:
     """Predict a file by several adapters in shared passes; column `adapter` names each row's.
 
     Args:
@@ -35,9 +99,7 @@ def predict_mixed(
         tasks: tasks with champions, or adapter folders.
         plm: name of the PLM; None: the only one with a champion.
         file: the rows.
-
-    Returns:
-        An answer for each row.
+        keep: as for `kept_columns`.
 
     Raises:
         UsageError: a task has no champion, a row's `adapter` is none of `tasks`, or its text is
@@ -46,7 +108,9 @@ def predict_mixed(
     """
     with tempfile.TemporaryDirectory() as scratch:
         table = read_file(file, Path(scratch))
-        rows = table.to_list()
+        kept = kept_columns(keep, table.column_names, str(file))
+        columns = {name: values_of(table, name) for name in table.column_names}
+        rows = [dict(zip(columns, own, strict=True)) for own in zip(*columns.values(), strict=True)]
         names = [_named(row, tasks, file) for row in rows]
         folders = {
             task: _folder_of(workspace, task, plm, Path(scratch)) for task in dict.fromkeys(tasks)
@@ -54,39 +118,30 @@ def predict_mixed(
         own = all(folder == Path(task) for task, folder in folders.items())
         predictor = MixedPredictor(folders, plm=plm if own else None)
         try:
-            return _with_ids(predictor.predict(rows, names), table)
+            answers = predictor.predict(rows, names)
         finally:
             predictor.close()
+        read = [member.task for member in predictor.members.values()]
+        found = _told(answers, table, kept, read, 0)
+        return replace(found, passed_over=tuple(c for c in found.passed_over if c != _ADAPTER))
 
 
-def lines_of(answers: Sequence[Prediction]) -> str:
-    """Return answers as JSONL; what JSON has no type for, such as a date as `id`, is a text."""
-    lines = (json.dumps(answer, ensure_ascii=False, default=_as_text) for answer in answers)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _as_text(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    return str(value)
-
-
-def _with_ids(answers: list[Prediction], table: datasets.Dataset) -> list[Prediction]:
-    """Put ID_COLUMNS of the input, if it has them, before the answers."""
-    names = [name for name in ID_COLUMNS if name in table.column_names]
-    columns = [values_of(table, name, literal=True) for name in names]
-    ids = [dict(zip(names, own, strict=True)) for own in zip(*columns, strict=True)]
-    ids = ids or [{} for _ in answers]
-    return [{**_known(own), **answer} for own, answer in zip(ids, answers, strict=True)]
-
-
-def _known(ids: Prediction) -> Prediction:
-    """Return ids with null for NaN, by which files of numbers say that one is missing."""
-    return {name: None if value != value else value for name, value in ids.items()}
+def _told(
+    answers: Sequence[Prediction],
+    table: datasets.Dataset,
+    kept: Sequence[str],
+    tasks: Sequence[Task],
+    truncated: int,
+) -> Predicted:
+    """Return answers with the columns that are kept."""
+    read = {name for task in tasks for name in (*task.text_columns, task.label_column)}
+    found, renamed = with_columns(rounded(answers), table, kept)
+    left = tuple(name for name in table.column_names if name not in read | {*kept})
+    return Predicted(found, truncated, left, renamed)
 
 
 def _named(row: Mapping[str, object], tasks: Sequence[str], file: Path) -> str:
-    if not isinstance(name := row.get("adapter"), str):
+    if not isinstance(name := row.get(_ADAPTER), str):
         raise UsageError(
             f"{file}: a row has no text in the column 'adapter'; with several tasks each row needs "
             f"one of {', '.join(tasks)} there"
@@ -123,25 +178,3 @@ def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) 
             ) from None
         raise
     return store.download(run_id, "adapter", Path(tempfile.mkdtemp(dir=scratch)))
-
-
-def predict_file(
-    workspace: Workspace, task: str, plm: str | None, file: Path
-) -> tuple[list[Prediction], int]:
-    """Predict a file by the champion of a task, or by the adapter in a folder.
-
-    Returns:
-        An answer for each row, and the number of rows that were truncated.
-
-    Raises:
-        UsageError: the task has no champion, or the file does not fit the task.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = _folder_of(workspace, task, plm, Path(scratch))
-        predictor = Predictor(folder, plm=plm if folder == Path(task) else None)
-        try:
-            split = predictor.split(read_rows(file, predictor.task))
-            answers = predictor.predict_split(split)
-            return _with_ids(answers, read_file(file, Path(scratch))), split.truncated
-        finally:
-            predictor.close()

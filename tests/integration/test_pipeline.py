@@ -291,7 +291,11 @@ def test_the_winner_is_promoted_and_predicts(job: Job, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     with contextlib.closing(Predictor(job.adapter(winner, tmp_path))) as predictor:
-        assert answers == predictor.predict([{"sentence": text} for text in texts])
+        for found, wanted in zip(
+            answers, predictor.predict([{"sentence": t} for t in texts]), strict=True
+        ):
+            assert found["label"] == wanted["label"]
+            assert found["probabilities"] == pytest.approx(wanted["probabilities"], abs=5e-5)
     again = command("promote", "job", "--runs", job.runs)
     assert "it is the champion already" in again.stdout
 

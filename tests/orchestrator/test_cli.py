@@ -33,7 +33,7 @@ from tiny_plm import save_tiny_plm
 
 import search_spaces
 from orchestrator.cli import main
-from orchestrator.registry.prediction import lines_of
+from orchestrator.registry.answer_files import lines_of
 from orchestrator.spec import result as results
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.suite_definition import SuiteDefinition

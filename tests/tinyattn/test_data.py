@@ -325,7 +325,7 @@ def test_own_labels_as_names_or_ids(tmp_path: Path, ending: str) -> None:
 def test_own_labels_that_are_numbers_are_names(tmp_path: Path) -> None:
     task = own(tmp_path, labels=[1, 2, 3])
     assert read_rows(write(tmp_path / "a.csv", own_rows([3, 1, 2])), task)["label"][:] == [2, 0, 1]
-    with pytest.raises(TaskError, match="row 2: got label '0'; expected one of 1, 2, 3"):
+    with pytest.raises(TaskError, match=r"row 2: .*got label '0'; expected one of 1, 2, 3"):
         read_rows(write(tmp_path / "b.csv", own_rows([3, 0])), task)
 
 
@@ -357,14 +357,14 @@ BAD = [
     ({"sentence": None, "label": 1}, "row 3: column 'sentence' holds None, needed is a text"),
     ({"sentence": 5, "label": 1}, "row 3: column 'sentence' holds 5, needed is a text"),
     ({"sentence": ["a"], "label": 1}, "row 3: column 'sentence' holds .*'a'"),
-    ({"sentence": "a", "label": 2}, "row 3: got label '2'; expected one of negative, positive"),
+    ({"sentence": "a", "label": 2}, "row 3: .*got label '2'; expected one of negative, positive"),
     (
         {"sentence": "a", "label": "good"},
-        "row 3: got label 'good'; expected one of negative, positive",
+        "row 3: .*got label 'good'; expected one of negative, positive",
     ),
-    ({"sentence": "a", "label": 0.5}, "row 3: got label '0.5'"),
-    ({"sentence": "a", "label": None}, "row 3: got no label"),
-    ({"sentence": "a", "label": -1}, "row 3: got no label"),
+    ({"sentence": "a", "label": 0.5}, "row 3: .*got label '0.5'"),
+    ({"sentence": "a", "label": None}, "row 3: .*got no label"),
+    ({"sentence": "a", "label": -1}, "row 3: .*got no label"),
 ]
 
 
@@ -382,7 +382,7 @@ def test_scores_outside_the_range(tmp_path: Path, label: Any) -> None:
     rows = [{"sentence1": "a", "sentence2": "a", "label": value} for value in (0.0, label)]
     write(tmp_path / "glue" / "stsb" / "train.jsonl", rows)
     write(tmp_path / "glue" / "stsb" / "validation.jsonl", rows[:1])
-    with pytest.raises(TaskError, match=r"row 2: got .*; expected a score from 0.0 to 5.0"):
+    with pytest.raises(TaskError, match=r"row 2: .*got .*; expected a score from 0.0 to 5.0"):
         load("stsb", tmp_path)
 
 
@@ -490,7 +490,7 @@ def test_hub_rows_pass_the_same_checks(tmp_path: Path, monkeypatch: pytest.Monke
         write(tmp_path / f"files/glue/rte/{split}.jsonl", rows)
     assert load("rte", tmp_path / "files", "paper").fingerprint == data.fingerprint
     rows[4]["label"] = -1
-    with pytest.raises(TaskError, match="nyu-mll/glue rte train: row 5: got no label"):
+    with pytest.raises(TaskError, match=r"nyu-mll/glue rte train: row 5: .*got no label"):
         load("rte", None)
 
 
@@ -566,7 +566,7 @@ def test_labelled_rows_keep_labels_and_bad_ones_are_named(tmp_path: Path) -> Non
     task = find_task("sst2")
     path = write(tmp_path / "x.csv", [{"sentence": "a", "label": "positive"}])
     assert read_rows(path, task)["label"][:] == [1]
-    with pytest.raises(TaskError, match="row 1: got label 'superb'"):
+    with pytest.raises(TaskError, match=r"row 1: .*got label 'superb'"):
         read_rows(write(tmp_path / "y.csv", [{"sentence": "a", "label": "superb"}]), task)
     with pytest.raises(TaskError, match="no such file"):
         read_rows(tmp_path / "z.csv", task)

@@ -23,6 +23,7 @@ from tinyattn.adapters.checkpoint import read_card
 from tinyattn.config import TrainConfig
 from tinyattn.data.splits import read_rows
 from tinyattn.errors import ConfigError, PlmError, TaskError
+from tinyattn.judging.evaluate import evaluate
 from tinyattn.passes.forward import inputs_of, logits_of, outputs_of
 from tinyattn.passes.generation import generated
 from tinyattn.passes.ranks import Ranks, use_interface_of
@@ -399,7 +400,16 @@ def test_perplexity_is_of_a_reference_of_each_source(build_plm: Any, tmp_path: P
         found = compute_metrics(trainer.task, *trainer.outputs(trainer.data.select))
     expected = float(whole(trainer)(**labelled(trainer, list(firsts.values()))).loss.exp())
     assert found["perplexity"] == pytest.approx(expected, rel=1e-4)
+    list(trainer)
+    trainer.save_adapter(tmp_path / "adapter")
+    wanted = compute_metrics(trainer.task, *trainer.outputs(trainer.data.select))
     trainer.close()
+    predictor = load_predictor(tmp_path / "adapter")
+    judged = evaluate(predictor, tmp_path / "rows" / "validation.jsonl")
+    predictor.close()
+    assert judged.rows == len(firsts)
+    assert {one.name: one.value for one in judged.metrics} == pytest.approx(wanted, rel=1e-4)
+    assert not judged.metrics[1].is_share
 
 
 def test_carved_rows_are_one_for_each_source_and_no_source_is_trained_on(

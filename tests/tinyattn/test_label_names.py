@@ -45,7 +45,7 @@ def test_numbers_that_are_labels_are_never_ids(tmp_path: Path) -> None:
     assert read([1.5, 2.0, 5.0, 0.5], STARS) == [2, 3, 9, 0]
     assert read([1.5, 2, "2.0", " 2 ", "+2", "2e0"], STARS, tmp_path / "a.jsonl") == [2] + [3] * 5
     assert read([2.0, 2.0], STARS) == [3, 3]
-    with pytest.raises(TaskError, match=r"row 2: got label '0'; expected one of 0\.5, 1\.0"):
+    with pytest.raises(TaskError, match=r"row 2: .*got label '0'; expected one of 0\.5, 1\.0"):
         read(["2", "0"], STARS)
 
 
@@ -54,9 +54,9 @@ def test_ids_of_a_whole_column() -> None:
     assert read([0, 1, 2], labels) == [0, 1, 2]
     assert read([0.0, 1.0], labels) == [0, 1]
     assert read(["0", "1.0", "+2"], labels) == [0, 1, 2]
-    with pytest.raises(TaskError, match="row 2: got label '1', an id where other rows have names"):
+    with pytest.raises(TaskError, match=r"row 2: .*got label '1', an id where other"):
         read(["bad", "1"], labels)
-    with pytest.raises(TaskError, match="row 2: got label '3'"):
+    with pytest.raises(TaskError, match=r"row 2: .*got label '3'"):
         read([0, 3], labels)
 
 
@@ -64,7 +64,7 @@ def test_ids_of_a_whole_column() -> None:
 def test_booleans_are_names_and_no_ids(value: Any, tmp_path: Path) -> None:
     assert read([value], ("false", "true"), tmp_path / "a.jsonl") == [1]
     assert read([True, False], ("True", "FALSE")) == [0, 1]
-    with pytest.raises(TaskError, match="row 1: got label True"):
+    with pytest.raises(TaskError, match=r"row 1: .*got label True"):
         read([True], ("no", "yes"))
 
 
@@ -118,7 +118,7 @@ def test_a_file_that_names_its_classes_is_read_by_these_names(tmp_path: Path) ->
     for path in (tmp_path / "a.parquet", tmp_path / "saved"):
         found = check_rows(read_file(path, tmp_path / "s"), own, "x", labelled=True)
         assert found[LABEL][:] == [1, 0, 0]
-    with pytest.raises(TaskError, match="row 1: got label 'Bad' — did you mean 'bad'"):
+    with pytest.raises(TaskError, match=r"row 1: .*got label 'Bad' — did you mean 'bad'"):
         check_rows(classes(["Bad", "Good"], [0]), task(("bad", "good")), "x", labelled=True)
     numbers = classes(["0", "1"], [1, 0])  # made from a column of numbers, so they are ids
     assert check_rows(numbers, own, "x", labelled=True)[LABEL][:] == [1, 0]

@@ -90,6 +90,12 @@ def test_separators_are_found(separator: str, tmp_path: Path) -> None:
     assert found.to_list() == [{"text": "a;b,c|d\te", "label": "0"}, {"text": "x", "label": "1"}]
 
 
+def test_columns_without_names_are_called_by_their_numbers(tmp_path: Path) -> None:
+    found = read(tmp_path / "a.csv", "v1,v2,,\nham,a b,,\nspam,c,d,\n")
+    assert found.column_names == ["v1", "v2", "column3", "column4"]
+    assert found["column3"][:] == ["", "d"]
+
+
 def test_one_column_of_texts_with_separators_in_them(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", "text\na; b\nc\n")["text"][:] == ["a; b", "c"]
     assert read(tmp_path / "a.tsv", 'text\tn\na, "b"\t1\n')["text"][:] == ['a, "b"']

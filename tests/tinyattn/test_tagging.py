@@ -19,6 +19,7 @@ from tinyattn.data.labels import label_rows
 from tinyattn.data.sequences.tagging import encode_words
 from tinyattn.data.splits import read_rows
 from tinyattn.errors import ConfigError, TaskError
+from tinyattn.judging.evaluate import evaluate
 from tinyattn.passes.forward import inputs_of, logits_of, outputs_of
 from tinyattn.predict import MixedPredictor, load_predictor
 from tinyattn.tasks import find_task
@@ -229,6 +230,9 @@ def test_training_finds_the_names_and_what_is_saved_finds_them_too(
     assert long[0]["tags"][-1] == "O"  # behind max_length
     file = tmp_path / "rows" / "validation.jsonl"
     assert predictor.predict_split(predictor.split(read_rows(file, predictor.task))) == found
+    judged = evaluate(predictor, file)
+    assert judged.metrics[0].value == pytest.approx(f1)
+    assert {one.name for one in judged.entities} == {"PER", "LOC"}
     predictor.close()
     mixed = MixedPredictor({"one": tmp_path / "adapter", "two": tmp_path / "adapter"})
     assert mixed.predict(rows, ["one", "two"] * 6) == found

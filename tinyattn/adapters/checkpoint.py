@@ -106,13 +106,17 @@ class TaskCard(Settings):
 
     tagging: bool = False
     """Whether each word of a row has a label."""
+    group_column: Name | None = None
+    """Column that names rows which belong together, where the task has one."""
 
     centre: float = Field(0.0, allow_inf_nan=False)
     """Score of a regression, in the units of its files, that the outputs have as 0."""
     spread: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Difference of scores that the outputs have as 1."""
 
-    later_keys = frozenset({"pattern", "examples", "generation", "tagging", "centre", "spread"})
+    later_keys = frozenset(
+        {"pattern", "examples", "generation", "tagging", "centre", "spread", "group_column"}
+    )
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:

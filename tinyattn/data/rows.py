@@ -191,7 +191,10 @@ def _labels(rows: datasets.Dataset, task: Task, source: str, labelled: bool) -> 
         row = int(wrong.argmax())
         value = values[at[row]]
         came = "no label" if missing[at[row]] else f"label {value!r:.200}{names.hint(value, by)}"
-        raise TaskError(f"{source}: row {row + 1}: got {came}; expected {expected}")
+        raise TaskError(
+            f"{source}: row {row + 1}: column '{task.label_column}': got {came}; expected "
+            f"{expected}"
+        )
     if unknown[at].any():
         return None
     return pa.array(numbers[at], pa.float32() if task.labels is None else pa.int64())

@@ -32,6 +32,7 @@ __all__ = [
     "UnlabelledRows",
     "load_data",
     "majority_class",
+    "read_columns",
     "read_rows",
     "read_unlabelled",
     "tokenise",
@@ -141,9 +142,18 @@ def read_rows(path: Path, task: Task) -> datasets.Dataset:
         TaskError: the file is not there, damaged, empty, or does not fit the task.
         StorageError: there is no scratch space to read it.
     """
+    return checked_rows(read_columns(path, task), task, str(path), labelled=False)
+
+
+def read_columns(path: Path, task: Task) -> datasets.Dataset:
+    """Read all columns of a file as they are.
+
+    Raises:
+        TaskError: the file is not there, damaged or empty.
+        StorageError: there is no scratch space to read it.
+    """
     with _scratch(str(path)) as scratch:
-        rows = read_file(path, scratch, words=task.tagging)
-        return checked_rows(rows, task, str(path), labelled=False)
+        return read_file(path, scratch, words=task.tagging)
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ def _take_rights(fresh: Path, path: Path) -> None:
         fresh.chmod(stat.S_IMODE(old.st_mode))
 
 
-def write_output(path: Path, text: str) -> None:
-    """Write to an output path that a user named: an ordinary file as `write_text` does.
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write to an output path that a user named: an ordinary file as `write_bytes` does.
 
     A symbolic link stays, and its target is written. Devices, pipes, open file descriptors
     (/dev/stdout) and files with several hard links are written in place.
@@ -108,12 +108,13 @@ def write_output(path: Path, text: str) -> None:
     Raises:
         StorageError: it cannot be written.
     """
+    content = content.encode() if isinstance(content, str) else content
     with _told(path):
         target = _end_of_links(path)
         if _is_replaceable(target):
-            write_text(target, text)
+            write_bytes(target, content)
         else:
-            _write_into(target, text.encode())
+            _write_into(target, content)
 
 
 def make_folder(folder: Path, otherwise: str) -> None:

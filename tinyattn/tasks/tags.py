@@ -43,6 +43,11 @@ def check_tag_names(task: str, labels: Sequence[str], metrics: Sequence[str]) ->
         )
 
 
+def spells_entities(labels: Sequence[str]) -> bool:
+    """Return whether tags are O and letters with a type, of which there is one."""
+    return any(label != "O" for label in labels) and all(map(_ENTITY_TAG.fullmatch, labels))
+
+
 def tag_statistics(metrics: Sequence[str], predicted: Tags, gold: Tags) -> np.ndarray:
     """Return the statistics of each row, [N, S] float64; `columns_of` says which are whose.
 

@@ -32,4 +32,5 @@ def task_card(data: TaskData, config: TrainConfig, scale: Scale) -> TaskCard:
         tagging=task.tagging,
         centre=scale.centre,
         spread=scale.spread,
+        group_column=task.group_column,
     )

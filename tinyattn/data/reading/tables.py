@@ -23,7 +23,7 @@ _LOOKED_AT = 50
 
 
 def read_table(path: Path, form: FileForm) -> pa.Table:
-    """Return the rows of a table of text.
+    """Return the rows of a table of text; a column without a name is called by its number.
 
     Raises:
         UnfitError: the file exceeds a bound, or is of another encoding.
@@ -37,17 +37,19 @@ def read_table(path: Path, form: FileForm) -> pa.Table:
     )
     options = pyarrow.csv.ReadOptions(encoding=form.encoding, column_names=form.columns)
     with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse) as reader:
-        names = reader.schema.names
+        given = reader.schema.names
+    names = [name or f"column{at}" for at, name in enumerate(given, 1)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UnfitError(f"the column {twice!r:.80} is there twice")
     # A blank line of a table of one column is an empty cell; of a wider one it is none.
     parse.ignore_empty_lines = len(names) > 1
-    return pyarrow.csv.read_csv(
+    found = pyarrow.csv.read_csv(
         path,
         read_options=options,
         parse_options=parse,
-        convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
+        convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(given, pa.string())),
     )
+    return found.rename_columns(names)
 
 
 def separator_of(path: Path, form: FileForm) -> str:

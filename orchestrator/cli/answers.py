@@ -1,0 +1,215 @@
+"""Verbs of a saved adapter on rows: predict, and evaluate where they have labels."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli.common import (
+    Places,
+    import_option,
+    place_options,
+    table_width,
+    workspace_of,
+)
+from tinyattn.errors import StorageError, TinyAttnError, UsageError
+from tinyattn.files.atomic import check_output, write_output
+
+if TYPE_CHECKING:  # these take seconds to import
+    from orchestrator.registry.prediction import Predicted
+    from tinyattn.judging.evaluation import Evaluation
+
+_STDIN = "standard input"
+_format_option = click.option(
+    "--format", "form", type=click.Choice(["jsonl", "csv"]),
+    help="What standard input holds, where FILE is -; JSON lines.",
+)  # fmt: skip
+_plm_option = click.option(
+    "--plm", help="PLM, where several have a champion; for folders: where their PLM is."
+)
+
+
+@click.command()
+@click.argument("task")
+@click.argument("file", type=click.Path(path_type=Path))
+@_plm_option
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path),
+    help="File: .jsonl, .csv, and .gz of both; or -: stdout, as JSON lines.",
+)  # fmt: skip
+@click.option(
+    "--keep", multiple=True, metavar="COLUMNS",
+    help="Columns of FILE to write before the answers, as in id,text, or all; id and idx.",
+)  # fmt: skip
+@_format_option
+@import_option
+@place_options
+def predict(
+    task: str,
+    file: Path,
+    plm: str | None,
+    output: Path | None,
+    keep: tuple[str, ...],
+    form: str | None,
+    places: Places,
+) -> None:
+    """Use a task's champion on a file of rows; write labels with probabilities.
+
+    FILE is JSON lines, CSV or parquet, or - for standard input. An answer comes for each row, in
+    their order.
+
+    TASK may be several, as in sst2,cola: then each row names its task in a column `adapter`, and
+    all rows share passes through the PLM. Each may also be an adapter folder, as `train` writes.
+    """
+    from orchestrator.registry.answer_files import check_ending, content_of, lines_of
+    from orchestrator.registry.prediction import predict_file, predict_mixed
+
+    prints = output is None or str(output) == "-"
+    if output is not None and not prints:
+        check_ending(output)
+        check_output(output)
+    workspace = workspace_of(places)
+    with _rows_of(file, form) as rows:
+        if "," in task:
+            names = [name.strip() for name in task.split(",")]
+            found = predict_mixed(workspace, names, plm, rows, keep)
+        else:
+            found = predict_file(workspace, task, plm, rows, keep)
+    for note in _notes(found):
+        click.echo(f"note: {note}", err=True)
+    if output is None or prints:
+        click.echo(lines_of(found.answers), nl=False)
+    else:
+        write_output(output, content_of(found.answers, output))
+        click.echo(f"{len(found.answers)} predictions are in {output}", err=True)
+
+
+def _notes(found: Predicted) -> Iterator[str]:
+    """Yield what is said beside predictions."""
+    from tinyattn.data.tokens import MOST_CHUNKS
+
+    if found.truncated:
+        yield (
+            f"{found.truncated:,} of the rows are longer than the adapter reads (its max_length, "
+            f"or {MOST_CHUNKS} chunks of it where it pools by hierarchical); they were cut, or "
+            "asked with fewer examples where it has some"
+        )
+    if found.passed_over:
+        columns = ", ".join(map(repr, found.passed_over))
+        yield f"passed over the columns {columns}; --keep all writes them beside the answers"
+    for name, other in found.renamed.items():
+        yield f"the file's column {name!r} is written as {other!r}: an answer is called so"
+
+
+@click.command()
+@click.argument("name")
+@click.argument("file", type=click.Path(path_type=Path))
+@_plm_option
+@click.option("--by", multiple=True, metavar="COLUMN", help="Scores for each value of a column.")
+@click.option(
+    "--group", metavar="COLUMN",
+    help="Names rows that belong together, for the intervals; else the task's own column, or rows "
+    "of like texts.",
+)  # fmt: skip
+@click.option(
+    "--temperature", metavar="ROWS", type=click.Path(path_type=Path),
+    help="Labelled rows to fit a temperature on, such as those that selected.",
+)  # fmt: skip
+@click.option(
+    "--wrong", type=click.IntRange(0), default=10, show_default=True,
+    help="Rows that are shown of those most surely wrong.",
+)  # fmt: skip
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="File; or -: stdout.")
+@click.option("--html", "html_file", type=click.Path(path_type=Path), help="File: one page.")
+@_format_option
+@import_option
+@place_options
+def evaluate(
+    name: str,
+    file: Path,
+    plm: str | None,
+    by: tuple[str, ...],
+    group: str | None,
+    temperature: Path | None,
+    wrong: int,
+    json_file: Path | None,
+    html_file: Path | None,
+    form: str | None,
+    places: Places,
+) -> None:
+    """Judge an adapter on a file of rows with labels: scores with intervals, and where it fails.
+
+    NAME is a task, for its champion, or an adapter folder. FILE is as for `predict`, and each row
+    has a label.
+    """
+    prints = json_file is not None and str(json_file) == "-"
+    for output in (json_file, html_file):
+        if output is not None and not (output is json_file and prints):
+            check_output(output)
+    workspace = workspace_of(places)
+
+    from orchestrator.judging.page import json_of, page
+    from orchestrator.registry.prediction import adapter_named
+    from tinyattn.judging.evaluate import evaluate as judge
+
+    with _rows_of(file, form) as rows, adapter_named(workspace, name, plm) as predictor:
+        found = judge(predictor, rows, by=by, group=group, temperature=temperature, wrong=wrong)
+    if str(file) == "-":
+        found = replace(found, source=_STDIN)
+    if html_file is not None:
+        write_output(html_file, page(found, name))
+        click.echo(f"the page is {html_file}", err=True)
+    if json_file is None:
+        _show(found)
+    elif prints:
+        click.echo(json_of(found), nl=False)
+    else:
+        write_output(json_file, json_of(found))
+        _show(found)
+
+
+def _show(found: Evaluation) -> None:
+    from rich.console import Console
+
+    from orchestrator.judging.table import render
+
+    console = Console(width=table_width(), highlight=False)
+    for part in render(found):
+        console.print(part)
+
+
+@contextlib.contextmanager
+def _rows_of(file: Path, form: str | None) -> Iterator[Path]:
+    """Yield a file of rows for the block; standard input as a copy, by whose name no error goes.
+
+    Raises:
+        UsageError: a format came for a file, whose ending says it.
+        StorageError: there is no space for the copy.
+    """
+    if str(file) != "-":
+        if form is not None:
+            raise UsageError(
+                f"got --format {form} and the file {file}; expected it with - alone: a file's "
+                "ending says its format"
+            )
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / f"rows.{form or 'jsonl'}"
+        try:
+            with path.open("wb") as kept:
+                shutil.copyfileobj(sys.stdin.buffer, kept)
+        except OSError as error:
+            raise StorageError(f"{_STDIN}: no space for a copy of it: {error}") from None
+        try:
+            yield path
+        except TinyAttnError as error:
+            raise type(error)(str(error).replace(str(path), _STDIN)) from None

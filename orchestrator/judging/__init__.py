@@ -1,0 +1,1 @@
+"""What `tinyattn evaluate` shows of an evaluation: tables in the terminal, a page with figures."""

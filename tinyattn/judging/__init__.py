@@ -1,0 +1,1 @@
+"""What an adapter's answers to labelled rows are worth: scores with intervals, and failures."""

@@ -1,0 +1,78 @@
+"""Evaluation: all that is told of an adapter's answers to labelled rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from tinyattn.judging.bootstrap import DRAWS, LEVEL, Measure
+from tinyattn.judging.calibration import Calibration, Temperature
+from tinyattn.judging.tables import Confusion, Residuals, Shares
+
+Kind = Literal["classification", "regression", "tagging", "generation"]
+
+
+@dataclass(frozen=True)
+class WrongRow:
+    """A row that is answered otherwise than its label says."""
+
+    row: int
+    """Its number in the file, from 1, without a header line."""
+    id: str | None
+    """Its `id` or `idx`; None: it has none."""
+    texts: Mapping[str, str]
+    """Its texts by column."""
+    label: str | float
+    answer: str | float
+    probability: float | None = None
+    """Of the answer; None in a regression."""
+    probability_of_label: float | None = None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The rows that have one value in a column."""
+
+    value: str | None
+    """None: rows with nothing there."""
+    rows: int
+    measure: Measure
+    """The primary metric on them."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an adapter's answers to labelled rows are worth."""
+
+    task: str
+    kind: Kind
+    source: str
+    """The file; `rows` if they came from a program."""
+    rows: int
+    """Rows that were answered; of generation different sources."""
+    units: int
+    """Rows, or groups of rows, that the bootstrap draws."""
+    drawn_by: str
+    """What a unit is, in words."""
+    metrics: tuple[Measure, ...]
+    """The task's metrics, the primary one first, then all others that fit."""
+    classes: tuple[Shares, ...] = ()
+    """Of each class, in the order of the task's labels; empty: another kind of task."""
+    confusion: Confusion | None = None
+    calibration: Calibration | None = None
+    temperature: Temperature | None = None
+    residuals: Residuals | None = None
+    entities: tuple[Shares, ...] = ()
+    """Of each type of entities; empty: another kind of task, or tags that spell none."""
+    wrong: tuple[WrongRow, ...] = ()
+    """Of classes the rows with the most probable wrong answers, of a regression those that are
+    farthest off; the worst first."""
+    slices: Mapping[str, tuple[Slice, ...]] = field(default_factory=dict)
+    """Column → its values, the most frequent first."""
+    notes: tuple[str, ...] = ()
+    """What is to be said beside the numbers."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as JSON has it; what is undefined is null."""
+        return {"level": LEVEL, "draws": DRAWS, **asdict(self)}

@@ -1,0 +1,291 @@
+"""Answers of each kind of task beside what is right: how they are scored, and what else is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from tinyattn.data.tokens import REFERENCES, Split
+from tinyattn.errors import AdapterError
+from tinyattn.judging.bootstrap import Scorer, measures
+from tinyattn.judging.calibration import calibration
+from tinyattn.judging.evaluation import Evaluation, Kind, WrongRow
+from tinyattn.judging.rows import LabelledRows, labels_of, tags_of
+from tinyattn.judging.scorers import (
+    SUM_REASONS,
+    UNITS,
+    class_metrics,
+    class_reasons,
+    class_scorer,
+    regression_metrics,
+    regression_reasons,
+    regression_scorer,
+    sums_scorer,
+)
+from tinyattn.judging.tables import (
+    Residuals,
+    confusion_of,
+    residual_quantiles,
+    shares_of_classes,
+    shares_of_entities,
+    without_value,
+)
+from tinyattn.predict import Predictor
+from tinyattn.tasks.base import Task
+from tinyattn.tasks.corpus_metrics import TAG_METRICS, TEXT_METRICS, columns_of
+from tinyattn.tasks.tags import spells_entities, tag_statistics
+
+
+class Answers(Protocol):
+    """Protocol of answers to labelled rows."""
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of task."""
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of all metrics that fit, the primary one first."""
+
+    def scorer(self, names: Sequence[str], rows: np.ndarray) -> Scorer:
+        """Return the scorer of some rows, given by their numbers."""
+
+    def reasons(self, rows: np.ndarray) -> Mapping[str, str]:
+        """Return why metrics of some rows are undefined, where they are."""
+
+    def told(
+        self, found: Evaluation, rows: LabelledRows, units: np.ndarray, wrong: int
+    ) -> Evaluation:
+        """Return an evaluation with the tables of this kind added.
+
+        Args:
+            found: the evaluation.
+            rows: all rows.
+            units: [N] their units.
+            wrong: most rows of `Evaluation.wrong`.
+        """
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Answers that are classes."""
+
+    task: Task
+    labels: np.ndarray
+    """[N] class ids."""
+    probabilities: np.ndarray
+    """[N, K]"""
+    kind: Kind = "classification"
+
+    @classmethod
+    def of(cls, predictor: Predictor, rows: LabelledRows, split: Split) -> Classes:
+        """Answer rows, tokenised as `split`."""
+        names = predictor.task.labels or ()
+        answers = predictor.predict_split(split)
+        shares = [[answer["probabilities"][name] for name in names] for answer in answers]
+        return cls(predictor.task, labels_of(rows), np.array(shares))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Labels of the task."""
+        return self.task.labels or ()
+
+    @property
+    def answers(self) -> np.ndarray:
+        """[N] class ids."""
+        return self.probabilities.argmax(axis=1)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """As in Answers."""
+        return class_metrics(self.task.metrics, len(self.names))
+
+    def scorer(self, names: Sequence[str], rows: np.ndarray) -> Scorer:
+        """As in Answers."""
+        return class_scorer(names, self.labels[rows], self.answers[rows], len(self.names))
+
+    def reasons(self, rows: np.ndarray) -> Mapping[str, str]:
+        """As in Answers."""
+        return class_reasons(self.labels[rows], self.answers[rows], self.names)
+
+    def told(
+        self, found: Evaluation, rows: LabelledRows, units: np.ndarray, wrong: int
+    ) -> Evaluation:
+        """As in Answers."""
+        classes = shares_of_classes(self.labels, self.answers, self.names)
+        return replace(
+            found,
+            classes=classes,
+            confusion=confusion_of(self.labels, self.answers, self.names),
+            calibration=calibration(self.probabilities, self.labels),
+            wrong=self._wrong(rows, wrong),
+            notes=(*found.notes, *without_value(classes, "rows", "labels")),
+        )
+
+    def _wrong(self, rows: LabelledRows, most: int) -> tuple[WrongRow, ...]:
+        surest, places = self.probabilities.max(axis=1), np.flatnonzero(self.labels != self.answers)
+        worst = places[np.argsort(-surest[places], kind="stable")][:most]
+        return tuple(
+            WrongRow(
+                *about,
+                label=self.names[self.labels[place]],
+                answer=self.names[self.answers[place]],
+                probability=float(surest[place]),
+                probability_of_label=float(self.probabilities[place, self.labels[place]]),
+            )
+            for place, about in zip(worst, _about(rows, self.task, worst), strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Answers that are scores, in the units of the file."""
+
+    task: Task
+    labels: np.ndarray
+    """[N]"""
+    answers: np.ndarray
+    """[N]"""
+    kind: Kind = "regression"
+
+    @classmethod
+    def of(cls, predictor: Predictor, rows: LabelledRows, split: Split) -> Scores:
+        """Answer rows, tokenised as `split`."""
+        answers = predictor.predict_split(split)
+        scores = np.array([answer["score"] for answer in answers])
+        return cls(predictor.task, labels_of(rows).astype(np.float64), scores)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """As in Answers."""
+        return regression_metrics(self.task.metrics)
+
+    def scorer(self, names: Sequence[str], rows: np.ndarray) -> Scorer:
+        """As in Answers."""
+        return regression_scorer(names, self.labels[rows], self.answers[rows])
+
+    def reasons(self, rows: np.ndarray) -> Mapping[str, str]:
+        """As in Answers."""
+        return regression_reasons(self.labels[rows], self.answers[rows])
+
+    def told(
+        self, found: Evaluation, rows: LabelledRows, units: np.ndarray, wrong: int
+    ) -> Evaluation:
+        """As in Answers."""
+        off = self.answers - self.labels
+        bias = measures(self.scorer(("bias",), np.arange(len(off))), units, {}, shares=is_share)
+        own = [one for one in found.metrics if one.name in UNITS]
+        worst = np.argsort(-np.abs(off), kind="stable")[:wrong]
+        worst = worst[off[worst] != 0]
+        return replace(
+            found,
+            residuals=Residuals((*bias, *own), residual_quantiles(off)),
+            wrong=tuple(
+                WrongRow(*about, label=float(self.labels[place]), answer=float(self.answers[place]))
+                for place, about in zip(worst, _about(rows, self.task, worst), strict=True)
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Answers that are tags or texts, scored by sums of statistics over rows."""
+
+    kind: Kind
+    metrics: tuple[str, ...]
+    stats: np.ndarray
+    """[N, S] statistics of all metrics."""
+    tags: tuple[list[list[str]], list[list[str]]] | None = None
+    """Tags of each row's words, answered and right; None: answers are texts."""
+
+    @classmethod
+    def of_tags(cls, predictor: Predictor, rows: LabelledRows, split: Split) -> Summed:
+        """Tag the words of rows, tokenised as `split`."""
+        task = predictor.task
+        answers = predictor.predict_split(split)
+        tags = [answer["tags"] for answer in answers], tags_of(rows, task)
+        fit = TAG_METRICS if spells_entities(task.labels or ()) else ("token_accuracy",)
+        own = [name for name in task.metrics if name in TAG_METRICS]
+        names = tuple(dict.fromkeys([*own, *fit]))
+        return cls("tagging", names, tag_statistics(names, *tags), tags)
+
+    @classmethod
+    def of_texts(cls, predictor: Predictor, rows: LabelledRows, split: Split) -> Summed:
+        """Generate a text for each row, tokenised as `split`."""
+        from tinyattn.tasks.texts import statistics_of  # loads the packages of metrics
+
+        names = tuple(name for name in predictor.task.metrics if name in TEXT_METRICS)
+        if not names:
+            raise AdapterError(
+                f"the adapter's card names the metrics {', '.join(predictor.task.metrics)}; "
+                f"expected some of {', '.join(TEXT_METRICS)}"
+            )
+        if "perplexity" in names:  # of targets, which must then fit into the adapter's length
+            outputs = predictor.outputs(predictor.split(rows.checked, targets=True), names)
+            return cls("generation", names, outputs)
+        texts = [one["text"] for one in predictor.predict_split(split)]
+        return cls("generation", names, statistics_of(names, texts, rows.checked[REFERENCES][:]))
+
+    def scorer(self, names: Sequence[str], rows: np.ndarray) -> Scorer:
+        """As in Answers."""
+        columns = columns_of(self.metrics)
+        kinds = {columns[name].start: columns[name] for name in names}  # several may need one
+        return sums_scorer(names, np.concatenate([self.stats[rows, c] for c in kinds.values()], 1))
+
+    def reasons(self, rows: np.ndarray) -> Mapping[str, str]:
+        """As in Answers."""
+        return SUM_REASONS
+
+    def told(
+        self, found: Evaluation, rows: LabelledRows, units: np.ndarray, wrong: int
+    ) -> Evaluation:
+        """As in Answers."""
+        if self.tags is None or "entity_f1" not in self.metrics:
+            return found
+        kinds = shares_of_entities(*self.tags)
+        notes = without_value(kinds, "entities", "types")
+        return replace(found, entities=kinds, notes=(*found.notes, *notes))
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric is a share of 1."""
+    return metric not in (*UNITS, "nist", "perplexity")
+
+
+def answers_of(predictor: Predictor, rows: LabelledRows, split: Split) -> Answers:
+    """Answer rows by an adapter.
+
+    Args:
+        predictor: the adapter.
+        rows: the rows.
+        split: the same, tokenised by `Predictor.split`.
+
+    Raises:
+        AdapterError: its outputs are not finite.
+    """
+    task = predictor.task
+    if task.generation is not None:
+        return Summed.of_texts(predictor, rows, split)
+    if task.tagging:
+        return Summed.of_tags(predictor, rows, split)
+    if task.labels is None:
+        return Scores.of(predictor, rows, split)
+    return Classes.of(predictor, rows, split)
+
+
+def _about(
+    rows: LabelledRows, task: Task, places: np.ndarray
+) -> list[tuple[int, str | None, dict[str, str]]]:
+    """Return number, id and texts of some rows."""
+    ids, texts = rows.ids, [rows.checked[name][:] for name in task.text_columns]
+    return [
+        (
+            int(rows.numbers[place]) + 1,
+            ids[place],
+            {name: own[place] for name, own in zip(task.text_columns, texts, strict=True)},
+        )
+        for place in places.tolist()
+    ]
