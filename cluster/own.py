@@ -8,17 +8,36 @@ import hashlib
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tinyattn.errors import StorageError
-from tinyattn.files.private import make_own
 
 LONGEST = 107
 """Longest path of a Unix socket, in bytes."""
 RAY_SOCKET = "/ray-0000abcdefgh/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """The longest path that Ray makes below a session folder."""
+
+
+def make_own(folder: Path) -> bool:
+    """Make a private folder, perhaps where all accounts may write; return whether it is private.
+
+    It must be: compiled code in it is executed, and Ray's sockets give access to its processes.
+    """
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True)
+    try:
+        found, above = folder.lstat(), folder.parent.stat()
+    except OSError:
+        return False
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    may_be_renamed = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    if not is_own or found.st_mode & 0o022 or may_be_renamed:
+        return False
+    folder.chmod(0o700)
+    return True
 
 
 def temporary_folder() -> Path:

@@ -21,9 +21,9 @@ from typing import Any
 
 import psutil
 
-from cluster.own import temporary_folder
+from cluster.own import make_own, temporary_folder
 from cluster.settings import HEALTH, QUIET
-from tinyattn.files.private import make_own, write_private
+from tinyattn.files.private import write_private
 from tinyattn.files.state_home import state_home
 from tinyattn.telemetry import ENVIRONMENT
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
 
 
-def make_own(folder: Path) -> bool:
-    """Make a private folder, perhaps where all accounts may write; return whether it is private.
+def make_private(folder: Path) -> None:
+    """Make a folder that only this account can enter, or close its own folder to others.
 
-    It must be: compiled code in it is executed, and Ray's sockets give access to its processes.
+    Raises:
+        OSError: it cannot be made, or is a link, a file or another account's.
     """
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, parents=True)
-    try:
-        found, above = folder.lstat(), folder.parent.stat()
-    except OSError:
-        return False
-    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    may_be_renamed = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
-    if not is_own or found.st_mode & 0o022 or may_be_renamed:
-        return False
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise NotADirectoryError(errno.ENOTDIR, "it is no folder of this account")
     folder.chmod(0o700)
-    return True
 
 
 def write_private(path: Path, text: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tinyattn.errors import StorageError, UsageError
 from tinyattn.files.outside import UnfitError, read_text
-from tinyattn.files.private import make_own, write_private
+from tinyattn.files.private import make_private, write_private
 from tinyattn.files.state_home import state_home
 
 _MOST = 10_000
@@ -89,19 +89,15 @@ class Door:
             StorageError: there is no private folder for it.
         """
         token = secrets.token_urlsafe(32)
-        if not make_own(self._folder):
-            raise StorageError(
-                f"{self._folder} cannot be made as a folder of this account alone, as the token of "
-                "the pages needs; name another place with XDG_STATE_HOME"
-            )
         try:
+            make_private(self._folder)
             write_private(self._folder / "place", place)
             write_private(self.token_file, token)
             held = self.token_file.open("rb")
         except OSError as error:
             raise StorageError(
-                f"{self.token_file} cannot be written: {error.strerror}; free space, or name "
-                "another place with XDG_STATE_HOME"
+                f"{self._folder}: the token of the pages cannot be kept there: {error.strerror}; "
+                "name another place with XDG_STATE_HOME"
             ) from None
         with held:
             fcntl.flock(held, fcntl.LOCK_EX)

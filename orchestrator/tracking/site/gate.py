@@ -16,9 +16,9 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 HOW = (
-    "Open the link that `tinyattn ui` printed; the same command prints it again while it serves. "
-    "Programs send the token of the file that it named, as `Authorization: Bearer TOKEN` or in "
-    "MLFLOW_TRACKING_TOKEN.\n"
+    "Open the link that tinyattn ui printed; the same command prints it again while it serves. "
+    "Programs send the token of the file that it named, as Authorization: Bearer TOKEN or in "
+    "MLFLOW_TRACKING_TOKEN\n"
 )
 _BARE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 """Headers of the gate's own answers: kept by no cache, and told to no other site."""
