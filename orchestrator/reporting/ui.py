@@ -89,7 +89,6 @@ def _run(uri: str, artifacts: str, listener: socket.socket, cookie: str, token: 
             command, env=environment, stdin=subprocess.PIPE, text=True, process_group=group,
             pass_fds=[listener.fileno()],
         )  # fmt: skip
-        listener.close()  # else the port would answer nothing once the server has ended
         assert server.stdin is not None
         with suppress(BrokenPipeError), server.stdin as line:
             line.write(token)

@@ -221,7 +221,10 @@ def test_two_trainings_at_once_and_one_of_them_killed_and_resumed(
     ]
 
 
-def test_the_pages_are_served_until_asked_to_end(tmp_path: Path) -> None:
+def test_the_pages_are_served_until_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     Workspace(tmp_path).tracker(create=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

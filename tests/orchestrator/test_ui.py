@@ -125,7 +125,7 @@ def test_each_start_has_a_token_of_its_own_in_a_file_of_this_account_alone(port:
                 assert stat.S_IMODE(door.token_file.stat().st_mode) == 0o600
                 assert stat.S_IMODE(door.token_file.parent.stat().st_mode) == 0o700
                 tokens.append(token)
-            assert not door.token_file.exists()
+            assert not door.token_file.parent.exists()
     finally:
         os.umask(previous)
     assert tokens[0] != tokens[1]

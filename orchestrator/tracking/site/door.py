@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -80,7 +81,7 @@ class Door:
 
     @contextmanager
     def opened(self, place: str) -> Iterator[str]:
-        """Yield a new token that is in the file within the block.
+        """Yield a new token that is in the file within the block; the caller holds the address.
 
         Each start has its own: a link that was kept, or a cookie that a browser sent to whoever
         has the port later, opens nothing.
@@ -104,4 +105,4 @@ class Door:
             try:
                 yield token
             finally:
-                self.token_file.unlink(missing_ok=True)
+                shutil.rmtree(self._folder, ignore_errors=True)
