@@ -31,7 +31,7 @@ demo: setup
 	$(BIN)/tinyattn promote $(NAME)
 	$(BIN)/tinyattn report $(NAME)
 	$(BIN)/tinyattn leaderboard agreement --sweep $(NAME)
-	@echo "next: $(BIN)/tinyattn ui   # MLflow's pages on http://127.0.0.1:5000"
+	@echo "next: $(BIN)/tinyattn ui   # MLflow's pages, at the link that it prints"
 
 # Half of the tests' time would be waiting for the disk: SQLite and event logs sync each write. So
 # their folders are in memory where there is room; what failing tests leave stays there.

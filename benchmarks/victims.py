@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -30,6 +32,7 @@ from sweep_truth import final_untruths, histories, suite_untruths, untruths
 
 from benchmarks import stock
 from cluster.services import ray_environment
+from orchestrator.tracking.mlflow_compat import STORE
 
 TRIALS = stock.TRIALS
 PATIENCE = 300.0
@@ -178,24 +181,34 @@ class Sweep:
     # ---- MLflow ----
 
     def serve(self) -> None:
-        """Start an MLflow server for the sweep and wait until it answers."""
+        """Start an MLflow server for the sweep and wait until it answers.
+
+        It asks for a token, as other accounts of the machine reach it too; all of MLflow's clients
+        find that in the environment.
+        """
         self.runs.mkdir(parents=True, exist_ok=True)
-        words = [sys.executable, "-m", "mlflow", "server", f"--port={self.port}"]
-        words += [f"--backend-store-uri=sqlite:///{self.runs}/server.db"]
-        words += [f"--artifacts-destination={self.runs}/artifacts", "--workers=1"]
         self.uri = f"http://127.0.0.1:{self.port}"
-        quiet = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with self.log.open("ab") as out:
+        token = os.environ.setdefault("MLFLOW_TRACKING_TOKEN", secrets.token_urlsafe(32))
+        quiet = {
+            **os.environ,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+            STORE: f"sqlite:///{self.runs}/server.db",
+        }
+        artifacts = (self.runs / "artifacts").absolute().as_uri()
+        words = [sys.executable, "-m", "orchestrator.tracking.site.server"]
+        with socket.create_server(("127.0.0.1", self.port)) as listener, self.log.open("ab") as out:
+            place = str(listener.fileno())
             self.server = subprocess.Popen(
-                words, stdout=out, stderr=out, env=quiet, start_new_session=True
-            )
-        health = f"{self.uri}/health"
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urllib.request.urlopen(health, timeout=2):
-                return
-            time.sleep(0.3)
-        raise TimeoutError(self.uri)
+                [*words, place, artifacts, "tinyattn"], env=quiet, stdin=subprocess.PIPE,
+                stdout=out, stderr=out, start_new_session=True, pass_fds=[listener.fileno()],
+            )  # fmt: skip
+        assert self.server.stdin is not None
+        with self.server.stdin as line:
+            line.write(token.encode())
+        health = urllib.request.Request(
+            f"{self.uri}/health", headers={"Authorization": f"Bearer {token}"}
+        )
+        urllib.request.urlopen(health, timeout=90).close()  # it listens already, and answers later
 
     def end_server(self) -> None:
         """End the MLflow server by kill -9."""

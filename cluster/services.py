@@ -23,6 +23,7 @@ import psutil
 
 from cluster.own import make_own, temporary_folder
 from cluster.settings import HEALTH, QUIET
+from tinyattn.files.private import write_private
 from tinyattn.files.state_home import state_home
 from tinyattn.telemetry import ENVIRONMENT
 
@@ -258,11 +259,3 @@ def _auth_config(state: Path, password: str) -> str:
         f"admin_username = {USER}\nadmin_password = {password}\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can ever read, in place of any other."""
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)

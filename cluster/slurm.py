@@ -18,8 +18,9 @@ from cluster.config import Cluster, Rack, Slurm, address_of
 from cluster.firewall import advice
 from cluster.launcher import Connection, Status
 from cluster.rack import RackLauncher
-from cluster.services import state_folder, write_private
+from cluster.services import state_folder
 from tinyattn.errors import TinyAttnError, UsageError
+from tinyattn.files.private import write_private
 
 OVER = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",

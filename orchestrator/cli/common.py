@@ -323,7 +323,7 @@ def show_pages(workspace: Workspace, sweeps: list[str]) -> None:
     store = workspace.store()
     known = {sweep.name: sweep for sweep in store.sweeps()}
     is_server = str(workspace.tracking_uri or "").startswith(("http:", "https:"))
-    served = "" if is_server else " (while `tinyattn ui` runs)"
+    served = "" if is_server else " (while `tinyattn ui` runs, after its link)"
     for name in sweeps:
         if name in known and store.has_view(known[name]):
             echo(f"MLflow's page of {name}: {store.pages_of(known[name])}{served}")

@@ -361,7 +361,11 @@ def _report_suite(
 @click.option("--port", default=5000, show_default=True, type=int)
 @place_options
 def ui(host: str, port: int, places: Places) -> None:
-    """Serve MLflow's web pages on the sweeps' store."""
+    """Serve MLflow's web pages on the sweeps' store.
+
+    The links that it prints hold a token, without which nobody gets in; each start has a new one.
+    Where the pages are served already it prints the links again.
+    """
     from orchestrator.reporting.ui import serve
 
     serve(workspace_of(places), host, port, click.echo)

@@ -1,20 +1,23 @@
-"""`tinyattn ui`: MLflow's own web pages on the sweeps' store."""
+"""`tinyattn ui`: MLflow's own web pages on the sweeps' store, for those who have their token."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import psutil
 
 from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.mlflow_compat import STORE
 from orchestrator.tracking.pages import view_page
 from orchestrator.tracking.reader import TrackingReader
+from orchestrator.tracking.site.door import Door
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError, TinyAttnError, UsageError
 
@@ -28,51 +31,75 @@ _MOST_LANDINGS = 5
 
 
 def serve(workspace: Workspace, host: str, port: int, say: Callable[[str], None]) -> None:
-    """Serve until interrupted.
+    """Serve until interrupted; where this account serves the store there already, say so.
 
     Raises:
         UsageError: the address cannot be listened on, or the store is a server with its own pages.
+        StorageError: there is no private place for the token.
         TinyAttnError: the server ended by itself.
     """
     if workspace.tracking_uri is not None and workspace.tracking_uri.startswith(
         ("http:", "https:")
     ):
         raise UsageError(f"the store is a server: its pages are at {workspace.place}")
-    _refuse_taken(host, port)
-    store = workspace.tracker() if workspace.may_be_written() else workspace.store()
-    if not workspace.may_be_written():
-        say(
-            f"note: {workspace.place} may not be written: the pages are of a copy, and changes "
-            "there end"
-        )
-    name = f"[{host}]" if ":" in host else host
-    say(f"MLflow's pages are at http://{name}:{port} (Ctrl-C ends them)")
-    for line in _landings(store, f"http://{name}:{port}"):
+    door = Door(host, port)
+    token = door.token_of(workspace.place)
+    if token is not None:
+        _say_links(door, token, workspace.store(), "another `tinyattn ui` serves them", say)
+        return
+    with _listening(host, port) as listener:
+        store = workspace.tracker() if workspace.may_be_written() else workspace.store()
+        if not workspace.may_be_written():
+            say(
+                f"note: {workspace.place} may not be written: the pages are of a copy, and changes "
+                "there end"
+            )
+        with door.opened(workspace.place) as token:
+            _say_links(door, token, store, "Ctrl-C ends them", say)
+            artifacts = (workspace.runs / "artifacts").as_uri()
+            _run(store.uri, artifacts, listener, door.cookie, token)
+    say("ended")
+
+
+def _say_links(
+    door: Door, token: str, store: TrackingReader, note: str, say: Callable[[str], None]
+) -> None:
+    """Say where a browser and programs find the pages, and which sweeps have views there."""
+    say(f"MLflow's pages are at {door.link(token)} ({note})")
+    say(
+        f"programs: export MLFLOW_TRACKING_URI={door.site} "
+        f'MLFLOW_TRACKING_TOKEN="$(cat {shlex.quote(str(door.token_file))})"'
+    )
+    for line in _landings(store, door, token):
         say(line)
+
+
+def _run(uri: str, artifacts: str, listener: socket.socket, cookie: str, token: str) -> None:
+    """Run the server on an open socket until Ctrl-C; TinyAttnError if it ends by itself."""
     # The jobs that this switches off are for evaluating language models: eight processes.
     environment = {
         **os.environ,
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "MLFLOW_BACKEND_STORE_URI": store.uri,  # no word of the command: it may hold a password
+        STORE: uri,  # no word of the command: it may hold a password
     }
-    command = [
-        sys.executable, "-P", "-m", "mlflow", "server",
-        "--artifacts-destination", (workspace.runs / "artifacts").as_uri(),
-        "--host", host, "--port", str(port), "--workers", "1",
-    ]  # fmt: skip
+    command = [sys.executable, "-P", "-m", "orchestrator.tracking.site.server"]
+    command += [str(listener.fileno()), artifacts, cookie]
     with guarded_group() as group:
         server = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, process_group=group
-        )
+            command, env=environment, stdin=subprocess.PIPE, text=True, process_group=group,
+            pass_fds=[listener.fileno()],
+        )  # fmt: skip
+        assert server.stdin is not None
+        with suppress(BrokenPipeError), server.stdin as line:
+            line.write(token)
         try:
             code = server.wait()
         except KeyboardInterrupt:
-            say("ended")
             return
     raise TinyAttnError(f"MLflow's server ended by itself with code {code}; its lines say why")
 
 
-def _landings(store: TrackingReader, site: str) -> Iterator[str]:
+def _landings(store: TrackingReader, door: Door, token: str) -> Iterator[str]:
     """Yield the addresses of the newest sweeps' leaderboards; a sweep without one gets it."""
     for sweep in store.sweeps()[: -_MOST_LANDINGS - 1 : -1]:
         try:
@@ -80,7 +107,8 @@ def _landings(store: TrackingReader, site: str) -> Iterator[str]:
                 store.add_views(sweep)
                 store.settle(_SETTLE_SECONDS)
             if store.has_view(sweep):
-                yield f"{sweep.name}: {site}/{view_page(sweep.experiment_id, sweep.name)}"
+                page = view_page(sweep.experiment_id, sweep.name)
+                yield f"{sweep.name}: {door.link(token, page)}"
         except StorageError as error:  # such as a sweep whose files are gone
             yield f"{sweep.name}: no prepared view: {error}"
 
@@ -106,19 +134,31 @@ def guarded_group() -> Iterator[int]:
         guard.wait()
 
 
-def _refuse_taken(host: str, port: int) -> None:
-    """Raise UsageError if nothing can listen on the address."""
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address.
+
+    It does from now on, so that no other account can take the port while the server starts.
+
+    Raises:
+        UsageError: nothing can listen on the address.
+    """
     if not 1 <= port <= 65535:
         raise UsageError(f"--port {port} came, allowed is 1 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be looked up
         reason = getattr(error, "strerror", None) or error
         raise UsageError(
             f"{host}:{port} cannot be listened on: {reason}; choose another --host or --port"
         ) from None
+    return listener

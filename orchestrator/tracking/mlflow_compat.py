@@ -9,9 +9,17 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
+import warnings
+from typing import TYPE_CHECKING
 
 from tinyattn.telemetry import switch_telemetry_off
 
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+STORE = "MLFLOW_BACKEND_STORE_URI"
+"""Variable with the address of the store that a server serves."""
 _ENVIRONMENT = {
     # URLs and progress bars would be printed between this project's own lines.
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -50,3 +58,31 @@ def make_tables(uri: str) -> None:
     engine = create_sqlalchemy_engine_with_retry(uri)
     _initialize_tables(engine)
     engine.dispose()
+
+
+def web_application(uri: str, artifacts: str) -> ASGIApp:
+    """Return MLflow's web application, as `mlflow server` would hand it to uvicorn.
+
+    The command itself listens, so that nothing could stand between its port and the application,
+    which reads its settings from variables without public names. (mlflow 3.17)
+
+    Args:
+        uri: the database.
+        artifacts: URL of the folder that artifacts come from and go to.
+    """
+    os.environ.update(
+        {
+            "_MLFLOW_SERVER_FILE_STORE": uri,
+            "_MLFLOW_SERVER_REGISTRY_STORE": uri,
+            "_MLFLOW_SERVER_ARTIFACT_ROOT": "mlflow-artifacts:/",
+            "_MLFLOW_SERVER_SERVE_ARTIFACTS": "true",
+            "_MLFLOW_SERVER_ARTIFACT_DESTINATION": artifacts,
+            "_MLFLOW_SERVER_BOOT_ID": secrets.token_hex(16),
+            "_MLFLOW_IN_JOB_EXECUTOR": "false",
+            "_MLFLOW_SGI_NAME": "uvicorn",
+        }
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what MLflow uses that will go
+        from mlflow.server.fastapi_app import app
+    return app

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,3 +60,40 @@ def test_telemetry_of_an_mlflow_that_was_imported_before_is_switched_off(
     monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
     switch_telemetry_off()
     assert get_telemetry_client() is None
+
+
+_SERVED = """
+import json, os, sys
+from types import SimpleNamespace
+from click.testing import CliRunner
+import mlflow.cli, mlflow.server
+from orchestrator.tracking.mlflow_compat import web_application
+
+began = []
+
+def begin(command, extra_env, **_):
+    began.append((command, extra_env))
+    raise SystemExit
+
+mlflow.server._exec_cmd = begin
+words = ["server", "--artifacts-destination", "file:///a", "--backend-store-uri", sys.argv[1]]
+CliRunner().invoke(mlflow.cli.cli, words)
+[(command, theirs)] = began
+before = dict(os.environ)
+sys.modules["mlflow.server.fastapi_app"] = SimpleNamespace(app="the application")
+assert web_application(sys.argv[1], "file:///a") == "the application"
+ours = {key: value for key, value in os.environ.items() if before.get(key) != value}
+print(json.dumps([command, theirs, ours]))
+"""
+
+
+@pytest.mark.slow
+def test_the_application_is_told_what_mlflows_own_server_would_tell_it(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", _SERVED, f"sqlite:///{tmp_path}/mlflow.db"]
+    quiet = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=quiet)
+    command, theirs, ours = json.loads(done.stdout.splitlines()[-1])
+    assert command[-1] == "mlflow.server.fastapi_app:app"
+    identity = "_MLFLOW_SERVER_BOOT_ID"
+    assert len(theirs.pop(identity)) == len(ours.pop(identity))
+    assert ours == {key: value for key, value in theirs.items() if key[0] == "_"}  # not public

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import pty
@@ -16,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import psutil
 import pytest
@@ -222,18 +221,21 @@ def test_two_trainings_at_once_and_one_of_them_killed_and_resumed(
     ]
 
 
-def test_the_pages_are_served_until_asked_to_end(tmp_path: Path) -> None:
+def test_the_pages_are_served_until_asked_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     Workspace(tmp_path).tracker(create=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     pages = start("ui", "--port", port, "--runs", tmp_path)
-    read_until(pages, f"http://127.0.0.1:{port}")
-    for _ in range(120):
-        with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{port}/", timeout=5) as page:
-            break
-        time.sleep(0.5)
-    assert page.status == 200
+    assert pages.stdout is not None
+    link = pages.stdout.readline().split()[4]
+    assert link.startswith(f"http://127.0.0.1:{port}/?token=")
+    browser = build_opener(HTTPCookieProcessor())
+    with browser.open(link, timeout=60) as page:  # the port listens already
+        assert (page.status, page.url) == (200, f"http://127.0.0.1:{port}/")
     children = psutil.Process(pages.pid).children(recursive=True)
     assert children
     pages.terminate()

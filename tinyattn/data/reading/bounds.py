@@ -11,7 +11,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -144,6 +144,15 @@ def _refuse_thin(cells: int, size: int) -> None:
             f"the rows until here have {cells:,} cells, most of them empty, allowed are {_FREE:,} "
             "and one for each letter; leave out columns that few rows have"
         )
+
+
+def refuse_names(names: Sequence[str]) -> None:
+    """Raise UnfitError if a column's name is there twice or holds a NUL, which Arrow ends it at."""
+    for name in names:
+        if "\0" in name:
+            raise UnfitError(f"the name of a column, {name[:40]!r}, holds a NUL")
+        if names.count(name) > 1:
+            raise UnfitError(f"the column {name!r:.80} is there twice")
 
 
 def look_at_table(blocks: Iterator[tuple[int, str]], separator: str) -> None:

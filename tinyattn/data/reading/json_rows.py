@@ -15,7 +15,7 @@ from typing import Any
 import datasets
 import pyarrow as pa
 
-from tinyattn.data.reading.bounds import Columns
+from tinyattn.data.reading.bounds import Columns, refuse_names
 from tinyattn.files.outside import (
     DEPTH,
     UnfitError,
@@ -145,6 +145,7 @@ def _table(rows: Iterable[dict[str, Any]]) -> pa.Table:
         for name, own in chunks.items():
             own.append(_array([row.get(name) for row in batch]))
         done += len(batch)
+    refuse_names([*chunks])
     return pa.table({name: _joined(own) for name, own in chunks.items()})
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv
 
-from tinyattn.data.reading.bounds import blocks_of, look_at_table
-from tinyattn.files.outside import UnfitError
+from tinyattn.data.reading.bounds import blocks_of, look_at_table, refuse_names
 from tinyattn.tasks.base import FileForm
 
 SEPARATORS = (",", "\t", ";", "|")
@@ -39,8 +38,7 @@ def read_table(path: Path, form: FileForm) -> pa.Table:
     with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse) as reader:
         given = reader.schema.names
     names = [name or f"column{at}" for at, name in enumerate(given, 1)]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UnfitError(f"the column {twice!r:.80} is there twice")
+    refuse_names(names)
     # A blank line of a table of one column is an empty cell; of a wider one it is none.
     parse.ignore_empty_lines = len(names) > 1
     found = pyarrow.csv.read_csv(

@@ -1,0 +1,1 @@
+"""MLflow's web application behind a token, in a process of its own."""
