@@ -17,7 +17,7 @@ from tinyattn.adapters.checkpoint import CONFIG_FILE
 from tinyattn.data.files import read_file
 from tinyattn.data.splits import read_rows
 from tinyattn.errors import UsageError
-from tinyattn.predict import MixedPredictor, Predictor
+from tinyattn.predict import MixedPredictor, Predictor, one_each
 
 Prediction: TypeAlias = dict[str, Json]
 """The answer for a row."""
@@ -73,6 +73,7 @@ def _as_text(value: object) -> str:
 
 def _with_ids(answers: list[Prediction], table: datasets.Dataset) -> list[Prediction]:
     """Put ID_COLUMNS of the input, if it has them, before the answers."""
+    answers = one_each(answers, len(table))
     names = [name for name in ID_COLUMNS if name in table.column_names]
     ids = [{} for _ in answers] if not names else table.select_columns(names).to_list()
     return [{**_known(own), **answer} for own, answer in zip(ids, answers, strict=True)]
