@@ -55,6 +55,11 @@ class PrintableStream:
         self.below.write(start + printable(text[len(start) :]))
         return len(text)
 
+    @property
+    def encoding(self) -> str:
+        """That of the stream below; rich's has none, and click would write past it, as bytes."""
+        return self.below.encoding or "utf-8"
+
     def writelines(self, lines: list[str]) -> None:
         """Write several texts."""
         for line in lines:
