@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import peft
 import pytest
@@ -21,11 +20,12 @@ import safetensors.torch
 import torch
 import transformers
 from adapter_files import read_adapter
+from click.testing import CliRunner
 from peak import mark, peak
 from pydantic import ValidationError
 from tiny_plm import save_tiny_plm
 
-from orchestrator.registry.prediction import _with_ids
+from orchestrator.cli import main
 from tinyattn.adapters.checkpoint import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -40,7 +40,7 @@ from tinyattn.data.patterns import asking_of
 from tinyattn.errors import AdapterError, ConfigError, TinyAttnError
 from tinyattn.files.outside import UnfitError, decode, open_file, parse_json, read_bytes, read_text
 from tinyattn.plms.loading import Plm, load_plm
-from tinyattn.predict import Predictor, one_each
+from tinyattn.predict import Predictor
 from tinyattn.tasks.base import Pattern, Task
 
 
@@ -325,13 +325,25 @@ def test_what_spells_the_tokenizers_own_mask_is_no_further_question(
         predict(asked)
 
 
-@pytest.mark.parametrize("answers", [[], ["a"], ["a", "b", "c"]])
-def test_no_row_goes_without_its_answer(answers: list[str]) -> None:
-    with pytest.raises(TinyAttnError, match=f"2 rows came and {len(answers)} answers were made"):
-        one_each(answers, 2)
-    table = datasets.Dataset.from_list([{"text": "x"}, {"text": "y"}])
-    with pytest.raises(TinyAttnError, match="so none is given"):
-        _with_ids([{"label": answer} for answer in answers], table)
+@pytest.mark.parametrize("answers", [0, 1, 3])
+def test_no_row_goes_without_its_answer(
+    folder: Path, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever part of the way loses one, or doubles it: none is given, and no file is there."""
+    (tmp_path / "rows.csv").write_text("text\nx\ny\n")
+    made = [{"label": "no"}] * answers
+    said = f"2 rows came and {answers} answers were made"
+    with monkeypatch.context() as patch:
+        patch.setattr(Predictor, "predict_split", lambda *_: made)
+        words = [str(folder), str(tmp_path / "rows.csv"), "-o", str(tmp_path / "out")]
+        done = CliRunner().invoke(main, ["predict", *words])
+        assert (done.exit_code, said in done.output) == (1, True), done.output
+        with pytest.raises(TinyAttnError, match=said):
+            predict(folder)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr("tinyattn.predict.softmax", lambda *_, **__: np.full((answers, 2), 0.5))
+    with pytest.raises(TinyAttnError, match=said):
+        predict(folder)
 
 
 # ---- patterns of modules, and files for peft ----
@@ -436,7 +448,7 @@ def test_files_for_peft_are_those_of_the_adapter_around_them(
 
 
 def test_files_of_other_versions_of_peft_are_read(tuned: Path, plm: Plm) -> None:
-    """A later one has keys that are empty here, an earlier one lacks keys as they are by default."""
+    """A later one has keys that are empty here, an earlier one lacks some that have defaults."""
     file = tuned / "peft" / CONFIG_FILE
     said = json.loads(file.read_text())
     for key in ("velora_config", "use_qalora", "alpha_pattern", "peft_version"):
