@@ -148,6 +148,8 @@ click.echo(f"echoed {evil}")
 warnings.warn(f"warned {evil}")
 time.sleep(0.6)
 panel.stop()
+import colorama
+colorama.init()  # as libraries do: it resets colours at the end
 raise RuntimeError(f"raised {evil}")
 """
 
@@ -160,6 +162,7 @@ def test_a_panel_is_drawn_in_our_colours_and_shows_theirs(tmp_path: Path) -> Non
     plain = OURS.sub("", text)
     assert not obeyed(plain), plain
     assert r"panel \u001b]0;owned\u001b[2J" in plain  # a bell in a text rich leaves out
+    assert text.endswith("\x1b[0m")
     for word in ("printed", "echoed", "warned", "raised"):
         assert f"{word} {SEEN}" in plain, word
 

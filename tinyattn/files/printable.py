@@ -29,6 +29,9 @@ _UNSEEN = re.compile(
 )
 
 
+_NO_COLOURS = "\x1b[0m"
+
+
 def printable(text: str) -> str:
     """Return a text in which each character is seen, or is a blank, a tab or the end of a line."""
     return _UNSEEN.sub(lambda match: json.dumps(match[0])[1:-1], text)
@@ -50,8 +53,9 @@ class PrintableStream:
         self.below = below
 
     def write(self, text: str) -> int:
-        """Write a text; a return of the carriage at its beginning is a progress bar's."""
+        """Write a text; what a progress bar begins with, and colorama at a process's end, may pass."""
         start = text[:1] if text.startswith("\r") else ""
+        start = text if text == _NO_COLOURS else start
         self.below.write(start + printable(text[len(start) :]))
         return len(text)
 
