@@ -53,7 +53,7 @@ class PrintableStream:
         self.below = below
 
     def write(self, text: str) -> int:
-        """Write a text; what a progress bar begins with, and colorama at a process's end, may pass."""
+        """Write a text; how progress bars begin, and colorama's reset at the end, may pass."""
         start = text[:1] if text.startswith("\r") else ""
         start = text if text == _NO_COLOURS else start
         self.below.write(start + printable(text[len(start) :]))
