@@ -14,6 +14,9 @@ PACKAGES = ("tinyattn", "orchestrator", "cluster")
 KEPT = {
     "tinyattn/plms/families.py: FAMILIES": "plugins are imported without an object to add to",
     "tinyattn/compat/bitsandbytes_compat.py: _importing": "a process imports a library once",
+    "tinyattn/tasks/confusion.py: CONFUSION_METRICS": "plugins are imported, as for families",
+    "tinyattn/tasks/correlations.py: CORRELATIONS": "plugins are imported, as for families",
+    "tinyattn/plms/transformers_compat.py: _WEIGHTS_ALONE": "transformers takes no such argument",
 }
 """Objects of modules that can change, and why."""
 CACHED = {
@@ -21,6 +24,7 @@ CACHED = {
     "tinyattn/plms/packed_attention.py: varlen_works": "what torch can do on a device is no choice",
     "tinyattn/tasks/shipped/agreement.py: generate_splits": "a pure function; its callers copy",
     "tinyattn/training/engine.py: _deepspeed": "a process joins torch.distributed once",
+    "tinyattn/files/outside.py: matching": "a pure function of its arguments",
     "tinyattn/files/object_store.py: _file_system": "a connection, with the process's environment",
     "orchestrator/selection/replication.py: luck": "a pure function of its arguments",
     "orchestrator/tracking/provenance.py: commit": "the code that runs is what it was at its start",
@@ -34,7 +38,7 @@ CHANGES = {
 """Methods that change what they are called on."""
 STATELESS = {
     "TypeVar", "re.compile", "frozenset", "tuple", "click.argument", "TypeAdapter", "table",
-    "np.uint64", "ParamSpec", "get_type_hints", "create_model", "typed_table",
+    "np.uint64", "float", "click.option", "ParamSpec", "get_type_hints", "create_model", "typed_table",
 }  # fmt: skip
 """What makes an object that nothing can change, or nothing does."""
 

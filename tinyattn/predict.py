@@ -5,23 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import datasets
 import numpy as np
 import pyarrow as pa
 from scipy.special import softmax
 
-from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card
+from tinyattn.adapters.checkpoint import CONFIG_FILE, AdapterCard, TaskCard, read_card
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import Batches
 from tinyattn.data.forms import Form, GenerationForm, TaggingForm, TextForm, checked_rows
-from tinyattn.data.patterns import Asking
+from tinyattn.data.patterns import asking_of
 from tinyattn.data.scale import Scale
 from tinyattn.data.sequences.tagging import split_words, with_blank_tags
 from tinyattn.data.tokenise import TokenRules, token_types
 from tinyattn.data.tokens import REFERENCES, Rows, Split
-from tinyattn.errors import AdapterError, TaskError, UsageError, did_you_mean
+from tinyattn.errors import (
+    AdapterError,
+    ConfigError,
+    TaskError,
+    TinyAttnError,
+    UsageError,
+    did_you_mean,
+)
 from tinyattn.passes.forward import mixed_outputs, outputs_of
 from tinyattn.passes.generation import answers_of, generated, tags_of
 from tinyattn.tasks import Task
@@ -68,6 +75,7 @@ class Predictor:
         )
         try:
             self.model.load(folder, self.plm, self.name)
+            self._form = self._checked_form(folder)
         except BaseException:
             self.model.detach()
             raise
@@ -85,10 +93,20 @@ class Predictor:
             rows = rows.remove_columns(REFERENCES)
         if self.task.tagging:
             rows = with_blank_tags(rows)
-        return self._form().tokenise(rows, name="predict")
+        return self._form.tokenise(rows, name="predict")
 
-    def _form(self) -> Form:
-        """Return the form that the rows had in training."""
+    def _checked_form(self, folder: Path) -> Form:
+        """Return the form that the rows had in training.
+
+        Raises:
+            AdapterError: what the card says of rows does not fit the PLM's tokenizer.
+        """
+        try:
+            return self._form_of_card()
+        except (TaskError, ConfigError) as error:
+            raise AdapterError(f"{folder / CONFIG_FILE}: {error}; restore a copy") from None
+
+    def _form_of_card(self) -> Form:
         card, tokenizer = self.card.task, self.plm.tokenizer
         assert card is not None
         if self.task.generation is not None:
@@ -104,15 +122,16 @@ class Predictor:
         )
         asking = None
         if (pattern := self.task.pattern(None)) is not None:
-            assert self.card.verbalizer is not None
-            asking = Asking(
-                pattern,
-                self.card.verbalizer,
-                tokenizer,
-                card.max_length,
-                rules.types,
-                card.examples,
+            made = asking_of(
+                self.task, pattern, tokenizer, card.max_length, rules.types, self.plm.is_causal
             )
+            if made.verbalizer != self.card.verbalizer:
+                raise TaskError(
+                    "verbalizer scores other tokens than the pattern's words are with the "
+                    f"tokenizer of the PLM {self.plm.name}"
+                )
+            asking = replace(made, examples=card.examples)
+            asking.check_masks(self.task.name)
         return TextForm(self.task, tokenizer, card.max_length, rules, asking)
 
     def outputs(self, split: Rows, metrics: Sequence[str] | None = None) -> np.ndarray:
@@ -142,7 +161,7 @@ class Predictor:
             TaskError: `rows` are no list of mappings, or a text column is missing or holds no text.
         """
         refuse_other_than_rows(rows, "rows", self.task.text_columns)
-        return self.predict_split(self.read(rows)) if rows else []
+        return one_each(self.predict_split(self.read(rows)), len(rows)) if rows else []
 
     def read(self, rows: Sequence[Mapping[str, Any]], what: str = "rows") -> Split:
         """Check and tokenise rows; messages call them `what`."""
@@ -168,12 +187,15 @@ class Predictor:
             logits = outputs_of(self.model, self.name, rows, self.device)[0]
             return self.answers(logits, rows)
         texts = generated(self.model, self.name, rows, self.device, tokenizer, self.task.generation)
-        return [{"text": text} for text in texts]
+        return one_each([{"text": text} for text in texts], len(rows))
 
     def answers(self, outputs: np.ndarray, rows: Batches) -> list[dict[str, Any]]:
         """Turn logits [N, num_outputs] of rows into predictions; AdapterError if one is not
         finite."""
         require_finite(outputs)
+        return one_each(self._answers(outputs, rows), len(rows))
+
+    def _answers(self, outputs: np.ndarray, rows: Batches) -> list[dict[str, Any]]:
         if self.task.tagging:
             return [{"tags": tags} for tags in tags_of(outputs, rows, self.task)]
         if self.task.labels is None:
@@ -215,6 +237,23 @@ def refuse_other_than_rows(rows: object, what: str, columns: Sequence[str]) -> N
     for number, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
             raise TaskError(f"{what}: row {number}: got {row!r:.80}; {expected}")
+
+
+Answer = TypeVar("Answer")
+
+
+def one_each(answers: Sequence[Answer], rows: int) -> list[Answer]:
+    """Return answers, one for each row in the rows' order; else there are none at all.
+
+    Raises:
+        TinyAttnError: there are more or fewer of them than rows.
+    """
+    if len(answers) != rows:
+        raise TinyAttnError(
+            f"{rows:,} rows came and {len(answers):,} answers were made, needed is one for each "
+            "row, so none is given; this is a fault of tinyattn: please report it"
+        )
+    return list(answers)
 
 
 def require_finite(outputs: np.ndarray) -> None:
@@ -337,7 +376,7 @@ class MixedPredictor:
             said[name] = self.members[name].answers(outputs, batches[name])
         answers: list[dict[str, Any]] = [{} for _ in rows]
         for name, own in places.items():
-            for place, answer in zip(own, said[name], strict=True):
+            for place, answer in zip(own, one_each(said[name], len(own)), strict=True):
                 answers[place] = answer
         return answers
 

@@ -37,11 +37,17 @@ from orchestrator.driver.signals import end_by_exception
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
 from tinyattn.errors import TinyAttnError
+from tinyattn.files.printable import print_printably
 from tinyattn.telemetry import switch_telemetry_off
 
 
 class _Group(click.Group):
     """Turns errors into one message and an exit code, warnings into lines, signals into Ctrl-C."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Until the end of the process, which is the command's: also its traceback is shown so.
+        print_printably()
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         end_by_exception()

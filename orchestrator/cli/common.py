@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
-from rich.console import Console
 
+from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.files.uris import without_secrets
@@ -253,7 +253,7 @@ def show_leaderboard(
             if tasks
             else f"the store {workspace.place} has no trials; run a sweep first"
         )
-    console = Console(width=table_width())
+    console = Terminal(table_width())
     is_suite = _show_suites(workspace, store, sweeps, console)
     if is_suite and suite:
         return
@@ -280,7 +280,7 @@ def table_width() -> int | None:
 
 
 def _show_suites(
-    workspace: Workspace, store: TrackingReader, names: list[str], console: Console
+    workspace: Workspace, store: TrackingReader, names: list[str], console: Terminal
 ) -> bool:
     """Print the table of each suite among names; return whether there is one."""
     from orchestrator.reporting import leaderboard as board

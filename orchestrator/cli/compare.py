@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from orchestrator.cli.common import (
     Places,
@@ -23,6 +22,7 @@ from orchestrator.cli.common import (
     ray_of,
     workspace_of,
 )
+from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
@@ -285,7 +285,7 @@ def _show(
     found = judge(
         sweeps, wanted.references, units, workspace, wanted.go_on, looks, searching.unnamed()
     )
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Terminal(None if sys.stdout.isatty() else 120)
     for part in render(found, size):
         console.print(part)
     repeats = {member: repeats_of(sweep, workspace) for member, sweep in sweeps.items()}
@@ -312,7 +312,7 @@ def _show_all(
         dict(zip(tasks, found, strict=True)),
         dict(zip(tasks, [one.name for one in wanted], strict=True)),
     )
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Terminal(None if sys.stdout.isatty() else 120)
     for part in render_across(all_found):
         console.print(part)
     files = keep_across(all_found, workspace.runs)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from orchestrator.cli.common import (
     Places,
@@ -19,6 +18,7 @@ from orchestrator.cli.common import (
     ray_of,
     workspace_of,
 )
+from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 
@@ -91,6 +91,6 @@ def pet(
     echo(f"{name}: {plan.sweep.search.trials} members, {len(prepared.rows):,} rows without labels")
     with ray_of(places.on):
         found = run_pet(prepared, workspace, echo, go_on)
-    Console(width=None if sys.stdout.isatty() else 120).print(render(found))
+    Terminal(None if sys.stdout.isatty() else 120).print(render(found))
     if plan.sweep.train.protocol == "heldout":  # else no rows are left that could judge
         echo(f"next: {next_command(f'tinyattn promote {name}')}")

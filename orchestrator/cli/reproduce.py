@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from orchestrator.cli.common import (
     Places,
@@ -23,6 +22,7 @@ from orchestrator.cli.common import (
     table_width,
     workspace_of,
 )
+from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 from tinyattn.errors import UsageError
@@ -205,7 +205,7 @@ def _show(
     scores = Scores(reproduction, workspace, failed)
     named = {*earlier, *(table.name for table in tables)}
     found = {name: scores.found(TABLES[name]) for name in TABLES if name in named}
-    console = Console(width=table_width())
+    console = Terminal(table_width())
     for table in tables:
         for part in render(found[table.name], reproduction.settings):
             console.print(part)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from orchestrator.cli.common import (
     Places,
@@ -24,6 +23,7 @@ from orchestrator.cli.common import (
     show_pages,
     workspace_of,
 )
+from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
 from tinyattn.errors import TinyAttnError, UsageError
@@ -189,7 +189,7 @@ def _without_adapter(store: TrackingReader, name: str, sweeps: dict[str, str]) -
 def _print_verdict(verdict: Verdict) -> None:
     from orchestrator.selection.verdict import render
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Terminal(None if sys.stdout.isatty() else 120)
     for part in render(verdict):
         console.print(part)
 

@@ -18,7 +18,7 @@ from tinyattn.data.forms import checked_rows
 from tinyattn.data.reading import read_file, values_of
 from tinyattn.data.splits import read_columns
 from tinyattn.errors import UsageError
-from tinyattn.predict import MixedPredictor, Predictor
+from tinyattn.predict import MixedPredictor, Predictor, one_each
 from tinyattn.tasks import Task
 
 _ADAPTER = "adapter"
@@ -135,7 +135,7 @@ def _told(
 ) -> Predicted:
     """Return answers with the columns that are kept."""
     read = {name for task in tasks for name in (*task.text_columns, task.label_column)}
-    found, renamed = with_columns(rounded(answers), table, kept)
+    found, renamed = with_columns(rounded(one_each(answers, len(table))), table, kept)
     left = tuple(name for name in table.column_names if name not in read | {*kept})
     return Predicted(found, truncated, left, renamed)
 

@@ -17,6 +17,7 @@ from orchestrator.spec.values import Json
 from tinyattn.errors import UsageError
 from tinyattn.files.atomic import check_free, write_bytes, write_text
 from tinyattn.files.outside import parse_json, read_text
+from tinyattn.files.printable import write_page
 
 _MOST_CARD = 2**20
 """Most bytes of a card."""
@@ -54,7 +55,7 @@ def write_submission(submission: Submission, paths: tuple[Path, Path, Path]) -> 
     content = zip_of({answer.file.name: answer.table for answer in submission.answers})
     digest = hashlib.sha256(content).hexdigest()
     write_bytes(zip_path, content)
-    write_text(page, _markdown(submission, zip_path.name, digest))
+    write_page(page, _markdown(submission, zip_path.name, digest))
     write_text(data, json.dumps(_card(submission, zip_path.name, digest), indent=2) + "\n")
 
 

@@ -13,7 +13,7 @@ from orchestrator.spec.outcome import Outcome
 from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of_run
 from orchestrator.tracking.pages import run_page
 from orchestrator.tracking.reader import TrackingReader
-from orchestrator.tracking.records import FINAL_KINDS, TAG, TrialRun
+from orchestrator.tracking.records import FINAL_KINDS, TAG, TrialRun, shown
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import UsageError, did_you_mean
 from tinyattn.serving import save_model
@@ -173,7 +173,7 @@ def describe(tracker: TrackingWriter, model: str, version: int, run: TrialRun, r
         f"{words or 'no score'}.\n\nAt its promotion: {result}\n\n"
         f"On a file of rows, as champion: `tinyattn predict {run.task} FILE`"
     )
-    tracker.client.update_model_version(model, str(version), about)
+    tracker.client.update_model_version(model, str(version), shown(about))
 
 
 def tag_version(tracker: TrackingWriter, model: str, version: int, tags: dict[str, str]) -> None:

@@ -18,7 +18,6 @@ from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -241,7 +240,7 @@ class Leaderboard:
             cells = _cells(row, self.marks.get(row.run_id, ())) | (
                 {} if of_one else {"trial": f"{row.sweep}/{row.trial}"}
             )
-            lines = ("\n".join(cells[name] for name in group) for group in groups)
+            lines = (Text("\n".join(cells[name] for name in group)) for group in groups)
             table.add_row(*lines, style="bold" if row.rank == 1 else None)
         return table
 
@@ -363,7 +362,7 @@ def _cells(row: Row, marks: Sequence[str] = ()) -> dict[str, str]:
     return {
         "rank": str(row.rank or "–"),
         "task": row.task,
-        "plm": escape(short_plm(row.plm)),
+        "plm": short_plm(row.plm),
         "score": share_words(row.score),
         "protocol": _protocol(row),
         "held-out": share_words(row.heldout),
@@ -372,7 +371,7 @@ def _cells(row: Row, marks: Sequence[str] = ()) -> dict[str, str]:
         "outcome": "stopped by user" if row.by_user else row.outcome,
         "time": str(timedelta(seconds=round(row.seconds))),
         "trial": row.trial,
-        "config": escape(kind + short_config(row.config)),
+        "config": kind + short_config(row.config),
     }
 
 

@@ -32,7 +32,8 @@ from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import SweepRecord, TrialRun, protocol_words
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError, UsageError
-from tinyattn.files.atomic import write_output, write_text
+from tinyattn.files.atomic import write_output
+from tinyattn.files.printable import write_page
 
 DPI = 130
 ANALYSED = 300
@@ -134,7 +135,7 @@ def keep_report(tracker: TrackingWriter, sweep: SweepRecord, images: Path, text:
     """Store figures and page with the sweep's MLflow run."""
     tracker.log_folder(sweep.run_id, images, "figures")
     with tempfile.TemporaryDirectory() as scratch:  # the report's folder may hold other files too
-        write_text(Path(scratch) / "report.html", text)
+        write_page(Path(scratch) / "report.html", text)
         tracker.log_folder(sweep.run_id, Path(scratch), "report")
 
 

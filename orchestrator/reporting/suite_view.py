@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -18,11 +18,11 @@ from orchestrator.reporting.view import (
     Progress,
     View,
     clock,
-    live_panel,
     running_table,
     say,
     view_of,
 )
+from orchestrator.terminal import Panel
 
 _MOST_RUNNING = 30
 """Most running trials that a panel shows one by one."""
@@ -131,7 +131,7 @@ def _live_views(whole: SuiteProgress) -> Iterator[dict[str, View]]:
         trials = [running_table(whole.parts)] if running <= _MOST_RUNNING else []
         return Group(head, Text(whole.summary()), whole.table(), *trials)
 
-    live = live_panel(panel, Console())
+    live = Panel(panel)
     live.start()
     try:
         yield {label: LiveView(one, live=live, label=label) for label, one in whole.parts.items()}

@@ -22,6 +22,8 @@ from orchestrator.spec.result import Result
 from orchestrator.spec.trial import ONE_CLASS, Trial
 from orchestrator.spec.values import Point
 from orchestrator.state.ranking import Standing, best_of, no_candidate, passed_over, standing_of
+from orchestrator.terminal import Panel
+from tinyattn.files.printable import printable
 
 COLOURS = {
     Outcome.COMPLETED: "green",
@@ -285,7 +287,8 @@ class LineView:
     def _say(self, text: str) -> None:
         elapsed = clock(self.progress.now() - self.progress.began)
         with contextlib.suppress(OSError):  # a log on a full disk, a pipe that nobody reads
-            print(f"[{elapsed}] {self._label}{text}", file=self.out, flush=True)
+            line = printable(f"[{elapsed}] {self._label}{text}")
+            print(line, file=self.out, flush=True)
 
 
 class LiveView:
@@ -307,7 +310,7 @@ class LiveView:
             label: word in front of each line above that panel.
         """
         self.progress, self._label = progress, f"{label} " if label else ""
-        self.live = live or live_panel(self._panel, console)
+        self.live = live or Panel(self._panel, console)
 
     def __enter__(self) -> LiveView:
         self.live.start()
@@ -370,16 +373,6 @@ def running_table(shown: Mapping[str, Progress]) -> Table:
     return table
 
 
-def live_panel(panel: Callable[[], Group], console: Console | None = None) -> Live:
-    """Return a panel that redraws itself twice a second."""
-    return Live(
-        get_renderable=panel,
-        console=console or Console(),
-        refresh_per_second=2,
-        transient=False,
-    )
-
-
 def _cells(result: Result | None) -> list[str]:
     if result is None:
         return ["starting", "", "", ""]
@@ -399,7 +392,7 @@ def view_of(progress: Progress) -> View:
 def say(text: str) -> None:
     """Print a line while there is no view yet."""
     with contextlib.suppress(OSError):  # a log on a full disk, a pipe that nobody reads
-        print(text, flush=True)
+        print(printable(text), flush=True)
 
 
 def rung_words(rungs: Mapping[int, Mapping[str, float]]) -> str:

@@ -28,7 +28,8 @@ from orchestrator.tracking.provenance import slug
 from orchestrator.tracking.records import TAG_LENGTH
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import StorageError
-from tinyattn.files.atomic import write_bytes, write_text
+from tinyattn.files.atomic import write_bytes
+from tinyattn.files.printable import write_page
 
 KEPT = "tables.json"
 """File in the folder of the suite with all numbers, which also says which tables there are."""
@@ -187,7 +188,7 @@ def keep(
     }
     texts |= {f"{f.table.name}.svg": svg for f in tables if (svg := drawn(f)) is not None}
     for file, text in texts.items():
-        write_text(folder / file, text)
+        write_page(folder / file, text)
     return [folder / file for file in texts]
 
 

@@ -23,6 +23,7 @@ from orchestrator.tracking.run_tables import RunRow
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError, UsageError
 from tinyattn.files.outside import UnfitError, parse_json
+from tinyattn.files.printable import printable
 from tinyattn.tasks import find_task
 
 TAG = "tinyattn."
@@ -169,13 +170,18 @@ def flatten(config: Mapping[str, Json], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+            flat[prefix + key] = printable(value) if isinstance(value, str) else json.dumps(value)
     return flat
+
+
+def shown(text: str) -> str:
+    """Return a text of a run as MLflow's pages and our commands may show it, not too long."""
+    return printable(text)[:TAG_LENGTH]
 
 
 def run_tags(tags: Mapping[str, str]) -> list[RunTag]:
     """Return tags as MLflow takes them, with the project's prefix."""
-    return [RunTag(TAG + key, str(value)[:TAG_LENGTH]) for key, value in tags.items()]
+    return [RunTag(TAG + key, shown(str(value))) for key, value in tags.items()]
 
 
 def sweep_of(run: RunRow) -> SweepRecord:

@@ -14,7 +14,7 @@ from mlflow.entities import Metric, RunTag
 
 from orchestrator.spec.outcome import Outcome
 from orchestrator.tracking.pages import NOTE_TAG
-from orchestrator.tracking.records import COMPARISON, PARENT_TAG, TAG, TAG_LENGTH, run_tags
+from orchestrator.tracking.records import COMPARISON, PARENT_TAG, TAG, run_tags, shown
 from orchestrator.tracking.retry_queue import RetryQueue
 
 _NOT_JUDGED = "The methods are not judged yet."
@@ -46,7 +46,7 @@ class SuiteRun:
         """Queue the description, in Markdown, and the metrics of the run, for its page."""
         now = int(time.time() * 1000)
         numbers = [Metric(key, value, now, 0) for key, value in metrics.items()]
-        note = [RunTag(NOTE_TAG, text[:TAG_LENGTH])]
+        note = [RunTag(NOTE_TAG, shown(text))]
         self._send(metrics=numbers, tags=note)
 
     def mark_comparison(self) -> None:

@@ -29,11 +29,11 @@ from orchestrator.tracking.provenance import code_tags
 from orchestrator.tracking.records import (
     PARENT_TAG,
     TAG,
-    TAG_LENGTH,
     TrialRun,
     flatten,
     metrics_of,
     run_tags,
+    shown,
 )
 from orchestrator.tracking.retry_queue import (
     AWAY_SECONDS,
@@ -128,7 +128,7 @@ class SweepRuns:
         """
         now = int(time.time() * 1000)
         numbers = [Metric(key, value, now, 0) for key, value in metrics.items()]
-        note = [RunTag(NOTE_TAG, text[:TAG_LENGTH])]
+        note = [RunTag(NOTE_TAG, shown(text))]
         self._retry_queue.send(
             partial(self._client.log_batch, self.run_id, metrics=numbers, tags=note)
         )

@@ -1,4 +1,7 @@
-"""Adapter folders whose card, weights and hashes were made to mislead."""
+"""Adapter folders whose card, weights and hashes were made to mislead.
+
+Cards are damaged anywhere, their parts contradict each other, or a pattern in them takes for ever.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,23 @@ import pytest
 import safetensors.torch
 import torch
 from guard import bounded, damaged_bytes, damaged_json, fresh, refused_or_read
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tiny_plm import save_tiny_plm
 
-from tinyattn.adapters.checkpoint import CONFIG_FILE, WEIGHTS_FILE, AdapterCard, TaskCard
+from tinyattn.adapters.checkpoint import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    AdapterCard,
+    PatternCard,
+    TaskCard,
+)
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
+from tinyattn.data.patterns import asking_of
 from tinyattn.plms.loading import Plm, load_plm
 from tinyattn.predict import Predictor
+from tinyattn.tasks.base import Pattern, Task
 from tinyattn.training.model_cache import ModelCache
 
 
@@ -40,6 +51,11 @@ def plm(tmp_path_factory: pytest.TempPathFactory) -> Plm:
 
 
 @pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Plm:
+    return load_plm(str(save_tiny_plm(tmp_path_factory.mktemp("masked"), masked=True)))
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, plm: Plm) -> Path:
     """A whole adapter."""
     model, folder = AdaptedModel(plm.model), tmp_path_factory.mktemp("a") / "adapter"
@@ -55,13 +71,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory, plm: Plm) -> Path:
 
 
 def use(folder: Path, plm: Plm) -> Any:
-    """Load an adapter and answer two rows; what it answers must be JSON."""
+    """Load an adapter and answer two rows: with an answer each, which must be JSON."""
 
     def answer() -> str:
         predictor = Predictor(folder, Known(plm))
         try:
             row = dict.fromkeys(predictor.task.text_columns, "a b")
-            return json.dumps(predictor.predict([row, row]), allow_nan=False)
+            answers = predictor.predict([row, row])
+            assert len(answers) == 2, "a row vanished"
+            return json.dumps(answers, allow_nan=False)
         finally:
             predictor.close()
 
@@ -88,6 +106,116 @@ def test_cards(
     weights = (folder / WEIGHTS_FILE).read_bytes()
     card = sealed(text, weights) if sealing else text
     use(_with(tmp_path_factory, card, weights), plm)
+
+
+# ---- parts that contradict each other ----
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory, masked: Plm) -> Path:
+    """An adapter whose rows are asked by a pattern."""
+    pattern = Pattern("0", ("{a} and {b}: [MASK].",), {"no": ("bad", "poor"), "yes": ("good",)})
+    task = Task("t", ("a", "b"), ("no", "yes"), None, ("accuracy",), patterns=(pattern,))
+    asking = asking_of(task, pattern, masked.tokenizer, 32, True, False)
+    model, folder = AdaptedModel(masked.model, memo=masked.memo), tmp_path_factory.mktemp("p") / "a"
+    model.add_adapter("a", AdapterConfig(), num_outputs=2, verbalizer=asking.verbalizer)
+    card = TaskCard(
+        name="t", text_columns=("a", "b"), labels=("no", "yes"), score_range=None,
+        metrics=("accuracy",), max_length=32, token_version=2,
+        pattern=PatternCard(name="0", texts=pattern.texts, words=dict(pattern.words)),
+    )  # fmt: skip
+    model.save(folder, masked, task=card)
+    model.detach()
+    return folder
+
+
+WORDS = {"no": ["bad", "poor"], "yes": ["good"]}
+CHANGES: list[tuple[str, list[Any]]] = [
+    ("task.pattern", [None]),
+    ("task.pattern.texts", [
+        ["{a}"], ["[MASK]"], ["{a} " + "[MASK]" * 30], ["{c} [MASK]"], ["{a} [mask]"],
+        ["{a} [MASK]", "[MASK]"], ["{a", "b} [MASK]"], ["{a}" * 1000 + "[MASK]"],
+        ["{a:bare:bare} [MASK]"], ["{a} [MASK] [SEP]"], ["[CLS]" * 500 + "{a}[MASK]"],
+    ]),
+    ("task.pattern.words", [
+        {}, {"no": ["bad"]}, {**WORDS, "maybe": ["so"]}, {"no": [], "yes": ["good"]},
+        {"no": ["good"], "yes": ["good"]}, {"no": ["bad", "poor"], "yes": ["[MASK]"]},
+        {"no": ["bad", "poor"], "yes": ["\u4e00\u9fff" * 9]},
+    ]),
+    ("verbalizer", [None, {"places": "text", "words": []}]),
+    ("verbalizer.places", ["mask", "end", "targets", "text"]),
+    ("verbalizer.words", [
+        [], [[[7]], [[8]]], [[[2**31], [7]], [[8]]], [[[2**62], [7]], [[8]]], [[[7], [8]]],
+        [[[103], [7]], [[103]]], [[[7] * 16, [8]], [[9]]],
+    ]),
+    ("task.labels", [None, ["no"], ["yes", "no"], ["no", "yes", "maybe"], ["a", "b"]]),
+    ("task.text_columns", [["a"], ["b", "a"], ["a", "b", "c"], ["c"]]),
+    ("task.examples", [["x"], ["a [MASK]"], ["a [mask]"], ["x y " * 30_000], ["x"] * 900]),
+    ("task.separator", [" ", "[MASK]"]),
+    ("task.token_version", [1]),
+    ("task.max_length", [8, 9, 64]),
+    ("task.tagging", [True]),
+    ("task.score_range", [[0.0, 1.0]]),
+    ("task.generation", [{"template": "{a} {b}", "length": 8, "beams": 1}]),
+    ("num_outputs", [None, 1, 3]),
+    ("pooling", ["mean", "attention", "hierarchical"]),
+    ("adapter", [
+        {"method": "warp", "length": 4}, {"method": "warp", "length": 5000}, {"method": "bitfit"},
+        {"method": "peft", "tuner": "LORA", "r": 1},
+    ]),
+    ("plm.precision", ["bf16"]),
+]  # fmt: skip
+"""{key of a card: values that somebody may put there}, each of which is allowed by itself."""
+
+
+@bounded
+@given(data=st.data(), which=st.booleans())
+def test_contradictions(
+    data: st.DataObject, which: bool, asked: Path, folder: Path, masked: Plm, plm: Plm,
+    tmp_path_factory: Any,
+) -> None:  # fmt: skip
+    """Each part is one that a card may have; the hashes are right."""
+    source, own = (asked, masked) if which else (folder, plm)
+    card = json.loads((source / CONFIG_FILE).read_text())
+    for key, values in data.draw(st.lists(st.sampled_from(CHANGES), min_size=1, max_size=3)):
+        *path, last = key.split(".")
+        place = card
+        for part in path:
+            place = place.get(part) or {}
+        place[last] = data.draw(st.sampled_from(values))
+    weights = (source / WEIGHTS_FILE).read_bytes()
+    use(_with(tmp_path_factory, sealed(json.dumps(card), weights), weights), own)
+
+
+ATOMS = st.sampled_from(
+    ["a", ".", "[a-z.]", r"\w", "query", r"\.", "e|er", "(?=a)", r"(.)\1", "", "^", "("]
+)
+REGEXES = st.recursive(
+    ATOMS,
+    lambda inner: st.builds(
+        "({}){}".format,
+        st.lists(inner, min_size=1, max_size=3).map("".join)
+        | st.tuples(inner, inner).map("|".join),
+        st.sampled_from(["*", "+", "?", "", "{2,}", "{1,9}", "*?", "{999999}"]),
+    ),
+    max_leaves=6,
+)
+
+
+@bounded
+@given(names=REGEXES | st.lists(REGEXES, max_size=3), tuner=st.sampled_from(["LORA", "IA3"]))
+@example(names=r"((((([a-z.0-9_]+)+)+)+)+)+!", tuner="LORA")
+@example(names=r"(.*)*(.*)*(.*)*query!", tuner="IA3")
+def test_patterns_of_modules(
+    names: str | list[str], tuner: str, folder: Path, plm: Plm, tmp_path_factory: Any
+) -> None:
+    """However long they would take: the alarm of `refused_or_read` is half a minute."""
+    card = json.loads((folder / CONFIG_FILE).read_text())
+    card["adapter"] = {"method": "peft", "tuner": tuner, "target_modules": names}
+    if tuner == "IA3":
+        card["adapter"]["feedforward_modules"] = names
+    weights = (folder / WEIGHTS_FILE).read_bytes()
+    use(_with(tmp_path_factory, sealed(json.dumps(card), weights), weights), plm)
 
 
 _TYPES = [torch.int8, torch.float64, torch.float16, torch.bool, torch.complex64, torch.float32]

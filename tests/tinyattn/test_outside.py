@@ -6,32 +6,42 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import safetensors.torch
 import torch
+import transformers
 from adapter_files import read_adapter
+from click.testing import CliRunner
 from peak import mark, peak
+from pydantic import ValidationError
 from tiny_plm import save_tiny_plm
 
+from orchestrator.cli import main
 from tinyattn.adapters.checkpoint import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     AdapterCard,
+    PatternCard,
     TaskCard,
     read_card,
 )
 from tinyattn.adapters.model import AdaptedModel
-from tinyattn.config import AdapterConfig
-from tinyattn.errors import AdapterError
+from tinyattn.config import AdapterConfig, PeftAdapter
+from tinyattn.data.patterns import asking_of
+from tinyattn.errors import AdapterError, ConfigError, TinyAttnError
 from tinyattn.files.outside import UnfitError, decode, open_file, parse_json, read_bytes, read_text
 from tinyattn.plms.loading import Plm, load_plm
 from tinyattn.predict import Predictor
+from tinyattn.tasks.base import Pattern, Task
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +233,233 @@ def test_cards_that_lie(
 ) -> None:
     reseal(folder, change)
     with pytest.raises(AdapterError, match=message):
+        load(folder, plm)
+
+
+# ---- parts that contradict each other ----
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Plm:
+    """That PLM with its masked-LM head."""
+    return load_plm(str(save_tiny_plm(tmp_path_factory.mktemp("masked"), masked=True)))
+
+
+@pytest.fixture
+def asked(tmp_path: Path, masked: Plm) -> Path:
+    """An adapter whose rows are asked by a pattern."""
+    pattern = Pattern("0", ("{text} It was [MASK].",), {"no": ("bad", "poor"), "yes": ("good",)})
+    task = Task("t", ("text",), ("no", "yes"), None, ("accuracy",), patterns=(pattern,))
+    asking = asking_of(task, pattern, masked.tokenizer, 32, True, False)
+    model = AdaptedModel(masked.model, memo=masked.memo)
+    model.add_adapter("a", AdapterConfig(), num_outputs=2, verbalizer=asking.verbalizer)
+    card = TaskCard(
+        name="t", text_columns=("text",), labels=("no", "yes"), score_range=None,
+        metrics=("accuracy",), max_length=32, token_version=2,
+        pattern=PatternCard(name="0", texts=pattern.texts, words=dict(pattern.words)),
+    )  # fmt: skip
+    model.save(tmp_path / "asked", masked, task=card)
+    model.detach()
+    return tmp_path / "asked"
+
+
+def predict(folder: Path) -> list[dict[str, Any]]:
+    predictor = Predictor(folder)
+    try:
+        return predictor.predict([{"text": "a film"}, {"text": "another"}])
+    finally:
+        predictor.close()
+
+
+def pattern(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda card: card["task"]["pattern"].update(changes)
+
+
+def words(*ids: list[list[int]]) -> Callable[[dict[str, Any]], None]:
+    return lambda card: card["verbalizer"].update(words=list(ids))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (pattern(texts=["{text} It was."]), r"pattern '0' has 0 \[MASK\], needed is one"),
+        (pattern(texts=["{text}" + "[MASK]" * 30]), r"has 30 \[MASK\], needed is one"),
+        (pattern(texts=["{txt} [MASK]"]), "names the column 'txt' — did you mean 'text'"),
+        (pattern(texts=["It was [MASK]"]), "names no column"),
+        (pattern(texts=["{text}" * 20 + "[MASK]"]), "it may name a column 16 times"),
+        (pattern(words={"no": ["bad"], "yes": ["good"]}), r"scores \[2, 1\] words .* has \[1, 1\]"),
+        (pattern(words={"no": ["bad", "poor"]}), "its words are of no, labels are no, yes"),
+        (pattern(words={"no": ["bad", "poor"], "yes": ["well"]}), "scores other tokens than"),
+        (lambda c: c.update(verbalizer=None), "task.pattern came without a verbalizer"),
+        (lambda c: c["task"].update(pattern=None), "verbalizer came without task.pattern"),
+        (lambda c: c["verbalizer"].update(places="targets"), "targets, allowed .* are mask"),
+        (words([[30522], [7]], [[8]]), "id 30,522 came, the PLM's vocabulary has 30,522"),
+        (words([[7], [9]], [[8]]), "scores other tokens than the pattern's words"),
+        (lambda c: c["task"].update(examples=["so [MASK]"]), r"examples: one holds \[MASK\]"),
+        (lambda c: c["task"].update(examples=["so [mask]"]), None),  # text for this tokenizer
+        (lambda c: c["task"].update(max_length=8), "alone has 6 tokens, max_length is 8"),
+        (lambda c: c["task"].update(tagging=True), "needed are labels, and no pattern"),
+        (lambda c: c["task"].update(score_range=[0, 1]), "labels and score_range came"),
+    ],
+)
+def test_parts_of_a_card_that_contradict_each_other(
+    asked: Path, change: Callable[[dict[str, Any]], Any], message: str | None
+) -> None:
+    """One error that names the file, or an answer for each row."""
+    reseal(asked, change)
+    if message is None:
+        assert len(predict(asked)) == 2
+        return
+    with pytest.raises(AdapterError, match=message) as caught:
+        predict(asked)
+    assert str(asked / CONFIG_FILE) in str(caught.value)
+
+
+def test_what_spells_the_tokenizers_own_mask_is_no_further_question(
+    asked: Path, masked: Plm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RoBERTa's is <mask>, which no check of [MASK] sees."""
+    monkeypatch.setattr("tinyattn.adapters.agreement.MASK", "<other>")
+    reseal(asked, lambda card: card["task"].update(examples=["so [MASK]"]))
+    with pytest.raises(AdapterError, match="by pattern '0' has 2 mask tokens, needed is 1"):
+        predict(asked)
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+def test_no_row_goes_without_its_answer(
+    folder: Path, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever part of the way loses one, or doubles it: none is given, and no file is there."""
+    (tmp_path / "rows.csv").write_text("text\nx\ny\n")
+    made = [{"label": "no"}] * answers
+    said = f"2 rows came and {answers} answers were made"
+    with monkeypatch.context() as patch:
+        patch.setattr(Predictor, "predict_split", lambda *_: made)
+        words = [str(folder), str(tmp_path / "rows.csv"), "-o", str(tmp_path / "out")]
+        done = CliRunner().invoke(main, ["predict", *words])
+        assert (done.exit_code, said in done.output) == (1, True), done.output
+        with pytest.raises(TinyAttnError, match=said):
+            predict(folder)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr("tinyattn.predict.softmax", lambda *_, **__: np.full((answers, 2), 0.5))
+    with pytest.raises(TinyAttnError, match=said):
+        predict(folder)
+
+
+# ---- patterns of modules, and files for peft ----
+
+ENDLESS = r"(([a-z.0-9_]+)+)+!"
+"""Takes years on a path of thirty letters."""
+
+
+def test_a_strangers_pattern_does_not_hang(folder: Path, plm: Plm) -> None:
+    tuner = {"method": "peft", "tuner": "LORA", "r": 1, "target_modules": ENDLESS}
+    reseal(folder, lambda card: card.update(adapter=tuner))
+    began = time.monotonic()
+    with pytest.raises(AdapterError, match="takes more than 2 seconds to match"):
+        load(folder, plm)
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("option", ["target_modules", "feedforward_modules"])
+def test_a_pattern_of_ones_own_has_the_same_limit(plm: Plm, option: str) -> None:
+    names = {"target_modules": ["value"], "feedforward_modules": [], option: ENDLESS}
+    model = AdaptedModel(plm.model)
+    try:
+        with pytest.raises(ConfigError, match="takes more than 2 seconds to match"):
+            model.add_adapter("a", PeftAdapter(method="peft", tuner="IA3", **names), 2)
+    finally:
+        model.detach()
+
+
+def test_a_list_of_names_without_end_is_refused() -> None:
+    with pytest.raises(ValidationError, match="5,001 came, allowed are 5,000"):
+        PeftAdapter(method="peft", tuner="LORA", target_modules=["query"] * 5001)
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, plm: Plm) -> Path:
+    """An adapter by peft, whose modules a pattern named."""
+    model = AdaptedModel(plm.model)
+    options = {"r": 2, "target_modules": r".*\.0\..*(query|value)"}
+    adapter = model.add_adapter("a", PeftAdapter(method="peft", tuner="LORA", **options), 2)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.fill_(0.5)
+    model.save(tmp_path / "tuned", plm)
+    model.detach()
+    return tmp_path / "tuned"
+
+
+def test_a_pattern_that_a_sweep_wrote_is_read_again(tuned: Path, plm: Plm) -> None:
+    load(tuned, plm)
+    said = json.loads((tuned / "peft" / CONFIG_FILE).read_text())
+    place = "encoder.layer.0.attention.self"
+    assert said["target_modules"] == [f"{place}.query", f"{place}.value"]
+    base = transformers.AutoModel.from_pretrained(plm.name)
+    read = peft.PeftModel.from_pretrained(base, tuned / "peft")
+    changed = [name for name, weight in read.named_parameters() if "lora" in name]
+    assert len(changed) == 4
+
+
+def _peft_config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / CONFIG_FILE
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+def _peft_weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        weights = safetensors.torch.load_file(folder / WEIGHTS_FILE)
+        safetensors.torch.save_file(change(weights), folder / WEIGHTS_FILE)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_peft_config(target_modules=ENDLESS), "peft/adapter_config.json: target_modules is not"),
+        (_peft_config(target_modules=["query"]), "target_modules is not what adapter_config.json"),
+        (_peft_config(layers_pattern=ENDLESS), "layers_pattern is not"),
+        (_peft_config(megatron_core="evil"), "megatron_core is not"),
+        (_peft_config(auto_mapping={"parent_library": "evil"}), "auto_mapping is not"),
+        (_peft_config(peft_type="IA3"), "peft_type is not"),
+        (_peft_config(lora_alpha=10**6), "lora_alpha is not"),
+        (_peft_config(of_a_later_peft="evil"), "of_a_later_peft is not"),
+        (_peft_weights(lambda w: {k: v + 1 for k, v in w.items()}), "is not the weight of the"),
+        (_peft_weights(lambda w: {k: v.half() for k, v in w.items()}), "is not the weight of the"),
+        (_peft_weights(lambda w: {**w, "x": torch.ones(1)}), "x is not the weight of the"),
+        (lambda f: (f / WEIGHTS_FILE).unlink(), "peft: cannot be read: No such file"),
+        (lambda f: (f / CONFIG_FILE).write_text("[" * 9999), "stand more than 64 deep"),
+        (lambda f: (f / "adapter_model.bin").write_bytes(b"x"), "adapter_model.bin does not bel"),
+    ],
+)
+def test_files_for_peft_are_those_of_the_adapter_around_them(
+    tuned: Path, plm: Plm, damage: Callable[[Path], Any], message: str
+) -> None:
+    damage(tuned / "peft")
+    with pytest.raises(AdapterError, match=message):
+        load(tuned, plm)
+    shutil.rmtree(tuned / "peft")
+    load(tuned, plm)
+
+
+def test_files_of_other_versions_of_peft_are_read(tuned: Path, plm: Plm) -> None:
+    """A later one has keys that are empty here, an earlier one lacks some that have defaults."""
+    file = tuned / "peft" / CONFIG_FILE
+    said = json.loads(file.read_text())
+    for key in ("velora_config", "use_qalora", "alpha_pattern", "peft_version"):
+        del said[key]
+    file.write_text(json.dumps({**said, "of_a_later_peft": None, "another": {}}))
+    load(tuned, plm)
+
+
+def test_another_method_has_no_files_for_peft(folder: Path, plm: Plm) -> None:
+    (folder / "peft").mkdir()
+    with pytest.raises(AdapterError, match="the folder does not belong to this adapter"):
         load(folder, plm)
 
 

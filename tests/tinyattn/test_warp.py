@@ -25,7 +25,7 @@ from tinyattn.adapters.checkpoint import TaskCard, read_card
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.batching.batches import labels_of
 from tinyattn.config import AdapterConfig, TrainConfig, WarpConfig
-from tinyattn.errors import ConfigError, PlmError, UsageError
+from tinyattn.errors import AdapterError, ConfigError, PlmError, UsageError
 from tinyattn.plms.loading import Plm, empty_plm, fingerprint, load_plm
 from tinyattn.predict import MixedPredictor, Predictor, load_predictor
 from tinyattn.serving import ServedModel
@@ -444,7 +444,7 @@ def test_a_folder_without_its_plms_head_does_not_load(base: TrainConfig, tmp_pat
     transformers.AutoModel.from_pretrained(base.plm).save_pretrained(tmp_path / "plm")
     plm.tokenizer.save_pretrained(tmp_path / "plm")
     assert load_plm(str(tmp_path / "plm")).fingerprint == plm.fingerprint
-    with pytest.raises(PlmError, match="has no masked-LM head: its files lack cls"):
+    with pytest.raises(AdapterError, match="has no masked-LM head: its files lack cls"):
         load_predictor(tmp_path / "adapter", plm=str(tmp_path / "plm"))
 
 

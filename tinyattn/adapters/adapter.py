@@ -32,7 +32,7 @@ from tinyattn.methods.adamix import AdaMix
 from tinyattn.methods.allocation import RankAllocation
 from tinyattn.methods.attention import AttentionAdapter, TinyAttention
 from tinyattn.methods.bottleneck import Bottleneck
-from tinyattn.methods.peft_folder import PEFT_FOLDER, write_peft_folder
+from tinyattn.methods.peft_folder import PEFT_FOLDER, check_peft_folder, write_peft_folder
 from tinyattn.methods.prompt import RowPrompt
 from tinyattn.methods.replaced import (
     Modules,
@@ -215,6 +215,10 @@ class Adapter(nn.Module):
         """Write what a tuner of peft trained as `folder`/peft, which peft loads; else nothing."""
         if self._held.by_peft is not None:
             write_peft_folder(self._held.by_peft, list(self.replaced), folder / PEFT_FOLDER)
+
+    def check_for_peft(self, folder: Path) -> None:
+        """Raise AdapterError if `folder`/peft is there, and not as `save_for_peft` writes it."""
+        check_peft_folder(self._held.by_peft, list(self.replaced), folder / PEFT_FOLDER)
 
     def by_site(self) -> dict[Site, nn.Module]:
         """Return {site: its module}, of the sites that have one."""

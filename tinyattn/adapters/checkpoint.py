@@ -25,6 +25,7 @@ import torch
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
+from tinyattn.adapters.agreement import check_answers, check_task
 from tinyattn.config import (
     AnyAdapter,
     PoolingKind,
@@ -119,17 +120,8 @@ class TaskCard(Settings):
     )
 
     @model_validator(mode="after")
-    def _is_of_one_kind(self) -> Self:
-        if self.generation is not None and (self.labels is not None or self.tagging):
-            raise ValueError("generation came with labels, allowed is one of them")
-        if self.tagging and (self.labels is None or self.pattern is not None):
-            raise ValueError("tagging: needed are labels, and no pattern")
-        return self
-
-    @model_validator(mode="after")
-    def _has_few_texts(self) -> Self:
-        if self.generation is None and len(self.text_columns) > 2:
-            raise ValueError(f"{len(self.text_columns)} text_columns came, allowed are 1 and 2")
+    def _agrees(self) -> Self:
+        check_task(self)
         return self
 
     @model_validator(mode="after")
@@ -182,19 +174,8 @@ class AdapterCard(Settings):
         return data
 
     @model_validator(mode="after")
-    def _labels_fit(self) -> Self:
-        outputs = None if self.task is None else len(self.task.labels or ("score",))
-        if outputs is not None and self.num_outputs not in (None, outputs):
-            raise ValueError(f"the task has {outputs} outputs, the classifier {self.num_outputs}")
-        if self.verbalizer is not None and self.verbalizer.num_outputs != self.num_outputs:
-            raise ValueError(
-                f"verbalizer scores {self.verbalizer.num_outputs} labels or texts, num_outputs is "
-                f"{self.num_outputs}"
-            )
-        generates = self.task is not None and self.task.generation is not None
-        scores_text = self.verbalizer is not None and self.verbalizer.places == "text"
-        if self.task is not None and generates != scores_text:
-            raise ValueError("verbalizer: it scores texts where the task has a generation alone")
+    def _agrees(self) -> Self:
+        check_answers(self)
         return self
 
     def sealed(self) -> Self:
@@ -262,7 +243,8 @@ def read_card(folder: Path) -> AdapterCard:
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(str(part) for part in fault["loc"] if not is_tag(part, {}))[:200]
-        raise AdapterError(f"{path}: {key}: {fault['msg'][:500]}; restore a copy") from None
+        said = fault["msg"].removeprefix("Value error, ")[:500]
+        raise AdapterError(f"{path}: {f'{key}: ' if key else ''}{said}; restore a copy") from None
     if card.card_sha256 != card.sealed().card_sha256:
         raise AdapterError(f"{path}: changed since it was saved; restore a copy")
     return card

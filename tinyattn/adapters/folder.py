@@ -11,11 +11,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from tinyattn.adapters.adapter import Adapter
-from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, read_weights
+from tinyattn.adapters.checkpoint import CONFIG_FILE, AdapterCard, PlmCard, read_weights
 from tinyattn.compat.deepspeed_compat import parameter_count
-from tinyattn.config import QUANTIZED
+from tinyattn.config import QUANTIZED, VerbalizerConfig
 from tinyattn.errors import AdapterError, ConfigError, PlmError
-from tinyattn.plms.lm_head import LmHead
+from tinyattn.plms.lm_head import LmHead, MlmHead
 from tinyattn.plms.loading import Plm
 
 LEAST_WEIGHTS = 1_000_000
@@ -36,6 +36,8 @@ def read_adapter_for(
     Raises:
         AdapterError: the files are damaged, or the adapter does not fit the PLM.
     """
+    if card.verbalizer is not None:
+        _check_words(plm, folder, card.verbalizer, head)
     classifier = (card.num_outputs or 0) * (plm.config.hidden_size + 1)
     queries = 2 * plm.config.hidden_size  # of its pooling, at most
     most = max(parameter_count(plm) + classifier + queries, LEAST_WEIGHTS)
@@ -72,7 +74,29 @@ def read_adapter_for(
         raise AdapterError(f"{folder}: {error}; restore a copy") from None
     refuse_other_weights(adapter, weights, folder)
     adapter.load_state_dict(weights)
+    adapter.check_for_peft(folder)
     return adapter
+
+
+def _check_words(
+    plm: PreTrainedModel, folder: Path, verbalizer: VerbalizerConfig, head: LmHead | None
+) -> None:
+    """Raise AdapterError unless the PLM's head can score a verbalizer's words where it says so."""
+    file, masked = folder / CONFIG_FILE, isinstance(head, MlmHead)
+    if (verbalizer.places == "mask") != masked:
+        allowed = "mask" if masked else "end, targets and text"
+        raise AdapterError(
+            f"{file}: verbalizer.places is {verbalizer.places}, allowed with this PLM "
+            f"({plm.config.model_type}) are {allowed}; restore a copy"
+        )
+    words: Any = plm.get_input_embeddings()
+    most = words.weight.shape[0]
+    last = max((i for word in verbalizer.all_words for i in word), default=0)
+    if last >= most:
+        raise AdapterError(
+            f"{file}: verbalizer.words: id {last:,} came, the PLM's vocabulary has {most:,}; "
+            "restore a copy"
+        )
 
 
 def load_weights(adapter: Adapter, weights: Mapping[str, Tensor], source: Any) -> None:

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tinyattn.adapters.adapter import Adapter, places_of
-from tinyattn.adapters.checkpoint import AdapterCard, TaskCard, read_card, write_adapter
+from tinyattn.adapters.checkpoint import (
+    CONFIG_FILE,
+    AdapterCard,
+    TaskCard,
+    read_card,
+    write_adapter,
+)
 from tinyattn.adapters.folder import check_plm, plm_card, read_adapter_for
 from tinyattn.adapters.placement import AdapterHooks, Part, Site
 from tinyattn.adapters.stream_check import copy_streams, streams_equal_padded
@@ -30,6 +36,7 @@ from tinyattn.config import (
     WarpConfig,
 )
 from tinyattn.errors import (
+    AdapterError,
     NameTakenError,
     PlmError,
     UsageError,
@@ -525,13 +532,17 @@ class AdaptedModel(nn.Module):
         An error leaves the model as it was.
 
         Raises:
-            AdapterError: the files are damaged, or the adapter was made for another PLM.
-            NameTakenError, UsageError, PlmError: as `add_adapter`.
+            AdapterError: the files are damaged, contradict each other, or the adapter was made for
+                another PLM.
+            NameTakenError, UsageError: as `add_adapter`.
         """
         card = read_card(folder)
         check_plm(card, plm, folder)
-        self._check_new(name, card.adapter)
-        head = self._head_for(card.adapter, card.verbalizer)
+        try:
+            self._check_new(name, card.adapter)
+            head = self._head_for(card.adapter, card.verbalizer)
+        except PlmError as error:  # the PLM is the card's, and lacks what the card uses of it
+            raise AdapterError(f"{folder / CONFIG_FILE}: {error}; restore a copy") from None
         adapter = read_adapter_for(self.plm, folder, card, head)
         self._attach(name, adapter)
         self.switch(name)

@@ -341,6 +341,8 @@ LEFT_OUT: dict[str, str] = {
 """{tuner of peft that is not offered: why}."""
 
 
+MOST_NAMES = 5000
+"""Most names of modules in a list: each is compared with those of a PLM."""
 MOST_RANK = 65_536
 """Largest rank or number of vectors of a tuner."""
 _MOST = {"UNILORA": 256, "VERA": 4096, "RANDLORA": 4096}
@@ -435,6 +437,8 @@ class PeftAdapter(StrictModel):
                 f"option {option} came{did_you_mean(option, TUNERS[self.tuner])}; {self.tuner} "
                 f"takes {', '.join(sorted(TUNERS[self.tuner]))}"
             )
+        if isinstance(value, list | tuple) and len(value) > MOST_NAMES:
+            raise ValueError(f"option {option}: {len(value):,} came, allowed are {MOST_NAMES:,}")
         is_size = isinstance(value, int) and not option.endswith(("seed", "key"))
         most = _MOST.get(self.tuner, MOST_RANK) if option == "r" else MOST_RANK
         most = _MOST_DEPTH if option == "depth" else most

@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from tinyattn.config.schema import StrictModel
 
+MOST_EXAMPLES = 2**17
+"""Most characters of all examples, which stand before each row and in an adapter's card."""
 MOST_TOKENS = 16
 """Most tokens of a word."""
 

@@ -20,14 +20,13 @@ from pydantic import ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from tinyattn.config import VerbalizerConfig
+from tinyattn.config.verbalizer import MOST_EXAMPLES
 from tinyattn.data.rows import LABEL
 from tinyattn.data.tokenise import special_tokens
 from tinyattn.data.tokens import MOST_CHUNKS, pad_id, subset
 from tinyattn.errors import TaskError
 from tinyattn.tasks.base import MASK, Pattern, Task
 
-_MOST_CHARACTERS = 2**17
-"""Most characters of all examples: an adapter folder keeps them in its card."""
 _LEAST_TEXT = 4
 """Tokens that a pattern must leave for texts."""
 
@@ -101,6 +100,22 @@ class Asking:
             raise TaskError(
                 f"task '{task}': pattern '{self.pattern.name}' alone has {own} tokens, "
                 f"max_length is {self.max_length}; set max_length={own + _LEAST_TEXT} or more"
+            )
+
+    def check_masks(self, task: str) -> None:
+        """Raise TaskError unless a row has as many [MASK]s as words are scored at.
+
+        The pattern has one; a text of it or an example may spell the tokenizer's own.
+        """
+        if self.verbalizer.places != "mask":
+            return
+        row = dict.fromkeys(self.pattern.columns, "")
+        [ids] = self._prompt(row, self.examples).ids
+        came, needed = ids.count(self.tokenizer.mask_token_id), self.verbalizer.num_masks
+        if came != needed:
+            raise TaskError(
+                f"task '{task}': a row by pattern '{self.pattern.name}' has {came} mask tokens, "
+                f"needed is {needed}: nothing but {MASK} may stand for one"
             )
 
     def _fitting(self, row: Mapping[str, str]) -> tuple[Prompt, bool]:
@@ -216,10 +231,10 @@ class Draw:
         order = np.random.RandomState(self.seed).permutation(len(numbers))
         chosen = [rows[int(number)] for number in numbers[order[: self.count]]]
         found = tuple(asking.answered(row, words[row[LABEL]]) for row in chosen)
-        if (size := sum(map(len, found))) > _MOST_CHARACTERS:
+        if (size := sum(map(len, found))) > MOST_EXAMPLES:
             raise TaskError(
                 f"task '{task.name}': examples={self.count} have {size:,} characters, allowed are "
-                f"{_MOST_CHARACTERS:,}; set fewer"
+                f"{MOST_EXAMPLES:,}; set fewer"
             )
         return found
 

@@ -7,10 +7,13 @@ would hang), its size is checked before it is read, and its content before it is
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +22,20 @@ DEPTH = 64
 """Deepest allowed nesting of lists and mappings."""
 MOST_NOTES = 2**26
 """Largest file of notes, in bytes."""
+MOST_SECONDS = 2
+"""Longest time that a regular expression may take on all texts, in seconds of a core."""
+_MATCHING = """
+import json, re, resource, sys
+pattern, texts, seconds = json.load(sys.stdin)
+resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+try:
+    found = re.compile(pattern)
+except (re.error, OverflowError, RecursionError) as error:
+    print(json.dumps(str(error)))
+else:
+    print(json.dumps([text for text in texts if found.fullmatch(text)]))
+"""
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -122,6 +139,33 @@ def parse_json(text: str, *, nan: bool = False) -> Any:
         raise UnfitError(f"not valid JSON ({str(error).split(';')[0]})") from None
     check_values(value, nan=nan)
     return value
+
+
+@functools.lru_cache(maxsize=64)  # each trial of a sweep asks the same
+def matching(pattern: str, texts: tuple[str, ...]) -> list[str]:
+    """Return the texts that a regular expression matches whole.
+
+    One with a repetition in a repetition may take longer than anybody waits, and a thread that
+    matches cannot be stopped: it is matched in a process of its own, which has a limit.
+
+    Raises:
+        UnfitError: it is no regular expression, or takes longer than MOST_SECONDS.
+    """
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", _MATCHING],
+        input=json.dumps([pattern, texts, MOST_SECONDS]),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise UnfitError(
+            f"the pattern {pattern:.100} takes more than {MOST_SECONDS} seconds to match, or a "
+            "gigabyte; name modules instead, as in [query, value]"
+        )
+    found = json.loads(done.stdout)
+    if isinstance(found, str):
+        raise UnfitError(f"the pattern {pattern:.100} cannot be read: {found}")
+    return [str(text) for text in found]
 
 
 def read_notes(path: Path) -> Iterator[Any]:

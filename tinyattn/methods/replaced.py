@@ -8,6 +8,7 @@ trial's tokens.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,17 @@ from tinyattn.compat.bitsandbytes_compat import import_before_peft
 from tinyattn.compat.torch_compat import is_out_of_memory, skeleton_of
 from tinyattn.config import PeftAdapter, UnfrozenConfig
 from tinyattn.errors import ConfigError, PlmError, did_you_mean
+from tinyattn.files.outside import matching
 from tinyattn.methods.allocation import allocation_options
 from tinyattn.methods.peft_folder import limited
 from tinyattn.methods.prompt import Prompt, RowPrompt, prompt_options
 from tinyattn.plms.families import layer_calls, select_layers
 from tinyattn.plms.quantized import QuantizedLinear
 
+_NAMING = ("target_modules", "feedforward_modules")
+"""Options that name modules: a list of names or their ends, or a regular expression."""
+_NOTHING = "(?!)"
+"""A regular expression that matches nothing."""
 Modules = dict[str, nn.Module]
 """{path of a leaf module in the base model: the module that runs in its place}."""
 
@@ -93,7 +99,7 @@ def refuse_unmatched(plm: PreTrainedModel, config: PeftAdapter) -> None:
     """
     base: Any = plm.base_model
     paths = [path for path, _ in base.named_modules() if path]
-    for option in ("target_modules", "feedforward_modules"):
+    for option in _NAMING:
         came = config.options.get(option)
         names = came if isinstance(came, list | tuple) else []
         for name in map(str, names):
@@ -232,7 +238,7 @@ def _tuned(
         options.setdefault("target_modules", norms)
     kind = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(config.tuner)]
     try:
-        model = _put(kind(**options), base, seed)
+        model = _put(kind(**_matched(options, base)), base, seed)
         changed = _changed(model, leaves)
         every = _changed(model, [p for p, m in base.named_modules() if not list(m.children())])
         if changed and len(every) > len(changed):
@@ -247,6 +253,20 @@ def _tuned(
             f"{config.layers} of this PLM ({base.config.model_type}); set target_modules"
         )
     return changed, model
+
+
+def _matched(options: dict[str, Any], base: PreTrainedModel) -> dict[str, Any]:
+    """Return options in which a pattern of names is one of the names that it matches, each whole.
+
+    peft would match a pattern, perhaps a stranger's, without end.
+    """
+    paths = tuple(path for path, _ in base.named_modules())
+    found = dict(options)
+    for option in _NAMING:
+        pattern = options.get(option)
+        if isinstance(pattern, str) and pattern.lower() != "all-linear":  # a word of peft's
+            found[option] = "|".join(map(re.escape, matching(pattern, paths))) or _NOTHING
+    return found
 
 
 def _prompted(base: PreTrainedModel, config: PeftAdapter, seed: int) -> Replaced:

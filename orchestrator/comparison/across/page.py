@@ -26,7 +26,8 @@ from orchestrator.comparison.figures import as_svg
 from orchestrator.comparison.pages.page import figure_section, html_table, remark
 from orchestrator.reporting.report import page_of
 from orchestrator.state.suite_definition import COMPARISON_PAGE
-from tinyattn.files.atomic import make_folder, write_text
+from tinyattn.files.atomic import make_folder
+from tinyattn.files.printable import write_page
 
 _PAIR_HEAD = (
     "better", "worse", "tasks", "mean lead", "95 % interval", "p", "corrected p",
@@ -50,7 +51,7 @@ def keep_across(found: OverTasks, runs: Path) -> list[Path]:
         "comparison.json": json.dumps(content_across(found), indent=1) + "\n",
     }
     for file, text in texts.items():
-        write_text(folder / file, text)
+        write_page(folder / file, text)
     return [folder / file for file in texts]
 
 

@@ -36,6 +36,7 @@ from orchestrator.state.suite_definition import COMPARISON_PAGE
 from orchestrator.tracking.records import TAG_LENGTH
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import write_text
+from tinyattn.files.printable import write_page
 
 _PAIR_HEAD = ("better", "worse", "lead", "interval", "p", "corrected p")
 _SEARCH_HEAD = (
@@ -73,7 +74,7 @@ def keep(
         if str(old.relative_to(folder)) not in texts:
             old.unlink(missing_ok=True)
     for file, text in texts.items():
-        write_text(folder / file, text)
+        write_page(folder / file, text)
     return [folder / file for file in texts]
 
 

@@ -23,7 +23,8 @@ from orchestrator.state.suite_definition import COMPARISON_PAGE
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import UsageError
-from tinyattn.files.atomic import write_output, write_text
+from tinyattn.files.atomic import write_output
+from tinyattn.files.printable import write_page
 
 INDEX = "index.html"
 _HEAD = ("sweep", "task", "PLM", "state", "trials", "best score", "held-out", "paper", "parameters")
@@ -74,7 +75,7 @@ def write_suite_report(
     if isinstance(store, TrackingWriter) and suite is not None:
         with tempfile.TemporaryDirectory() as scratch:  # the folder may hold other files too
             for name, text in pages.items():
-                write_text(Path(scratch) / name, text)
+                write_page(Path(scratch) / name, text)
             store.log_folder(suite.run_id, Path(scratch), "report")
     return folder / INDEX
 
