@@ -38,7 +38,8 @@ CHANGES = {
 """Methods that change what they are called on."""
 STATELESS = {
     "TypeVar", "re.compile", "frozenset", "tuple", "click.argument", "TypeAdapter", "table",
-    "np.uint64", "float", "click.option", "ParamSpec", "get_type_hints", "create_model", "typed_table",
+    "np.uint64", "float", "click.option", "ParamSpec", "get_type_hints", "create_model",
+    "typed_table",
 }  # fmt: skip
 """What makes an object that nothing can change, or nothing does."""
 
