@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers
 from test_placement import DECODERS, ENCODERS, PLACEMENTS, batch_of, randomise
@@ -25,7 +26,7 @@ from tinyattn.batching.packed_sequence import PackedSequence, attend_in, group_r
 from tinyattn.config import QUANTIZED, AdapterConfig
 from tinyattn.errors import UsageError
 from tinyattn.plms.families import FAMILIES, Families
-from tinyattn.plms.loading import DTYPES, find_plm, load_plm
+from tinyattn.plms.loading import DTYPES, load_plm
 from tinyattn.plms.packed_attention import stream_attention, varlen_works
 
 STREAMED = [kind for kind in ENCODERS + DECODERS if kind != "deberta-v2"]
@@ -311,6 +312,15 @@ def test_joined_streams_of_several_trials_run_bare(build_plm: Any, dtype: torch.
     torch.testing.assert_close(found, alone, rtol=0.02, atol=0.02)
 
 
+def tokens(folder: Path) -> None:
+    """A tokenizer for a PLM of 200 rows of embeddings."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{i}" for i in range(196))]
+    model = tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(model), pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(folder)
+
+
 def wide_plm(kind: str, dtype: torch.dtype) -> Any:
     """Random, with products of more terms than give the same bits for any number of rows."""
     sizes = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 6}
@@ -333,7 +343,7 @@ def test_neighbours_change_no_bit_of_logits_and_gradients(
     plm = wide_plm(kind, DTYPES[precision])
     if precision in QUANTIZED:
         plm.save_pretrained(tmp_path)
-        transformers.AutoTokenizer.from_pretrained(find_plm("minilm")).save_pretrained(tmp_path)
+        tokens(tmp_path)
         plm = load_plm(str(tmp_path), precision).model
     model = AdaptedModel(plm)
     draws = np.random.default_rng(0)

@@ -29,6 +29,8 @@ _MOST_CONFIG = 2**20
 """Largest config, and header of a file of weights, in bytes."""
 _OF_NO_ADAPTER = {"base_model_name_or_path", "revision", "peft_version"}
 """Keys that say where it was made; `PeftModel.from_pretrained` does not read them."""
+_OF_TRAINING = {"total_step"}
+"""Keys with a number that training sets, which is not in the adapter's card: AdaLoRA's steps."""
 _DELETE = "restore a copy, or delete the folder peft, which only peft reads"
 _PREFIX = "base_model.model."
 
@@ -138,7 +140,9 @@ def _other_key(said: Any, config: Any) -> str | None:
     own = {key: _plain(value) for key, value in config.to_dict().items()}
     usual = {field.name: _default(field) for field in dataclasses.fields(config)}
     for key in sorted({*said, *own} - _OF_NO_ADAPTER):
-        if key not in own:
+        if key in _OF_TRAINING and type(said.get(key)) is int:
+            fits = said[key] > 0
+        elif key not in own:
             fits = not said[key]
         else:
             fits = own[key] == (_plain(said[key]) if key in said else usual.get(key))
