@@ -100,7 +100,7 @@ def test_an_adapter_that_writes_is_judged_by_its_own_length_and_not_on_other_sou
     data = cache.data(config)
     assert data.heldout is not None
     assert data.heldout.truncated == 0
-    own = task_card(data, config)
+    own = task_card(data, config, LITERAL)
     assert own.generation is not None
     card = AdapterCard(
         adapter=config.adapter, plm=PlmCard(name="p", revision="", family="gpt2", hidden_size=16,

@@ -352,8 +352,8 @@ def test_rows_are_put_into_the_order_of_their_numbers(nine: Champions, here: Pat
         ([0, 1, 1], "row 3: column 'idx' holds 1; needed is a number from 0 that no other row has"),
         ([0, -1, 2], "row 2: column 'idx' holds -1"),
         ([0, None, 2], "row 2: column 'idx' holds None"),
-        (["0", "one", "2"], "column 'idx': Failed to parse string: 'one'"),
-        ([0, 1.5, 2], "column 'idx': Float value 1.500000 was truncated"),
+        (["0", "one", "2"], "row 2: column 'idx' holds 'one'"),
+        ([0, 1.5, 2], "row 2: column 'idx' holds 1.5"),
     ],
 )
 def test_numbers_of_rows_that_are_none(

@@ -83,24 +83,28 @@ def index_of(rows: datasets.Dataset, source: str) -> np.ndarray:
     """
     if INDEX not in rows.column_names:
         return np.arange(len(rows))
-    column = rows.data.table.column(INDEX)
+    values = values_of(rows, INDEX)
     needed = (
         "needed is a number from 0 that no other row has; without the column, rows are numbered "
         "as they stand"
     )
-    try:
-        index = np.asarray(column.cast(pa.int64()).fill_null(-1))
-    except pa.ArrowException as error:
-        came = str(error).splitlines()[0]
-        raise TaskError(f"{source}: column '{INDEX}': {came:.200}; {needed}") from None
+    index = np.array([_whole(value) for value in values], np.int64)
     wrong = np.ones(len(index), bool)
     wrong[np.unique(index, return_index=True)[1]] = False  # where each value stands first
     wrong |= index < 0
     if wrong.any():
         at = int(wrong.argmax())
-        came = column[at].as_py()
-        raise TaskError(f"{source}: row {at + 1}: column '{INDEX}' holds {came!r}; {needed}")
+        raise TaskError(
+            f"{source}: row {at + 1}: column '{INDEX}' holds {values[at]!r:.200}; {needed}"
+        )
     return index
+
+
+def _whole(value: object) -> int:
+    """Return a value, or a text of one, as a whole number within 63 bits; -1: it is none."""
+    number = _number(str(value))
+    is_whole = number.is_integer() and 0 <= number < 2**53
+    return int(number) if is_whole and not isinstance(value, bool) else -1
 
 
 def with_groups(rows: datasets.Dataset, numbers: np.ndarray) -> datasets.Dataset:
