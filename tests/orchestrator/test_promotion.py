@@ -14,6 +14,7 @@ from tiny_plm import save_tiny_plm
 from orchestrator.registry.benchmarks import fingerprint_of, heldout_for, objection_to
 from tinyattn.adapters.checkpoint import AdapterCard, PlmCard, TaskCard
 from tinyattn.config import TrainConfig
+from tinyattn.data.scale import LITERAL
 from tinyattn.tasks import find_task
 from tinyattn.training.cards import task_card
 from tinyattn.training.model_cache import ModelCache
