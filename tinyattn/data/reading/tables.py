@@ -6,14 +6,15 @@ pandas, which `datasets` uses, turns 'NA' into nothing and '01' into 1; here a c
 from __future__ import annotations
 
 import csv
+import io
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv
 
 from tinyattn.data.reading.bounds import blocks_of, look_at_table
-from tinyattn.files.outside import UnfitError
 from tinyattn.tasks.base import FileForm
 
 SEPARATORS = (",", "\t", ";", "|")
@@ -38,16 +39,29 @@ def read_table(path: Path, form: FileForm) -> pa.Table:
     options = pyarrow.csv.ReadOptions(encoding=form.encoding, column_names=form.columns)
     with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse) as reader:
         names = reader.schema.names
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UnfitError(f"the column {twice!r:.80} is there twice")
     # A blank line of a table of one column is an empty cell; of a wider one it is none.
     parse.ignore_empty_lines = len(names) > 1
-    return pyarrow.csv.read_csv(
+    table = pyarrow.csv.read_csv(
         path,
         read_options=options,
         parse_options=parse,
         convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     )
+    return table.rename_columns(_told_apart(names))
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Return names of columns, by its place one without a name or with that of one before it.
+
+    The third of a header `v1,v2,,` is `column3`.
+    """
+    found: list[str] = []
+    for place, name in enumerate(names, 1):
+        own = name if name and name not in found else f"column{place}"
+        while own in found or (own != name and own in names):
+            own += "_"
+        found.append(own)
+    return found
 
 
 def separator_of(path: Path, form: FileForm) -> str:
@@ -59,24 +73,35 @@ def separator_of(path: Path, form: FileForm) -> str:
     if ".tsv" in path.suffixes:
         return "\t"
     text = next(blocks_of(path, form.encoding))[1]
-    widths = {separator: _width(text, separator, form) for separator in SEPARATORS}
+    widths = {separator: width_of(text, separator, form) for separator in SEPARATORS}
     return max(SEPARATORS, key=lambda separator: widths[separator])
 
 
-def _width(text: str, separator: str, form: FileForm) -> int:
+def width_of(text: str, separator: str, form: FileForm) -> int:
     """Return how many cells each of the first rows has; 0 if not all have as many, or one has one.
 
-    The last row that is looked at may be cut off, and is left out.
+    Args:
+        text: whole lines, the first of a file.
+        separator: sign between cells.
+        form: whether cells may stand in quotes.
     """
-    lines = text.splitlines(keepends=True)
+    try:
+        widths = {len(row) for row in first_rows(text, separator, form, _LOOKED_AT)}
+    except csv.Error:
+        return 0
+    width = min(widths, default=0)
+    return width if len(widths) == 1 and width > 1 else 0
+
+
+def first_rows(text: str, separator: str, form: FileForm, most: int) -> list[list[str]]:
+    """Return the first rows of a text as lists of cells, without blank lines.
+
+    Raises:
+        csv.Error: a cell is longer than any should be.
+    """
+    lines = io.StringIO(text, newline="")  # lines end as in files, and not at Unicode's separators
     if form.quotes:
         reader = csv.reader(lines, delimiter=separator)
     else:
         reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
-    try:
-        rows = [row for row in itertools.islice(reader, _LOOKED_AT) if row]
-    except csv.Error:
-        return 0
-    widths = {len(row) for row in rows}
-    width = min(widths, default=0)
-    return width if len(widths) == 1 and width > 1 else 0
+    return [row for row in itertools.islice(reader, most) if row]
