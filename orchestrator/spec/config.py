@@ -57,6 +57,7 @@ from tinyattn.config import (
     set_all,
     set_dotted,
 )
+from tinyattn.drafts.given import with_tasks_written_out
 from tinyattn.errors import ConfigError, UsageError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
 from tinyattn.plugins import Plugin, found
@@ -328,6 +329,9 @@ def resolved(data: dict[str, Json], overrides: Mapping[str, Json], source: str) 
     Raises:
         ConfigError: one line a fault.
     """
+    overrides = with_tasks_written_out(overrides)
+    if isinstance(train := data.get("train"), dict):
+        train.update(with_tasks_written_out(train))
     fixed = apply_overrides(data, overrides)
     sweep = _without(build(Sweep, data, source), fixed, overrides)
     check(sweep, source)

@@ -10,16 +10,14 @@ from tinyattn.errors import ConfigError
 from tinyattn.files.outside import UnfitError, parse_json
 
 
-def task_text(task: object) -> object:
+def task_text(task: Mapping[str, object]) -> str:
     """Return what a task's YAML file holds as one text, by which all processes know the task.
 
-    A relative folder in it starts where the program runs. What is no mapping is returned as it is.
+    A relative folder in it starts where the program runs.
 
     Raises:
         ValueError: the mapping holds what JSON has no type for.
     """
-    if not isinstance(task, Mapping):
-        return task
     folder, whole = task.get("folder"), dict(task)
     if isinstance(folder, str | Path):
         whole["folder"] = str(Path(folder).expanduser().absolute())
@@ -27,6 +25,11 @@ def task_text(task: object) -> object:
         return json.dumps(whole, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"got a mapping that is no task: {error}") from None
+
+
+def as_task_text(task: object) -> object:
+    """Return a mapping as `task_text` writes it, and anything else as it is."""
+    return task_text(task) if isinstance(task, Mapping) else task
 
 
 def content_of(task: str) -> Mapping[str, object] | None:

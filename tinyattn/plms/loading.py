@@ -30,6 +30,7 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from tinyattn.config import QUANTIZED
@@ -201,6 +202,16 @@ def load_plm(name: str, precision: str = "fp32") -> Plm:
     model.eval().requires_grad_(False)
     revision = revision_of(model) or "local"
     return Plm(name, model, tokenizer, fingerprint(model), revision, precision)
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a PLM, without its weights.
+
+    Raises:
+        PlmError: it cannot be found or read.
+    """
+    with _loading(name) as source:
+        return AutoTokenizer.from_pretrained(**source)
 
 
 def package_of(name: str) -> str | None:
