@@ -30,6 +30,7 @@ from orchestrator.state.ranking import BASELINE, standing_of_run
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun, protocol_words
 from tinyattn.tasks import best_first
+from tinyattn.tasks.shipped.glue import GLUE as GLUE_TASKS
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""
@@ -90,6 +91,8 @@ class Row:
     """Whether the user stopped it; it is then no candidate, whatever its score."""
     carve: int | None = None
     """Version of carving of its selection or dev rows; None: none were carved."""
+    metric: str | None = None
+    """Name of the primary metric; None: it is not known."""
     loss: float | None = None
     """Mean loss on the selection split at the best evaluation; None: it is not known."""
     answers_one_class: bool = False
@@ -230,11 +233,16 @@ class Leaderboard:
         )
         table = Table(title=self.title, title_justify="left", header_style="bold")
         _tell_luck(table, self.rows)
+        metrics = {row.metric for row in self.rows}
+        heads = {"score": str(metrics.pop() or "score")} if len(metrics) == 1 else {}
         for group in groups:
             justify: JustifyMethod = "right" if group[0] in NUMBERS else "left"
             last = group == ("config",)
             table.add_column(
-                "\n".join(group), justify=justify, no_wrap=not last, ratio=1 if last else None
+                "\n".join(heads.get(name, name) for name in group),
+                justify=justify,
+                no_wrap=not last,
+                ratio=1 if last else None,
             )
         of_one = len({row.sweep for row in self.rows}) == 1
         for row in self.rows:
@@ -262,7 +270,7 @@ def render_suite(found: Suite, name: str = "GLUE") -> Table:
     _tell_luck(table, found.rows)
     table.add_column("task", Text(f"average ({coverage(found)})"))
     table.add_column("score", justify="right")
-    table.add_column("dev", number_words(found.average, 1), justify="right")
+    table.add_column(judging_rows(found.tasks), number_words(found.average, 1), justify="right")
     table.add_column("paper", number_words(found.paper_average, 1), justify="right")
     table.add_column("parameters", justify="right")
     table.add_column("sweep")
@@ -333,6 +341,7 @@ def _row(run: TrialRun, place: int, paper: float | None) -> Row:
         plm=run.plm,
         protocol=run.protocol,
         carve=run.carve,
+        metric=run.primary_metric,
         score=trial.best_score,
         heldout=run.heldout_score,
         paper=paper,
@@ -382,7 +391,13 @@ def short_plm(plm: str) -> str:
 
 
 def _protocol(row: Row) -> str:
-    return protocol_words("paper (dev)" if row.protocol == "paper" else row.protocol, row.carve)
+    name = f"paper ({judging_rows([row.task])})" if row.protocol == "paper" else row.protocol
+    return protocol_words(name, row.carve)
+
+
+def judging_rows(tasks: Iterable[str]) -> str:
+    """Return what the rows of the split `validation` are called: of tasks of GLUE `dev`."""
+    return "dev" if set(tasks) <= GLUE_TASKS.keys() else "validation"
 
 
 def _points(shares: Iterable[float]) -> float | None:
