@@ -226,8 +226,11 @@ class Leaderboard:
         yield wide if fits else self._table(NARROW)
 
     def _table(self, groups: Sequence[tuple[str, ...]]) -> Table:
-        """Return the table with these columns; what is the same in all rows has none."""
+        """Return the table with these columns; what is the same in all rows has none, and so has
+        the paper's number where all tasks are the user's own."""
         same = {name for name in ("task", "plm") if len({getattr(r, name) for r in self.rows}) == 1}
+        if not any(row.paper is not None or row.task in GLUE_TASKS for row in self.rows):
+            same.add("paper")
         groups = tuple(
             kept for group in groups if (kept := tuple(n for n in group if n not in same))
         )

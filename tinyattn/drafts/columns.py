@@ -67,13 +67,13 @@ class Column:
         """Whether most rows have what labels are made of: texts, numbers or booleans."""
         if len(self.filled) < _FILLED * len(self.values) or self.is_list:
             return False
-        plain = all(isinstance(value, str | int | float | bool) for value in self.filled)
-        return plain and len({*map(str, self.filled)}) > 1
+        return all(isinstance(value, str | int | float | bool) for value in self.filled)
 
     @cached_property
     def repeats(self) -> bool:
         """Whether its values look like classes."""
-        return self.may_be_label and repeats([str(value).strip() for value in self.filled])
+        values = [str(value).strip() for value in self.filled]
+        return self.may_be_label and len({*values}) > 1 and repeats(values)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ def _numbered(columns: Sequence[Column]) -> bool:
     """Whether names that a file gives differ in nothing but a number or letter at their end."""
     if any(re.fullmatch(r"column\d+_*", own.name) for own in columns):  # given by its place
         return False
-    return len({re.sub(r"[_ ]?([0-9]|[ab])$", "", own.name.lower()) for own in columns}) == 1
+    stems = {re.sub(r"[_ ]?([0-9]|[ab])$", "", own.name.lower()) for own in columns}
+    return len(stems) == 1 and "" not in stems
 
 
 def _as_long(one: Column, other: Column) -> bool:

@@ -17,6 +17,8 @@ from tinyattn.tasks.base import ENDINGS
 Given = TypeVar("Given")
 KEYS = ("task", "train.task")
 """Overrides that name a task."""
+MOST_LETTERS = 5000
+"""Longest text of a task in a config: MLflow cuts the values that it records at 6,000."""
 
 
 def is_rows(word: str) -> bool:
@@ -47,13 +49,21 @@ def written_out(task: Given) -> Given | str:
         draft = draft_of(Path(task), Wish())
         more = f"`tinyattn init {shlex.quote(task)}` writes it down"
         warnings.warn(f"{summary(draft)}; {more}", stacklevel=2)
-        return task_text(draft.content)
-    if not isinstance(task, Mapping):
-        return task
+        return _text(draft.content, f"; {more}")
+    return _text(task, "") if isinstance(task, Mapping) else task
+
+
+def _text(task: Mapping[str, object], advice: str) -> str:
     try:
-        return task_text(task)
+        text = task_text(task)
     except ValueError as error:
         raise ConfigError(f"task: {error}") from None
+    if len(text) > MOST_LETTERS:
+        raise ConfigError(
+            f"task: got a task of {len(text):,} letters; expected {MOST_LETTERS:,} or fewer where "
+            f"it stands in a config: keep it in a YAML file{advice}"
+        )
+    return text
 
 
 def with_tasks_written_out(overrides: Mapping[str, Given]) -> dict[str, Given | str]:

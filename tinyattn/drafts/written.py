@@ -10,7 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tinyattn.data.reading.bounds import blocks_of
-from tinyattn.data.reading.tables import SEPARATORS, first_rows, separator_of, width_of
+from tinyattn.data.reading.tables import (
+    SEPARATORS,
+    beginning_of,
+    first_rows,
+    separator_of,
+    width_of,
+)
 from tinyattn.drafts.words import is_number, is_usual, repeats
 from tinyattn.errors import StorageError, TaskError
 from tinyattn.files.outside import UnfitError, open_file, reason
@@ -130,7 +136,7 @@ def _wide(head: bytes) -> str:
 
 def _has_words(path: Path, form: FileForm) -> bool:
     """Whether a text has a word a line, with its label, and blank lines between sentences."""
-    lines = next(blocks_of(path, form.encoding))[1].splitlines()[:_MOST_ROWS]
+    lines = beginning_of(path, form).splitlines()[:_MOST_ROWS]
     filled = [line.split() for line in lines if line.strip()]
     widths = {len(parts) for parts in filled if parts[0] != "-DOCSTART-"}
     is_parted = any(not line.strip() for line in lines[1:-1])
@@ -139,7 +145,7 @@ def _has_words(path: Path, form: FileForm) -> bool:
 
 def _table(path: Path, found: Written) -> Written:
     """Return how a table of text is written."""
-    text = next(blocks_of(path, found.form.encoding))[1]
+    text = beginning_of(path, found.form)
     form, notes = found.form, [*found.notes]
     usual = separator_of(path, form)
     separator, quotes = _separator(text, usual, form)
@@ -186,21 +192,25 @@ def _separator(text: str, usual: str, form: FileForm) -> tuple[str, bool]:
 
 def _makes_labels(text: str, separator: str, form: FileForm) -> bool:
     """Whether a sign leaves a column whose values repeat as labels do."""
-    cells = zip(*first_rows(text, separator, form, _MOST_ROWS), strict=False)
-    return any(repeats([cell.strip() for cell in column[1:]]) for column in cells)
+    rows = first_rows(text, separator, form, _MOST_ROWS)
+    whole = [row for row in rows[1:] if len(row) == len(rows[0])]  # the last one may be cut off
+    columns = zip(*whole, strict=True)
+    return any(repeats([cell.strip() for cell in column]) for column in columns)
 
 
 def _are_stray(text: str, separator: str, form: FileForm) -> bool:
     """Whether quotes that seem to enclose cells are signs of the texts.
 
-    Then a cell spans several rows, and without quotes all rows have as many cells as with them.
+    Then a cell spans several rows, and without quotes all rows have as many cells as with them, of
+    which none is the quote that ends a cell of several lines.
     """
     rows = first_rows(text, separator, form, _MOST_ROWS)
     width = len(rows[0])
     if not any("\n" in cell and separator in cell for row in rows for cell in row):
         return False
     bare = first_rows(text, separator, replace(form, quotes=False), _MOST_ROWS)
-    return {len(row) for row in bare} == {width}
+    is_end = any(cell.strip() == '"' for row in bare for cell in row)
+    return not is_end and {len(row) for row in bare} == {width}
 
 
 def has_header(rows: Sequence[Sequence[str]]) -> bool:

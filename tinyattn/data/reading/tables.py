@@ -72,9 +72,20 @@ def separator_of(path: Path, form: FileForm) -> str:
     """
     if ".tsv" in path.suffixes:
         return "\t"
-    text = next(blocks_of(path, form.encoding))[1]
+    text = beginning_of(path, form)
     widths = {separator: width_of(text, separator, form) for separator in SEPARATORS}
     return max(SEPARATORS, key=lambda separator: widths[separator])
+
+
+def beginning_of(path: Path, form: FileForm) -> str:
+    """Return the first lines of a file, or all of them if it is short.
+
+    Raises:
+        UnfitError, OSError: as `blocks_of`.
+    """
+    # A last line without an end is a block by itself.
+    first, *others = (text for _, text in itertools.islice(blocks_of(path, form.encoding), 3))
+    return first + others[0] if len(others) == 1 else first
 
 
 def width_of(text: str, separator: str, form: FileForm) -> int:
