@@ -20,8 +20,8 @@ from tinyattn.drafts.noticed import about_splits, about_texts
 from tinyattn.drafts.places import Place, find_place
 from tinyattn.drafts.words import shown
 from tinyattn.drafts.written import Written, written
-from tinyattn.errors import StorageError, TaskError
-from tinyattn.tasks import TASKS, find_task
+from tinyattn.errors import StorageError, TaskError, UsageError
+from tinyattn.tasks import TASKS, Task, find_task
 from tinyattn.tasks.base import PLAIN, FileForm
 from tinyattn.tasks.label_names import LabelNames
 
@@ -110,7 +110,7 @@ def _look(path: Path, place: Place, found: Written, wish: Wish, scratch: Path) -
         *about_texts(texts, _read_labels(choice.label, answers)),
         *about_splits(texts, {name: _texts_of(own, choice) for name, own in others.items()}),
         *([about_lengths(texts, wish.plm)] if wish.plm else []),
-        *_refused(content, form, train, choice, names),
+        *_refused(_task(content, path), train, choice, names),
     ]
     return Draft(
         path, content, _remarks(choice, answers, train.rows), answers.counts, len(train.rows),
@@ -227,18 +227,26 @@ def _read_labels(label: Column, answers: Answers) -> list[object]:
     return [ids.get(value) if ids.get(value) is None else labels[ids[value]] for value in values]
 
 
+def _task(content: Mapping[str, object], path: Path) -> Task:
+    """Return the task of a draft; TaskError: no task can have such columns or labels."""
+    try:
+        return find_task(content)
+    except UsageError as error:
+        raise TaskError(f"{path}: {shown(str(error).removeprefix('task: '), 500)}") from None
+
+
 def _refused(
-    content: Mapping[str, object],
-    form: FileForm,
+    task: Task,
     train: _Split,
     choice: Choice,
     names: Mapping[str, str],
 ) -> Iterator[str]:
     """Yield why a training on these rows would be refused as they are, if it would be."""
-    task = find_task(content)
     rows = train.rows.select_columns([own.name for own in (*choice.texts, choice.label)])
+    if any(name != own for name, own in names.items()):
+        rows = rows.rename_columns(dict(names))
     try:
-        checked_rows(rows.rename_columns(dict(names)), task, train.path.name, labelled=True)
+        checked_rows(rows, task, train.path.name, labelled=True)
     except TaskError as error:
         yield f"a training refuses these rows until it is mended: {shown(error, 300)}"
 
