@@ -236,8 +236,7 @@ class Leaderboard:
         )
         table = Table(title=self.title, title_justify="left", header_style="bold")
         _tell_luck(table, self.rows)
-        metrics = {row.metric for row in self.rows}
-        heads = {"score": str(metrics.pop() or "score")} if len(metrics) == 1 else {}
+        heads = {"score": score_head(self.rows)}
         for group in groups:
             justify: JustifyMethod = "right" if group[0] in NUMBERS else "left"
             last = group == ("config",)
@@ -396,6 +395,12 @@ def short_plm(plm: str) -> str:
 def _protocol(row: Row) -> str:
     name = f"paper ({judging_rows([row.task])})" if row.protocol == "paper" else row.protocol
     return protocol_words(name, row.carve)
+
+
+def score_head(rows: Iterable[Row]) -> str:
+    """Return the head of a column of scores: the metric, if all rows have the same."""
+    metrics = {row.metric for row in rows}
+    return (metrics.pop() or "score") if len(metrics) == 1 else "score"
 
 
 def judging_rows(tasks: Iterable[str]) -> str:

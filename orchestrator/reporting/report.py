@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from orchestrator.reporting import figures
 from orchestrator.reporting.figures import COLOURS, Curve
 from orchestrator.reporting.findings import Findings
-from orchestrator.reporting.leaderboard import Row, judging_rows, ranked, short_config
+from orchestrator.reporting.leaderboard import Row, judging_rows, ranked, score_head, short_config
 from orchestrator.reporting.paper import LUCK
 from orchestrator.search.searcher import importances
 from orchestrator.spec.outcome import BY_USER, Outcome
@@ -306,7 +306,7 @@ def _ranking_note(protocol: str, task: str) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     """Return the leaderboard as an HTML table; scores in points."""
-    names = ["rank", "score", "held-out", "paper", "parameters"]
+    names = ["rank", escape(score_head(rows)), "held-out", "paper", "parameters"]
     head = "".join(f"<th class='number'>{name}</th>" for name in names)
     head += "".join(f"<th>{name}</th>" for name in ("outcome", "config", "kind", "time", "trial"))
     body = "".join(f"<tr>{_table_row(row)}</tr>" for row in rows)
