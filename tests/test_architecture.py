@@ -29,6 +29,7 @@ ROOMS = {
         "data",
         "batching",
         "plms",
+        "drafts",
         "methods",
         "adapters",
         "passes",

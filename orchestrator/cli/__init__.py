@@ -4,6 +4,7 @@ main (here)   doctor, train
 sweeps.py     list, check, simulate, run, resume, extend, status, stop
 clusters.py   up, status, down, manifests
 compare.py    compare
+init.py       init
 pet.py        pet
 reproduce.py  reproduce
 results.py    leaderboard, finalize, promote, rollback, report, ui
@@ -28,6 +29,7 @@ from orchestrator.cli.answers import evaluate, predict
 from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
 from orchestrator.cli.compare import compare
+from orchestrator.cli.init import init
 from orchestrator.cli.pet import pet
 from orchestrator.cli.reproduce import reproduce
 from orchestrator.cli.results import VERBS
@@ -36,6 +38,7 @@ from orchestrator.cli.sweeps import sweep
 from orchestrator.driver.signals import end_by_exception
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
+from tinyattn.drafts.given import with_tasks_written_out
 from tinyattn.errors import TinyAttnError
 from tinyattn.files.printable import print_printably
 from tinyattn.telemetry import switch_telemetry_off
@@ -117,7 +120,7 @@ def doctor(data: Path | None, on: Path | None) -> None:
 def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: Path | None) -> None:
     """Train one adapter: tinyattn train task=rte plm=roberta-base optimizer.lr=2e-3"""
     raw: dict[str, Any] = {}
-    for key, value in parse_overrides(overrides).items():
+    for key, value in with_tasks_written_out(parse_overrides(overrides)).items():
         set_dotted(raw, key, value)
     config = build(TrainConfig, raw, "train")
 
@@ -131,6 +134,7 @@ def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: P
         sys.exit(1)
 
 
+main.add_command(init)
 main.add_command(sweep)
 main.add_command(cluster)
 main.add_command(compare)

@@ -24,7 +24,8 @@ from orchestrator.cli.common import (
 )
 from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
-from tinyattn.config import parse_overrides
+from tinyattn.config import parse_overrides, task_words
+from tinyattn.drafts.given import written_out
 from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:  # these take seconds to import
@@ -100,7 +101,8 @@ def compare(
         from orchestrator.comparison.steps import Wish
         from orchestrator.comparison.suite import budget_of
 
-    whole, tasks = names_of(named_tasks(task), name)
+    typed = named_tasks(task)
+    whole, tasks = names_of([written_out(word) for word in typed], name)
     size = params or one_head_size(plm)
     sized = sized_methods(plm, [word.strip() for word in methods.split(",")], size)
     if len(sized) < 2:
@@ -113,7 +115,7 @@ def compare(
     there = [budget for own in tasks for budget in budgets_of(own, workspace).values()]
     begun = max(there, key=lambda one: one.searches, default=None)
     budget = budget_of(trials, searches, begun, in_steps=wish.is_set)
-    words = [",".join(tasks.values()), *overrides, "--methods", methods, "--plm", plm]
+    words = [",".join(typed), *overrides, "--methods", methods, "--plm", plm]
     go_on = shlex.join(
         ["compare", *words, "--name", whole, *_amounts(budget, params, detect, hours)]
     )
@@ -168,12 +170,12 @@ def _compare(
     *others, last = wanted
     with ray_of(places.on):
         for one in others:
-            echo(f"task {one.task}")
+            echo(f"task {task_words(one.task)}")
             own = units[one.task]
             looks = _search(searching[one.task], one, budget, wishes[one.task], own, workspace)
             found.append(_show(searching[one.task], one, size, looks, own, workspace))
         if others:
-            echo(f"task {last.task}")
+            echo(f"task {task_words(last.task)}")
         own = units[last.task]
         looks = _search(searching[last.task], last, budget, wishes[last.task], own, workspace)
     # Ray's workers are gone by now, and with them the memory that they hold.

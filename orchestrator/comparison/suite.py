@@ -12,7 +12,7 @@ from orchestrator.comparison.methods import Sized
 from orchestrator.spec.config import resolved
 from orchestrator.spec.suite import Member, Suite
 from orchestrator.spec.values import Json
-from tinyattn.config import set_dotted
+from tinyattn.config import set_dotted, task_words
 from tinyattn.errors import ConfigError, UsageError
 from tinyattn.files.yaml_files import read_yaml
 
@@ -104,6 +104,7 @@ def comparison_name(task: str) -> str:
     Args:
         task: its name, or its file, whose name stands for it.
     """
+    task = task_words(task)
     is_file = task.endswith((".yaml", ".yml"))
     return f"compare-{Path(task).stem if is_file else task.replace('/', '-')}"
 

@@ -338,6 +338,7 @@ class _Running:
             batch.trials,
             batch.evaluations,
             lambda: min(nodes.last_slots(), limit),
+            metric=batch.tags.get("primary_metric", "score"),
             rungs=self._asha[name].rungs,
         )
 

@@ -27,7 +27,7 @@ from orchestrator.spec.messages import (
     TrialKey,
 )
 from orchestrator.spec.outcome import Outcome
-from tinyattn.config import TrainConfig
+from tinyattn.config import TrainConfig, task_words
 from tinyattn.errors import (
     DamagedError,
     DivergedError,
@@ -214,7 +214,7 @@ class Worker:
             if here[what] != there:
                 raise MachineError(
                     f"{what} is {here[what]} on this machine and {there} on the driver's; copy "
-                    f"{base.plm if what.startswith('plm') else base.task} from there"
+                    f"{base.plm if what.startswith('plm') else task_words(base.task)} from there"
                 )
 
     def _restored(self, trainer: Trainer, name: str) -> bool:

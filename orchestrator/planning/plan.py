@@ -29,6 +29,7 @@ from orchestrator.spec.facts import Facts
 from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
 from orchestrator.state.workspace import Workspace
+from tinyattn.config import task_words
 from tinyattn.data.labels import check_labels
 from tinyattn.data.tokens import MOST_CHUNKS
 from tinyattn.errors import (
@@ -105,7 +106,7 @@ class Plan:
             resources.packed, f"process of {resources.packed} trials"
         )
         lines = [
-            f"sweep       {sweep.name}: {sweep.train.task} on {sweep.train.plm}, "
+            f"sweep       {sweep.name}: {task_words(sweep.train.task)} on {sweep.train.plm}, "
             f"protocol {sweep.train.protocol}",
             *self._about_rows(),
             f"trials      {sweep.search.trials}{_space_size(sweep)} by {sweep.search.sampler}, "

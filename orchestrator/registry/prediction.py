@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -171,10 +172,12 @@ def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) 
             hint = f"of the folder '{task}', '{folder / 'adapter'}' is the adapter"
             raise UsageError(f"{error}; {hint}") from None
         if folder.is_dir():
-            raise UsageError(
+            of_folder = (
                 f"the folder '{task}' holds no adapter: it has no {CONFIG_FILE}; name the folder "
-                "of one, such as OUTPUT/adapter of `tinyattn train --output OUTPUT`. As a task: "
-                f"{error}"
-            ) from None
+                "of one, such as OUTPUT/adapter of `tinyattn train --output OUTPUT`"
+            )
+            is_path = os.sep in task
+            said = f"{of_folder}. As a task: {error}" if is_path else f"{error}; and {of_folder}"
+            raise UsageError(said) from None
         raise
     return store.download(run_id, "adapter", Path(tempfile.mkdtemp(dir=scratch)))

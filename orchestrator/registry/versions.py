@@ -114,7 +114,7 @@ def refuse_unmeasured(run: TrialRun, force: bool) -> None:
         return
     if run.protocol.startswith("paper"):
         why = (
-            "protocol 'paper' selects on the official dev set, so no held-out rows are left to "
+            "protocol 'paper' selects on the validation rows, so no held-out rows are left to "
             "judge it by; run the sweep with protocol=heldout"
         )
     elif run.trial.outcome is Outcome.COMPLETED:

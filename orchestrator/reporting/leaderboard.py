@@ -29,6 +29,7 @@ from orchestrator.state.ranking import BASELINE, standing_of_run
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun, protocol_words
 from tinyattn.tasks import best_first
+from tinyattn.tasks.shipped.glue import GLUE as GLUE_TASKS
 
 GLUE = ("mnli", "sst2", "mrpc", "cola", "qnli", "qqp", "rte", "stsb")
 """The eight tasks of the paper's table 8, in its order."""
@@ -89,6 +90,8 @@ class Row:
     """Whether the user stopped it; it is then no candidate, whatever its score."""
     carve: int | None = None
     """Version of carving of its selection or dev rows; None: none were carved."""
+    metric: str | None = None
+    """Name of the primary metric; None: it is not known."""
     loss: float | None = None
     """Mean loss on the selection split at the best evaluation; None: it is not known."""
     answers_one_class: bool = False
@@ -222,18 +225,25 @@ class Leaderboard:
         yield wide if fits else self._table(NARROW)
 
     def _table(self, groups: Sequence[tuple[str, ...]]) -> Table:
-        """Return the table with these columns; what is the same in all rows has none."""
+        """Return the table with these columns; what is the same in all rows has none, and so has
+        the paper's number where all tasks are the user's own."""
         same = {name for name in ("task", "plm") if len({getattr(r, name) for r in self.rows}) == 1}
+        if not any(row.paper is not None or row.task in GLUE_TASKS for row in self.rows):
+            same.add("paper")
         groups = tuple(
             kept for group in groups if (kept := tuple(n for n in group if n not in same))
         )
         table = Table(title=self.title, title_justify="left", header_style="bold")
         _tell_luck(table, self.rows)
+        heads = {"score": score_head(self.rows)}
         for group in groups:
             justify: JustifyMethod = "right" if group[0] in NUMBERS else "left"
             last = group == ("config",)
             table.add_column(
-                "\n".join(group), justify=justify, no_wrap=not last, ratio=1 if last else None
+                "\n".join(heads.get(name, name) for name in group),
+                justify=justify,
+                no_wrap=not last,
+                ratio=1 if last else None,
             )
         of_one = len({row.sweep for row in self.rows}) == 1
         for row in self.rows:
@@ -261,7 +271,7 @@ def render_suite(found: Suite, name: str = "GLUE") -> Table:
     _tell_luck(table, found.rows)
     table.add_column("task", Text(f"average ({coverage(found)})"))
     table.add_column("score", justify="right")
-    table.add_column("dev", number_words(found.average, 1), justify="right")
+    table.add_column(judging_rows(found.tasks), number_words(found.average, 1), justify="right")
     table.add_column("paper", number_words(found.paper_average, 1), justify="right")
     table.add_column("parameters", justify="right")
     table.add_column("sweep")
@@ -332,6 +342,7 @@ def _row(run: TrialRun, place: int, paper: float | None) -> Row:
         plm=run.plm,
         protocol=run.protocol,
         carve=run.carve,
+        metric=run.primary_metric,
         score=trial.best_score,
         heldout=run.heldout_score,
         paper=paper,
@@ -381,7 +392,19 @@ def short_plm(plm: str) -> str:
 
 
 def _protocol(row: Row) -> str:
-    return protocol_words("paper (dev)" if row.protocol == "paper" else row.protocol, row.carve)
+    name = f"paper ({judging_rows([row.task])})" if row.protocol == "paper" else row.protocol
+    return protocol_words(name, row.carve)
+
+
+def score_head(rows: Iterable[Row]) -> str:
+    """Return the head of a column of scores: the metric, if all rows have the same."""
+    metrics = {row.metric for row in rows}
+    return (metrics.pop() or "score") if len(metrics) == 1 else "score"
+
+
+def judging_rows(tasks: Iterable[str]) -> str:
+    """Return what the rows of the split `validation` are called: of tasks of GLUE `dev`."""
+    return "dev" if set(tasks) <= GLUE_TASKS.keys() else "validation"
 
 
 def _points(shares: Iterable[float]) -> float | None:

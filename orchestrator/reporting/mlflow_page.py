@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.reporting.findings import HEAD, Findings, markdown_table
-from orchestrator.reporting.leaderboard import Row, ranked, short_config
+from orchestrator.reporting.leaderboard import Row, ranked, score_head, short_config
 from orchestrator.spec.trial import ONE_CLASS
 from orchestrator.tracking.pages import run_page, view_page
 from orchestrator.tracking.records import SuiteRecord, SweepRecord, TrialRun
@@ -92,7 +92,7 @@ def describe(
             for cells in [row.cells()]
         ]
         parts += ["## Verdict", *findings.sentences, markdown_table(HEAD, table)]
-    head = ("rank", "trial", "score", "held-out", "outcome", "values")
+    head = ("rank", "trial", score_head(rows), "held-out", "outcome", "values")
     body = [_line(sweep, row) for row in rows[:ROWS]]
     parts += ["## Best trials", markdown_table(head, body), " · ".join(links)]
     if rows and rows[0].rank is not None:

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from orchestrator.reporting import figures
 from orchestrator.reporting.figures import COLOURS, Curve
 from orchestrator.reporting.findings import Findings
-from orchestrator.reporting.leaderboard import Row, ranked, short_config
+from orchestrator.reporting.leaderboard import Row, judging_rows, ranked, score_head, short_config
 from orchestrator.reporting.paper import LUCK
 from orchestrator.search.searcher import importances
 from orchestrator.spec.outcome import BY_USER, Outcome
@@ -218,7 +218,10 @@ def _page(
         f"<div class='fact'><b>{v}</b><span>{k}</span></div>"
         for k, v in facts_of(rows, trials, sweep.tags.get("winner"))
     )
-    ranking, table = _ranking_note(sweep.protocol), _table(rows[:ROWS]) + _more(len(rows))
+    ranking, table = (
+        _ranking_note(sweep.protocol, sweep.task),
+        _table(rows[:ROWS]) + _more(len(rows)),
+    )
     if any(row.paper is not None for row in rows):
         ranking = f"{ranking} {LUCK}"
     text = escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
@@ -288,9 +291,10 @@ def _section(name: str, path: Path) -> str:
     )
 
 
-def _ranking_note(protocol: str) -> str:
+def _ranking_note(protocol: str, task: str) -> str:
     if protocol.startswith("paper"):
-        rows = "the official dev set" if protocol == "paper" else "some rows of the dev set"
+        own = f"{judging_rows([task])} rows"
+        rows = f"the {own}" if protocol == "paper" else f"some of the {own}"
         return (
             f"Protocol paper: selected and scored on {rows}, as in the paper. The best of many "
             "evaluations on the same rows is optimistic."
@@ -303,7 +307,7 @@ def _ranking_note(protocol: str) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     """Return the leaderboard as an HTML table; scores in points."""
-    names = ["rank", "score", "held-out", "paper", "parameters"]
+    names = ["rank", escape(score_head(rows)), "held-out", "paper", "parameters"]
     head = "".join(f"<th class='number'>{name}</th>" for name in names)
     head += "".join(f"<th>{name}</th>" for name in ("outcome", "config", "kind", "time", "trial"))
     body = "".join(f"<tr>{_table_row(row)}</tr>" for row in rows)

@@ -204,7 +204,7 @@ class Status:
         """Lines for the adapter that the finalizer chose."""
         chosen = [run for run in self.trials if run.run_id == self.sweep.tags.get("winner")]
         return [
-            f"{100 * (run.trial.best_score or 0):.2f} "
+            f"{_points(run)} "
             f"({', '.join(filter(None, (run.kind, brief(run.trial.params))))}), {run.trial.name}"
             f"{_mark(run.trial)}"
             for run in chosen
@@ -212,12 +212,15 @@ class Status:
 
 
 def best_words(run: TrialRun) -> str:
-    """Return a trial that is the best, as in `80.00 (lr=0.001), search_00001`."""
+    """Return a trial that is the best, as in `accuracy 80.00 (lr=0.001), search_00001`."""
     trial = run.trial
-    return (
-        f"{100 * (trial.best_score or 0):.2f}{in_brackets(brief(trial.params))}, {trial.name}"
-        f"{_mark(trial)}"
-    )
+    return f"{_points(run)}{in_brackets(brief(trial.params))}, {trial.name}{_mark(trial)}"
+
+
+def _points(run: TrialRun) -> str:
+    """Return a trial's score in points, with its metric where that is known."""
+    points = f"{100 * (run.trial.best_score or 0):.2f}"
+    return points if run.primary_metric is None else f"{run.primary_metric} {points}"
 
 
 def _mark(trial: Trial) -> str:

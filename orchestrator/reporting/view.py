@@ -48,6 +48,8 @@ class Progress:
     """Returns how many trials can run at once now."""
     now: Callable[[], float] = time.monotonic
     """Clock, seconds."""
+    metric: str = "score"
+    """Name of the primary metric, which scores are of."""
     ended: Counter[Outcome] = field(default_factory=Counter)
     running: dict[str, Result | None] = field(default_factory=dict)
     """Last result of each running trial, by trial id; None before its first."""
@@ -262,7 +264,7 @@ class LineView:
         self.progress.evaluated(trial_id, result)
         self._say(
             f"{trial_id} evaluation {result.evaluation}/{result.total}: "
-            f"score {100 * result.score:.2f}, loss {result.train_loss or 0.0:.4f}"
+            f"{self.progress.metric} {100 * result.score:.2f}, loss {result.train_loss or 0.0:.4f}"
             f"{f', {ONE_CLASS}' if result.one_class else ''}"
         )
 
@@ -364,7 +366,9 @@ class LiveView:
 def running_table(shown: Mapping[str, Progress]) -> Table:
     """Return the table of the trials that run now, of batches by label."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("trial", "evaluation", "score", "best", "loss", "config"):
+    metrics = {progress.metric for progress in shown.values()}
+    score = metrics.pop() if len(metrics) == 1 else "score"
+    for name in ("trial", "evaluation", score, "best", "loss", "config"):
         table.add_column(name)
     for label, progress in shown.items():
         for trial, result in sorted(progress.running.items()):

@@ -122,7 +122,7 @@ def gain(verdict: Verdict) -> str:
     points = 100 * (_compared(best) - _compared(alone))
     spread = 100 * math.hypot(_spread_of(best), _spread_of(alone))
     of = f" (best of {verdict.rates} learning rates)" if verdict.rates > 1 else ""
-    rows = "dev" if best.heldout is None else "held-out"
+    rows = "validation" if best.heldout is None else "held-out"
     name = best.name.partition(",")[0]
     what = "One head" if name == "1 head" else name
     rival = alone.name.partition(",")[0]
@@ -176,7 +176,7 @@ def _reasons(judgement: Judgement, name: str) -> str:
 
 def _reasons_on_dev(judgement: Judgement, name: str) -> str:
     """Say why four heads are kept or not, under the protocol `paper`."""
-    dev = f"{_pair(judgement.contest.score, judgement.contest.one_head)} on the dev rows"
+    dev = f"{_pair(judgement.contest.score, judgement.contest.one_head)} on the validation rows"
     if judgement.keeps:
         return (
             f"The collapsed {name} are kept, as the paper does: {dev}. These rows chose both "

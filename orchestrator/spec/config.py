@@ -23,6 +23,7 @@ import hashlib
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -57,9 +58,11 @@ from tinyattn.config import (
     set_all,
     set_dotted,
 )
+from tinyattn.drafts.given import with_tasks_written_out
 from tinyattn.errors import ConfigError, UsageError, did_you_mean
 from tinyattn.files.yaml_files import read_yaml
 from tinyattn.plugins import Plugin, found
+from tinyattn.tasks.base import ENDINGS
 
 SECTIONS = ("name", "train", "space", "search", "asha", "finalize", "resources", "imports")
 """First parts of a dotted override that address the sweep; any other addresses `train`."""
@@ -305,6 +308,7 @@ def load_sweep(name_or_path: str, overrides: Mapping[str, Json]) -> Sweep:
         ConfigError: one line a fault.
     """
     path = Path(name_or_path)
+    _refuse_task(name_or_path, path)
     shipped = path.suffix not in (".yaml", ".yml") and not path.is_file()
     data = _read(search_spaces.find(name_or_path) if shipped else path)
     if {"text_columns", "template", "tags_column", "kind"} & data.keys() and "train" not in data:
@@ -315,6 +319,22 @@ def load_sweep(name_or_path: str, overrides: Mapping[str, Json]) -> Sweep:
     stem = name_or_path if shipped else path.stem
     data.setdefault("name", default_name(stem, datetime.now()))
     return resolved(data, overrides, name_or_path)
+
+
+def _refuse_task(word: str, path: Path) -> None:
+    """Raise ConfigError for a word that says which task, where a sweep's name is wanted."""
+    key = word.partition("=")[0]
+    is_override = "=" in word and key.partition(".")[0] in (*SECTIONS, *TrainConfig.model_fields)
+    if is_override and not path.is_file():
+        raise ConfigError(
+            f"got {word} where the name of a sweep or its file is wanted first, as in "
+            f"`tinyattn sweep check minilm {shlex.quote(word)}`; `tinyattn sweep list` has all"
+        )
+    if word.endswith(ENDINGS) and path.is_file():
+        raise ConfigError(
+            f"{word}: this is a file of rows; use it with a sweep, as in "
+            f"`tinyattn sweep check minilm task={shlex.quote(word)}`"
+        )
 
 
 def resolved(data: dict[str, Json], overrides: Mapping[str, Json], source: str) -> Sweep:
@@ -328,6 +348,9 @@ def resolved(data: dict[str, Json], overrides: Mapping[str, Json], source: str) 
     Raises:
         ConfigError: one line a fault.
     """
+    overrides = with_tasks_written_out(overrides)
+    if isinstance(train := data.get("train"), dict):
+        train.update(with_tasks_written_out(train))
     fixed = apply_overrides(data, overrides)
     sweep = _without(build(Sweep, data, source), fixed, overrides)
     check(sweep, source)

@@ -13,6 +13,7 @@ import search_spaces
 from orchestrator.spec.config import Sweep, apply_overrides, check, load_sweep
 from orchestrator.spec.values import Json
 from tinyattn.config import FIRST_VERSIONS, StrictModel, build, stored_config
+from tinyattn.drafts.given import KEYS as TASK_KEYS
 from tinyattn.errors import StorageError, TinyAttnError, UsageError, did_you_mean
 from tinyattn.files.atomic import write_text
 from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
@@ -127,6 +128,8 @@ class Definition(StrictModel):
         overrides = {**self.origin.overrides, "name": self.resolved["name"]}
         # A file that names no version means the newest; the sweep goes on with its own.
         overrides |= {key: self.resolved["train"][key] for key in FIRST_VERSIONS}
+        task = self.resolved["train"]["task"]  # rows need not be looked at again, or be here
+        overrides |= {key: task for key in TASK_KEYS if key in overrides}
         overrides["imports"] = self.resolved["imports"]  # their files need not be here
         try:
             now = load_sweep(self.origin.file, overrides).model_dump(mode="json")

@@ -399,7 +399,7 @@ def test_a_regression_of_ones_own_under_the_papers_protocol(
 
     refused = command("promote", "paper", "--runs", tmp_path / "runs")
     assert refused.exit_code == 2
-    assert "protocol 'paper' selects on the official dev set" in refused.stderr
+    assert "protocol 'paper' selects on the validation rows" in refused.stderr
     assert "--force" in refused.stderr
     forced = command("promote", "paper", "--force", "--runs", tmp_path / "runs")
     assert forced.exit_code == 0, forced.output

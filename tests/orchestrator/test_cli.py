@@ -492,7 +492,7 @@ def test_a_leaderboard_in_a_pipe_is_whole(
         sweeps.trial("search_00001", [0.5325, 0.61], heldout=0.6, overrides=overrides)
         sweeps.runs.settle()
     words = ("leaderboard", "--runs", here / "runs")
-    values = ("score", "paper", "config", "61.00", "another-sweep-of-that-length/search_00001")
+    values = ("accuracy", "paper", "config", "61.00", "another-sweep-of-that-length/search_00001")
     whole = run(*words).stdout
     assert "…" not in whole
     assert any("norm=none lr=0.00068 schedule=constant" in line for line in whole.splitlines()[:9])

@@ -132,9 +132,9 @@ def test_status_names_the_winner_of_the_finalizer(sweeps: Sweeps, tmp_path: Path
     sweeps.tracker.tag(parent, {"winner": winner})
     sweeps.tracker.settle(30)
     lines = str(status(Workspace(tmp_path / "runs"), "first")).splitlines()
-    assert [line[:15] for line in lines if line.startswith(("best", "winner"))] == [
-        "best     90.00 ",
-        "winner   80.00 ",
+    assert [line[:24] for line in lines if line.startswith(("best", "winner"))] == [
+        "best     accuracy 90.00 ",
+        "winner   accuracy 80.00 ",
     ]
     assert any(line.endswith(", c_1_collapsed") for line in lines)
 

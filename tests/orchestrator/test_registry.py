@@ -129,7 +129,7 @@ def test_lists_name_winner_champion_classifier_alone_and_every_sweep(
     assert "[baseline, classifier alone]" in line("alone-30-first")
     second, first = printed("sweep", "status").splitlines()
     assert first.startswith("first   sst2 on roberta-large: completed; ")
-    assert first.endswith("; 1 completed; best 70.00 (lr=0.001), a-70")
+    assert first.endswith("; 1 completed; best accuracy 70.00 (lr=0.001), a-70")
     assert second.startswith("second  sst2 on roberta-large: running, last sign of life")
 
 
@@ -168,7 +168,7 @@ def test_version_tags_hold_the_evidence(sweeps: Sweeps) -> None:
 @pytest.mark.parametrize(
     ("protocol", "outcome", "why"),
     [
-        ("paper", Outcome.COMPLETED, "selects on the official dev set"),
+        ("paper", Outcome.COMPLETED, "selects on the validation rows"),
         ("heldout", Outcome.STOPPED, "it is stopped: only a completed trial"),
     ],
 )
@@ -188,8 +188,8 @@ def test_a_run_without_held_out_score_needs_force(
 @pytest.mark.parametrize(
     ("protocol", "metric", "why"),
     [
-        ("paper", "accuracy_mismatched", "selects on the official dev set"),
-        ("paper", "accuracy", "selects on the official dev set"),
+        ("paper", "accuracy_mismatched", "selects on the validation rows"),
+        ("paper", "accuracy", "selects on the validation rows"),
         ("heldout", "accuracy_mismatched", "accuracy was not measured on the held-out rows, only"),
     ],
 )

@@ -43,7 +43,7 @@ def test_finalists_are_no_trials_of_the_search(workspace: Workspace, sweeps: Swe
         assert lines["state"].startswith("finalizing, last sign of life")
     assert lines["trials"] == "1 completed, 1 stopped"
     assert lines["finalize"] == "1 completed, 1 running"
-    assert lines["best"].startswith("80.00 ")
+    assert lines["best"].startswith("accuracy 80.00 ")
     assert lines["running"].startswith("finalist finalists-ab12_00002 since")
     gone = "completed, its finalize is gone; `tinyattn finalize first` goes on"
     assert shown(workspace)["state"] == gone
@@ -93,7 +93,7 @@ def test_what_happened_is_read_from_the_event_log_where_the_store_lags_behind(
     with workspace.lock("first"):
         lines = shown(workspace)
     assert lines["trials"] == "1 completed, 1 running, 1 stopped"
-    assert lines["best"] == "80.00 (lr=0.001), search_00001"
+    assert lines["best"] == "accuracy 80.00 (lr=0.001), search_00001"
     assert lines["note"] == "search_00002 has 90.00, but the user stopped it: no candidate"
     assert lines["running"].startswith("trial search_00003 since")
     assert ", 2 evaluations, best 70.00: " in lines["running"]
@@ -230,8 +230,8 @@ def test_a_trial_that_answers_one_class_is_marked(workspace: Workspace, sweeps: 
     sweeps.tracker.tag(parent, {"winner": winner})
     sweeps.tracker.settle(30)
     lines = shown(workspace)
-    assert lines["best"] == "0.00 (lr=0.001), search_00001, answers one class"
+    assert lines["best"] == "accuracy 0.00 (lr=0.001), search_00001, answers one class"
     assert lines["winner"].endswith("finalists-1_00001, answers one class")
     assert "best 0.00, answers one class: lr=0.001" in lines["running"]
     sweeps.trial("search_00003", [0.1], one_class=False)
-    assert shown(workspace)["best"] == "10.00 (lr=0.001), search_00003"
+    assert shown(workspace)["best"] == "accuracy 10.00 (lr=0.001), search_00003"

@@ -135,7 +135,7 @@ def test_the_status_has_a_line_for_each_task(folders: Workspace) -> None:
         "qnli": [
             "running",
             "1 completed, 1 running",
-            "95.00 (lr=0.001), search_00001",
+            "accuracy 95.00 (lr=0.001), search_00001",
             "0:00:00",
             "–",
         ],
@@ -178,7 +178,8 @@ def test_the_cause_is_what_the_driver_noted(
 
 
 def best(score: str) -> str:
-    return f"{score} (lr=0.001 norm=none bias=False dropout=0.1 plm_dropout=False), search_00001"
+    settings = "lr=0.001 norm=none bias=False dropout=0.1 plm_dropout=False"
+    return f"accuracy {score} ({settings}), search_00001"
 
 
 def test_the_status_reads_rungs_and_totals_from_the_folders(
@@ -202,7 +203,7 @@ def test_the_status_reads_rungs_and_totals_from_the_folders(
     assert cells == [
         "running",
         "2 of 8: 1 completed, 1 paused; 6 not begun",
-        "97.00 (lr=0.001), search_00001",
+        "accuracy 97.00 (lr=0.001), search_00001",
         "–",
         "2 reached evaluation 1, 1 evaluation 2",
     ]

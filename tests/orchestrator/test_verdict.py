@@ -42,7 +42,7 @@ def test_a_gain_within_the_spread_of_the_seeds_is_not_called_sure(dev: bool) -> 
     clear = gain(verdict(0.80, 0.70, 0.02, dev=dev))
     assert clear == (
         "One head against the classifier alone (best of 4 learning rates), mean of seeds on the "
-        f"{'dev' if dev else 'held-out'} rows: +10.00 points."
+        f"{'validation' if dev else 'held-out'} rows: +10.00 points."
     )
     # Two spreads of 3 and 3 points make one of 4.24 points between them.
     unclear = gain(verdict(0.74, 0.70, 0.03, dev=dev))

@@ -34,6 +34,7 @@ from tinyattn.config.schema import (
     set_dotted,
     shown,
 )
+from tinyattn.config.task_text import content_of, task_text, task_words
 from tinyattn.config.trial import (
     BALANCED,
     CLASSIFIER,
@@ -82,6 +83,7 @@ __all__ = [
     "VerbalizerConfig",
     "WarpConfig",
     "build",
+    "content_of",
     "dotted_keys",
     "is_tag",
     "method_name",
@@ -90,5 +92,7 @@ __all__ = [
     "set_dotted",
     "shown",
     "stored_config",
+    "task_text",
+    "task_words",
     "unnamed",
 ]

@@ -20,6 +20,7 @@ from tinyattn.config.methods import (
     set_all,
 )
 from tinyattn.config.schema import StrictModel, build
+from tinyattn.config.task_text import as_task_text
 
 LEAST_LENGTH = 8
 """Least `max_length` of a trial."""
@@ -112,8 +113,9 @@ class TrainConfig(Settings):
         {"gradient_checkpointing", "pattern", "examples", "train_file", "target_length", "loss"}
     )
 
-    task: str
-    """Task name (`rte`, `agreement`, ...) or path of a task's YAML file."""
+    task: Annotated[str, BeforeValidator(as_task_text)]
+    """Task name (`rte`, `agreement`, ...), path of a task's YAML file, or what such a file holds
+    as keys here; it is kept as text."""
     plm: str
     """`minilm`, a Hugging Face name such as `roberta-large`, or a folder."""
     protocol: Literal["paper", "heldout"] = "heldout"

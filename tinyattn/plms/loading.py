@@ -31,6 +31,7 @@ from transformers import (
     GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from tinyattn.config import QUANTIZED
@@ -236,6 +237,16 @@ def _embedded(model: PreTrainedModel) -> int:
     """Return the rows of a base model's input embeddings."""
     words: Any = model.get_input_embeddings()
     return len(words.weight)
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a PLM, without its weights.
+
+    Raises:
+        PlmError: it cannot be found or read.
+    """
+    with _loading(name) as source:
+        return AutoTokenizer.from_pretrained(**source)
 
 
 def package_of(name: str) -> str | None:

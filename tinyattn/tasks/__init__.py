@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
+from tinyattn.config import content_of
 from tinyattn.errors import TaskError, did_you_mean
-from tinyattn.tasks.base import Splits, Task
+from tinyattn.tasks.base import ENDINGS, Splits, Task
 from tinyattn.tasks.metrics import (
     best_first,
     compute_metrics,
@@ -14,7 +18,7 @@ from tinyattn.tasks.metrics import (
     number_of,
     undefined,
 )
-from tinyattn.tasks.own import read_task
+from tinyattn.tasks.own import read_task, task_of
 from tinyattn.tasks.shipped.agreement import AGREEMENT
 from tinyattn.tasks.shipped.e2e import E2E
 from tinyattn.tasks.shipped.few_shot import FEW_SHOT, SHOT_SEEDS
@@ -36,25 +40,46 @@ __all__ = [
 ]
 
 
-def find_task(name_or_path: str) -> Task:
-    """Return a built-in task by name, or a user's own task from its YAML file.
+def find_task(task: str | Mapping[str, object]) -> Task:
+    """Return a built-in task by name, or a user's own task.
+
+    Args:
+        task: a name, the path of a task's YAML file, or what such a file holds: as a mapping, or as
+            `config.task_text` writes one. A relative folder in a mapping starts where the program
+            runs.
 
     Raises:
         TaskError: the name is unknown or the file is not there.
-        ConfigError: the file is not a task's YAML file.
+        ConfigError: the file or mapping is not a task's.
     """
-    for name in (name_or_path, name_or_path.replace("/", "-")):
+    if not isinstance(task, str):
+        return task_of(task, "task", Path(), TASKS)
+    if (content := content_of(task)) is not None:
+        return task_of(content, "task", Path(), TASKS)
+    for name in (task, task.replace("/", "-")):
         if name in TASKS:
             return TASKS[name]
-    path = Path(name_or_path).expanduser()
+    path = Path(task).expanduser()
     if path.suffix not in (".yaml", ".yml"):
-        further = tuple(f"-{seed}" for seed in SHOT_SEEDS[1:])
-        listed = [name for name in TASKS if not name.endswith(further)]
-        raise TaskError(
-            f"task '{name_or_path}' is unknown{did_you_mean(name_or_path.lower(), TASKS)}; allowed "
-            f"are {', '.join(listed)} (16-shot tasks also with {' and '.join(further)} for other "
-            "draws), or the YAML file of a task of your own"
-        )
+        raise TaskError(_unknown(task))
     if not path.is_file():
-        raise TaskError(f"task file '{name_or_path}' is not there; paths start at {Path.cwd()}")
+        raise TaskError(f"task file '{task}' is not there; paths start at {Path.cwd()}")
     return read_task(path, TASKS)
+
+
+def _unknown(task: str) -> str:
+    path = Path(task).expanduser()
+    if task.endswith(ENDINGS) or os.path.isdir(path):  # no word is too long for this
+        what = "a folder" if os.path.isdir(path) else "a file of rows"
+        return (
+            f"task '{task}': got {what}; expected the YAML file of a task, some lines about its "
+            f"columns and labels: `tinyattn init {shlex.quote(task)}` writes it"
+        )
+    further = tuple(f"-{seed}" for seed in SHOT_SEEDS[1:])
+    listed = [name for name in TASKS if not name.endswith(further)]
+    return (
+        f"task '{task}' is unknown{did_you_mean(task.lower(), TASKS)}; allowed are "
+        f"{', '.join(listed)} (16-shot tasks also with {' and '.join(further)} for other draws), "
+        "or the YAML file of a task of your own, which `tinyattn init FILE` writes for a file of "
+        "rows"
+    )

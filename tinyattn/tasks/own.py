@@ -357,23 +357,37 @@ def read_task(path: Path, taken: Collection[str]) -> Task:
         ConfigError: the file cannot be read, or a key or value is not allowed.
         TaskError: the task's name is taken, a metric does not suit it, or its folder is not there.
     """
-    raw = read_yaml(path)
+    return task_of(read_yaml(path), str(path), path.parent, taken)
+
+
+def task_of(raw: object, source: str, base: Path, taken: Collection[str]) -> Task:
+    """Return the task of what a task's YAML file holds.
+
+    Args:
+        raw: its content.
+        source: the file or another origin, the first part of each message.
+        base: folder that the task's `folder` starts at.
+        taken: as `read_task` takes it.
+
+    Raises:
+        ConfigError, TaskError: as `read_task`.
+    """
     kind = raw.get("kind") if isinstance(raw, Mapping) else None
     if kind is not None and (not isinstance(kind, str) or kind not in KINDS):
         hint = did_you_mean(kind, KINDS) if isinstance(kind, str) else ""
         raise ConfigError(
-            f"{path}: kind is {kind!r}{hint}; allowed are {', '.join(KINDS)}, or leave it out for "
-            "classes and scores"
+            f"{source}: kind is {kind!r}{hint}; allowed are {', '.join(KINDS)}, or leave it out "
+            "for classes and scores"
         )
     form: type[TaskFile | GenerationFile | TaggingFile] = TaskFile if kind is None else KINDS[kind]
-    content = build(form, raw, str(path))
+    content = build(form, raw, source)
     if content.name in taken:
         raise TaskError(
-            f"{path}: the name '{content.name}' is that of a built-in task: choose another"
+            f"{source}: the name '{content.name}' is that of a built-in task: choose another"
         )
-    folder = (path.parent / Path(content.folder).expanduser()).resolve()
+    folder = (base / Path(content.folder).expanduser()).resolve()
     if not folder.is_dir():
-        raise TaskError(f"{path}: folder: {folder} came, which is not a folder that can be read")
+        raise TaskError(f"{source}: folder: {folder} came, which is not a folder that can be read")
     return content.task(folder)
 
 

@@ -10,6 +10,7 @@ from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import (
     Suite,
     coverage,
+    judging_rows,
     number_words,
     short_plm,
 )
@@ -110,8 +111,8 @@ def _average_line(table: Suite) -> str:
     theirs = number_words(table.paper_average, 1)
     paper = f" (paper: {theirs}, the best of its search on dev)" if table.paper_average else ""
     return (
-        f"Average on dev, {short_plm(table.plm)}, protocol {table.protocol}, {coverage(table)}: "
-        f"**{number_words(table.average, 1)}**{paper}"
+        f"Average on {judging_rows(table.tasks)}, {short_plm(table.plm)}, protocol "
+        f"{table.protocol}, {coverage(table)}: **{number_words(table.average, 1)}**{paper}"
     )
 
 

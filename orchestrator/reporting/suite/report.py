@@ -12,6 +12,7 @@ from pathlib import Path
 
 from orchestrator.reporting.leaderboard import (
     coverage,
+    judging_rows,
     number_words,
     short_plm,
 )
@@ -30,9 +31,12 @@ INDEX = "index.html"
 _HEAD = ("sweep", "task", "PLM", "state", "trials", "best score", "held-out", "paper", "parameters")
 _NUMBERS = ("best score", "held-out", "paper", "parameters")
 _NOTE = (
-    "The best trial of each task by its selection score. Held-out scores are measured on the "
-    "official dev rows; the paper's numbers (table 8) stand only beside trials that are the "
-    f"paper's in all but what it searched. {LUCK}"
+    "The best trial of each task by its selection score. Held-out scores are measured on rows that "
+    "chose no trial."
+)
+_PAPER_NOTE = (
+    " Those of GLUE are the official dev rows; the paper's numbers (table 8) stand only beside "
+    f"trials that are the paper's in all but what it searched. {LUCK}"
 )
 
 _SEARCHES = (
@@ -108,7 +112,9 @@ def _index(store: TrackingReader, results: SuiteResults, is_judged: bool) -> str
         judged = f"<section><h2>Comparison</h2><p>{_judgement(results, is_judged)}</p></section>"
         searches = f"<section><h2>Searches</h2><p>{_SEARCHES}</p>{table}</section>"
         return page_of(f"Comparison {results.name}", escape(about), [facts, judged, searches])
-    tasks = f"<section><h2>Tasks</h2><p>{_NOTE}</p>{table}</section>"
+    is_glue = any(judging_rows([member.task]) == "dev" for member in results.members)
+    note = _NOTE + (_PAPER_NOTE if is_glue else "")
+    tasks = f"<section><h2>Tasks</h2><p>{note}</p>{table}</section>"
     return page_of(f"Suite {results.name}", escape(about), [facts, tasks])
 
 
@@ -127,7 +133,9 @@ def _facts(results: SuiteResults) -> list[str]:
     found = []
     for table in results.tables:
         on = f"{short_plm(table.plm)}, protocol {table.protocol}, {coverage(table)}"
-        found.append((number_words(table.average, 1), f"average on dev: {on}"))
+        found.append(
+            (number_words(table.average, 1), f"average on {judging_rows(table.tasks)}: {on}")
+        )
         if table.paper_average is not None:
             found.append((number_words(table.paper_average, 1), "the paper's, of the same tasks"))
     trials = sum(row.kind == "trial" for member in results.members for row in member.rows)

@@ -23,6 +23,7 @@ from orchestrator.state.suite_definition import sweeps_of_suite
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import SweepRecord, TrialRun
+from tinyattn.config import task_words
 from tinyattn.errors import TinyAttnError, UsageError
 
 
@@ -168,4 +169,4 @@ def _planned(workspace: Workspace | None, member: str, sweep: str) -> tuple[str,
         train = Definition.read(workspace.path_of(sweep), sweep).sweep().train
     except TinyAttnError:
         return member, ""
-    return Path(train.task).stem, train.plm
+    return Path(task_words(train.task)).stem, train.plm

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.reporting.leaderboard import Suite, number_words, short_plm
+from orchestrator.reporting.leaderboard import Suite, judging_rows, number_words, short_plm
 from orchestrator.reporting.status import Status, best_words, silence, status, status_of
 from orchestrator.reporting.suite.results import Member, SuiteResults, begun, not_begun
 from orchestrator.reporting.view import clock, rung_words
@@ -193,7 +193,10 @@ def _average(table: Suite, is_one_of_several: bool) -> str:
     """Return a mean in words, as in `80.0 on dev, of 2 of 4 tasks`."""
     scored = len(table.tasks) - len(table.missing)
     on = f" on {short_plm(table.plm)}, protocol {table.protocol}" if is_one_of_several else ""
-    return f"{number_words(table.average, 1)} on dev{on}, of {scored} of {len(table.tasks)} tasks"
+    return (
+        f"{number_words(table.average, 1)} on {judging_rows(table.tasks)}{on}, of {scored} of "
+        f"{len(table.tasks)} tasks"
+    )
 
 
 def _table(members: Sequence[MemberStatus]) -> list[str]:

@@ -6,7 +6,9 @@ pandas, which `datasets` uses, turns 'NA' into nothing and '01' into 1; here a c
 from __future__ import annotations
 
 import csv
+import io
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,7 +39,7 @@ def read_table(path: Path, form: FileForm) -> pa.Table:
     options = pyarrow.csv.ReadOptions(encoding=form.encoding, column_names=form.columns)
     with pyarrow.csv.open_csv(path, read_options=options, parse_options=parse) as reader:
         given = reader.schema.names
-    names = [name or f"column{at}" for at, name in enumerate(given, 1)]
+    names = _told_apart(given)
     refuse_names(names)
     # A blank line of a table of one column is an empty cell; of a wider one it is none.
     parse.ignore_empty_lines = len(names) > 1
@@ -50,6 +52,20 @@ def read_table(path: Path, form: FileForm) -> pa.Table:
     return found.rename_columns(names)
 
 
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """Return names of columns, by its place one without a name or with that of one before it.
+
+    The third of a header `v1,v2,,` is `column3`.
+    """
+    found: list[str] = []
+    for place, name in enumerate(names, 1):
+        own = name if name and name not in found else f"column{place}"
+        while own in found or (own != name and own in names):
+            own += "_"
+        found.append(own)
+    return found
+
+
 def separator_of(path: Path, form: FileForm) -> str:
     """Return the sign that stands equally often in each of the first rows; a comma if none does.
 
@@ -58,25 +74,47 @@ def separator_of(path: Path, form: FileForm) -> str:
     """
     if ".tsv" in path.suffixes:
         return "\t"
-    text = next(blocks_of(path, form.encoding))[1]
-    widths = {separator: _width(text, separator, form) for separator in SEPARATORS}
+    text = beginning_of(path, form)
+    widths = {separator: width_of(text, separator, form) for separator in SEPARATORS}
     return max(SEPARATORS, key=lambda separator: widths[separator])
 
 
-def _width(text: str, separator: str, form: FileForm) -> int:
+def beginning_of(path: Path, form: FileForm) -> str:
+    """Return the first lines of a file, or all of them if it is short.
+
+    Raises:
+        UnfitError, OSError: as `blocks_of`.
+    """
+    # A last line without an end is a block by itself.
+    first, *others = (text for _, text in itertools.islice(blocks_of(path, form.encoding), 3))
+    return first + others[0] if len(others) == 1 else first
+
+
+def width_of(text: str, separator: str, form: FileForm) -> int:
     """Return how many cells each of the first rows has; 0 if not all have as many, or one has one.
 
-    The last row that is looked at may be cut off, and is left out.
+    Args:
+        text: whole lines, the first of a file.
+        separator: sign between cells.
+        form: whether cells may stand in quotes.
     """
-    lines = text.splitlines(keepends=True)
+    try:
+        widths = {len(row) for row in first_rows(text, separator, form, _LOOKED_AT)}
+    except csv.Error:
+        return 0
+    width = min(widths, default=0)
+    return width if len(widths) == 1 and width > 1 else 0
+
+
+def first_rows(text: str, separator: str, form: FileForm, most: int) -> list[list[str]]:
+    """Return the first rows of a text as lists of cells, without blank lines.
+
+    Raises:
+        csv.Error: a cell is longer than any should be.
+    """
+    lines = io.StringIO(text, newline="")  # lines end as in files, and not at Unicode's separators
     if form.quotes:
         reader = csv.reader(lines, delimiter=separator)
     else:
         reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
-    try:
-        rows = [row for row in itertools.islice(reader, _LOOKED_AT) if row]
-    except csv.Error:
-        return 0
-    widths = {len(row) for row in rows}
-    width = min(widths, default=0)
-    return width if len(widths) == 1 and width > 1 else 0
+    return [row for row in itertools.islice(reader, most) if row]

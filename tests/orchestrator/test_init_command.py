@@ -1,0 +1,185 @@
+"""`tinyattn init` and tasks that are given as rows: from a file to answers, by the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tiny_plm import save_tiny_plm
+
+from orchestrator.cli import main
+from orchestrator.spec.config import load_sweep
+from orchestrator.state.definition import Definition, Origin
+from tinyattn.tasks import find_task
+
+WHOLE = ("max_length=16", "name=x")
+SHORT = ("epochs=1", "max_length=16", "batch_size=8", "evaluate_every=100")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_plm(tmp_path_factory.mktemp("plm") / "tiny"))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TINYATTN_RUNS", str(tmp_path / "runs"))
+    return tmp_path
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False)
+
+
+def tickets(file: Path, rows: int = 40) -> Path:
+    """Tickets with `;` between cells, in Latin-1."""
+    teams = ("billing", "network")
+    lines = [
+        f"the {at} th line {at * 7} is out {at * 3} again;{teams[at % 2]}" for at in range(rows)
+    ]
+    file.write_bytes(("körper;team\n" + "\n".join(lines) + "\n").encode("latin-1"))
+    return file
+
+
+def test_from_a_file_to_answers_without_an_edited_line(here: Path, tiny: str) -> None:
+    tickets(here / "tickets.csv")
+    made = run("init", "tickets.csv", "--plm", tiny)
+    assert made.exit_code == 0, made.output
+    assert "label_column team, 2 labels (billing, network), metrics accuracy" in made.output
+    assert "the text is latin-1" in made.output
+    assert "it takes 64" in made.output, "the positions of the PLM that was named"
+    assert made.output.endswith("next: tinyattn sweep check minilm task=tickets.yaml\n")
+    trained = run("train", "task=tickets.yaml", f"plm={tiny}", *SHORT, "--output", "out")
+    assert trained.exit_code == 0, trained.output
+    rows = [{"id": f"0{at}", "körper": f"line {at} is out"} for at in range(3)]
+    (here / "new.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    answered = run("predict", "out/adapter", "new.jsonl", "-o", "answers.jsonl")
+    assert answered.exit_code == 0, answered.output
+    answers = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
+    assert [own["id"] for own in answers] == ["00", "01", "02"]
+    assert {own["label"] for own in answers} <= {"billing", "network"}
+
+
+def test_words_with_labels_from_a_file_to_answers(here: Path, tiny: str) -> None:
+    lines = (
+        f"Ada{at} B-PER\nsaw O\nRome B-LOC\n" + ("\t\n" if at % 2 else "\n") for at in range(40)
+    )
+    (here / "names.conll").write_text("".join(lines))
+    assert run("init", "names.conll", "-o", "task.yaml").exit_code == 0
+    trained = run("train", "task=task.yaml", f"plm={tiny}", *SHORT, "--output", "out")
+    assert trained.exit_code == 0, trained.output
+    (here / "new.jsonl").write_text(json.dumps({"words": ["Ada", "saw", "Paris"]}))
+    answered = run("predict", "out/adapter", "new.jsonl", "-o", "answers.jsonl")
+    assert answered.exit_code == 0, answered.output
+    assert len(json.loads((here / "answers.jsonl").read_text())["tags"]) == 3
+
+
+def test_a_file_that_is_there_is_never_written_over_unasked(here: Path) -> None:
+    tickets(here / "tickets.csv")
+    (here / "tickets.yaml").write_text("mine")
+    refused = run("init", "tickets.csv")
+    assert refused.exit_code == 2
+    assert "write over it with --force, or name another file with -o" in refused.output
+    assert (here / "tickets.yaml").read_text() == "mine"
+    printed = run("init", "tickets.csv", "-o", "-")
+    assert printed.stdout.startswith("# Task of tickets.csv")
+    assert (here / "tickets.yaml").read_text() == "mine"
+    assert run("init", "tickets.csv", "--force").exit_code == 0
+    assert find_task("tickets.yaml").labels == ("billing", "network")
+
+
+def test_in_doubt_it_asks_and_leaves_nothing(here: Path) -> None:
+    (here / "my.csv").write_text("a,b,c\n" + "one two three,four five six,x\nq w e,r t y,z\n" * 5)
+    asked = run("init", "my.csv")
+    assert asked.exit_code == 2
+    assert (
+        "columns are a, b, c; name the text with --text and the label with --label: `tinyattn "
+        "init my.csv --text ... --label ...`"
+    ) in asked.output
+    in_memory = run("sweep", "check", "minilm", "task=my.csv")
+    assert (in_memory.exit_code, asked.output) == (2, in_memory.output), "which line to type"
+    assert os.listdir(here) == ["my.csv"]
+    assert run("init", "my.csv", "--text", "b", "--label", "c").exit_code == 0
+
+
+def test_rows_stand_for_their_task_in_memory(here: Path, tiny: str) -> None:
+    tickets(here / "tickets.csv")
+    with pytest.warns(UserWarning, match=r"label_column team, 2 labels .*`tinyattn init tickets"):
+        trained = run("train", "task=tickets.csv", f"plm={tiny}", *SHORT)
+    assert trained.exit_code == 0, trained.output
+    assert f"tickets on {tiny}" in trained.output
+    with pytest.warns(UserWarning, match="is read with"):
+        checked = run("sweep", "check", "minilm", "task=tickets.csv", f"plm={tiny}", *WHOLE)
+    assert checked.output.startswith(f"sweep       x: tickets on {tiny}, protocol heldout\n")
+    methods = ("--methods", "lora,classifier", "--plan")
+    with pytest.warns(UserWarning, match="is read with"):
+        plan = run("compare", "tickets.csv", "--plm", tiny, "max_length=16", *methods)
+    assert plan.exit_code == 0, plan.output
+    assert sorted(os.listdir(here)) == ["tickets.csv"], "nothing is written"
+
+
+def test_a_sweep_over_rows_goes_on_from_another_folder(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets(here / "tickets.csv")
+    chosen = {"task": "tickets.csv", "name": "first"}
+    with pytest.warns(UserWarning, match="is read with"):
+        sweep = load_sweep("minilm", chosen)
+    assert find_task(sweep.train.task).folder == here
+    made = Definition(
+        resolved=sweep.model_dump(mode="json"), data_fingerprint="d", plm_fingerprint="p",
+        origin=Origin(file="minilm", overrides=chosen),
+    )  # fmt: skip
+    monkeypatch.chdir("/")
+    made.refuse_changed_file()
+    assert find_task(made.sweep().train.task).labels == ("billing", "network")
+
+
+def test_a_mapping_stands_for_a_task_in_python(here: Path) -> None:
+    tickets(here / "train.csv")
+    task = {
+        "name": "mine", "folder": ".", "text_columns": ["körper"], "label_column": "team",
+        "labels": ["billing", "network"], "files": {"encoding": "latin-1"},
+    }  # fmt: skip
+    by_override = load_sweep("minilm", {"task": task, "name": "x"})
+    (here / "s.yaml").write_text(
+        json.dumps(
+            {
+                "extends": [],
+                "train": {"task": task, "plm": "minilm"},
+                "space": {"optimizer.lr": {"type": "choice", "values": [0.1]}},
+            }
+        )
+    )
+    for sweep in (by_override, load_sweep("s.yaml", {})):
+        assert find_task(sweep.train.task) == find_task(task)
+    wrong = run("sweep", "check", "minilm", "task={name: x}")
+    assert wrong.exit_code == 2
+    assert "task: folder: this key is required" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sweep", "check", "task=tickets.yaml"),
+         "got task=tickets.yaml where the name of a sweep or its file is wanted first, as in "
+         "`tinyattn sweep check minilm task=tickets.yaml`"),
+        (("sweep", "run", "tickets.csv"), "use it with a sweep, as in `tinyattn sweep"),
+        (("train", "task=gone.csv", "plm=minilm"), "gone.csv: there is no such file"),
+        (("train", "task=tickets", "plm=minilm"), "got a folder with no files of rows"),
+        (("predict", "tickets", "tickets.csv"), "holds no store of sweeps; run a sweep first"),
+        (("pet", "tickets.csv"), "`tinyattn init tickets.csv` writes it"),
+    ],
+)  # fmt: skip
+def test_a_newcomers_words_get_what_to_type(here: Path, words: tuple[str, ...], said: str) -> None:
+    """A folder has the name of the task, and must not take the first word of the complaint."""
+    tickets(here / "tickets.csv")
+    (here / "tickets").mkdir()
+    result = run(*words)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert not result.output.startswith("error: the folder")

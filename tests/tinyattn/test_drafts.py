@@ -1,0 +1,411 @@
+"""A look at rows that nobody has described: ten files as people have them, from path to rows."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import yaml
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from tinyattn.config import TrainConfig
+from tinyattn.data.splits import DataRequest, load_data
+from tinyattn.drafts.columns import UnclearError
+from tinyattn.drafts.given import written_out
+from tinyattn.drafts.looking import Draft, Wish, draft_of
+from tinyattn.drafts.page import page
+from tinyattn.errors import ConfigError, TaskError
+from tinyattn.files.yaml_files import read_yaml
+from tinyattn.plms.loading import find_plm
+from tinyattn.tasks import find_task
+
+WORDS = "sales profit market shares grew fell plant order bank loan quarter margin price"
+
+
+def sentences() -> Iterator[str]:
+    """Texts without near copies among the first few hundred."""
+    words = WORDS.split()
+    for at in itertools.count():
+        yield " ".join(f"{words[at * step % len(words)]}{at}" for step in (1, 3, 5, 7, 11, 2, 4))
+
+
+def tweets(folder: Path) -> Path:
+    """Line ends of three systems in one file, and a column of ids that looks like numbers."""
+    ends = itertools.cycle(["\r\n", "\n", "\r"])
+    moods = itertools.cycle(["positive", "negative", "neutral", "negative"])
+    texts = sentences()
+    lines = [f"{570306133 + i},{next(moods)},@air {next(texts)}{next(ends)}" for i in range(60)]
+    file = folder / "Tweets.csv"
+    file.write_bytes(("tweet_id,airline_sentiment,text\r\n" + "".join(lines)).encode())
+    return file
+
+
+def phrasebank(folder: Path) -> Path:
+    """Latin-1, `@` between sentence and label, no header."""
+    moods = itertools.cycle(["neutral", "positive", "neutral", "negative"])
+    commas = itertools.cycle([" , it said ", " ", " , in the 3rd quarter , "])
+    lines = [
+        f"Nokia's Jyväskylä plant{next(commas)}has {own} .@{next(moods)}\n"
+        for own in itertools.islice(sentences(), 60)
+    ]
+    file = folder / "Sentences_AllAgree.txt"
+    file.write_bytes("".join(lines).encode("latin-1"))
+    return file
+
+
+def spam(folder: Path) -> Path:
+    """Three columns without a name, Windows' quotation marks, one class much rarer."""
+    rows = [
+        f'{"spam" if at % 7 == 0 else "ham"},"{own}, call “now”",,,\r\n'
+        for at, own in zip(range(70), sentences(), strict=False)
+    ]
+    file = folder / "spam.csv"
+    file.write_bytes(("v1,v2,,,\r\n" + "".join(rows)).encode("cp1252"))
+    return file
+
+
+def intents(folder: Path) -> Path:
+    """77 classes, of which all cells have two lines and a blank one between them."""
+    rows = (
+        f'"{own}\n\nThanks, ""all""",intent_{at % 77}\n'
+        for at, own in zip(range(77 * 11), sentences(), strict=False)
+    )
+    file = folder / "banking.csv"
+    file.write_text("text,category\n" + "".join(rows))
+    return file
+
+
+def conll(folder: Path) -> Path:
+    """Sentences that end with a blank line, or with one that has a tab alone."""
+    folder = folder / "conll"
+    folder.mkdir()
+    for name, rows in (("train", 40), ("testa", 9), ("valid", 10), ("test", 10)):
+        lines = ["-DOCSTART- -X- O", ""]
+        for at in range(rows):
+            lines += [f"Ada{name}{at} NNP B-PER", "Love NNP I-PER", "saw VBD O", "Rome NNP B-LOC"]
+            lines.append("\t" if at % 2 else "")
+        (folder / f"{name}.txt").write_text("\n".join(lines))
+    return folder
+
+
+def pairs(folder: Path) -> Path:
+    """A table with tabs and quotation marks that enclose nothing, and scores with a point."""
+    texts = sentences()
+    rows = (f'{at}\t"{next(texts)}\t{next(texts)}\t{at % 51 / 10:.3f}\r\n' for at in range(60))
+    file = folder / "sts-train.tsv"
+    file.write_text("index\tsentence1\tsentence2\tscore\r\n" + "".join(rows))
+    (folder / "sts-dev.tsv").write_text("index\tsentence1\tsentence2\tscore\n1\ta b\tc d\t5.000\n")
+    return file
+
+
+def reviews(folder: Path) -> Path:
+    """A folder for each class, in folders for each split."""
+    folder = folder / "imdb"
+    for split, label in itertools.product(("train", "test"), ("pos", "neg")):
+        (folder / split / label).mkdir(parents=True)
+        for at, own in zip(range(24), sentences(), strict=False):
+            text = f"{split} {label} {own} very much"
+            (folder / split / label / f"{at}_7.txt").write_text(text)
+    (folder / "README").write_text("Large Movie Review Dataset")
+    return folder
+
+
+def saved(folder: Path) -> Path:
+    """A DatasetDict with ClassLabels in an order of their own."""
+    kinds = datasets.ClassLabel(names=["World", "Sports", "Business", "Sci/Tech"])
+    features = datasets.Features({"text": datasets.Value("string"), "label": kinds})
+
+    def split(name: str, rows: int) -> datasets.Dataset:
+        texts = [f"{name} {own}" for own in itertools.islice(sentences(), rows)]
+        columns = {"text": texts, "label": [at % 4 for at in range(rows)]}
+        return datasets.Dataset.from_dict(columns, features=features)
+
+    whole = datasets.DatasetDict({"train": split("a", 60), "test": split("b", 12)})
+    datasets.disable_progress_bars()
+    whole.save_to_disk(str(folder / "ag_news"))
+    return folder / "ag_news"
+
+
+def wide(folder: Path) -> Path:
+    """UTF-16 with a mark, as Excel's "Unicode text" is."""
+    rows = (
+        f"{own} schön 😀\t{'ja' if at % 2 else 'nein'}\r\n"
+        for at, own in zip(range(40), sentences(), strict=False)
+    )
+    file = folder / "umfrage.tsv"
+    file.write_bytes(("Satz\tKlasse\r\n" + "".join(rows)).encode("utf-16"))
+    return file
+
+
+def json_list(folder: Path) -> Path:
+    """A list within a mapping, with whole numbers as classes."""
+    rows = [
+        {"id": f"2024-01-{at:02}", "headline": own, "is_sarcastic": at % 2}
+        for at, own in zip(range(40), sentences(), strict=False)
+    ]
+    file = folder / "sarcasm.json"
+    file.write_text(json.dumps({"version": 1, "data": rows}))
+    return file
+
+
+FILES: dict[str, tuple[Callable[[Path], Path], dict[str, Any], int]] = {
+    "tweets": (tweets, {"text_columns": ["text"], "label_column": "airline_sentiment",
+                        "labels": ["negative", "neutral", "positive"],
+                        "metrics": ["accuracy"]}, 60),
+    "phrasebank": (phrasebank, {"text_columns": ["text"], "label_column": "label",
+                                "labels": ["negative", "neutral", "positive"],
+                                "files": {"separator": "@", "encoding": "latin-1",
+                                          "columns": ["text", "label"]}}, 60),
+    "spam": (spam, {"text_columns": ["v2"], "label_column": "v1", "labels": ["ham", "spam"],
+                    "metrics": ["f1_macro"], "files": {"encoding": "cp1252"}}, 70),
+    "intents": (intents, {"text_columns": ["text"], "label_column": "category",
+                          "labels": sorted(f"intent_{at}" for at in range(77))}, 847),
+    "conll": (conll, {"kind": "tagging", "words_column": "words", "tags_column": "tags",
+                      "labels": ["O", "B-LOC", "B-PER", "I-PER"], "metrics": ["entity_f1"],
+                      "splits": {"validation": "valid"}}, 40),
+    "pairs": (pairs, {"text_columns": ["sentence1", "sentence2"], "label_column": "score",
+                      "labels": None, "score_range": [0, 5], "files": {"quotes": False},
+                      "splits": {"train": "sts-train", "validation": "sts-dev"}}, 60),
+    "reviews": (reviews, {"text_columns": ["text"], "label_column": "label",
+                          "labels": ["neg", "pos"]}, 48),
+    "saved": (saved, {"text_columns": ["text"], "label_column": "label",
+                      "labels": ["World", "Sports", "Business", "Sci/Tech"]}, 60),
+    "wide": (wide, {"text_columns": ["Satz"], "label_column": "Klasse", "labels": ["ja", "nein"],
+                    "files": {"encoding": "utf-16"}}, 40),
+    "json": (json_list, {"text_columns": ["headline"], "label_column": "is_sarcastic",
+                         "labels": ["0", "1"]}, 40),
+}  # fmt: skip
+"""Name -> what writes it, keys that the draft must have, and rows to train on."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(find_plm("minilm"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_as_people_have_it_becomes_a_task_whose_rows_are_read(
+    name: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """None of the lines of the YAML file is edited; PyYAML reads it as our own reader does."""
+    make, expected, rows = FILES[name]
+    draft = draft_of(make(tmp_path), Wish())
+    file = tmp_path / "task.yaml"
+    text = page(draft, file)
+    file.write_text(text, "utf-8")
+    content = read_yaml(file)
+    assert content == yaml.safe_load(text)
+    assert {key: content.get(key) for key in expected} == expected
+    assert draft.rows == rows
+    data = load_data(find_task(str(file)), tokenizer, DataRequest("heldout", 32, None))
+    assert data.heldout is not None
+    assert len(data.heldout)
+    assert len(data.train) + len(data.select) <= rows
+    in_memory = find_task(draft.content)
+    assert in_memory == find_task(str(file)), "the mapping is the same task"
+    config = TrainConfig(task=written_out(dict(draft.content)), plm="minilm")
+    assert find_task(config.task) == in_memory, "and so is the text by which workers know it"
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text, "utf-8")
+    return folder / name
+
+
+def rows_of(labels: list[str], texts: list[str] | None = None) -> str:
+    found = zip(texts or sentences(), labels, strict=False)
+    return "text,label\n" + "".join(f'"{text}","{label}"\n' for text, label in found)
+
+
+def noticed(draft: Draft) -> str:
+    return "\n".join(draft.noticed)
+
+
+def test_what_is_odd_about_rows_is_said_with_their_numbers(tmp_path: Path) -> None:
+    """Rows are counted by hand: 5 and 3 are copies of 2, one with another label; 7 is blank; 9 is
+    10 with one word replaced; the class `c` has 3 rows; `B` and `b` differ by case; ` a` is `a`."""
+    texts = list(itertools.islice(sentences(), 30))
+    texts[2] = texts[4] = texts[1]
+    texts[6] = "  "
+    texts[9] = texts[8].replace(texts[8].split()[2], "other")
+    labels = ["a", "b"] * 15
+    labels[1], labels[2], labels[4] = "b", "b", "a"
+    labels[20:23] = ["c", "c", "c"]
+    labels[24], labels[25] = " a", "B"
+    draft = draft_of(write(tmp_path, "odd.csv", rows_of(labels, texts)), Wish())
+    said = noticed(draft)
+    assert "1 row has an empty text: row 7" in said
+    assert "2 rows are exact copies of another: rows 2 and 3 and 5" in said
+    assert "1 text has several labels: rows 2 and 3 and 5 (the first: 'b', 'a')" in said
+    assert "2 different texts are nearly copies of another" in said
+    assert "classes with fewer than 10 rows: 'B', 'c'" in said or "'c', 'B'" in said
+    assert "'B', 'b'" in said or "'b', 'B'" in said
+    assert "' a' is read as 'a'" in said
+    assert draft.content["labels"] == ["B", "a", "b", "c"]
+    counts = {name: sum(own.strip() == name for own in labels) for name in ("B", "a", "b", "c")}
+    assert draft.counts == counts
+
+
+def test_rows_of_another_split_that_are_in_train_too_are_said(tmp_path: Path) -> None:
+    whole = rows_of(["x", "y"] * 20)
+    file = write(tmp_path, "train.csv", whole)
+    write(tmp_path, "dev.csv", "\n".join(whole.splitlines()[:4]))
+    draft = draft_of(file, Wish())
+    assert "3 rows have in validation the texts of a row to train on" in noticed(draft)
+    assert draft.content["splits"] == {"validation": "dev"}
+    assert draft.content["name"] == tmp_path.name.strip("-_.")[:60]
+
+
+def test_a_split_that_does_not_fit_is_left_out_and_said(tmp_path: Path) -> None:
+    file = write(tmp_path, "train.csv", rows_of(["x", "y"] * 20))
+    write(tmp_path, "validation.csv", "other,label\nq,x\n")
+    write(tmp_path, "test.csv", "text\nwithout a label\n")
+    draft = draft_of(file, Wish())
+    assert "validation.csv beside it is left out: it has no column 'text'" in noticed(draft)
+    assert "splits" not in draft.content, "test.csv has its usual name"
+
+
+def test_lengths_are_those_of_the_plms_tokenizer(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    texts = [" ".join(["word"] * (at * 20)) for at in range(1, 31)]
+    lengths = sorted(len(tokenizer(text)["input_ids"]) for text in texts)
+    file = write(tmp_path, "long.csv", rows_of(["x", "y"] * 15, texts))
+    said = noticed(draft_of(file, Wish(plm="minilm")))
+    cut = sum(length > 128 for length in lengths) / 30
+    assert f"{lengths[15]:,} at the median" in said
+    assert f"{lengths[-1]:,} at most; it takes 512" in said
+    assert f"max_length=128 cuts {cut:.1%} of the rows" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b,c\n" + "one two three,four five six,x\nq w e r,t y u i,y\n" * 5, "columns are a, b"),
+        ("text\n" + "some words here\n" * 4, "got one column, text"),
+        ("title,body\n" + "some words here,more words there\n" * 4, "columns are title, body"),
+        ("text,label\n" + "some words,x\n" * 4, "has 1 different labels; expected 2"),
+        ("text,label\n" + "some words,x\n" * 4 + "a,b,c\n", "Expected 2 columns, got 3"),
+        ("", "the file is empty"),
+        ("text,label\n", "got no rows"),
+    ],
+)
+def test_in_doubt_one_message_asks(text: str, said: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "my.csv", text)
+    with pytest.raises(TaskError) as caught:
+        draft_of(file, Wish())
+    assert said in str(caught.value)
+    assert str(file) in str(caught.value)
+    if "columns are" in said:
+        assert isinstance(caught.value, UnclearError)
+        assert "name the text with --text and the label with --label" in str(caught.value)
+
+
+def test_named_columns_end_the_doubt_and_misspelt_ones_are_corrected(tmp_path: Path) -> None:
+    text = "subject,body,team\n" + "some long words,more long words,x\na b c d,e f g h,y\n" * 5
+    file = write(tmp_path, "my.csv", text)
+    draft = draft_of(file, Wish(("subject", "body"), "team"))
+    assert draft.content["text_columns"] == ["subject", "body"]
+    with pytest.raises(TaskError, match="no column 'taem' — did you mean 'team'"):
+        draft_of(file, Wish(("body",), "taem"))
+    with pytest.raises(TaskError, match="expected each column once"):
+        draft_of(file, Wish(("body",), "body"))
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        (["1", "2", "3"], ["1", "2", "3"]),
+        (["true", "false"], ["false", "true"]),
+        (["yes", "no", "null", "~", "1e5", "010", "1:30", "0x1", ".5", "a: b", "- c", "#d", "{e}"],
+         None),
+        (["0.5", "1.0", "2.25"], "scores"),
+        ([str(at) for at in range(0, 300, 3)], "scores"),
+    ],
+)  # fmt: skip
+def test_labels_that_yaml_would_take_for_something_else_are_in_quotes(
+    values: list[str], labels: object, tmp_path: Path
+) -> None:
+    file = write(tmp_path, "my.csv", rows_of(values * 12))
+    text = page(draft_of(file, Wish()), tmp_path / "my.yaml")
+    (tmp_path / "my.yaml").write_text(text)
+    found = find_task(str(tmp_path / "my.yaml"))
+    if labels == "scores":
+        assert found.is_regression
+    else:
+        assert set(found.labels or ()) == set(values)
+
+
+def test_a_text_that_is_gone_on_with_is_generation(tmp_path: Path) -> None:
+    lines = (
+        json.dumps({"dish": own, "summary": f"It is {own} and more"})
+        for own in itertools.islice(sentences(), 20)
+    )
+    file = write(tmp_path, "recipes.jsonl", "\n".join(lines))
+    content = draft_of(file, Wish()).content
+    assert (content["kind"], content["template"]) == ("generation", "{dish} ||")
+    assert content["target_column"] == "summary"
+
+
+def test_stray_quotes_do_not_swallow_rows(tmp_path: Path) -> None:
+    """A cell begins with a quote in row 3, and the next quote is in row 30."""
+    texts = list(itertools.islice(sentences(), 40))
+    texts[2], texts[29] = f'"{texts[2]}', f'"{texts[29]}'
+    lines = [f"{text}\t{'x' if at % 2 else 'y'}" for at, text in enumerate(texts)]
+    file = write(tmp_path, "my.tsv", "text\tlabel\n" + "\n".join(lines) + "\n")
+    draft = draft_of(file, Wish())
+    assert (draft.rows, draft.content["files"]) == (40, {"quotes": False})
+
+
+def test_quotes_around_cells_of_several_lines_are_quotes(tmp_path: Path) -> None:
+    cells = (
+        f'"{own},\n{own},\n",{at % 2}' for at, own in zip(range(20), sentences(), strict=False)
+    )
+    draft = draft_of(write(tmp_path, "my.csv", "text,label\n" + "\n".join(cells)), Wish())
+    assert draft.rows == 20
+    assert "files" not in draft.content
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_an_encoding_is_found_packed_or_not(encoding: str, tmp_path: Path) -> None:
+    content = ("\ufeff" if encoding == "utf-16-le" else "") + rows_of(["ä", "b"] * 20)
+    file = tmp_path / "my.csv.gz"
+    file.write_bytes(gzip.compress(content.encode(encoding)))
+    draft = draft_of(file, Wish())
+    assert draft.content["labels"] == ["b", "ä"]
+    assert draft.content["text_columns"] == ["text"]
+
+
+def test_a_name_with_signs_that_a_terminal_obeys_is_printed_without_them(tmp_path: Path) -> None:
+    text = "text,label\n" + 'a b c,"x\x1b[31m\u2028y"\nd e f,z\n' * 20
+    draft = draft_of(write(tmp_path, "my.csv", text), Wish())
+    (tmp_path / "my.yaml").write_text(page(draft, tmp_path / "my.yaml"), "utf-8")
+    assert "\x1b" not in (tmp_path / "my.yaml").read_text("utf-8")
+    assert set(find_task(str(tmp_path / "my.yaml")).labels or ()) == {"x\x1b[31m\u2028y", "z"}
+
+
+def test_a_task_named_like_a_built_in_one_gets_another_name(tmp_path: Path) -> None:
+    draft = draft_of(write(tmp_path, "sst2.csv", rows_of(["x", "y"] * 9)), Wish())
+    assert draft.content["name"] == "my-sst2"
+
+
+def test_a_relative_folder_of_a_mapping_starts_where_the_program_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("rows")
+    task = {"name": "t", "folder": "rows", "text_columns": ["a"], "labels": ["x", "y"]}
+    config = TrainConfig(task=task, plm="minilm")
+    monkeypatch.chdir("/")
+    assert find_task(config.task).folder == tmp_path / "rows"
+    assert TrainConfig(**config.model_dump()).task == config.task
+    with pytest.raises(ConfigError, match="5,000 or fewer"):
+        written_out({**task, "labels": [f"label {at}" for at in range(900)]})
