@@ -81,6 +81,23 @@ class GenerationCard(StrictModel):
     beams: int = Field(ge=1, le=100)
 
 
+class MultilabelCard(StrictModel):
+    """How rows have any number of labels, see tasks/multilabel.py."""
+
+    separators: tuple[Annotated[str, Field(min_length=1, max_length=10)], ...] = Field(
+        min_length=1, max_length=10
+    )
+    columns: tuple[Name, ...] = Field((), max_length=MOST_OUTPUTS)
+    thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] | None = Field(
+        None, max_length=MOST_OUTPUTS
+    )
+
+    def fits(self, labels: tuple[str, ...] | None) -> bool:
+        """Whether there are as many columns and thresholds as labels, where there are some."""
+        given = (self.columns, () if self.thresholds is None else self.thresholds)
+        return labels is not None and all(len(one) in (0, len(labels)) for one in given)
+
+
 class TaskCard(Settings):
     """The part of a task that prediction needs: its text columns, and labels for the outputs."""
 
@@ -107,7 +124,10 @@ class TaskCard(Settings):
     tagging: bool = False
     """Whether each word of a row has a label."""
 
-    later_keys = frozenset({"pattern", "examples", "generation", "tagging"})
+    multilabel: MultilabelCard | None = None
+    """How rows have any number of labels; None: they have one, or another kind of answer."""
+
+    later_keys = frozenset({"pattern", "examples", "generation", "tagging", "multilabel"})
 
     @model_validator(mode="after")
     def _is_of_one_kind(self) -> Self:
@@ -115,6 +135,16 @@ class TaskCard(Settings):
             raise ValueError("generation came with labels, allowed is one of them")
         if self.tagging and (self.labels is None or self.pattern is not None):
             raise ValueError("tagging: needed are labels, and no pattern")
+        return self
+
+    @model_validator(mode="after")
+    def _sets_fit(self) -> Self:
+        if self.multilabel is None:
+            return self
+        if self.tagging or self.generation is not None or self.pattern is not None:
+            raise ValueError("multilabel came with another kind of answer, allowed is one of them")
+        if not self.multilabel.fits(self.labels):
+            raise ValueError("multilabel: needed are as many columns and thresholds as labels")
         return self
 
     @model_validator(mode="after")

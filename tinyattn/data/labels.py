@@ -1,4 +1,4 @@
-"""Labels of training rows: how many rows each has, and the check that there are two of them."""
+"""Labels of rows: how many rows have each, and whether there is something to tell apart."""
 
 from __future__ import annotations
 
@@ -18,16 +18,58 @@ def label_rows(task: Task, rows: Rows) -> dict[str, int]:
     """Return how many of the rows, or of their words, each label of the task has; empty if it has
     none.
 
-    A row with soft labels has the most probable one.
+    A row with soft labels has the most probable one. Where rows have any number of labels, those
+    that have none are counted under "".
     """
     if task.labels is None:
         return {}
     labels = rows.flat().labels
+    if task.multilabel is not None:
+        none = int((labels.max(axis=1) == 0).sum())
+        counted = dict(zip(task.labels, labels.sum(axis=0, dtype=int).tolist(), strict=True))
+        return counted | ({"": none} if none else {})
     if task.tagging:
         labels = np.concatenate([np.array(own, np.int64) for own in labels])
     hard = labels.argmax(axis=1) if labels.ndim == 2 else labels
     counts = np.bincount(hard, minlength=len(task.labels))
     return dict(zip(task.labels, counts.tolist(), strict=True))
+
+
+def check_label_sets(task: Task, train: Rows) -> None:
+    """Raise TaskError if all training rows have the same set of labels."""
+    labels = train.flat().labels
+    if (labels == labels[0]).all():
+        own = [(task.labels or ())[at] for at in np.flatnonzero(labels[0])]
+        raise TaskError(
+            f"task '{task.name}': {len(labels):,} training rows came, all with "
+            f"{'the labels ' + ', '.join(own[:20]) if own else 'no label'}; needed is a label that "
+            "some have and others have not: see the column of labels"
+        )
+
+
+def threshold_notes(task: Task, select: Rows) -> tuple[str, ...]:
+    """Return a remark on labels that no selection row has, so that no threshold can be chosen."""
+    absent = np.flatnonzero(~select.flat().labels.any(axis=0))
+    names = [(task.labels or ())[at] for at in absent]
+    if not names:
+        return ()
+    more = f" and {len(names) - 10:,} others" if len(names) > 10 else ""
+    return (
+        f"no selection row has the label {', '.join(map(repr, names[:10]))}{more}: thresholds of "
+        "such labels stay 0.5, and their F1 here says nothing",
+    )
+
+
+def rarest_labels(sets: np.ndarray) -> np.ndarray:
+    """Return of each row the id of its label that fewest rows have, [N]; L of one without labels.
+
+    So rows are carved: sets of labels may be as many as rows, and a rare label must not be missed.
+
+    Args:
+        sets: [N, L] 1 where a row has a label, else 0.
+    """
+    counts = np.where(sets > 0, sets.sum(axis=0, dtype=np.int64), np.iinfo(np.int64).max)
+    return np.where(sets.any(axis=1), counts.argmin(axis=1), sets.shape[1])
 
 
 def check_labels(task: str, label_rows: Mapping[str, int]) -> None:

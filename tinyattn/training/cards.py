@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tinyattn.adapters.checkpoint import GenerationCard, PatternCard, TaskCard
+from tinyattn.adapters.checkpoint import GenerationCard, MultilabelCard, PatternCard, TaskCard
 from tinyattn.config import TrainConfig
 from tinyattn.data.tokens import TaskData
 
@@ -29,4 +29,5 @@ def task_card(data: TaskData, config: TrainConfig) -> TaskCard:
         if own is None
         else GenerationCard(template=own.template.text, length=own.length, beams=own.beams),
         tagging=task.tagging,
+        multilabel=None if task.multilabel is None else MultilabelCard(**asdict(task.multilabel)),
     )

@@ -15,17 +15,24 @@ from tinyattn.tasks import Task
 def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
     """Return the loss of each row, [B]: squared error if labels are floats, else cross-entropy.
 
+    Where rows have any number of labels it is the mean over labels of the binary cross-entropy.
+
     Of soft labels it is the Kullback-Leibler divergence from them, at their temperature and with
     its square as a factor (Hinton et al., 2015).
 
     Args:
         outputs: logits [B, num_outputs], of rows or of words.
-        labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels; None:
-            `outputs` are log-probabilities of texts, whose negative is the cross-entropy summed
-            over their tokens.
+        labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels (float32)
+            or 0 and 1 of each label (int8); None: `outputs` are log-probabilities of texts, whose
+            negative is the cross-entropy summed over their tokens.
     """
     if labels is None:
         return -outputs.squeeze(-1)
+    if labels.ndim == 2 and not labels.is_floating_point():
+        each = F.binary_cross_entropy_with_logits(
+            outputs, labels.to(outputs.dtype), reduction="none"
+        )
+        return each.mean(dim=1)
     if labels.ndim == 2:
         logs = F.log_softmax(outputs / TEMPERATURE, dim=1)
         return F.kl_div(logs, labels, reduction="none").sum(dim=1) * TEMPERATURE**2

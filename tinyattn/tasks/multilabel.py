@@ -1,0 +1,184 @@
+"""Tasks whose rows have any number of labels: thresholds of labels, and metrics of sets of labels.
+
+A label has an output of its own, and a row has it where the output's probability reaches the
+label's threshold. What metrics are computed of are *margins*: the outputs (log odds) less the log
+odds of the thresholds, so a row has the labels whose margin is not negative, and rows are ranked by
+margins as by outputs.
+
+The values are scikit-learn's with its default for what is undefined, 0: so a row that has no label
+and is given none counts 0 in `f1_samples`, and a label that no row has or is given 0 in `f1_macro`.
+`map` is the mean over labels that some row has.
+
+Shape suffixes: N rows, L labels, B choices of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+SEPARATORS = (";", ",", "|")
+"""Signs between labels that are looked for in texts."""
+HALF = 0.5
+"""Threshold of a label for which no other was chosen."""
+_BELOW = 1e-6
+"""How far below the lowest log odds a threshold lies that all rows reach."""
+
+
+@dataclass(frozen=True)
+class Multilabel:
+    """How the rows of a task have any number of labels."""
+
+    separators: tuple[str, ...]
+    """Signs of which one stands between the labels of a row in a text; the first is written."""
+    columns: tuple[str, ...] = ()
+    """Columns of 0 and 1, one a label; none: one column has a row's labels."""
+    thresholds: tuple[float, ...] | None = None
+    """Least probability of each label at which a row has it; None: ½ of all."""
+
+
+def margins(logits_NL: np.ndarray, thresholds: Sequence[float] | None) -> np.ndarray:
+    """Return how far the log odds of each label are above those of its threshold, [N, L] float64.
+
+    Args:
+        logits_NL: log odds.
+        thresholds: as in `Multilabel`.
+    """
+    if thresholds is None:
+        return np.asarray(logits_NL, np.float64)
+    return np.asarray(logits_NL, np.float64) - log_odds(np.array(thresholds))
+
+
+def log_odds(shares: np.ndarray) -> np.ndarray:
+    """Return the log odds of probabilities between 0 and 1."""
+    found: np.ndarray = np.log(shares) - np.log1p(-shares)
+    return found
+
+
+def best_thresholds(logits_NL: np.ndarray, labels_NL: np.ndarray) -> tuple[float, ...]:
+    """Return the threshold of each label that has the highest F1 on these rows.
+
+    Tried are ½, the middle between each two neighbouring outputs, and one below the lowest output;
+    of equals the one nearest to ½ is taken. A label that no row has keeps ½.
+
+    Args:
+        logits_NL: log odds, finite.
+        labels_NL: 1 where a row has the label, else 0.
+    """
+    logits = np.asarray(logits_NL, np.float64)
+    return tuple(_best(own, there > 0) for own, there in zip(logits.T, labels_NL.T, strict=True))
+
+
+def _best(logits_N: np.ndarray, has_N: np.ndarray) -> float:
+    if not has_N.any():
+        return HALF
+    order = np.argsort(logits_N, kind="stable")
+    ranked, hits_below = logits_N[order], np.concatenate([[0], np.cumsum(has_N[order])])
+    values = np.unique(ranked)
+    middles = np.concatenate([values[:1] - _BELOW, (values[1:] + values[:-1]) / 2])
+    tried = np.append(1 / (1 + np.exp(-np.clip(middles, -700, 700))), HALF)
+    tried = tried[(tried > 0) & (tried < 1)]
+    # As `margins` decides, which may be otherwise where a probability is rounded to nearly 1.
+    first = np.searchsorted(ranked, log_odds(tried), side="left")
+    found = hits_below[-1] - hits_below[first]
+    f1 = 2 * found / (len(ranked) - first + has_N.sum())
+    best = tried[f1 == f1.max()]
+    return float(best[np.abs(best - HALF).argmin()])
+
+
+@dataclass(frozen=True)
+class LabelMetric:
+    """A metric of sets of labels that follows from sums of statistics over rows."""
+
+    of_rows: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    """(which labels rows are given [N, L], and have [N, L], both bool) → statistics [N, S]."""
+    of_sums: Callable[[np.ndarray], np.ndarray]
+    """Sums of these over rows, [B, S] → the metric of each choice of rows, [B]."""
+
+    def statistics(self, margins_NL: np.ndarray, labels_NL: np.ndarray) -> np.ndarray:
+        """Return the statistics of rows, [N, S] float64."""
+        return self.of_rows(margins_NL >= 0, labels_NL > 0).astype(np.float64)
+
+
+def _counts(given: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Labels that are right, given, and there, of each row, [N, 3]."""
+    return np.stack([(given & there).sum(axis=1), given.sum(axis=1), there.sum(axis=1)], axis=1)
+
+
+def _counts_of_each(given: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """The same of each label apart, [N, 3 · L]."""
+    return np.concatenate([given & there, given, there], axis=1)
+
+
+def _f1_of_each(given: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """F1 of each row's labels, and 1, [N, 2]."""
+    return np.stack([_f1(_counts(given, there).astype(float)), np.ones(len(given))], axis=1)
+
+
+def _matches(given: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """Whether a row's labels are all right, and 1, [N, 2]."""
+    return np.stack([(given == there).all(axis=1), np.ones(len(given), bool)], axis=1)
+
+
+def _f1(sums: np.ndarray) -> np.ndarray:
+    """F1 from the labels that are right, given, and there, [..., 3]."""
+    right, given, there = np.moveaxis(sums, -1, 0)
+    return np.divide(2 * right, given + there, out=np.zeros_like(right), where=given + there > 0)
+
+
+def _f1_macro(sums: np.ndarray) -> np.ndarray:
+    each = sums.reshape(len(sums), 3, -1).swapaxes(1, 2)
+    mean: np.ndarray = _f1(each).mean(axis=1)
+    return mean
+
+
+def _share(sums: np.ndarray) -> np.ndarray:
+    share: np.ndarray = sums[:, 0] / sums[:, 1]
+    return share
+
+
+LABEL_METRICS: dict[str, LabelMetric] = {
+    "f1_micro": LabelMetric(_counts, _f1),
+    "f1_macro": LabelMetric(_counts_of_each, _f1_macro),
+    "f1_samples": LabelMetric(_f1_of_each, _share),
+    "exact_match": LabelMetric(_matches, _share),
+}
+MAP = "map"
+"""Mean average precision, which depends on how rows are ranked and is no function of sums."""
+MULTILABEL_METRICS = (*LABEL_METRICS, MAP)
+
+
+def mean_average_precision(
+    margins_NL: np.ndarray, labels_NL: np.ndarray, weights_BN: np.ndarray
+) -> np.ndarray:
+    """Return the mean average precision of several choices of rows, [B]; 0 where none has a label.
+
+    It is the mean over labels that some row has, of Σ (R_k - R_(k-1)) P_k over the different
+    outputs, the highest first: precision P and recall R of the rows from there up.
+
+    Args:
+        margins_NL: what rows are ranked by.
+        labels_NL: 1 where a row has the label, else 0.
+        weights_BN: how often each choice has each row.
+    """
+    order = np.argsort(-margins_NL, axis=0, kind="stable")
+    ranked = np.take_along_axis(margins_NL, order, axis=0)
+    has_NL = np.take_along_axis(labels_NL, order, axis=0) > 0
+    rows = np.arange(len(order))[:, None]
+    is_last = np.append(ranked[1:] != ranked[:-1], np.ones((1, ranked.shape[1]), bool), axis=0)
+    last = np.where(is_last, rows, len(order) - 1)
+    last = np.minimum.accumulate(last[::-1], axis=0)[::-1]  # of the rows of the same output
+    return np.array([_mean_of(own[order], has_NL, last) for own in weights_BN])
+
+
+def _mean_of(weights_NL: np.ndarray, has_NL: np.ndarray, last_NL: np.ndarray) -> float:
+    found_NL = weights_NL * has_NL
+    hits, rows = np.cumsum(found_NL, axis=0), np.cumsum(weights_NL, axis=0)
+    precision = np.divide(hits, rows, out=np.zeros(hits.shape), where=rows > 0)
+    there = hits[-1] > 0
+    if not there.any():
+        return 0.0
+    gains = (found_NL * np.take_along_axis(precision, last_NL, axis=0)).sum(axis=0)
+    return float((gains[there] / hits[-1][there]).mean())
