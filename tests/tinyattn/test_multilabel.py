@@ -35,8 +35,8 @@ from tinyattn.training.trainer import Trainer
 
 SAID = """red blue green black white gold day night sun moon star sea river lake hill road house
 door window table chair book paper pen song music dance film art king queen army war peace law
-court bank money trade ship train car plane city town farm field tree leaf rose apple bread milk wine salt fish
-bird dog cat horse cow sheep"""
+court bank money trade ship train car plane city town farm field tree leaf rose apple bread milk
+wine salt fish bird dog cat horse cow sheep"""
 WORDS = SAID.split()
 LABELS = [f"about {word}" for word in WORDS]
 METRICS = ["f1_micro", "f1_macro", "f1_samples", "exact_match", "map"]

@@ -163,22 +163,30 @@ def mean_average_precision(
         labels_NL: 1 where a row has the label, else 0.
         weights_BN: how often each choice has each row.
     """
-    order = np.argsort(-margins_NL, axis=0, kind="stable")
-    ranked = np.take_along_axis(margins_NL, order, axis=0)
-    has_NL = np.take_along_axis(labels_NL, order, axis=0) > 0
-    rows = np.arange(len(order))[:, None]
-    is_last = np.append(ranked[1:] != ranked[:-1], np.ones((1, ranked.shape[1]), bool), axis=0)
-    last = np.where(is_last, rows, len(order) - 1)
-    last = np.minimum.accumulate(last[::-1], axis=0)[::-1]  # of the rows of the same output
-    return np.array([_mean_of(own[order], has_NL, last) for own in weights_BN])
+    total, there = np.zeros(len(weights_BN)), np.zeros(len(weights_BN), np.int64)
+    weights = weights_BN.astype(np.float32)  # whole numbers, exact up to 2**24
+    for scores, labels in zip(margins_NL.T, labels_NL.T, strict=True):
+        if labels.any():
+            found = _average_precision(scores, labels > 0, weights)
+            has_rows = ~np.isnan(found)
+            total += np.where(has_rows, found, 0)
+            there += has_rows
+    return np.divide(total, there, out=np.zeros(len(total)), where=there > 0)
 
 
-def _mean_of(weights_NL: np.ndarray, has_NL: np.ndarray, last_NL: np.ndarray) -> float:
-    found_NL = weights_NL * has_NL
-    hits, rows = np.cumsum(found_NL, axis=0), np.cumsum(weights_NL, axis=0)
-    precision = np.divide(hits, rows, out=np.zeros(hits.shape), where=rows > 0)
-    there = hits[-1] > 0
-    if not there.any():
-        return 0.0
-    gains = (found_NL * np.take_along_axis(precision, last_NL, axis=0)).sum(axis=0)
-    return float((gains[there] / hits[-1][there]).mean())
+def _average_precision(
+    scores_N: np.ndarray, has_N: np.ndarray, weights_BN: np.ndarray
+) -> np.ndarray:
+    """Return the average precision of one label, [B]; NaN where no row that counts has it."""
+    order = np.argsort(-scores_N, kind="stable")
+    ranked, at = scores_N[order], np.flatnonzero(has_N[order])
+    # Rows of the same output count as one: up to the last of them.
+    last = np.searchsorted(-ranked, -ranked[at], side="right") - 1
+    weights = weights_BN[:, order]
+    hits = np.cumsum(weights[:, at], axis=1, dtype=np.float64)
+    hits_there = hits[:, np.searchsorted(at, last, side="right") - 1]
+    rows_there = np.cumsum(weights, axis=1)[:, last]
+    shares = np.divide(hits_there, rows_there, out=np.zeros(hits.shape), where=rows_there > 0)
+    with np.errstate(invalid="ignore"):  # 0 / 0
+        found: np.ndarray = (weights[:, at] * shares).sum(axis=1) / hits[:, -1]
+    return found
