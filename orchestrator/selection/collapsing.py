@@ -122,14 +122,12 @@ def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
         after = loaded.logits(rows)
         if np.isfinite(after).all():
             distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
-            plain = Answers(after, after, labels_of(rows))
-            task, answers = fitted(
-                loaded.task, loaded.answers(rows) if loaded.task.by_sums else plain
-            )
+            task, outputs = loaded.task, after
+            if not task.by_logits:
+                task, answers = fitted(task, loaded.answers(rows))
+                outputs = answers.outputs
             loss, one_class = loaded.loss(after, rows), is_one_class(task, after)
             found.append(
-                Collapse(
-                    method, single, answers.outputs, distance, loss, one_class, task.thresholds
-                )
+                Collapse(method, single, outputs, distance, loss, one_class, task.thresholds)
             )
     return found

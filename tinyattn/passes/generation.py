@@ -84,7 +84,7 @@ def answers_of(
         DivergedError: the log-probability of a reference, tag or label is NaN or infinite.
     """
     logits, labels = outputs_of(model, name, rows, device, ranks, prefix)
-    if task.multilabel is None and not task.by_sums:
+    if task.by_logits:
         return Answers(logits, logits, labels)
     if not np.isfinite(logits).all():
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")

@@ -189,6 +189,11 @@ class Task:
         return self.generation is not None or self.tagging
 
     @property
+    def by_logits(self) -> bool:
+        """Whether its metrics are functions of the logits themselves."""
+        return self.multilabel is None and not self.by_sums
+
+    @property
     def num_outputs(self) -> int:
         """Width of what is trained: one output a class or label, or one for a score or a text's
         log-probability."""
