@@ -17,9 +17,10 @@ import pytest
 import sklearn.metrics
 import torch
 import transformers
+from pydantic import ValidationError
 from tiny_plm import save_tiny_plm
 
-from tinyattn.adapters.checkpoint import read_card
+from tinyattn.adapters.checkpoint import TaskCard, read_card
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import TrainConfig
 from tinyattn.data.labels import label_rows, rarest_labels
@@ -33,6 +34,7 @@ from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
+pytestmark = pytest.mark.slow
 SAID = """red blue green black white gold day night sun moon star sea river lake hill road house
 door window table chair book paper pen song music dance film art king queen army war peace law
 court bank money trade ship train car plane city town farm field tree leaf rose apple bread milk
@@ -340,6 +342,28 @@ def test_rare_labels_are_carved_too(plm: Path, tmp_path: Path) -> None:
         "no selection row has the label 'c': thresholds of such labels stay 0.5, and their F1 "
         "here says nothing",
     )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"labels": None, "score_range": (0.0, 1.0)},
+        {"tagging": True},
+        {"multilabel": {"separators": [";"], "thresholds": [0.5]}},
+        {"multilabel": {"separators": [";"], "thresholds": [0.5, 1.0]}},
+        {"multilabel": {"separators": [";"], "columns": ["x", "y", "z"]}},
+        {"multilabel": {"separators": []}},
+    ],
+)
+def test_a_card_whose_parts_contradict_each_other_is_refused(changes: dict[str, Any]) -> None:
+    whole = {
+        "name": "t", "text_columns": ["text"], "labels": ["a", "b"], "score_range": None,
+        "metrics": ["map"], "max_length": 16,
+        "multilabel": {"separators": [";"], "thresholds": [0.5, 0.1]},
+    }  # fmt: skip
+    TaskCard.model_validate_json(json.dumps(whole))
+    with pytest.raises(ValidationError, match=r"multilabel|generation|tagging"):
+        TaskCard.model_validate_json(json.dumps({**whole, **changes}))
 
 
 def test_the_same_set_for_all_rows_is_one_class(tmp_path: Path) -> None:
