@@ -35,8 +35,7 @@ def sets_of_cells(
     """
     if None in cells:
         return None
-    separator = _separator([cell for cell in cells if isinstance(cell, str)], separators, source)
-    found = [_parts(cell, separator) for cell in cells]
+    found = parted(cells, separators, source)
     names = LabelNames(tuple(labels))
     reading = names.read(list(dict.fromkeys(label for own in found for label in own)))
     sets = np.zeros((len(found), len(labels)), np.int8)
@@ -55,6 +54,15 @@ def sets_of_cells(
                 )
             sets[row, at] = 1
     return sets
+
+
+def parted(cells: Sequence[Cell], separators: Sequence[str], source: str) -> list[list[Spelling]]:
+    """Return the labels of each row as they are spelt; TaskError: several signs may part texts.
+
+    Arguments are those of `sets_of_cells`.
+    """
+    separator = _separator([cell for cell in cells if isinstance(cell, str)], separators, source)
+    return [_parts(cell, separator) for cell in cells]
 
 
 def sets_of_columns(

@@ -18,16 +18,13 @@ def label_rows(task: Task, rows: Rows) -> dict[str, int]:
     """Return how many of the rows, or of their words, each label of the task has; empty if it has
     none.
 
-    A row with soft labels has the most probable one. Where rows have any number of labels, those
-    that have none are counted under "".
+    A row with soft labels has the most probable one.
     """
     if task.labels is None:
         return {}
     labels = rows.flat().labels
     if task.multilabel is not None:
-        none = int((labels.max(axis=1) == 0).sum())
-        counted = dict(zip(task.labels, labels.sum(axis=0, dtype=int).tolist(), strict=True))
-        return counted | ({"": none} if none else {})
+        return dict(zip(task.labels, labels.sum(axis=0, dtype=int).tolist(), strict=True))
     if task.tagging:
         labels = np.concatenate([np.array(own, np.int64) for own in labels])
     hard = labels.argmax(axis=1) if labels.ndim == 2 else labels
@@ -72,19 +69,24 @@ def rarest_labels(sets: np.ndarray) -> np.ndarray:
     return np.where(sets.any(axis=1), counts.argmin(axis=1), sets.shape[1])
 
 
-def check_labels(task: str, label_rows: Mapping[str, int]) -> None:
+def check_labels(task: str, label_rows: Mapping[str, int], rows: int) -> None:
     """Check that there is something to tell apart.
 
     New trainings that fail the check are refused; what began before this rule may be resumed.
+
+    Args:
+        task: the task's name.
+        label_rows: from `label_rows`.
+        rows: number of the rows, of which each has a label unless it may have none.
 
     Raises:
         TaskError: all training rows have the same label.
     """
     found = {label: rows for label, rows in label_rows.items() if rows}
-    if len(found) == 1:
-        ((label, rows),) = found.items()
+    if len(found) == 1 and max(found.values()) >= rows:
+        ((label, count),) = found.items()
         raise TaskError(
-            f"task '{task}': {rows:,} training rows came, all with the label {label!r}; "
+            f"task '{task}': {count:,} training rows came, all with the label {label!r}; "
             f"needed are two labels or more of {', '.join([*label_rows][:20])}: add rows of "
             "another label, or see the label column, and max_train_rows where it is set"
         )
