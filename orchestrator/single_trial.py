@@ -41,7 +41,7 @@ def train_alone(
     model_cache = ModelCache(data_dir)
     if not resume:  # before the layers below the first adapter are run on all rows
         data = model_cache.data(config)
-        check_labels(data.task.name, label_rows(data.task, data.train))
+        check_labels(data.task.name, label_rows(data.task, data.train), len(data.train))
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         counts = trainer.counts()
         trained = (

@@ -83,7 +83,7 @@ def checked_facts(sweep: Sweep, model_cache: ModelCache) -> Facts:
         UsageError: they do not.
     """
     facts = inspect(sweep, model_cache)
-    check_labels(facts.task, facts.label_rows)
+    check_labels(facts.task, facts.label_rows, facts.fewest_rows)
     check_warmup(sweep, facts.fewest_rows)
     return facts
 

@@ -1,4 +1,4 @@
-"""Predictor and MixedPredictor: labels, scores, tags and texts for new rows by adapters."""
+"""Predictor and MixedPredictor: labels, sets of them, scores, tags and texts for new rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import datasets
 import numpy as np
 import pyarrow as pa
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from tinyattn.adapters.checkpoint import CONFIG_FILE, AdapterCard, TaskCard, read_card
 from tinyattn.adapters.model import AdaptedModel
@@ -33,6 +33,7 @@ from tinyattn.passes.forward import mixed_outputs, outputs_of
 from tinyattn.passes.generation import answers_of, generated, tags_of
 from tinyattn.tasks import Task
 from tinyattn.tasks.base import Pattern
+from tinyattn.tasks.multilabel import Multilabel, margins
 from tinyattn.tasks.sequences import Generation, Template
 from tinyattn.training.model_cache import ModelCache
 
@@ -151,8 +152,11 @@ class Predictor:
         return Batches(split, self.plm.tokenizer)
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return `{"label", "probabilities"}` for each row, `{"score"}` in a regression task,
-        `{"text"}` in one of generation, and `{"tags"}`, one a word, where words have labels.
+        """Return `{"label", "probabilities"}` for each row.
+
+        Where rows have any number of labels it is `{"labels", "probabilities"}`, in a regression
+        task `{"score"}`, in one of generation `{"text"}`, and where words have labels `{"tags"}`,
+        one a word.
 
         Args:
             rows: mappings that hold the task's text columns.
@@ -201,6 +205,15 @@ class Predictor:
         if self.task.labels is None:
             return [{"score": float(score)} for score in self.in_units(outputs)[:, 0]]
         labels = self.task.labels
+        if self.task.multilabel is not None:
+            reached = margins(outputs, self.task.thresholds) >= 0
+            return [
+                {
+                    "labels": [labels[at] for at in np.flatnonzero(own)],
+                    "probabilities": dict(zip(labels, shares.tolist(), strict=True)),
+                }
+                for own, shares in zip(reached, expit(outputs.astype(np.float64)), strict=True)
+            ]
         return [
             {
                 "label": labels[int(row.argmax())],
@@ -284,10 +297,13 @@ def _task_of(card: TaskCard) -> Task:
     """Return the task of a card, of whose patterns it has the one that was used."""
     apart = {"max_length", "carve_version", "token_version", "separator"}
     apart |= {"pattern", "examples", "generation", "centre", "spread", "group_column"}
+    apart |= {"multilabel"}
     pattern = () if card.pattern is None else (Pattern(**dict(card.pattern)),)
     own = card.generation
     generation = None if own is None else Generation(Template(own.template), own.length, own.beams)
-    return Task(**card.model_dump(exclude=apart), patterns=pattern, generation=generation)
+    sets = None if card.multilabel is None else Multilabel(**card.multilabel.model_dump())
+    fields = card.model_dump(exclude=apart)
+    return Task(**fields, patterns=pattern, generation=generation, multilabel=sets)
 
 
 def _plm_of(card: AdapterCard) -> str:

@@ -7,7 +7,8 @@ records.
 
 Input: a table with the task's text columns. Output: `label` and a column `probability_<label>` for
 each class, `score` for a regression task, `text` for one of generation, or `tags`, between blanks
-as the words are, where words have labels.
+as the words are, where words have labels. Where rows have any number of labels, `labels` has them
+with the task's sign between them.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def signature(task: Task) -> ModelSignature:
     if task.labels is None:
         return ModelSignature(inputs, Schema([ColSpec(DataType.double, "score")]))
     shares = (ColSpec(DataType.double, f"probability_{label}") for label in task.labels)
-    return ModelSignature(inputs, Schema([ColSpec(DataType.string, "label"), *shares]))
+    name = "label" if task.multilabel is None else "labels"
+    return ModelSignature(inputs, Schema([ColSpec(DataType.string, name), *shares]))
 
 
 class ServedModel:
@@ -106,15 +108,17 @@ class ServedModel:
         """Return one output row for each input row; TaskError if a text column holds no text."""
         rows = data.to_dict(orient="records")
         answers = self._predictor.predict([{str(k): v for k, v in row.items()} for row in rows])
-        return pd.DataFrame([_flat(answer) for answer in answers], index=data.index)
+        own = self._predictor.task.multilabel
+        sign = own.separators[0] if own is not None else " "
+        return pd.DataFrame([_flat(answer, sign) for answer in answers], index=data.index)
 
 
-def _flat(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one prediction as a table row."""
+def _flat(answer: Mapping[str, Any], sign: str) -> dict[str, Any]:
+    """Return one prediction as a table row, with a sign between the parts of a list."""
     probabilities = answer.get("probabilities", {})
     row = {key: value for key, value in answer.items() if key != "probabilities"}
-    if "tags" in row:
-        row["tags"] = " ".join(row["tags"])
+    for key in row.keys() & {"tags", "labels"}:
+        row[key] = sign.join(row[key])
     return row | {f"probability_{label}": share for label, share in probabilities.items()}
 
 

@@ -260,13 +260,14 @@ class Units:
             data = self.model_cache.data(config)
             rows = data.heldout or data.select
             with Loaded(adapter, config, self.model_cache) as loaded:
+                task = loaded.task
                 parameters, begin = loaded.counts().adapter, time.perf_counter()
                 answers = loaded.answers(rows)
                 seconds = time.perf_counter() - begin
             metric, number = primary_metric(data.task), search_of_unit(trial)
             unit = unit_of(metric, answers.outputs, labels_of(rows), groups_of(rows), number)
             self.rows = len(rows)
-            dull = is_one_class(data.task, answers.logits)
+            dull = is_one_class(task, answers.logits)
             self._ran[key] = _Ran(trial, unit, dull, parameters, seconds)
         return self._ran[key]
 

@@ -279,7 +279,7 @@ def plan_of(
     facts, missing = None, ""
     try:
         facts = inspect(sweep, ModelCache(workspace.data_dir))
-        check_labels(facts.task, facts.label_rows)
+        check_labels(facts.task, facts.label_rows, facts.fewest_rows)
         check_warmup(sweep, facts.fewest_rows)
     except AbsentError as error:
         missing = str(error)

@@ -36,7 +36,7 @@ from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
 from tinyattn.errors import UsageError
-from tinyattn.tasks import compute_metrics
+from tinyattn.tasks import Task, compute_metrics
 from tinyattn.training.model_cache import ModelCache
 
 _IDLE = "; beware: always giving the commonest answer scores as much on the held-out rows"
@@ -305,9 +305,21 @@ def _is_idle(benchmark: Benchmark, trial: TrialRun) -> bool:
         return False
     if task.is_regression:  # a constant has correlation 0
         return trial.heldout_score <= 0
-    always = np.zeros((len(labels), task.num_outputs), dtype=np.float32)
-    always[:, np.bincount(labels.astype(int)).argmax()] = 1
-    return trial.heldout_score <= compute_metrics(task, always, labels)[task.metrics[0]] + 1e-9
+    if task.multilabel is not None:  # the most frequent labels, however many of them
+        most = np.argsort(-labels.sum(axis=0, dtype=int), kind="stable")
+        constants = [most[:count] for count in range(len(most) + 1)]
+    else:
+        constants = [np.bincount(labels.astype(int)).argmax(axis=0, keepdims=True)]
+    return any(
+        trial.heldout_score <= _score_of_constant(task, same, labels) + 1e-9 for same in constants
+    )
+
+
+def _score_of_constant(task: Task, same: np.ndarray, labels: np.ndarray) -> float:
+    """Return the score of giving the classes or labels `same` to all rows."""
+    always = np.full((len(labels), task.num_outputs), -1, dtype=np.float32)
+    always[:, same] = 1
+    return compute_metrics(task, always, labels)[task.metrics[0]]
 
 
 def _reason(

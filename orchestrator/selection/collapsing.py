@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.spec.values import Json
 from tinyattn.adapters.adapter import Adapter
-from tinyattn.adapters.checkpoint import read_card
+from tinyattn.adapters.checkpoint import MultilabelCard, read_card
 from tinyattn.adapters.experts import CollapseMethod, collapse, collapse_methods
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.batching.batches import Batches, labels_of
@@ -18,7 +18,7 @@ from tinyattn.config import TrainConfig
 from tinyattn.data.scale import LITERAL, Scale
 from tinyattn.data.tokens import Rows
 from tinyattn.passes.forward import outputs_of
-from tinyattn.passes.generation import Answers, answers_of
+from tinyattn.passes.generation import Answers, answers_of, fitted
 from tinyattn.tasks import Task, compute_metrics, is_one_class
 from tinyattn.training.losses import RowLoss
 from tinyattn.training.model_cache import ModelCache
@@ -30,8 +30,10 @@ class Loaded:
     def __init__(self, folder: Path, config: TrainConfig, model_cache: ModelCache) -> None:
         self.folder, self.model_cache = folder, model_cache
         self.plm = model_cache.plm(config.plm, config.precision)
-        self.task = model_cache.task(config)
         self.card = read_card(folder)
+        own = None if self.card.task is None else self.card.task.multilabel
+        thresholds = None if own is None else own.thresholds
+        self.task = model_cache.task(config).with_thresholds(thresholds)
 
     def __enter__(self) -> Loaded:
         self.model = AdaptedModel(self.plm.model, self.card.adapter.placement, memo=self.plm.memo)
@@ -41,8 +43,9 @@ class Loaded:
     def __exit__(self, *_: object) -> None:
         self.model.detach()
 
-    def use(self, adapter: Adapter) -> None:
-        """Use another adapter in place of the loaded one."""
+    def use(self, adapter: Adapter, thresholds: tuple[float, ...] | None = None) -> None:
+        """Use another adapter in place of the loaded one, with thresholds that suit its labels."""
+        self.task = self.task.with_thresholds(thresholds)
         self.model.adapters["used"] = adapter.to(self.model_cache.device)
         self.model.switch("used")
 
@@ -80,7 +83,11 @@ class Loaded:
     def save(self, folder: Path, scores: dict[str, float], lineage: dict[str, Json]) -> None:
         """Save the adapter in use."""
         lineage = {**self.card.lineage, **lineage}
-        self.model.save(folder, self.plm, task=self.card.task, scores=scores, lineage=lineage)
+        task = self.card.task
+        if task is not None and self.task.multilabel is not None:
+            own = MultilabelCard(**asdict(self.task.multilabel))
+            task = task.model_copy(update={"multilabel": own})
+        self.model.save(folder, self.plm, task=task, scores=scores, lineage=lineage)
 
 
 @dataclass(frozen=True)
@@ -99,6 +106,8 @@ class Collapse:
     """Mean loss on the rows; None: it is not known."""
     one_class: bool = False
     """Whether all rows, or all their words, are answered by the same class."""
+    thresholds: tuple[float, ...] | None = None
+    """Those that suit this adapter, where rows have any number of labels."""
 
 
 def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
@@ -116,7 +125,12 @@ def collapses_of(loaded: Loaded, rows: Rows) -> list[Collapse]:
         after = loaded.logits(rows)
         if np.isfinite(after).all():
             distance = float(np.linalg.norm(after - before) / np.linalg.norm(before))
-            outputs = loaded.outputs(rows) if loaded.task.by_sums else after
-            loss, one_class = loaded.loss(after, rows), is_one_class(loaded.task, after)
-            found.append(Collapse(method, single, outputs, distance, loss, one_class))
+            task, outputs = loaded.task, after
+            if not task.by_logits:
+                task, answers = fitted(task, loaded.answers(rows))
+                outputs = answers.outputs
+            loss, one_class = loaded.loss(after, rows), is_one_class(task, after)
+            found.append(
+                Collapse(method, single, outputs, distance, loss, one_class, task.thresholds)
+            )
     return found

@@ -517,7 +517,7 @@ class Finalizing:
         trial_id = f"{trial.name}_collapsed"
         folder = self.checkpoints.folder / "adapters" / trial_id
         with Loaded(self._adapter(trial), config, self.model_cache) as loaded:
-            loaded.use(how.adapter)
+            loaded.use(how.adapter, how.thresholds)
             heldout = final_metrics(data, loaded.outputs)
             counts = loaded.counts()
             named = {f"select/{primary}": contest.score}

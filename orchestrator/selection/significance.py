@@ -12,13 +12,15 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tinyattn.tasks import Task, compute_metrics
 from tinyattn.tasks.confusion import CONFUSION_METRICS, cells_of
-from tinyattn.tasks.corpus_metrics import columns_of, score, scores_of
+from tinyattn.tasks.corpus_metrics import columns_of, scores_of
+from tinyattn.tasks.multilabel import LABEL_METRICS, mean_average_precision
 
 if TYPE_CHECKING:
     from scipy import sparse
@@ -223,8 +225,45 @@ class Correlation(Metric):
         )  # fmt: skip
 
 
-class OfSums(Metric):
-    """A metric of generated texts or of tags, computed from sums of statistics of rows, [N, S].
+class Sums(Metric):
+    """A metric computed from sums of statistics of rows, [N, S].
+
+    Args:
+        of_rows: maps outputs [N, C] and labels [N] to the statistics.
+        of_sums: maps their sums over rows, [B, S], to numbers [B].
+    """
+
+    def __init__(
+        self,
+        of_rows: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        of_sums: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
+        def score(outputs: np.ndarray, labels: np.ndarray) -> float:
+            sums = np.asarray(of_rows(outputs, labels), np.float64).sum(axis=0)
+            return float(of_sums(sums[None])[0])
+
+        super().__init__(score)
+        self._of_rows, self._of_sums = of_rows, of_sums
+
+    def leads(
+        self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
+    ) -> np.ndarray:
+        """As in Metric."""
+        first, second = self._of_rows(new, labels), self._of_rows(old, labels)
+        moved = second - first
+        rows = np.flatnonzero(moved.any(axis=1))
+        sums = first.sum(axis=0) + swaps[:, rows] @ moved[rows]
+        others = (first + second).sum(axis=0) - sums
+        return self._of_sums(sums) - self._of_sums(others)
+
+    def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """As in Metric."""
+        own = self._of_rows(outputs, labels)
+        return self._of_sums(own.sum(axis=0) - own)
+
+
+class OfSums(Sums):
+    """A metric of generated texts or of tags, whose outputs are statistics of rows already.
 
     Args:
         name: one of `metrics`.
@@ -232,25 +271,38 @@ class OfSums(Metric):
     """
 
     def __init__(self, name: str, metrics: Sequence[str]) -> None:
-        own = self._own = columns_of(metrics)[name]
-        super().__init__(lambda outputs, labels: score(name, outputs[:, own]))
-        self._name = name
+        own = columns_of(metrics)[name]
+        super().__init__(lambda outputs, labels: outputs[:, own], partial(scores_of, name))
+
+
+class AveragePrecision(Metric):
+    """Mean average precision of sets of labels, which depends on how rows are ranked.
+
+    Rows of two models are compared by their ranks, each label apart, so that the test does not
+    depend on the scale of their outputs.
+    """
 
     def leads(
         self, new: np.ndarray, old: np.ndarray, labels: np.ndarray, swaps: np.ndarray
     ) -> np.ndarray:
-        """As in Metric."""
-        first, second = new[:, self._own], old[:, self._own]
-        moved = second - first
-        rows = np.flatnonzero(moved.any(axis=1))
-        sums = first.sum(axis=0) + swaps[:, rows] @ moved[rows]
-        others = (first + second).sum(axis=0) - sums
-        return scores_of(self._name, sums) - scores_of(self._name, others)
+        """As in Metric: all rows of both models are ranked once, and a swap tells which count."""
+        from scipy.stats import rankdata  # importing it takes a second, and few commands need it
+
+        both = np.concatenate([rankdata(outputs, axis=0) for outputs in (new, old)])
+        twice = np.concatenate([labels, labels])
+        one, other = (
+            mean_average_precision(both, twice, np.concatenate(weights, axis=1))
+            for weights in ([1 - swaps, swaps], [swaps, 1 - swaps])
+        )
+        return one - other
 
     def without_each(self, outputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """As in Metric."""
-        own = outputs[:, self._own]
-        return scores_of(self._name, own.sum(axis=0) - own)
+        rows, step = np.arange(len(labels)), max(1, AT_ONCE // len(labels))
+        parts = (rows[begin : begin + step] for begin in range(0, len(rows), step))
+        return np.concatenate(
+            [mean_average_precision(outputs, labels, part[:, None] != rows) for part in parts]
+        )
 
 
 def primary_metric(task: Task) -> Metric:
@@ -263,6 +315,10 @@ def primary_metric(task: Task) -> Metric:
     def score(outputs: np.ndarray, labels: np.ndarray) -> float:
         return compute_metrics(alone, outputs, labels)[name]
 
+    if task.multilabel is not None:
+        if name not in LABEL_METRICS:
+            return AveragePrecision(score)
+        return Sums(LABEL_METRICS[name].statistics, LABEL_METRICS[name].of_sums)
     if task.is_regression:
         return Correlation(score, name == "spearman")
     return (Accuracy if name == "accuracy" else Confusion)(name, score)

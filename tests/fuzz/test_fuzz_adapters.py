@@ -22,6 +22,7 @@ from tinyattn.adapters.checkpoint import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     AdapterCard,
+    MultilabelCard,
     PatternCard,
     TaskCard,
 )
@@ -55,14 +56,19 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> Plm:
     return load_plm(str(save_tiny_plm(tmp_path_factory.mktemp("masked"), masked=True)))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, plm: Plm) -> Path:
+SETS = MultilabelCard(separators=(";", ","), columns=("x", "y"), thresholds=(0.5, 0.01))
+
+
+@pytest.fixture(scope="module", params=[None, SETS], ids=["classes", "sets"])
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, plm: Plm, request: pytest.FixtureRequest
+) -> Path:
     """A whole adapter."""
     model, folder = AdaptedModel(plm.model), tmp_path_factory.mktemp("a") / "adapter"
     model.add_adapter("a", AdapterConfig(layers=(0, 1)), num_outputs=2)
     task = TaskCard(
         name="t", text_columns=("a", "b"), labels=("no", "yes"), score_range=None,
-        metrics=("accuracy",), max_length=64,
+        metrics=("accuracy",), max_length=64, multilabel=request.param,
     )  # fmt: skip
     lineage = {"config": {"seed": 1, "start": None}, "runs": ["x"]}
     model.save(folder, plm, task=task, scores={"select/accuracy": 1.0}, lineage=lineage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,15 @@ from hypothesis import strategies as st
 from tinyattn.data.reading import read_file
 from tinyattn.data.splits import read_rows
 from tinyattn.tasks.base import FileForm, Task
+from tinyattn.tasks.multilabel import Multilabel
 
 TASK = Task("t", ("a", "b"), ("no", "yes"), None, ("accuracy",))
 SCORED = Task("t", ("a",), None, (0.0, 5.0), ("pearson",))
+SETS = replace(TASK, metrics=("map",), multilabel=Multilabel((";", ",")))
+FLAGS = Task(
+    "t", ("a",), ("b", "label"), None, ("map",), multilabel=Multilabel((";",), ("b", "label"))
+)
+KINDS = st.sampled_from([TASK, SCORED, SETS, FLAGS])
 ROW = {"a": "x y", "b": "z", "label": 1, "more": {"n": [1, 2]}}
 
 
@@ -30,10 +37,11 @@ def read(path: Path, task: Task) -> None:
 
 
 @bounded
-@given(data=st.data(), task=st.sampled_from([TASK, SCORED]))
+@given(data=st.data(), task=KINDS)
 def test_jsonl(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None:
     lines = [json.dumps(ROW)] * 3
-    lines[data.draw(st.integers(0, 2))] = data.draw(damaged_json(ROW))
+    row = ROW | {"label": data.draw(st.sampled_from([1, ["no", "yes"], [0, 1], "no;yes", []]))}
+    lines[data.draw(st.integers(0, 2))] = data.draw(damaged_json(row))
     if data.draw(st.integers(0, 9)) == 0:
         lines += [json.dumps({f"c{i}": "" for i in range(900)}), *["{}"] * 200_000]
     content = "\n".join(lines).encode("utf-8", "surrogatepass")
@@ -41,12 +49,27 @@ def test_jsonl(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None:
 
 
 CELL = st.sampled_from(
-    ["a", "", "0", "1", "nan", "1e999", '"', '""', '"a\nb"', "é", "9" * 400, "\0"]
+    [
+        "a",
+        "",
+        "0",
+        "1",
+        "no;yes",
+        "1;0;;",
+        "nan",
+        "1e999",
+        '"',
+        '""',
+        '"a\nb"',
+        "é",
+        "9" * 400,
+        "\0",
+    ]
 )
 
 
 @bounded
-@given(data=st.data(), task=st.sampled_from([TASK, SCORED]))
+@given(data=st.data(), task=KINDS)
 def test_csv(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None:
     rows = data.draw(st.lists(st.lists(CELL, min_size=1, max_size=4), max_size=4))
     heads = [["a", "b", "label"], ["a", "a"], ["a", "b"], [""], ["é", "a"]]
@@ -113,12 +136,13 @@ _COLUMNS: list[pa.Array] = [
     pa.array([1.5, float("nan")]), pa.array([b"\xff\xfe", b"x"]).view(pa.string()),
     pa.array([{"a": 1}, None]), pa.nulls(2), pa.array([{"a": "x" * 10**6}] * 2),
     pa.array([2**63, 1], pa.uint64()), pa.array([True, False]),
-    pa.array([0, 1], pa.timestamp("ns")),
+    pa.array([0, 1], pa.timestamp("ns")), pa.array([["no", "yes"], []]), pa.array([[0, 1], None]),
+    pa.array([[2**40], [-1]]), pa.array([[float("nan")], [0.5]]), pa.array([[b"\xff"], []]),
 ]  # fmt: skip
 
 
 @bounded
-@given(data=st.data(), task=st.sampled_from([TASK, SCORED]))
+@given(data=st.data(), task=KINDS)
 def test_parquet(data: st.DataObject, task: Task, tmp_path_factory: Any) -> None:
     names = data.draw(st.sampled_from([["a", "b", "label"], ["a", "b"], ["label"], ["a", "", "x"]]))
     table = pa.Table.from_arrays([data.draw(st.sampled_from(_COLUMNS)) for _ in names], names=names)

@@ -55,6 +55,17 @@ TASK = {
     "labels": ["no", "yes"], "score_range": None, "metrics": ["accuracy"],
     "splits": {"train": "t", "extra": {"more": "m"}},
 }  # fmt: skip
+SETS = {
+    "kind": "multilabel",
+    "name": "own",
+    "folder": ".",
+    "text_columns": ["a"],
+    "label_column": "y",
+    "labels": ["no", "yes"],
+    "label_separator": ";",
+    "label_columns": None,
+    "metrics": ["map"],
+}
 CLUSTER = {
     "name": "rack", "storage": "/storage", "environment": {"python": "/usr/bin/python3"},
     "nodes": [{"host": "a", "cpus": 4}, {"host": "b", "cpus": 4, "gpus": 1}],
@@ -81,10 +92,10 @@ def test_yaml_of_any_kind(text: str) -> None:
 
 
 @bounded
-@given(data=st.data(), kind=st.sampled_from(["sweep", "task", "cluster"]))
+@given(data=st.data(), kind=st.sampled_from(["sweep", "task", "sets", "cluster"]))
 def test_files_of_settings(data: st.DataObject, kind: str, tmp_path_factory: Any) -> None:
     folder = fresh(tmp_path_factory)
-    whole: Any = {"sweep": SWEEP, "task": TASK, "cluster": CLUSTER}[kind]
+    whole: Any = {"sweep": SWEEP, "task": TASK, "sets": SETS, "cluster": CLUSTER}[kind]
     text = as_yaml(data.draw(damaged_json(whole)))
     content = text.encode("utf-8", "surrogatepass")
     if data.draw(st.integers(0, 4)) == 0:
@@ -93,6 +104,7 @@ def test_files_of_settings(data: st.DataObject, kind: str, tmp_path_factory: Any
     read = {
         "sweep": lambda: load_sweep(str(folder / "file.yaml"), {}).model_dump_json(),
         "task": lambda: find_task(str(folder / "file.yaml")),
+        "sets": lambda: find_task(str(folder / "file.yaml")),
         "cluster": lambda: read_cluster(folder / "file.yaml").model_dump_json(),
     }[kind]
     refused_or_read(read, folder)

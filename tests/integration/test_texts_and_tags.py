@@ -1,4 +1,4 @@
-"""Tasks of texts and tags through the real command line: sweep, finalize, promote, predict.
+"""Texts, tags and sets of labels through the real command line: sweep, finalize, promote, predict.
 
 The PLM is tiny and random, so scores say nothing; that they are the right ones does.
 """
@@ -152,3 +152,80 @@ def test_a_sweep_that_labels_words_is_finalized_and_its_winner_labels(
     served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
     table = served.predict(pd.DataFrame([{"words": "ann went to oslo"}]))
     assert table["tags"].tolist() == [" ".join(found["tags"])]
+
+
+@pytest.mark.long
+@pytest.mark.rare
+def test_a_sweep_of_sets_of_labels_is_finalized_and_its_winner_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A label stands in no training row, and one in few of them."""
+    monkeypatch.setenv("TINYATTN_CACHE", str(tmp_path / "cache"))
+    luck = random.Random(0)
+    words = ("music", "war", "bread", "river")
+    lines = []
+    for number in range(160):
+        own = luck.sample(words, luck.randint(0, 2)) + ["gold"] * (number % 40 == 7)
+        lines.append(f'"{" ".join(own)} and {number}","{", ".join(own)}"')
+    (tmp_path / "train.csv").write_text("\n".join(["text,topics", *lines]))
+    task = tmp_path / "topics.yaml"
+    labels = [*words, "gold", "never"]
+    told = {"kind": "multilabel", "name": "topics", "folder": ".", "labels": labels}
+    told |= {"text_columns": "text", "label_column": "topics"}
+    task.write_text(json.dumps(told | {"metrics": ["f1_micro", "map", "exact_match"]}))
+    place = ("--runs", tmp_path / "runs")
+    plm = save_tiny_plm(tmp_path / "plm", spread=0.2)
+    settings = (
+        f"task={task}", f"plm={plm}", "name=job", "max_length=16", "epochs=4", "search.trials=2",
+        "asha=null", "finalize.finalists=1", "finalize.seeds=1", "finalize.search.trials=1",
+    )  # fmt: skip
+    checked = command("sweep", "check", "agreement", *settings, *place)
+    assert checked.exit_code == 0, checked.output
+    assert "no training row has the label 'never'" in checked.output
+    assert "no selection row has the label" in checked.output
+    for words_typed in (("sweep", "run", "agreement", *settings), ("finalize", "job")):
+        result = command(*words_typed, *place)
+        assert result.exit_code == 0, result.output
+    assert "classifier alone" in result.stdout
+    assert "Collapsing" in result.stdout
+    promoted = command("promote", "job", "--force", *place)
+    assert promoted.exit_code == 0, promoted.output
+    for shown in (("leaderboard", "--sweep", "job"), ("sweep", "status", "job")):
+        result = command(*shown, *place)
+        assert result.exit_code == 0, result.output
+    assert command("report", "job", *place).exit_code == 0
+
+    tracker = Workspace(tmp_path / "runs").tracker()
+    trials = tracker.trials_of(tracker.find_sweep("job"))
+    assert {trial.kind for trial in trials} == {"trial", "finalist", "expert", "collapsed"}
+    config = TrainConfig(task=str(task), plm=str(plm), max_length=16)
+    data = ModelCache().data(config)
+    assert data.heldout is not None
+    for kind in ("finalist", "collapsed"):
+        (tmp_path / kind).mkdir()
+        one = next(t for t in trials if t.kind == kind and not is_alone(t.config))
+        adapter = tracker.download(one.run_id, "adapter", tmp_path / kind)
+        predictor = load_predictor(adapter)
+        assert predictor.task.thresholds is not None
+        assert predictor.task.thresholds[-1] == 0.5, "of the label that no row has"
+        for name, split in (("select", data.select), ("heldout", data.heldout)):
+            outputs = predictor.outputs(split)
+            scores = compute_metrics(find_task(str(task)), outputs, split.flat().labels)
+            saved = read_card(adapter).scores
+            wanted = {k: v for k, v in scores.items() if f"{name}/{k}" in saved}
+            assert wanted
+            assert {k: saved[f"{name}/{k}"] for k in wanted} == pytest.approx(wanted)
+        predictor.close()
+    rival = command("promote", next(t for t in trials if t.kind == "expert").run_id, *place)
+    assert "on the held-out rows, p = " in rival.output
+
+    (tmp_path / "asked.csv").write_text("text,topics\nmusic and war,\nnothing at all,\n")
+    answered = command("predict", "topics", tmp_path / "asked.csv", *place)
+    assert answered.exit_code == 0, answered.output
+    found = [json.loads(line) for line in answered.stdout.splitlines()]
+    assert all(set(one["labels"]) <= set(labels) for one in found)
+    assert [*found[0]["probabilities"]] == labels
+    save_model(adapter, tmp_path / "model", task=find_task(str(task)))
+    served = mlflow.pyfunc.load_model(str(tmp_path / "model"))
+    table = served.predict(pd.DataFrame([{"text": "music and war"}, {"text": "nothing at all"}]))
+    assert table.columns.tolist() == ["labels", *(f"probability_{label}" for label in labels)]

@@ -363,3 +363,4 @@ def test_a_collapse_whose_logits_are_not_finite_is_no_candidate(
     (found,) = collapsing.collapses_of(loaded, loaded)
     assert (found.method, found.logit_distance) == ("aligned", pytest.approx(0.5))
     assert (found.loss, found.one_class) == (0.25, False)
+    assert found.thresholds is None

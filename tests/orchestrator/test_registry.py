@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 from mlflow.models import validate_serving_input
 from mlflow_sweeps import Sweeps
+from sklearn.metrics import f1_score
 
 from orchestrator.cli import main
 from orchestrator.registry.benchmarks import Benchmark, HeldOut, benchmarks
@@ -28,6 +30,7 @@ from tinyattn import serving
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.errors import UsageError
 from tinyattn.tasks import find_task
+from tinyattn.tasks.multilabel import Multilabel
 
 pytestmark = pytest.mark.slow  # each saves models in a real store
 
@@ -441,5 +444,28 @@ def test_a_champion_that_has_learned_nothing_is_called_so(
     """Half of the stand-in's labels are 0: who always answers 0 is right on half of the rows."""
     _start(sweeps)
     found = _promote(sweeps, f"a-{accuracy}")
+    assert found.moved
+    assert ("commonest answer scores as much" in found.reason) is warned
+
+
+@pytest.mark.parametrize(("above", "warned"), [(0.0, True), (0.01, False)])
+def test_the_same_labels_for_all_rows_are_a_champion_that_has_learned_nothing(
+    sweeps: Sweeps, above: float, warned: bool
+) -> None:
+    """Of three labels the first two are best given to all rows, by F1."""
+    gold = np.stack([np.arange(ROWS) % 10 < share for share in (6, 5, 1)], axis=1).astype(np.int8)
+    task = replace(find_task("sst2"), labels=("a", "b", "c"), metrics=("f1_micro",),
+                   multilabel=Multilabel((";",)))  # fmt: skip
+    _start(sweeps)
+    always = np.tile([1, 1, 0], (ROWS, 1))
+    score = f1_score(gold, always, average="micro") + above
+    outputs = {"a-70": gold - 0.5, "alone-30-first": 0.5 - gold}
+
+    def gate(trial: TrialRun) -> Benchmark:
+        rows = HeldOut(gold, lambda adapter: outputs[read_card(adapter).lineage["trial"]])
+        return Benchmark(task, rows)
+
+    run_id = sweeps.trial("a-70", [0.7], heldout=score, adapter=True)
+    found = promote(sweeps.tracker, run_id, gate)
     assert found.moved
     assert ("commonest answer scores as much" in found.reason) is warned

@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import (
     accuracy_score,
+    average_precision_score,
     balanced_accuracy_score,
     f1_score,
     matthews_corrcoef,
@@ -28,6 +29,7 @@ from orchestrator.selection.significance import (
     primary_metric,
 )
 from tinyattn.tasks import compute_metrics, find_task
+from tinyattn.tasks.multilabel import Multilabel
 from tinyattn.tasks.tags import tag_statistics
 from tinyattn.tasks.texts import statistics_of
 
@@ -509,6 +511,39 @@ class _SlowMetric(Metric):
 
     def say(self, line: str) -> None:
         self.said.append((self.now, line))
+
+
+SETS = replace(STSB, labels=tuple("abcde"), score_range=None, multilabel=Multilabel((";",)))
+LABEL_SCORES = {
+    "f1_micro": lambda gold, own: f1_score(gold, own >= 0, average="micro"),
+    "f1_macro": lambda gold, own: f1_score(gold, own >= 0, average="macro", zero_division=0),
+    "f1_samples": lambda gold, own: f1_score(gold, own >= 0, average="samples", zero_division=0),
+    "exact_match": lambda gold, own: accuracy_score(gold, own >= 0),
+    "map": lambda gold, own: average_precision_score(gold, own, average="macro"),
+}
+
+
+@pytest.mark.parametrize("name", LABEL_SCORES)
+def test_leads_of_sets_of_labels_are_those_of_scikit_learn_on_swapped_rows(name: str) -> None:
+    """Of `map` on ranks, each label's of each model; many outputs are equal."""
+    draws = np.random.default_rng(3)
+    gold = draws.integers(0, 2, (40, 5)).astype(np.int8)
+    new, old = (np.round(gold - 0.5 + draws.normal(size=(40, 5)) * size, 1) for size in (0.4, 2))
+    metric, scored = primary_metric(replace(SETS, metrics=(name,))), LABEL_SCORES[name]
+    assert metric(new, gold) == pytest.approx(scored(gold, new))
+    swaps = draws.integers(0, 2, (20, 40)).astype(float)
+    swaps[0] = 0
+    one, other = (stats.rankdata(o, axis=0) for o in (new, old)) if name == "map" else (new, old)
+    wanted = []
+    for mask in swaps[:, :, None] > 0:
+        sides = np.where(mask, other, one), np.where(mask, one, other)
+        wanted.append(scored(gold, sides[0]) - scored(gold, sides[1]))
+    assert metric.leads(new, old, gold, swaps) == pytest.approx(np.array(wanted), abs=1e-12)
+    rows = np.arange(40)
+    without = [scored(gold[rows != row], new[rows != row]) for row in rows]
+    assert metric.without_each(new, gold) == pytest.approx(np.array(without), abs=1e-12)
+    assert paired_test(metric, new, old, gold, permutations=500).p_value < 0.05
+    assert paired_test(metric, old, new, gold, permutations=500).p_value > 0.95
 
 
 @pytest.mark.parametrize("test", ["paired", "max-T"])

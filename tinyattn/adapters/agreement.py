@@ -32,6 +32,11 @@ def check_task(task: TaskCard) -> None:
         raise ValueError(f"{len(task.text_columns)} text_columns came, allowed are {allowed}")
     if task.tagging and (task.labels is None or task.pattern is not None):
         raise ValueError("tagging: needed are labels, and no pattern")
+    if task.multilabel is not None:
+        if task.tagging or task.generation is not None or task.pattern is not None:
+            raise ValueError("multilabel came with another kind of answer, allowed is one of them")
+        if not task.multilabel.fits(task.labels):
+            raise ValueError("multilabel: needed are as many columns and thresholds as labels")
     if task.pattern is not None:
         _check_pattern(task, task.pattern)
     if task.examples and task.pattern is None:

@@ -82,6 +82,23 @@ class GenerationCard(StrictModel):
     beams: int = Field(ge=1, le=100)
 
 
+class MultilabelCard(StrictModel):
+    """How rows have any number of labels, see tasks/multilabel.py."""
+
+    separators: tuple[Annotated[str, Field(min_length=1, max_length=10)], ...] = Field(
+        min_length=1, max_length=10
+    )
+    columns: tuple[Name, ...] = Field((), max_length=MOST_OUTPUTS)
+    thresholds: tuple[Annotated[float, Field(gt=0, lt=1)], ...] | None = Field(
+        None, max_length=MOST_OUTPUTS
+    )
+
+    def fits(self, labels: tuple[str, ...] | None) -> bool:
+        """Whether there are as many columns and thresholds as labels, where there are some."""
+        given = (self.columns, () if self.thresholds is None else self.thresholds)
+        return labels is not None and all(len(one) in (0, len(labels)) for one in given)
+
+
 class TaskCard(Settings):
     """The part of a task that prediction needs: its text columns, and labels for the outputs."""
 
@@ -115,8 +132,20 @@ class TaskCard(Settings):
     spread: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Difference of scores that the outputs have as 1."""
 
+    multilabel: MultilabelCard | None = None
+    """How rows have any number of labels; None: they have one, or another kind of answer."""
+
     later_keys = frozenset(
-        {"pattern", "examples", "generation", "tagging", "centre", "spread", "group_column"}
+        {
+            "pattern",
+            "examples",
+            "generation",
+            "tagging",
+            "centre",
+            "spread",
+            "group_column",
+            "multilabel",
+        }
     )
 
     @model_validator(mode="after")

@@ -20,6 +20,7 @@ import filelock
 import numpy as np
 
 from tinyattn.data.forms import Form
+from tinyattn.data.labels import rarest_labels
 from tinyattn.data.rows import GROUP, LABEL, named_groups, read_by, with_groups
 from tinyattn.data.sources import Source, digest_file
 from tinyattn.data.tokenise import as_split
@@ -92,6 +93,8 @@ def _key(task: Task, form: Form, source: Source) -> str:
         content.append({"select": task.splits.select})
     if task.weight_column is not None:
         content.append({"weights": task.weight_column})
+    if task.multilabel is not None:
+        content.append({"multilabel": [task.multilabel.separators, task.multilabel.columns]})
     if task.form != PLAIN:
         content.append(asdict(task.form))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -155,7 +158,9 @@ def carve_both(task: Task, train: datasets.Dataset, groups: Groups) -> dict[str,
         named = list(zip(*[train[column][:] for column in task.text_columns], strict=True))
     has_classes = LABEL in train.column_names and not task.is_regression
     classes = np.array(train[LABEL][:]) if has_classes else np.zeros(len(train), np.int64)
-    if classes.ndim == 2:  # soft labels
+    if task.multilabel is not None:
+        classes = rarest_labels(classes)
+    elif classes.ndim == 2:  # soft labels
         classes = classes.argmax(axis=1)
 
     def version_1(left: np.ndarray, seed: int) -> Carved:

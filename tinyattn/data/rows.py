@@ -12,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tinyattn.data.label_sets import Cell, sets_of_cells, sets_of_columns
 from tinyattn.data.reading import values_of
 from tinyattn.data.tokens import GROUPS, WEIGHTS
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.label_names import By, LabelNames, Spelling
+from tinyattn.tasks.multilabel import Multilabel
 
 LABEL = "label"
 """Name of the label column of checked rows."""
@@ -34,8 +36,8 @@ def check_rows(
 ) -> datasets.Dataset:
     """Return the task's columns of `rows`: texts, `label`, and GROUP if the task has groups.
 
-    Labels become class ids (int64) or scores (float32). Where labels are not required, the column
-    is kept only if every row has one.
+    Labels become class ids (int64) or scores (float32), and sets of labels lists of 0 and 1 (int8).
+    Where labels are not required, the column is kept only if every row has one.
 
     Args:
         rows: rows as read; columns that the task does not name are dropped.
@@ -47,9 +49,12 @@ def check_rows(
     Raises:
         TaskError: no rows, a missing column, or a text or label that is not allowed.
     """
-    check_columns(rows, task.text_columns + ((task.label_column,) if labelled else ()), source)
+    check_columns(rows, task.text_columns + (task.answer_columns if labelled else ()), source)
     columns = {name: text_column(rows, name, source) for name in task.text_columns}
-    if task.label_column in rows.column_names:
+    if task.multilabel is not None:
+        if (sets := _label_sets(rows, task, task.multilabel, source, labelled)) is not None:
+            columns[LABEL] = sets
+    elif task.label_column in rows.column_names:
         kind = rows.data.table.column(task.label_column).type
         lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         is_soft = soft and task.labels is not None and any(is_of(kind) for is_of in lists)
@@ -204,6 +209,46 @@ def _labels(rows: datasets.Dataset, task: Task, source: str, labelled: bool) -> 
     return pa.array(numbers[at], pa.float32() if task.labels is None else pa.int64())
 
 
+def _label_sets(
+    rows: datasets.Dataset, task: Task, own: Multilabel, source: str, labelled: bool
+) -> pa.Array | None:
+    """Return lists of 0 and 1, one for each label; None if labels are not required and a row has
+    none that are known, or no row has any."""
+    if not set(task.answer_columns) <= set(rows.column_names):
+        return None
+    if own.columns:
+        sets = sets_of_columns({name: spellings(rows, name) for name in own.columns}, source)
+    else:
+        place = f"{source}: column '{task.label_column}'"
+        cells = _cells(rows, task.label_column)
+        sets = sets_of_cells(cells, task.labels or (), own.separators, place)
+        if sets is None and labelled:
+            raise TaskError(
+                f"{place}: row {cells.index(None) + 1}: got nothing; expected labels, of which a "
+                "row without any has an empty list or text"
+            )
+    if sets is None and labelled:
+        raise TaskError(f"{source}: got rows whose columns of labels are empty; expected 0 or 1")
+    if sets is None or not (labelled or sets.any()):
+        return None
+    return pa.array(sets.tolist(), pa.list_(pa.int8()))
+
+
+def _cells(rows: datasets.Dataset, name: str) -> list[Cell]:
+    """Return a column of sets of labels as it stands; what is no text or list is one label."""
+    known = class_names(rows.features[name])
+
+    def cell(value: object) -> Cell:
+        if isinstance(value, list):
+            return [spelt(label, known) for label in value]
+        if isinstance(value, str):
+            return value
+        label = spelt(value, known)
+        return None if label is None else [label]
+
+    return [cell(value) for value in values_of(rows, name, literal=True)]
+
+
 def _soft_labels(
     rows: datasets.Dataset, task: Task, source: str, labelled: bool
 ) -> pa.Array | None:
@@ -262,7 +307,7 @@ def read_by(rows: datasets.Dataset, task: Task) -> By | None:
 
     None: they are no classes, or are probabilities.
     """
-    if task.labels is None or task.label_column not in rows.column_names:
+    if task.labels is None or task.multilabel or task.label_column not in rows.column_names:
         return None
     values: Sequence[Spelling]
     if task.tagging:

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.data.cache import Stored, stored_splits
 from tinyattn.data.forms import Form, TextForm, checked_rows, form_of, refuse_carving
+from tinyattn.data.labels import check_label_sets, threshold_notes
 from tinyattn.data.reading import read_file
 from tinyattn.data.rows import LABEL, check_rows, index_of
 from tinyattn.data.sources import Source, find_source
@@ -76,6 +77,8 @@ def load_data(
     heldout = dev if request.protocol == "heldout" else None
     theirs = [carved[name] for name in {select.name, dev.name} & carved.keys()]
     used = [train, select, *extra.values(), *([heldout] if heldout else [])]
+    if task.multilabel is not None:
+        check_label_sets(task, train)
     return TaskData(
         task=task,
         train=train,
@@ -88,7 +91,8 @@ def load_data(
             sum(one.parted for one in theirs),
             max((o.passed_over for o in theirs), default=0),
             len(rows),
-        ),
+        )
+        + (() if task.multilabel is None else threshold_notes(task, select)),
         separator=form.separator if isinstance(form, TextForm) else None,
         pattern=task.pattern(request.asked_by),
         verbalizer=form.verbalizer,
@@ -180,8 +184,7 @@ def read_unlabelled(task: Task, split: str, source: Source) -> UnlabelledRows:
     with _scratch(place) as scratch:
         rows = source.read(split, scratch)
         index = index_of(rows, place)
-        if task.label_column in rows.column_names:
-            rows = rows.remove_columns(task.label_column)
+        rows = rows.remove_columns([c for c in task.answer_columns if c in rows.column_names])
         texts = check_rows(rows, task, place, labelled=False)
         if (np.diff(index) < 0).any():
             order = np.argsort(index)

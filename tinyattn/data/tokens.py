@@ -46,8 +46,9 @@ class FlatRows:
     """[N + 1] where each row's tokens begin in `columns`, and where the last row's end."""
     labels: np.ndarray
     """[N] class ids (int64) or scores (float32); [N, C] probabilities (float32) where labels are
-    soft; of generation, lists of the texts that are right (objects), and where words have labels,
-    lists of ids. Empty where rows have none."""
+    soft, and 0 and 1 (int8) where rows have any number of labels; of generation, lists of the texts
+    that are right (objects), and where words have labels, lists of ids. Empty where rows have
+    none."""
     groups: np.ndarray
     """[N] int64 number of each row's group (`grouping/groups.py`), as of rows that share a premise
     or are a minimal pair; a number of its own for each row if groups were not computed."""
@@ -95,8 +96,8 @@ class Split:
     rows: datasets.Dataset
     """Columns `input_ids`, `length` (tokens), `truncated` (bool); where they exist also
     `token_type_ids`, `chunks` (tokens of each chunk, whose sum is `length`), `targets` (of each
-    chunk the last tokens that are scored), `words` (of each token), `label` (class id, score or
-    list of probabilities; all rows have one), REFERENCES or TAGS, and GROUPS."""
+    chunk the last tokens that are scored), `words` (of each token), `label` (class id, score, list
+    of probabilities or of 0 and 1; all rows have one), REFERENCES or TAGS, and GROUPS."""
     name: str
     """Name of the split, e.g. `train` or `validation_matched`."""
     truncated: int

@@ -45,7 +45,9 @@ def evaluate(
         AdapterError: the adapter's outputs are not finite.
     """
     task, columns = predictor.task, [by] if isinstance(by, str) else list(by)
-    if temperature is not None and (task.labels is None or task.tagging):
+    if temperature is not None and (
+        task.labels is None or task.tagging or task.multilabel is not None
+    ):
         raise UsageError(
             f"got rows to fit a temperature on, and the task '{task.name}' has no probabilities; "
             "leave them out"

@@ -10,7 +10,7 @@ from tinyattn.judging.bootstrap import DRAWS, LEVEL, Measure
 from tinyattn.judging.calibration import Calibration, Temperature
 from tinyattn.judging.tables import Confusion, Residuals, Shares
 
-Kind = Literal["classification", "regression", "tagging", "generation"]
+Kind = Literal["classification", "regression", "tagging", "generation", "multilabel"]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from tinyattn.judging.scorers import (
 )
 from tinyattn.judging.tables import (
     Residuals,
+    Shares,
     confusion_of,
     residual_quantiles,
     shares_of_classes,
@@ -36,6 +37,12 @@ from tinyattn.judging.tables import (
 from tinyattn.predict import Predictor
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.corpus_metrics import TAG_METRICS, TEXT_METRICS, columns_of
+from tinyattn.tasks.multilabel import (
+    LABEL_METRICS,
+    MAP,
+    MULTILABEL_METRICS,
+    mean_average_precision,
+)
 from tinyattn.tasks.tags import spells_entities, tag_statistics
 
 
@@ -191,6 +198,63 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Sets:
+    """Answers that are sets of labels."""
+
+    task: Task
+    labels: np.ndarray
+    """[N, L] 0 and 1."""
+    margins: np.ndarray
+    """[N, L] log odds of each label above those of its threshold."""
+    kind: Kind = "multilabel"
+
+    @classmethod
+    def of(cls, predictor: Predictor, rows: LabelledRows, split: Split) -> Sets:
+        """Answer rows, tokenised as `split`."""
+        return cls(predictor.task, labels_of(rows), predictor.outputs(split))
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """As in Answers."""
+        return tuple(dict.fromkeys([*self.task.metrics, *MULTILABEL_METRICS]))
+
+    def scorer(self, names: Sequence[str], rows: np.ndarray) -> Scorer:
+        """As in Answers."""
+        margins, labels = self.margins[rows], self.labels[rows]
+        stats = {n: LABEL_METRICS[n].statistics(margins, labels) for n in names if n != MAP}
+
+        def score(weights_BN: np.ndarray) -> dict[str, np.ndarray]:
+            found = {n: LABEL_METRICS[n].of_sums(weights_BN @ own) for n, own in stats.items()}
+            if MAP in names:
+                own = mean_average_precision(margins, labels, weights_BN)
+                has_labels = weights_BN @ labels.any(axis=1) > 0
+                found[MAP] = np.where(has_labels, own, np.nan)
+            return {name: found[name] for name in names}
+
+        return score
+
+    def reasons(self, rows: np.ndarray) -> Mapping[str, str]:
+        """As in Answers."""
+        return {MAP: "no row has a label"}
+
+    def told(
+        self, found: Evaluation, rows: LabelledRows, units: np.ndarray, wrong: int
+    ) -> Evaluation:
+        """As in Answers."""
+        given, there = self.margins >= 0, self.labels > 0
+        counts = zip(
+            self.task.labels or (),
+            (given & there).sum(axis=0).tolist(),
+            there.sum(axis=0).tolist(),
+            given.sum(axis=0).tolist(),
+            strict=True,
+        )
+        classes = tuple(Shares.of(*own) for own in counts)
+        notes = without_value(classes, "rows", "labels")
+        return replace(found, classes=classes, notes=(*found.notes, *notes))
+
+
+@dataclass(frozen=True)
 class Summed:
     """Answers that are tags or texts, scored by sums of statistics over rows."""
 
@@ -271,6 +335,8 @@ def answers_of(predictor: Predictor, rows: LabelledRows, split: Split) -> Answer
         return Summed.of_texts(predictor, rows, split)
     if task.tagging:
         return Summed.of_tags(predictor, rows, split)
+    if task.multilabel is not None:
+        return Sets.of(predictor, rows, split)
     if task.labels is None:
         return Scores.of(predictor, rows, split)
     return Classes.of(predictor, rows, split)

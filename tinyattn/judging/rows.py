@@ -95,7 +95,7 @@ def labelled_rows(given: GivenRows, task: Task) -> LabelledRows:
     own = [row for row in given if isinstance(row, Mapping)]
     names = tuple(dict.fromkeys(str(name) for row in own for name in row))
     # What other columns hold need not be of one type, so they stay as they are.
-    needed = [c for c in (*task.text_columns, task.label_column) if c in names]
+    needed = [c for c in (*task.text_columns, *task.answer_columns) if c in names]
     try:
         table = datasets.Dataset.from_dict({c: [row.get(c) for row in own] for c in needed})
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

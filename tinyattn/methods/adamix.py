@@ -114,18 +114,21 @@ def _one(weights: Tensor, number: int | None = None) -> Tensor:
     return weights.mean(0) if number is None else weights[number]
 
 
-def disagreement(one_BC: Tensor, other_BC: Tensor) -> Tensor:
+def disagreement(one_BC: Tensor, other_BC: Tensor, apart: bool = False) -> Tensor:
     """Return the consistency loss of each row, [B]: how far two routes' predictions differ.
 
     For classes it is ½ (KL(p‖q) + KL(q‖p)) of the predicted probabilities, as in the paper, with
     gradients through both (the authors' code holds one side of each term fixed). A regression has
     one output and no probabilities: there it is the squared difference (the authors' code has
-    nothing there).
+    nothing there). Of labels that rows have apart from each other it is the mean over them.
 
     Args:
         one_BC: outputs of one route.
         other_BC: outputs of the other.
+        apart: whether each output is the log odds of a label.
     """
+    if apart:  # of two outcomes both divergences are (p − q) (log odds of p − those of q)
+        return ((one_BC.sigmoid() - other_BC.sigmoid()) * (one_BC - other_BC)).mean(-1) / 2
     if one_BC.shape[-1] == 1:
         return (one_BC - other_BC).squeeze(-1).square()
     log_p, log_q = F.log_softmax(one_BC, dim=-1), F.log_softmax(other_BC, dim=-1)

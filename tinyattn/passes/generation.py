@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.passes.ranks import ONE, Ranks
 from tinyattn.plms.loading import Plm
 from tinyattn.tasks import Task
+from tinyattn.tasks.multilabel import best_thresholds, margins
 from tinyattn.tasks.sequences import Generation
 from tinyattn.tasks.tags import tag_statistics
 
@@ -36,9 +37,21 @@ class Answers:
     """[N, num_outputs]; where words have labels of all words that have a token; of generation the
     log-probabilities of references."""
     outputs: np.ndarray
-    """[N, scored_width] of what `compute_metrics` takes: the logits, or statistics of rows."""
+    """[N, scored_width] of what `compute_metrics` takes: the logits, margins of labels, or
+    statistics of rows."""
     labels: np.ndarray
-    """[N]"""
+    """[N], as in FlatRows."""
+
+
+def fitted(task: Task, answers: Answers) -> tuple[Task, Answers]:
+    """Return a task with the thresholds that suit labelled rows best, and the answers by these.
+
+    They are what came where a task has no thresholds.
+    """
+    if task.multilabel is None:
+        return task, answers
+    best = best_thresholds(answers.logits, answers.labels)
+    return task.with_thresholds(best), replace(answers, outputs=margins(answers.logits, best))
 
 
 def answers_of(
@@ -55,7 +68,7 @@ def answers_of(
 
     Of a task of generation, texts are generated for all rows, and a reference of each row is
     scored, which also tells whether the adapter's numbers are finite. Where words have labels,
-    their tags are counted.
+    their tags are counted. Rows have the labels whose thresholds, those of the task, they reach.
 
     Args:
         model: the model, with the adapter.
@@ -68,13 +81,15 @@ def answers_of(
         prefix: as for `outputs_of`.
 
     Raises:
-        DivergedError: the log-probability of a reference or label is NaN or infinite.
+        DivergedError: the log-probability of a reference, tag or label is NaN or infinite.
     """
     logits, labels = outputs_of(model, name, rows, device, ranks, prefix)
-    if not task.by_sums:
+    if task.by_logits:
         return Answers(logits, logits, labels)
     if not np.isfinite(logits).all():
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
+    if task.multilabel is not None:
+        return Answers(logits, margins(logits, task.thresholds), labels)
     if task.generation is None:
         names, tags = task.labels or (), tags_of(logits, rows, task)
         gold = [[names[number] for number in own] for own in labels]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tinyattn.config import CLASSIFIER
@@ -13,6 +13,7 @@ from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.confusion import CONFUSION_METRICS
 from tinyattn.tasks.corpus_metrics import width_of
 from tinyattn.tasks.correlations import CORRELATIONS
+from tinyattn.tasks.multilabel import Multilabel
 from tinyattn.tasks.sequences import Generation
 
 ENDINGS = (
@@ -127,20 +128,21 @@ def check_patterns(task: str, patterns: Sequence[Pattern], columns: Sequence[str
 
 @dataclass(frozen=True)
 class Task:
-    """One task: classes or scores of texts or pairs, labels of words, or texts from texts."""
+    """One task: classes, scores or sets of labels of texts or pairs, labels of words, or texts from
+    texts."""
 
     name: str
     """Short name, also the name of its data folder."""
     text_columns: tuple[str, ...]
     """One column of texts, or two for pairs; of generation the template's, any number."""
     labels: tuple[str, ...] | None
-    """Class names in the order of their ids; None: regression or generation."""
+    """Names of classes or labels in the order of their ids; None: regression or generation."""
     score_range: tuple[float, float] | None
     """Lowest and highest score of a regression task; None: another kind."""
     metrics: tuple[str, ...]
     """Names of metrics as in `compute_metrics`; the first is the primary one. Higher is better."""
     label_column: str = "label"
-    """Column with the class id, class name, score, target, or labels of words."""
+    """Column with the class id, class name, score, target, or labels of words or of the row."""
     splits: Splits = Splits()
     """Names of its splits."""
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
@@ -160,8 +162,27 @@ class Task:
     """How texts are generated; None: rows have classes or scores."""
     tagging: bool = False
     """Whether a row is a list of words, each of which has a label."""
+    multilabel: Multilabel | None = None
+    """How a row has any number of labels; None: it has one class, or a score, ..."""
     form: FileForm = PLAIN
     """How its files are written."""
+
+    @property
+    def answer_columns(self) -> tuple[str, ...]:
+        """Columns with what is right of a row."""
+        several = () if self.multilabel is None else self.multilabel.columns
+        return several or (self.label_column,)
+
+    @property
+    def thresholds(self) -> tuple[float, ...] | None:
+        """Thresholds of its labels; None: it has none, or ½ of all."""
+        return None if self.multilabel is None else self.multilabel.thresholds
+
+    def with_thresholds(self, thresholds: tuple[float, ...] | None) -> Task:
+        """Return the task with these thresholds; itself where a row has no more than one label."""
+        if self.multilabel is None:
+            return self
+        return replace(self, multilabel=replace(self.multilabel, thresholds=thresholds))
 
     @property
     def by_sums(self) -> bool:
@@ -169,14 +190,20 @@ class Task:
         return self.generation is not None or self.tagging
 
     @property
+    def by_logits(self) -> bool:
+        """Whether its metrics are functions of the logits themselves."""
+        return self.multilabel is None and not self.by_sums
+
+    @property
     def num_outputs(self) -> int:
-        """Width of what is trained: one output a class, or one for a score or a text's
+        """Width of what is trained: one output a class or label, or one for a score or a text's
         log-probability."""
         return 1 if self.labels is None else len(self.labels)
 
     @property
     def scored_width(self) -> int:
-        """Width of what metrics are computed of: outputs, or statistics of rows."""
+        """Width of what metrics are computed of: outputs, margins of labels, or statistics of
+        rows."""
         return width_of(self.metrics) if self.by_sums else self.num_outputs
 
     @property
@@ -218,9 +245,16 @@ def check_metrics(name: str, metrics: tuple[str, ...], num_labels: int | None) -
     allowed = tuple(CORRELATIONS if num_labels is None else CONFUSION_METRICS)
     if num_labels is not None and num_labels > 2:
         allowed = tuple(metric for metric in allowed if metric != "f1")
+    kind = "regression" if num_labels is None else f"{num_labels} labels"
+    refuse_other_metrics(name, metrics, allowed, kind)
+
+
+def refuse_other_metrics(
+    name: str, metrics: Sequence[str], allowed: Sequence[str], kind: str
+) -> None:
+    """Raise TaskError unless all metrics of a task are allowed with its kind."""
     for metric in metrics:
         if metric not in allowed:
-            kind = "regression" if num_labels is None else f"{num_labels} labels"
             raise TaskError(
                 f"task '{name}': metric '{metric}' came{did_you_mean(metric, allowed)}; "
                 f"allowed with {kind} are {', '.join(allowed)}, and those that a module named by "

@@ -1,7 +1,8 @@
 """Metrics of a model's outputs. Higher is better, 1.0 is perfect.
 
 Those of classes are functions of the confusion matrix: see `confusion`. Those of generated texts
-and of tags are functions of sums over rows: see `corpus_metrics`. Correlations are scipy's.
+and of tags are functions of sums over rows: see `corpus_metrics`. Those of sets of labels are in
+`multilabel`. Correlations are scipy's.
 
 Undefined cases score 0.0 instead of NaN: Matthews, Pearson and Spearman where predictions or
 labels are constant, F1 where class 1 is neither present nor predicted.
@@ -18,6 +19,7 @@ from tinyattn.tasks.base import Task
 from tinyattn.tasks.confusion import CONFUSION_METRICS, confusion
 from tinyattn.tasks.corpus_metrics import columns_of, scores, scores_of
 from tinyattn.tasks.correlations import CORRELATIONS
+from tinyattn.tasks.multilabel import LABEL_METRICS, margins, mean_average_precision
 
 
 def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -25,8 +27,10 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
 
     Args:
         task: the task: its metrics, and whether it is a regression.
-        outputs: [N, scored_width] logits, scores of a regression, or statistics of rows.
-        labels: [N] class ids, scores, or lists of texts or tags.
+        outputs: [N, scored_width] logits, scores of a regression, margins of labels, or statistics
+            of rows.
+        labels: [N] class ids, scores, or lists of texts or tags; [N, L] of 0 and 1 where rows have
+            any number of labels.
 
     Raises:
         DivergedError: an output is NaN or infinite.
@@ -41,6 +45,9 @@ def compute_metrics(task: Task, outputs: np.ndarray, labels: np.ndarray) -> dict
         raise DivergedError(f"task '{task.name}': the model's outputs are NaN or infinite")
     if task.by_sums:
         return scores(task.metrics, outputs)
+    if task.multilabel is not None:
+        once = np.ones((1, len(labels)))
+        return {n: float(_of_labels(n, outputs, labels, once)[0]) for n in task.metrics}
     if task.is_regression:
         return {name: float(CORRELATIONS[name](labels, outputs[:, 0])) for name in task.metrics}
     counts = confusion(labels, outputs.argmax(axis=1), task.num_outputs)[None]
@@ -56,7 +63,7 @@ def undefined(task: Task, labels: np.ndarray) -> dict[str, str]:
         task: the task.
         labels: [N] class ids or scores; of texts and tags nothing is undefined.
     """
-    if task.by_sums or not len(labels):
+    if task.by_sums or task.multilabel is not None or not len(labels):
         return {}
     found: dict[str, str] = {}
     if len(np.unique(labels)) == 1:
@@ -70,6 +77,16 @@ def undefined(task: Task, labels: np.ndarray) -> dict[str, str]:
 
 _OF_VARIATION = ("matthews", "pearson", "spearman")
 """Correlations, which rows with one label have none of."""
+
+
+def _of_labels(
+    name: str, margins_NL: np.ndarray, labels_NL: np.ndarray, weights_BN: np.ndarray
+) -> np.ndarray:
+    """Return a metric of sets of labels of several choices of rows, [B], each row so often."""
+    if name not in LABEL_METRICS:
+        return mean_average_precision(margins_NL, labels_NL, weights_BN)
+    metric = LABEL_METRICS[name]
+    return metric.of_sums(weights_BN @ metric.statistics(margins_NL, labels_NL))
 
 
 def number_of(name: str, value: float) -> float:
@@ -90,6 +107,9 @@ def noise_of(task: Task, outputs: np.ndarray, labels: np.ndarray) -> float:
         return float(
             np.std(scores_of(primary, np.stack([own[rows].sum(axis=0) for rows in draws])))
         )
+    if task.multilabel is not None:
+        weights = np.stack([np.bincount(rows, minlength=len(labels)) for rows in draws])
+        return float(np.std(_of_labels(primary, outputs, labels, weights)))
     if task.is_regression:
         metric = CORRELATIONS[primary]
         return float(np.std([metric(labels[rows], outputs[rows, 0]) for rows in draws]))
@@ -113,17 +133,21 @@ def best_first(score: float, loss: float | None) -> tuple[float, float]:
 
 
 def is_one_class(task: Task, logits: np.ndarray) -> bool:
-    """Return whether all rows, or all words that have labels, are answered by the same class.
+    """Return whether all rows, or all words that have labels, are answered by the same class, or
+    the same set of labels.
 
     A single row says nothing; nor do tasks without classes, as regression and generation.
 
     Args:
-        task: the task.
+        task: the task; where rows have any number of labels, with the thresholds.
         logits: [N, num_outputs] of rows or of words.
     """
-    return (
-        task.labels is not None and len(logits) > 1 and len(np.unique(logits.argmax(axis=1))) == 1
-    )
+    if task.labels is None or len(logits) < 2:
+        return False
+    if task.multilabel is not None:
+        given = margins(logits, task.thresholds) >= 0
+        return bool((given == given[0]).all())
+    return len(np.unique(logits.argmax(axis=1))) == 1
 
 
 RESAMPLES = 50

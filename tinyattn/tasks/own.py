@@ -35,6 +35,20 @@ And one whose words have labels, such as names of persons and places:
     labels: [O, B-PER, I-PER, B-LOC, I-LOC]
     metrics: [entity_f1]          # this one if the key is left out
 
+And one whose rows have any number of labels, also none:
+
+    kind: multilabel
+    name: topics
+    folder: topics/
+    text_columns: text
+    label_column: topics          # lists, or texts such as "sports;politics"
+    label_separator: ";"          # found among ; , and | if the key is left out
+    labels: [sports, politics, science]
+    metrics: [f1_micro]           # this one if the key is left out
+
+or, in place of the three keys of labels, `label_columns: [sports, politics, science]`, the columns
+of 0 and 1 whose names are the labels.
+
 A regression has `labels: null` and `score_range: [0, 5]`. A file holds label names or ids in all of
 its rows, but only names if a label is itself a whole number (`labels: [1, 2, 3]`); see
 `tinyattn.tasks.label_names`. Without a validation file, rows are carved from train.
@@ -66,8 +80,10 @@ from tinyattn.tasks.base import (
     check_metrics,
     check_patterns,
     find_split,
+    refuse_other_metrics,
 )
 from tinyattn.tasks.corpus_metrics import TAG_METRICS, TEXT_METRICS, check_corpus_metrics
+from tinyattn.tasks.multilabel import MULTILABEL_METRICS, SEPARATORS, Multilabel
 from tinyattn.tasks.sequences import TARGET_LENGTH, Generation, Template
 from tinyattn.tasks.tags import check_tag_names
 
@@ -167,7 +183,7 @@ class AnyTaskFile(StrictModel):
     )
     """Names of metrics; the first one selects. An unknown name's error lists those allowed. None:
     accuracy, of a regression Pearson's correlation, of generation BLEU, of tagging the entities'
-    F1."""
+    F1, of sets of labels the F1 of all labels together."""
     splits: SplitsFile = SplitsFile()
     """Names of the files, where they differ from train, validation and test."""
     files: FilesFile = FilesFile()
@@ -266,6 +282,89 @@ class TaggingFile(AnyTaskFile):
         )
 
 
+class MultilabelFile(AnyTaskFile):
+    """The content of a task's YAML file of kind `multilabel`."""
+
+    kind: Literal["multilabel"]
+    """A row has any number of labels."""
+    text_columns: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = Field(
+        min_length=1, max_length=2
+    )
+    """One column of texts, or two for pairs."""
+    label_column: str | None = None
+    """Column with a row's labels, a list or a text; None: `label`, or there are label_columns."""
+    label_separator: str | None = Field(None, min_length=1, max_length=10)
+    """Sign between the labels in a text; None: whichever of ; , and | stands there."""
+    labels: tuple[Label, ...] | None = Field(None, min_length=2, max_length=10_000)
+    """Labels by id; None: the names of label_columns."""
+    label_columns: tuple[Label, ...] | None = Field(None, min_length=2, max_length=10_000)
+    """Columns of 0 and 1, one a label, whose names are the labels."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.labels is None) == (self.label_columns is None):
+            came = "neither" if self.labels is None else "both"
+            raise ValueError(
+                f"labels and label_columns: got {came}; expected labels, which a column holds as "
+                "lists or texts, or label_columns of 0 and 1, whose names are the labels"
+            )
+        if self.label_columns and (self.label_column or self.label_separator):
+            raise ValueError("label_column and label_separator are of labels in one column: leave "
+                             "them out beside label_columns")  # fmt: skip
+        if len(set(self.names)) < len(self.names):
+            raise ValueError(f"labels are {list(self.names)}: each label once")
+        columns = (*self.text_columns, *(self.label_columns or (self.label_column or "label",)))
+        if len(set(columns)) < len(columns):
+            raise ValueError("text_columns and columns of labels: each column once")
+        _refuse_kept_names(self.text_columns)
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_parted(self) -> Self:
+        if self.label_separator is not None:
+            inside = [name for name in self.names if self.label_separator in name]
+            if inside:
+                raise ValueError(
+                    f"label_separator: got {self.label_separator!r}, which is part of the label "
+                    f"{inside[0]!r}; expected a sign that no label has"
+                )
+        elif not self.separators:
+            raise ValueError(
+                f"labels hold each of {' '.join(SEPARATORS)}: name the sign that stands between "
+                "labels with label_separator"
+            )
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Labels by id."""
+        return self.labels or self.label_columns or ()
+
+    @property
+    def separators(self) -> tuple[str, ...]:
+        """Signs that may stand between labels."""
+        if self.label_separator is not None:
+            return (self.label_separator,)
+        return tuple(sign for sign in SEPARATORS if not any(sign in name for name in self.names))
+
+    def task(self, folder: Path) -> Task:
+        """Return the task, whose files are in `folder`; TaskError: a metric does not suit it."""
+        metrics = self.metrics or ("f1_micro",)
+        refuse_other_metrics(self.name, metrics, MULTILABEL_METRICS, "any number of labels")
+        return Task(
+            name=self.name,
+            text_columns=self.text_columns,
+            labels=self.names,
+            score_range=None,
+            metrics=metrics,
+            label_column=self.label_column or "label",
+            splits=_splits(self.splits, folder),
+            folder=folder,
+            form=self.files.form,
+            multilabel=Multilabel(self.separators, self.label_columns or ()),
+        )
+
+
 class TaskFile(AnyTaskFile):
     """The content of a task's YAML file that has no kind: classes or scores."""
 
@@ -293,9 +392,7 @@ class TaskFile(AnyTaskFile):
         columns += [] if self.weight_column is None else [self.weight_column]
         if len(set(columns)) < len(columns):
             raise ValueError("text_columns, label_column and weight_column: each column once")
-        for column in self.text_columns:
-            if column == "label" or column.startswith("tinyattn:"):
-                raise ValueError(f"text_columns holds {column!r}, a name kept for what is no text")
+        _refuse_kept_names(self.text_columns)
         if self.labels is not None and self.score_range is not None:
             raise ValueError(
                 "labels and score_range came together, allowed is one of them: a classification "
@@ -346,6 +443,9 @@ class TaskFile(AnyTaskFile):
         )
 
 
+KindFile = GenerationFile | TaggingFile | MultilabelFile
+
+
 def read_task(path: Path, taken: Collection[str]) -> Task:
     """Read a task's YAML file.
 
@@ -379,7 +479,7 @@ def task_of(raw: object, source: str, base: Path, taken: Collection[str]) -> Tas
             f"{source}: kind is {kind!r}{hint}; allowed are {', '.join(KINDS)}, or leave it out "
             "for classes and scores"
         )
-    form: type[TaskFile | GenerationFile | TaggingFile] = TaskFile if kind is None else KINDS[kind]
+    form: type[TaskFile | KindFile] = TaskFile if kind is None else KINDS[kind]
     content = build(form, raw, source)
     if content.name in taken:
         raise TaskError(
@@ -391,11 +491,18 @@ def task_of(raw: object, source: str, base: Path, taken: Collection[str]) -> Tas
     return content.task(folder)
 
 
-KINDS: dict[str, type[GenerationFile | TaggingFile]] = {
+KINDS: dict[str, type[KindFile]] = {
     "generation": GenerationFile,
     "tagging": TaggingFile,
+    "multilabel": MultilabelFile,
 }
 """Kinds of tasks that a file names."""
+
+
+def _refuse_kept_names(text_columns: Collection[str]) -> None:
+    for column in text_columns:
+        if column == "label" or column.startswith("tinyattn:"):
+            raise ValueError(f"text_columns holds {column!r}, a name kept for what is no text")
 
 
 def _splits(names: SplitsFile, folder: Path) -> Splits:

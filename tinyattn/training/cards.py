@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tinyattn.adapters.checkpoint import GenerationCard, PatternCard, TaskCard
+from tinyattn.adapters.checkpoint import GenerationCard, MultilabelCard, PatternCard, TaskCard
 from tinyattn.config import TrainConfig
 from tinyattn.data.scale import Scale
 from tinyattn.data.tokens import TaskData
@@ -33,4 +33,5 @@ def task_card(data: TaskData, config: TrainConfig, scale: Scale) -> TaskCard:
         centre=scale.centre,
         spread=scale.spread,
         group_column=task.group_column,
+        multilabel=None if task.multilabel is None else MultilabelCard(**asdict(task.multilabel)),
     )

@@ -127,6 +127,7 @@ def row_loss(data: TaskData, config: TrainConfig) -> RowLoss:
 def _check(task: Task, loss: LossConfig, is_soft: bool) -> None:
     if task.labels is None or is_soft:
         kind = "soft labels" if is_soft else "no classes"
+        kind = "any number of labels" if task.multilabel is not None else kind
         raise ConfigError(
             f"task '{task.name}': got loss.class_weights or loss.label_smoothing; a task with "
             f"{kind} takes neither: leave them out"
@@ -157,17 +158,24 @@ def _class_weights(data: TaskData, loss: LossConfig) -> tuple[float, ...] | None
 def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
     """Return the loss of each row, [B]: squared error if labels are floats, else cross-entropy.
 
+    Where rows have any number of labels it is the mean over labels of the binary cross-entropy.
+
     Of soft labels it is the Kullback-Leibler divergence from them, at their temperature and with
     its square as a factor (Hinton et al., 2015).
 
     Args:
         outputs: logits [B, num_outputs], of rows or of words.
-        labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels; None:
-            `outputs` are log-probabilities of texts, whose negative is the cross-entropy summed
-            over their tokens.
+        labels: [B] class ids (int64) or scores (float32), or [B, num_outputs] soft labels (float32)
+            or 0 and 1 of each label (int8); None: `outputs` are log-probabilities of texts, whose
+            negative is the cross-entropy summed over their tokens.
     """
     if labels is None:
         return -outputs.squeeze(-1)
+    if labels.ndim == 2 and not labels.is_floating_point():
+        each = F.binary_cross_entropy_with_logits(
+            outputs, labels.to(outputs.dtype), reduction="none"
+        )
+        return each.mean(dim=1)
     if labels.ndim == 2:
         logs = F.log_softmax(outputs / TEMPERATURE, dim=1)
         return F.kl_div(logs, labels, reduction="none").sum(dim=1) * TEMPERATURE**2

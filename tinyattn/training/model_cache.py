@@ -35,7 +35,7 @@ from tinyattn.plms.loading import Plm, load_plm, share_weights
 from tinyattn.tasks import Task, find_task
 from tinyattn.training.engine import shard
 from tinyattn.training.generation import check_generation
-from tinyattn.training.tagging import check_tagging
+from tinyattn.training.tagging import check_multilabel, check_tagging
 
 Value = TypeVar("Value")
 CPU_TOKENS = 1024
@@ -144,6 +144,8 @@ class ModelCache:
             check_generation(config, plm)
         if task.tagging:
             check_tagging(config)
+        if task.multilabel is not None:
+            check_multilabel(config)
         prompt: int = getattr(config.adapter, "prompt_length", 0)
         most = plm.max_positions - prompt
         if most < LEAST_LENGTH:

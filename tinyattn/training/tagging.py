@@ -1,4 +1,4 @@
-"""What a trial whose words have labels cannot have, found before anything is trained."""
+"""What a trial cannot have whose words have labels, or whose rows have any number of them."""
 
 from __future__ import annotations
 
@@ -16,5 +16,17 @@ def check_tagging(config: TrainConfig) -> None:
         )
     if config.pooling is not None:
         raise ConfigError(f"pooling {config.pooling} came, but {asks}: leave pooling out")
+    if config.pattern not in (None, CLASSIFIER):
+        raise ConfigError(f"pattern {config.pattern} came, but {asks}: leave pattern out")
+
+
+def check_multilabel(config: TrainConfig) -> None:
+    """Raise ConfigError if method or pattern are for rows that have one label."""
+    asks = f"task '{config.task}' has any number of labels for a row"
+    if config.adapter.method == "warp":
+        raise ConfigError(
+            f"adapter.method warp came, which answers a row with one word, and {asks}; choose "
+            "another method"
+        )
     if config.pattern not in (None, CLASSIFIER):
         raise ConfigError(f"pattern {config.pattern} came, but {asks}: leave pattern out")

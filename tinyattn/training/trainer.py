@@ -42,7 +42,7 @@ from tinyattn.files.object_store import fetched
 from tinyattn.methods.adamix import disagreement
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
-from tinyattn.passes.generation import Answers, answers_of
+from tinyattn.passes.generation import Answers, answers_of, fitted
 from tinyattn.passes.prefix_cache import CachedPrefix
 from tinyattn.plms.loading import Plm
 from tinyattn.plms.segments import segments_of
@@ -80,6 +80,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, model_cache: ModelCache) -> None:
         self.config = config
         self.task: Task = model_cache.task(config)
+        """The task, with the thresholds of the best evaluation where labels have some."""
         self.plm = model_cache.plm_of(config)
         self.data = model_cache.data(config)
         self.device, self.ranks = model_cache.device, model_cache.ranks
@@ -337,7 +338,9 @@ class Trainer:
             if routes is None:
                 return self.loss.of_rows(logits, targets).sum()
             first, second = logits.chunk(2)
-            return (self.loss.of_rows(first, targets) + disagreement(first, second)).sum()
+            apart = self.task.multilabel is not None
+            both = self.loss.of_rows(first, targets) + disagreement(first, second, apart)
+            return both.sum()
 
         rng = self._own_rng if self.config.plm_dropout else None
         return self.executor.run(
@@ -363,12 +366,12 @@ class Trainer:
         self, index: int, begin: float, train_loss: float, lr: float, rows_per_second: float
     ) -> None:
         """Score the selection rows, keep the weights if they are the best, and set `last`."""
-        answers = self.answers(self.data.select)
-        metrics = compute_metrics(self.task, answers.outputs, answers.labels)
-        score = metrics[self.task.metrics[0]]
+        task, answers = fitted(self.task, self.answers(self.data.select))
+        metrics = compute_metrics(task, answers.outputs, answers.labels)
+        score = metrics[task.metrics[0]]
         select_rows = self.model_cache.batches_of(self.data.select, self.plm)
         loss = self.loss.mean(answers.logits, select_rows)
-        one_class = is_one_class(self.task, answers.logits)
+        one_class = is_one_class(task, answers.logits)
         now = Evaluation(
             index=index,
             total=len(self.evaluation_steps),
@@ -379,7 +382,7 @@ class Trainer:
             best_index=index,
             train_loss=train_loss,
             lr=lr,
-            noise=noise_of(self.task, answers.outputs, answers.labels),
+            noise=noise_of(task, answers.outputs, answers.labels),
             seconds=self.seconds,
             rows_per_second=rows_per_second,
             select_loss=loss,
@@ -389,6 +392,7 @@ class Trainer:
             metrics=metrics,
         ).after(self.last)
         if now.best_index == index:
+            self.task = task
             self.best_weights = {k: v.clone() for k, v in self.adapter.state_dict().items()}
         heldout = self.heldout_metrics() if now.is_last else {}
         self.seconds += time.perf_counter() - begin
@@ -466,6 +470,7 @@ class Trainer:
             "scale": (self.loss.scale.centre, self.loss.scale.spread),
             "adapter": self.adapter.state_dict(),
             "best": self.best_weights,
+            "thresholds": self.task.thresholds,
             "step": self.step,
             "seconds": self.seconds,
             "last": None if self.last is None else asdict(self.last),
@@ -503,6 +508,7 @@ class Trainer:
         self.loss = replace(self.loss, scale=scale)
         load_weights(self.adapter, state["adapter"], folder)
         self.best_weights = {key: value.to(self.device) for key, value in state["best"].items()}
+        self.task = self.task.with_thresholds(state.get("thresholds"))
         if self.engine is not None:
             load_optimizer(self.engine, folder, self.config.zero_stage, state)
         if self.allocation is not None:
@@ -529,7 +535,7 @@ class Trainer:
                 folder,
                 self.plm,
                 name=self.name,
-                task=task_card(self.data, self.config, self.loss.scale),
+                task=task_card(replace(self.data, task=self.task), self.config, self.loss.scale),
                 scores=scores,
                 lineage={"config": self.config.model_dump(mode="json")},
             )

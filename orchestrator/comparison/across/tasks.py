@@ -119,6 +119,8 @@ def kind_of(task: Task) -> str:
         return "generation"
     if task.tagging:
         return "tagging"
+    if task.multilabel is not None:
+        return "multilabel"
     return "classification" if task.labels else "regression"
 
 
