@@ -7,13 +7,14 @@ stores of earlier versions), a parent run per sweep, a child run per trial; what
 
 from __future__ import annotations
 
+import os
 import socket
 import sqlite3
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -40,6 +41,7 @@ from orchestrator.tracking.records import (
 from orchestrator.tracking.run_tables import DATABASES, RunRow, RunTables
 from tinyattn.config import stored_config
 from tinyattn.errors import StorageError, UsageError, did_you_mean
+from tinyattn.files.addresses import local_path, sqlite_address, sqlite_file, with_file
 from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
 from tinyattn.files.uris import without_secrets
 
@@ -100,18 +102,20 @@ class TrackingReader:
     def open(cls, runs_dir: Path, tracking_uri: str | None = None) -> Self:
         """Open the store at `tracking_uri`, or SQLite with its artifacts under `runs_dir`."""
         folder = runs_dir.resolve()
-        uri = tracking_uri or f"sqlite:///{folder}/mlflow.db"
-        file = database.file_of(uri)
+        uri = tracking_uri or sqlite_address(folder / database.FILE)
+        file = sqlite_file(uri)
         if file is None:
             return cls(uri)
         return cls(uri, [place.resolve() / database.ARTIFACTS for place in (file.parent, folder)])
 
     def _prepared(self, uri: str) -> str:
         """Make the store if it is missing; return the address to read it from."""
-        file = database.file_of(uri)
+        file = sqlite_file(uri)
         if file is None:
             _knock(uri)
             return uri
+        file = Path(os.path.realpath(file))  # SQLAlchemy would take `link/..` for the folder here
+        uri = with_file(uri, file)
         if not file.exists():
             database.make(file)
         database.require_database(file)
@@ -125,7 +129,7 @@ class TrackingReader:
         """Return a copy of a database and its address, to be read in its place."""
         self._scratch = tempfile.TemporaryDirectory(prefix="tinyattn-")
         copy = database.copy_to(Path(self._scratch.name), file)
-        return copy, f"sqlite:///{copy}"
+        return copy, sqlite_address(copy)
 
     def sweeps(self, task: str | None = None) -> list[SweepRecord]:
         """Return all sweeps, oldest first."""
@@ -292,11 +296,11 @@ class TrackingReader:
             StorageError: the run's address is none.
         """
         try:
-            uri = urlsplit(self._address(run_id))
+            folder = local_path(self._address(run_id))
         except (MlflowException, ValueError) as error:
             line = first_line(error, self.uri)
             raise StorageError(f"the artifacts of run {run_id}: {line}") from None
-        return Path(unquote(uri.path), path) if uri.scheme in ("", "file") else None
+        return None if folder is None else folder / path
 
     def _refuse_special_files(self, run_id: str, path: str) -> None:
         """Raise StorageError if a copy would block on a pipe, or follow a link to other files."""
