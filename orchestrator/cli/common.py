@@ -247,6 +247,8 @@ def show_leaderboard(
     rows = board.leaderboard(store, task, sweeps_named(workspace, store, sweeps))
     if not rows:
         tasks = {sweep.task for sweep in store.sweeps()}
+        if not tasks and (lines := store.deleted_lines()):
+            raise UsageError("\n".join(["no trials are left to show", *lines]))
         raise UsageError(
             f"the store {workspace.place} has no trials of {task or 'any task'}"
             f"{did_you_mean(task or '', tasks)}; it has sweeps of: {', '.join(sorted(tasks))}"
