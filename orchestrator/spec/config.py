@@ -23,6 +23,7 @@ import hashlib
 import itertools
 import math
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -310,7 +311,7 @@ def load_sweep(name_or_path: str, overrides: Mapping[str, Json]) -> Sweep:
     if {"text_columns", "template", "tags_column", "kind"} & data.keys() and "train" not in data:
         raise ConfigError(
             f"{name_or_path}: this is a task's file; use task={name_or_path} with a sweep, as in "
-            f"`tinyattn sweep check minilm task={name_or_path}`"
+            f"`tinyattn sweep check minilm {shlex.quote(f'task={name_or_path}')}`"
         )
     stem = name_or_path if shipped else path.stem
     data.setdefault("name", default_name(stem, datetime.now()))

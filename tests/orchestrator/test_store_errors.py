@@ -48,7 +48,7 @@ def test_a_deletion_in_mlflows_pages_says_how_it_comes_back(
 
     monkeypatch.chdir(elsewhere)
     client.delete_experiment(experiment)
-    with pytest.raises(UsageError, match="experiment '.*' was deleted; bring it back") as refused:
+    with pytest.raises(UsageError, match=r"experiment '.*' was deleted; bring it") as refused:
         sweeps.start("second")
     with pytest.raises(UsageError, match="'first' cannot be shown: the MLflow experiment"):
         workspace.store().find_sweep("first")
