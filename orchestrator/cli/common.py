@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tinyattn.collector import imports_uncollected
 from tinyattn.errors import UsageError, did_you_mean
-from tinyattn.files.uris import without_secrets
+from tinyattn.files.uris import hide_credentials, without_secrets
 from tinyattn.plugins import Plugin, load_all
 
 if TYPE_CHECKING:  # these take seconds to import
@@ -95,8 +95,10 @@ def next_command(command: str) -> str:
 def placed(message: str) -> str:
     """Return a message with this command's place options added to the commands in backticks.
 
-    Code that raises an error need not know which place options were typed.
+    Code that raises an error need not know which place options were typed, nor whether an address
+    that it names has a password in it.
     """
+    message = hide_credentials(message)
     return _COMMAND.sub(lambda found: f"`{next_command(found[1])}`", message)
 
 

@@ -55,6 +55,7 @@ from tinyattn.config import (
     build,
     dotted_keys,
     method_name,
+    refuse_secrets,
     set_all,
     set_dotted,
 )
@@ -330,6 +331,7 @@ def resolved(data: dict[str, Json], overrides: Mapping[str, Json], source: str) 
         ConfigError: one line a fault.
     """
     fixed = apply_overrides(data, overrides)
+    refuse_secrets(data, source)
     sweep = _without(build(Sweep, data, source), fixed, overrides)
     check(sweep, source)
     return _with_whole_points(sweep)
