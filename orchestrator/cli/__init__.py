@@ -58,8 +58,8 @@ class _Group(click.Group):
             click.echo(placed(f"error: {error}"), err=True)
             ctx.exit(error.exit_code)
         except click.UsageError as error:
-            error.message = hide_credentials(error.message)
-            raise
+            shown = hide_credentials(error.format_message())
+            raise click.UsageError(shown, error.ctx) from None
         except KeyboardInterrupt:
             click.echo("interrupted; what had finished before is kept", err=True)
             ctx.exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,7 +157,8 @@ def simulate(
             f"suite    {suite.name}, {there}\n"
             f"assumed  {seconds:g} s between evaluations in the mean of the sweeps, {said}"
         )
-        click.echo(str(Schedule.of(suite, trainings, cluster)))
+        tell = partial(click.echo, err=True)
+        click.echo(str(Schedule.of(suite, trainings, cluster, tell)))
         return
     (sweep,), (evaluations,) = sweeps, lengths
     click.echo(

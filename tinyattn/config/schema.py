@@ -72,8 +72,9 @@ def _secret_key(data: Any, key: str = "") -> str:
     """Return the dotted key of the first address in nested data that holds a secret; '': none."""
     if isinstance(data, str):
         return "" if hide_credentials(data) == data else key
+    if isinstance(data, list | tuple):
+        data = dict(enumerate(data))
     pairs = data.items() if isinstance(data, Mapping) else ()
-    pairs = enumerate(data) if isinstance(data, list | tuple) else pairs
     found = (_secret_key(value, f"{key}.{name}".strip(".")) for name, value in pairs)
     return next(filter(None, found), "")
 
