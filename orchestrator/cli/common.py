@@ -7,8 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ import click
 from rich.console import Console
 
 from tinyattn.collector import imports_uncollected
-from tinyattn.errors import UsageError, did_you_mean
+from tinyattn.errors import TinyAttnError, UsageError, did_you_mean
 from tinyattn.files.uris import hide_credentials, without_secrets
 from tinyattn.plugins import Plugin, load_all
 
@@ -231,6 +231,17 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
     from cluster.join import joined
 
     return joined(cluster, echo)
+
+
+@contextmanager
+def going_on_by(command: str) -> Iterator[None]:
+    """Name the command that goes on, without `tinyattn`, where Ctrl-C or SIGTERM ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise TinyAttnError(
+            f"interrupted; what had ended is kept; `tinyattn {command}` goes on where it was"
+        ) from None
 
 
 def show_leaderboard(

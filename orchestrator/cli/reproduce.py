@@ -15,6 +15,7 @@ from orchestrator.cli.common import (
     Places,
     capacity_of,
     echo,
+    going_on_by,
     import_option,
     imported,
     next_command,
@@ -95,7 +96,8 @@ def reproduce(
         return
     for why in filter(None, why_not.values()):
         echo(f"left out: {why}")
-    _run(able, whole, workspace, places)
+    with going_on_by(whole.go_on):
+        _run(able, whole, workspace, places)
 
 
 def _again() -> str:
