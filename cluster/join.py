@@ -82,7 +82,7 @@ def _connected(connection: Connection, patience: float) -> Iterator[None]:
         try:
             yield
         finally:
-            ray.shutdown()
+            ray_compat.shut_down()
 
 
 def _connect(address: str) -> str:

@@ -91,7 +91,7 @@ def _end(folder: Path) -> None:
     """Disconnect from Ray and kill its processes, for which SIGTERM is blocked."""
     ray_compat.end_by_killing()
     family = _family(folder)
-    ray.shutdown()
+    ray_compat.shut_down()
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -8,6 +8,8 @@ in cluster/settings.py, since some must be set before Ray is imported.
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,17 @@ def end_by_killing() -> None:
     for infos in node.all_processes.values() if node else ():
         for info in infos:
             info.process.terminate = info.process.kill
+
+
+def shut_down() -> None:
+    """Disconnect from Ray, and handle SIGTERM as Python was told to.
+
+    Ray's core resets the system's handler to the default, which ends a process without a word, and
+    Python does not know of it. (ray 2.60)
+    """
+    ray.shutdown()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def read_settings_again() -> None:

@@ -23,6 +23,7 @@ import psutil
 
 from cluster.own import make_own, temporary_folder
 from cluster.settings import HEALTH, QUIET
+from tinyattn.files.addresses import sqlite_address
 from tinyattn.files.private import write_private
 from tinyattn.files.state_home import state_home
 from tinyattn.telemetry import ENVIRONMENT
@@ -253,9 +254,10 @@ def _its_account() -> dict[str, Any]:
 
 
 def _auth_config(state: Path, password: str) -> str:
+    users = sqlite_address(state / "mlflow-users.db").replace("%", "%%")  # as in any INI file
     return (
         "[mlflow]\ndefault_permission = READ\n"
-        f"database_uri = sqlite:///{state}/mlflow-users.db\n"
+        f"database_uri = {users}\n"
         f"admin_username = {USER}\nadmin_password = {password}\n"
         "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
     )

@@ -172,7 +172,7 @@ def resumable_suite(
     lacking = [m for m, sweep in goes_on.items() if not Definition.is_in(workspace.path_of(sweep))]
     if lacking and not definition.has_run(workspace):
         raise UsageError(
-            f"suite '{name}' was killed before any trial; start it with `tinyattn sweep run` again"
+            f"suite '{name}' was killed before any trial; type the command again that began it"
         )
     if lacking:
         raise UsageError(

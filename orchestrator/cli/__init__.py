@@ -17,6 +17,7 @@ imported by the verb that needs it.
 
 from __future__ import annotations
 
+import errno
 import sys
 import warnings
 from pathlib import Path
@@ -37,11 +38,15 @@ from orchestrator.cli.submit import submit
 from orchestrator.cli.sweeps import sweep
 from orchestrator.driver.signals import end_by_exception
 from tinyattn.collector import imports_uncollected
-from tinyattn.config import TrainConfig, build, parse_overrides, set_dotted
+from tinyattn.config import TrainConfig, build, parse_overrides, refuse_secrets, set_dotted
 from tinyattn.drafts.given import with_tasks_written_out
 from tinyattn.errors import TinyAttnError
 from tinyattn.files.printable import print_printably
+from tinyattn.files.uris import hide_credentials
 from tinyattn.telemetry import switch_telemetry_off
+
+_OF_A_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS}
+"""What is wrong with a path itself, in whichever verb it was typed."""
 
 
 class _Group(click.Group):
@@ -63,12 +68,21 @@ class _Group(click.Group):
         except TinyAttnError as error:
             click.echo(placed(f"error: {error}"), err=True)
             ctx.exit(error.exit_code)
+        except click.UsageError as error:
+            shown = hide_credentials(error.format_message())
+            raise click.UsageError(shown, error.ctx) from None
         except KeyboardInterrupt:
             click.echo("interrupted; what had finished before is kept", err=True)
             ctx.exit(1)
         except BrokenPipeError:
             sys.stderr.close()  # the reader of a pipe has gone: nothing to say to it
             ctx.exit(0)
+        except OSError as error:
+            if error.filename is None or error.errno not in _OF_A_PATH:
+                raise
+            message = f"error: {error.filename}: cannot be used: {error.strerror}; name another"
+            click.echo(placed(message), err=True)
+            ctx.exit(2 if error.errno == errno.ENAMETOOLONG else 1)
         except Exception as error:
             if not type(error).__module__.startswith("mlflow"):  # it takes seconds to import
                 raise
@@ -122,6 +136,7 @@ def train(overrides: tuple[str, ...], output: Path | None, resume: bool, data: P
     raw: dict[str, Any] = {}
     for key, value in with_tasks_written_out(parse_overrides(overrides)).items():
         set_dotted(raw, key, value)
+    refuse_secrets(raw, "train")
     config = build(TrainConfig, raw, "train")
 
     with imports_uncollected():

@@ -7,8 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,8 +17,8 @@ import click
 
 from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
-from tinyattn.errors import UsageError, did_you_mean
-from tinyattn.files.uris import without_secrets
+from tinyattn.errors import TinyAttnError, UsageError, did_you_mean
+from tinyattn.files.uris import hide_credentials, without_secrets
 from tinyattn.plugins import Plugin, load_all
 
 if TYPE_CHECKING:  # these take seconds to import
@@ -95,8 +95,10 @@ def next_command(command: str) -> str:
 def placed(message: str) -> str:
     """Return a message with this command's place options added to the commands in backticks.
 
-    Code that raises an error need not know which place options were typed.
+    Code that raises an error need not know which place options were typed, nor whether an address
+    that it names has a password in it.
     """
+    message = hide_credentials(message)
     return _COMMAND.sub(lambda found: f"`{next_command(found[1])}`", message)
 
 
@@ -231,6 +233,17 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
     return joined(cluster, echo)
 
 
+@contextmanager
+def going_on_by(command: str) -> Iterator[None]:
+    """Name the command that goes on, without `tinyattn`, where Ctrl-C or SIGTERM ends the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise TinyAttnError(
+            f"interrupted; what had ended is kept; `tinyattn {command}` goes on where it was"
+        ) from None
+
+
 def show_leaderboard(
     workspace: Workspace,
     sweeps: list[str],
@@ -247,6 +260,8 @@ def show_leaderboard(
     rows = board.leaderboard(store, task, sweeps_named(workspace, store, sweeps))
     if not rows:
         tasks = {sweep.task for sweep in store.sweeps()}
+        if not tasks and (lines := store.deleted_lines()):
+            raise UsageError("\n".join(["no trials are left to show", *lines]))
         raise UsageError(
             f"the store {workspace.place} has no trials of {task or 'any task'}"
             f"{did_you_mean(task or '', tasks)}; it has sweeps of: {', '.join(sorted(tasks))}"

@@ -15,6 +15,7 @@ from orchestrator.cli.common import (
     Places,
     capacity_of,
     echo,
+    going_on_by,
     import_option,
     imported,
     next_command,
@@ -131,7 +132,8 @@ def compare(
     wishes = _plan(wanted, budget, wish, workspace, places, planned, is_begun=begun is not None)
     if planned:
         return
-    _compare(whole, wanted, budget, wishes, size, workspace, places)
+    with going_on_by(go_on):
+        _compare(whole, wanted, budget, wishes, size, workspace, places)
 
 
 def _amounts(

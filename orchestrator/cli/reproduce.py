@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +14,7 @@ from orchestrator.cli.common import (
     Places,
     capacity_of,
     echo,
+    going_on_by,
     import_option,
     imported,
     next_command,
@@ -94,7 +96,8 @@ def reproduce(
         return
     for why in filter(None, why_not.values()):
         echo(f"left out: {why}")
-    _run(able, whole, workspace, places)
+    with going_on_by(whole.go_on):
+        _run(able, whole, workspace, places)
 
 
 def _again() -> str:
@@ -117,6 +120,7 @@ def _plan(
     """Print what each table takes and, of several, what they take together; or why it cannot run,
     by its name."""
     from orchestrator.planning.cores import Cores
+    from orchestrator.planning.plan import amount
     from orchestrator.reproduction.lacking import lacking
     from orchestrator.reproduction.methods import METHODS
     from orchestrator.reproduction.plan import costs_of, plan_lines
@@ -125,7 +129,9 @@ def _plan(
     from orchestrator.reproduction.tables import ALL, TASKS
 
     settings, capacity, cores = whole.settings, capacity_of(places.on), Cores()
-    absent, costs = lacking(whole.needs, settings, workspace), costs_of(whole)
+    tell = functools.partial(click.echo, err=True)
+    tell(f"estimating {amount(len(whole.needs), 'sweep')}")
+    absent, costs = lacking(whole.needs, settings, workspace), costs_of(whole, tell)
 
     def said(head: str, needs: Collection[Need], notes: Sequence[str] = ()) -> None:
         part = without(whole, lambda need: need not in needs)

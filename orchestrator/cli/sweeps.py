@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,7 +157,8 @@ def simulate(
             f"suite    {suite.name}, {there}\n"
             f"assumed  {seconds:g} s between evaluations in the mean of the sweeps, {said}"
         )
-        click.echo(str(Schedule.of(suite, trainings, cluster)))
+        tell = partial(click.echo, err=True)
+        click.echo(str(Schedule.of(suite, trainings, cluster, tell)))
         return
     (sweep,), (evaluations,) = sweeps, lengths
     click.echo(
@@ -282,7 +285,7 @@ def extend(
             number = word if word.isdecimal() else "40"
             raise UsageError(
                 f"{word!r} came, allowed is the number of trials in all: type "
-                f"`tinyattn sweep extend {name} trials={number}`"
+                f"`tinyattn sweep extend {shlex.quote(name)} trials={number}`"
             )
     is_suite = _is_suite_here(name, places)
     changes, gpu_hours = _extension(name, overrides, is_suite)
@@ -358,8 +361,8 @@ def _go_on(
 
     workspace = workspace_of(places)
     workspace.require_writable(name)
+    _refuse_comparison(name, workspace, changes)
     if _is_suite_here(name, places):
-        _refuse_comparison(name, workspace, changes)
         suite = resumable_suite(
             name, workspace, changes, gpu_hours=gpu_hours, as_it_ran=as_it_ran, without=without
         )
@@ -376,16 +379,24 @@ def _go_on(
 
 
 def _refuse_comparison(name: str, workspace: Workspace, changes: dict[str, int]) -> None:
-    """Raise UsageError for a comparison: its methods are yet to be judged after their searches."""
-    from orchestrator.state.suite_definition import SuiteDefinition
+    """Raise UsageError for a comparison or reproduction, and for a sweep of one.
 
-    go_on = SuiteDefinition.read(workspace.path_of(name)).go_on
-    if go_on is not None:
-        what = "reproduction" if go_on.startswith("reproduce ") else "comparison"
-        more = ", for more trials with another --trials" if changes else ""
-        raise UsageError(
-            f"'{name}' is a {what}; `tinyattn {go_on}` goes on with searches and judgement{more}"
-        )
+    After the searches its methods are yet to be judged, and they must be searched alike.
+    """
+    from orchestrator.state.suite_definition import SuiteDefinition, whole_of
+
+    folder = workspace.path_of(name)
+    is_whole = SuiteDefinition.is_in(folder)
+    found = SuiteDefinition.read(folder) if is_whole else whole_of(workspace, name)
+    if found is None or found.go_on is None:
+        return
+    what = "reproduction" if found.go_on.startswith("reproduce ") else "comparison"
+    part = "is" if is_whole else f"belongs to '{found.name}',"
+    more = ", for more trials with another --trials" if changes else ""
+    raise UsageError(
+        f"'{name}' {part} a {what}; `tinyattn {found.go_on}` goes on with searches and "
+        f"judgement{more}"
+    )
 
 
 @sweep.command("status")

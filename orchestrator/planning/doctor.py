@@ -74,7 +74,7 @@ def _quantized() -> str:
     try:
         return f"precision=int8 and nf4 by {name} {metadata.version(name)}"
     except metadata.PackageNotFoundError:
-        return f"no precision=int8 or nf4 without {name}: pip install {name}==0.50.*"
+        return f"no precision=int8 or nf4 without {name}: pip install '{name}==0.50.*'"
 
 
 def _plm() -> Finding:

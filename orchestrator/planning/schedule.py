@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
 from orchestrator.planning.curves import Curves
 from orchestrator.planning.plan import TYPICAL_LENGTH, assumed_rows
 from orchestrator.planning.preflight import max_evaluations, predict_cost
+from orchestrator.planning.progress import counted
 from orchestrator.planning.simulation import (
     Replay,
     SuiteReplay,
@@ -61,15 +62,23 @@ class Schedule:
     """By name within the suite."""
 
     @classmethod
-    def of(cls, suite: Suite, trainings: Mapping[str, Training], cluster: VirtualCluster) -> Self:
-        """Simulate a suite, and then each of its sweeps."""
+    def of(
+        cls,
+        suite: Suite,
+        trainings: Mapping[str, Training],
+        cluster: VirtualCluster,
+        say: Callable[[str], None] | None = None,
+    ) -> Self:
+        """Simulate each sweep of a suite, and then the suite; `say` is told how far that is."""
         alone = {}
-        for member in suite.members:
+        for member in counted(suite.members, "sweeps simulated alone", say):
             training = trainings[member.name]
             there = replace(cluster, seconds=training.seconds)
             alone[member.name] = simulate(
                 member.sweep, training.curves, there, training.evaluations
             )
+        if say is not None:
+            say("all sweeps are simulated together")
         return cls(suite, trainings, cluster, simulate_suite(suite, trainings, cluster), alone)
 
     @property

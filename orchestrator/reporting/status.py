@@ -24,13 +24,14 @@ from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import read_events
 from orchestrator.state.events import ResultEvent
 from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of_run
+from orchestrator.state.suite_definition import whole_of
 from orchestrator.state.sweep_trials import current_runs
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import FINAL_KINDS, SweepRecord, TrialRun, protocol_words
 from tinyattn.errors import StorageError, UsageError
 
-_REPEATING = ("finalize ", "compare ")
+_REPEATING = ("finalize ", "compare ", "reproduce ")
 """How the commands begin that run the best of a sweep on fresh seeds."""
 _PAGE_TRIALS = 20
 """Trials that are shown one by one."""
@@ -175,7 +176,7 @@ class Status:
 
         A comparison's goes on with all that it began.
         """
-        is_noted = self.goes_on_by.startswith((f"{verb} ", "compare "))
+        is_noted = self.goes_on_by.startswith((f"{verb} ", "compare ", "reproduce "))
         return self.goes_on_by if is_noted else f"{verb} {self.sweep.name}"
 
     @property
@@ -259,7 +260,7 @@ def status_of(workspace: Workspace, store: TrackingReader, sweep: SweepRecord) -
     """Return the status of a sweep of the store."""
     name, folder = sweep.name, workspace.path_of(sweep.name)
     here = workspace.is_held(name) if folder.is_dir() else None
-    runs, by = current_runs(folder, store, sweep), workspace.goes_on_by(name)
+    runs, by = current_runs(folder, store, sweep), _goes_on_by(workspace, name)
     found = Status(sweep, runs, here, goes_on_by=by, suite_runs=_suite_runs(workspace, sweep))
     try:
         spec = Definition.read(folder, name).sweep()
@@ -272,12 +273,26 @@ def status_of(workspace: Workspace, store: TrackingReader, sweep: SweepRecord) -
     return replace(found, paused=frozenset(asha.paused), rungs=asha.rungs)
 
 
+def _goes_on_by(workspace: Workspace, name: str) -> str:
+    """Return the command that goes on with a sweep, without `tinyattn`: of a comparison's or a
+    reproduction's part that of the whole, unless it is finalized by its own name."""
+    noted = workspace.goes_on_by(name)
+    try:
+        whole = whole_of(workspace, name)
+    except StorageError:  # damaged
+        whole = None
+    is_own = noted.startswith(("finalize ", "pet "))
+    return noted if whole is None or whole.go_on is None or is_own else whole.go_on
+
+
 def _suite_runs(workspace: Workspace, sweep: SweepRecord) -> bool:
     """Whether the search of a sweep's suite runs: a sweep that has ended is not held any more."""
     if sweep.suite is None or not workspace.is_held(sweep.suite):
         return False
     command = workspace.goes_on_by(sweep.suite)
-    return command.startswith("compare ") or command == f"sweep resume {sweep.suite}"
+    return (
+        command.startswith(("compare ", "reproduce ")) or command == f"sweep resume {sweep.suite}"
+    )
 
 
 def _total(sweep: Sweep) -> int:

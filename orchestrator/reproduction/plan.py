@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from orchestrator.planning.cores import Cores
 from orchestrator.planning.plan import TYPICAL_LENGTH, Capacity, amount, assumed_rows, duration
 from orchestrator.planning.preflight import A4000_FLOPS, max_evaluations, predict_cost
+from orchestrator.planning.progress import counted
 from orchestrator.reproduction.lacking import Lacking
 from orchestrator.reproduction.run import Reproduction, completed
 from orchestrator.reproduction.suite import is_searched, sweep_of
@@ -87,10 +88,13 @@ def cost_of(need: Need, sweep: Sweep) -> Cost:
     )
 
 
-def costs_of(reproduction: Reproduction) -> dict[Need, Cost]:
-    """Return what each sweep of a reproduction takes."""
+def costs_of(
+    reproduction: Reproduction, say: Callable[[str], None] | None = None
+) -> dict[Need, Cost]:
+    """Return what each sweep of a reproduction takes; `say` is told how far that is."""
     name, settings = reproduction.name, reproduction.settings
-    return {need: cost_of(need, sweep_of(name, need, settings)) for need in reproduction.needs}
+    needs = counted(reproduction.needs, "sweeps estimated", say)
+    return {need: cost_of(need, sweep_of(name, need, settings)) for need in needs}
 
 
 def plan_lines(

@@ -55,6 +55,7 @@ from tinyattn.config import (
     build,
     dotted_keys,
     method_name,
+    refuse_secrets,
     set_all,
     set_dotted,
 )
@@ -314,7 +315,7 @@ def load_sweep(name_or_path: str, overrides: Mapping[str, Json]) -> Sweep:
     if {"text_columns", "template", "tags_column", "kind"} & data.keys() and "train" not in data:
         raise ConfigError(
             f"{name_or_path}: this is a task's file; use task={name_or_path} with a sweep, as in "
-            f"`tinyattn sweep check minilm task={name_or_path}`"
+            f"`tinyattn sweep check minilm {shlex.quote(f'task={name_or_path}')}`"
         )
     stem = name_or_path if shipped else path.stem
     data.setdefault("name", default_name(stem, datetime.now()))
@@ -352,6 +353,7 @@ def resolved(data: dict[str, Json], overrides: Mapping[str, Json], source: str) 
     if isinstance(train := data.get("train"), dict):
         train.update(with_tasks_written_out(train))
     fixed = apply_overrides(data, overrides)
+    refuse_secrets(data, source)
     sweep = _without(build(Sweep, data, source), fixed, overrides)
     check(sweep, source)
     return _with_whole_points(sweep)

@@ -121,6 +121,20 @@ def command_of_suite(workspace: Workspace, name: str) -> str:
     return f"sweep resume {name}"
 
 
+def whole_of(workspace: Workspace, sweep: str) -> SuiteDefinition | None:
+    """Return the comparison or reproduction on disk that a sweep is a part of; None: of neither.
+
+    Raises:
+        StorageError: a definition cannot be read that may be it.
+    """
+    for path in sorted(workspace.path_of(sweep).parent.glob(f"*/{FILE}")):
+        if sweep.startswith(f"{path.parent.name}-"):
+            found = SuiteDefinition.read(path.parent)
+            if found.go_on is not None and sweep in found.sweeps.values():
+                return found
+    return None
+
+
 def comparison_page(workspace: Workspace, name: str) -> Path | None:
     """Return the page with the table that judges a comparison's methods; None: there is none."""
     page = workspace.path_of(name) / COMPARISON_PAGE

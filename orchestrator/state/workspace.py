@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from orchestrator.spec.config import check_name
-from orchestrator.tracking.database import file_of, may_be_written
+from orchestrator.tracking.database import FILE, may_be_written
 from tinyattn.errors import StorageError, UsageError
+from tinyattn.files.addresses import require_name, sqlite_file
 from tinyattn.files.atomic import make_folder, write_text
 from tinyattn.files.outside import UnfitError, read_text, reason
 from tinyattn.files.uris import without_secrets
@@ -76,6 +77,7 @@ class Workspace:
         runs = runs or Path(os.environ.get("TINYATTN_RUNS") or "runs")
         uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         found = cls(runs.expanduser().absolute(), uri or None, data, storage, shared)
+        require_name(found.runs, "--runs or TINYATTN_RUNS")
         nearest = _nearest(found.runs)
         if not nearest.is_dir():
             raise UsageError(
@@ -103,7 +105,7 @@ class Workspace:
     @property
     def _database(self) -> Path | None:
         """The store's SQLite file; None: the store is a server or another database."""
-        return file_of(self.tracking_uri or f"sqlite:///{self.runs}/mlflow.db")
+        return sqlite_file(self.tracking_uri) if self.tracking_uri else self.runs / FILE
 
     @property
     def place(self) -> str:

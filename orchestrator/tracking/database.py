@@ -13,24 +13,18 @@ import tempfile
 from collections.abc import Container, Sequence
 from contextlib import closing
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
+from tinyattn.files.addresses import local_path, sqlite_address
 from tinyattn.files.outside import open_file
 
+FILE = "mlflow.db"
+"""Name of the database in a runs folder."""
 ARTIFACTS = "artifacts"
 """Name of the folder of all artifacts in a runs folder, and of a single run's in its own folder."""
 _TABLES = {"alembic_version", "experiments", "runs", "tags", "params", "metrics", "latest_metrics"}
 BUSY_SECONDS = 5.0
 """Seconds to wait while another process has locked the file."""
-
-
-def file_of(uri: str) -> Path | None:
-    """Return the file of an SQLite address; None for the address of another kind of store."""
-    scheme, mark, rest = uri.partition(":///")
-    if not mark or scheme.partition("+")[0] != "sqlite":
-        return None
-    return Path(rest.partition("?")[0])
 
 
 def make(path: Path) -> None:
@@ -43,7 +37,7 @@ def make(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mlflow-") as folder:
         fresh = Path(folder) / path.name
-        make_tables(f"sqlite:///{fresh}")
+        make_tables(sqlite_address(fresh))
         try:
             os.link(fresh, path)
         except FileExistsError:  # another process was quicker
@@ -173,7 +167,5 @@ def _replace(connection: sqlite3.Connection, before: str, here: str) -> None:
 
 
 def _path_of(address: str) -> Path | None:
-    parts = urlsplit(address)
-    if parts.scheme not in ("", "file") or not parts.path.startswith("/"):
-        return None
-    return Path(unquote(parts.path) if parts.scheme else address)
+    path = local_path(address)
+    return path if path is not None and path.is_absolute() else None

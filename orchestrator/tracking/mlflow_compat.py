@@ -31,6 +31,7 @@ _ENVIRONMENT = {
 _LEVELS = {
     "mlflow.pyfunc": logging.WARNING,  # "Validating input example"
     "alembic": logging.CRITICAL,  # creation of tables
+    "mlflow.utils.databricks_utils": logging.CRITICAL,  # the address with its token
     "mlflow.store.db.utils": logging.CRITICAL,  # tracebacks of locks
 }
 

@@ -7,16 +7,18 @@ stores of earlier versions), a parent run per sweep, a child run per trial; what
 
 from __future__ import annotations
 
+import os
+import shlex
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Experiment, Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
@@ -40,6 +42,7 @@ from orchestrator.tracking.records import (
 from orchestrator.tracking.run_tables import DATABASES, RunRow, RunTables
 from tinyattn.config import stored_config
 from tinyattn.errors import StorageError, UsageError, did_you_mean
+from tinyattn.files.addresses import local_path, sqlite_address, sqlite_file, with_file
 from tinyattn.files.outside import UnfitError, parse_json, read_text, reason
 from tinyattn.files.uris import without_secrets
 
@@ -82,7 +85,7 @@ class TrackingReader:
                 f"'{shown}' is not the address of an MLflow store; allowed are addresses such as "
                 "sqlite:///runs/mlflow.db, http://server:5000, postgresql://server/mlflow"
             )
-        self._roots = roots
+        self._roots, self._typed = roots, tracking_uri
         try:
             self.uri = self._prepared(tracking_uri)
             self.client = MlflowClient(self.uri, registry_uri=self.uri)
@@ -100,18 +103,20 @@ class TrackingReader:
     def open(cls, runs_dir: Path, tracking_uri: str | None = None) -> Self:
         """Open the store at `tracking_uri`, or SQLite with its artifacts under `runs_dir`."""
         folder = runs_dir.resolve()
-        uri = tracking_uri or f"sqlite:///{folder}/mlflow.db"
-        file = database.file_of(uri)
+        uri = tracking_uri or sqlite_address(folder / database.FILE)
+        file = sqlite_file(uri)
         if file is None:
             return cls(uri)
         return cls(uri, [place.resolve() / database.ARTIFACTS for place in (file.parent, folder)])
 
     def _prepared(self, uri: str) -> str:
         """Make the store if it is missing; return the address to read it from."""
-        file = database.file_of(uri)
+        file = sqlite_file(uri)
         if file is None:
             _knock(uri)
             return uri
+        file = Path(os.path.realpath(file))  # SQLAlchemy would take `link/..` for the folder here
+        uri = self._typed = with_file(uri, file)
         if not file.exists():
             database.make(file)
         database.require_database(file)
@@ -125,7 +130,7 @@ class TrackingReader:
         """Return a copy of a database and its address, to be read in its place."""
         self._scratch = tempfile.TemporaryDirectory(prefix="tinyattn-")
         copy = database.copy_to(Path(self._scratch.name), file)
-        return copy, f"sqlite:///{copy}"
+        return copy, sqlite_address(copy)
 
     def sweeps(self, task: str | None = None) -> list[SweepRecord]:
         """Return all sweeps, oldest first."""
@@ -187,8 +192,57 @@ class TrackingReader:
             )
         known = f"known are {', '.join(names)}" if names else "the store holds no sweep yet"
         known += f", and the suites {', '.join(suites)}" if suites else ""
+        if name in (deleted := self.deleted()):
+            raise UsageError(f"'{name}' cannot be shown: {deleted[name]}")
         hint = did_you_mean(name, [*names, *suites])
         raise UsageError(f"no sweep is called '{name}'{hint}; {known}")
+
+    def deleted(self) -> dict[str, str]:
+        """Return {sweep or suite deleted in MLflow's pages: how it comes back, in words}."""
+        found: dict[str, str] = {}
+        known = self.client.search_experiments(view_type=ViewType.ALL)
+        gone = {one.experiment_id: one for one in known if one.lifecycle_stage != "active"}
+        there = [one.experiment_id for one in known if one.experiment_id not in gone]
+        kinds = f"tags.`{TAG}kind` LIKE 's%'"  # sweep or suite
+        runs = self.client.search_runs(there, kinds, ViewType.DELETED_ONLY) if there else []
+        whole = self.client.search_runs([*gone], kinds, ViewType.ALL) if gone else []
+        for run in (*runs, *whole):
+            tags, experiment = run.data.tags, gone.get(run.info.experiment_id)
+            name = tags.get(f"{TAG}sweep") or tags.get(f"{TAG}suite", "")
+            found[name] = self.restore_words(experiment) if experiment else self._restore_run(run)
+        return found
+
+    def deleted_lines(self, names: Collection[str] | None = None) -> list[str]:
+        """Return a line for each deletion, with the names of what it took away.
+
+        Args:
+            names: sweeps and suites to tell of; None: all.
+        """
+        found: dict[str, list[str]] = {}
+        for name, words in self.deleted().items():
+            if names is None or name in names:
+                found.setdefault(words, []).append(name)
+        return [f"{', '.join(names)}: {words}" for words, names in found.items()]
+
+    def restore_words(self, experiment: Experiment) -> str:
+        """Return that an experiment was deleted, and the command that brings it back."""
+        command = f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
+        return (
+            f"the MLflow experiment '{experiment.name}' was deleted; bring it back with "
+            f"`{self._at_store(command)}`"
+        )
+
+    def _restore_run(self, run: Run) -> str:
+        command = self._at_store(f"mlflow runs restore --run-id {run.info.run_id}")
+        return f"its MLflow run was deleted; bring it back with `{command}`"
+
+    def _at_store(self, command: str) -> str:
+        """Return a command of MLflow's with the store's address, without secrets, before it.
+
+        Without one MLflow would make a database in the current folder.
+        """
+        address = without_secrets(self._typed, self._typed)
+        return f"MLFLOW_TRACKING_URI={shlex.quote(address)} {command}"
 
     def trials_of(self, sweep: SweepRecord) -> list[TrialRun]:
         """Return the trials of a sweep, finalists and experts included, oldest first."""
@@ -292,11 +346,11 @@ class TrackingReader:
             StorageError: the run's address is none.
         """
         try:
-            uri = urlsplit(self._address(run_id))
+            folder = local_path(self._address(run_id))
         except (MlflowException, ValueError) as error:
             line = first_line(error, self.uri)
             raise StorageError(f"the artifacts of run {run_id}: {line}") from None
-        return Path(unquote(uri.path), path) if uri.scheme in ("", "file") else None
+        return None if folder is None else folder / path
 
     def _refuse_special_files(self, run_id: str, path: str) -> None:
         """Raise StorageError if a copy would block on a pipe, or follow a link to other files."""

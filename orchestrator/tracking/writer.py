@@ -250,10 +250,7 @@ class TrackingWriter(TrackingReader):
         """Return the experiment's id, creating it where needed, with its artifacts in `folder`."""
         found = self.client.get_experiment_by_name(name)
         if found is not None and found.lifecycle_stage != "active":
-            raise UsageError(
-                f"the MLflow experiment '{name}' was deleted; bring it back with "
-                f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
-            )
+            raise UsageError(self.restore_words(found))
         if found is not None:
             return found.experiment_id
         location = None

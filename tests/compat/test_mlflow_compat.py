@@ -17,9 +17,11 @@ import pytest
 from mlflow import MlflowClient, environment_variables
 from mlflow.telemetry import client
 from mlflow.telemetry.client import get_telemetry_client
+from sqlalchemy import create_engine
 
 from orchestrator.tracking.database import require_database
 from orchestrator.tracking.mlflow_compat import make_tables, prepare_mlflow
+from tinyattn.files.addresses import sqlite_address
 from tinyattn.telemetry import switch_telemetry_off
 
 
@@ -35,6 +37,24 @@ def test_the_tables_are_those_that_a_store_makes(tmp_path: Path) -> None:
             rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             found.append(set(rows.fetchall()))
     assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["really?", "feature%2Fnew", "100% #1"])
+def test_mlflow_and_sqlalchemy_open_the_file_that_an_address_is_of(
+    tmp_path: Path, name: str
+) -> None:
+    file = tmp_path / "projects" / name / "mlflow.db"
+    file.parent.mkdir(parents=True)
+    with closing(create_engine(sqlite_address(file)).connect()) as connection:
+        assert connection.exec_driver_sql("pragma database_list").all()[0][2] == str(file)
+    server = [sys.executable, "-m", "mlflow", "experiments", "create", "-n", "mine"]
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": sqlite_address(file)}
+    subprocess.run(server, env=environment, cwd=tmp_path, check=True, capture_output=True)
+    with closing(sqlite3.connect(file)) as connection:
+        assert ("mine",) in connection.execute("SELECT name FROM experiments").fetchall()
+    assert [path.name for path in tmp_path.iterdir()] == ["projects"]  # no folder `really%3F`
+    assert [path.name for path in file.parent.parent.iterdir()] == [name]
 
 
 def test_mlflow_reads_the_switches_with_each_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,28 @@ from orchestrator.execution.ray_compat import address_in
 pytestmark = pytest.mark.slow
 
 
+ENDED_AFTER_RAY = """
+import os, signal, time
+from cluster.local import this_machine
+from orchestrator.driver.signals import end_by_exception
+end_by_exception()
+with this_machine(num_cpus=1):
+    pass
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print("asked to end")
+"""
+
+
+def test_sigterm_is_handled_after_ray_as_before() -> None:
+    """As while the methods of a comparison are judged: Ray's core leaves the default handler."""
+    words = [sys.executable, "-c", ENDED_AFTER_RAY]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "asked to end\n", done.stderr
+
+
 @ray.remote(num_cpus=0)
 class Idle:
     """An actor that can answer, fail or die."""

@@ -285,6 +285,8 @@ def test_a_comparison_is_not_resumed_as_a_suite(
     again = f"`tinyattn {COMMAND} --runs {searched.runs}` goes on"
     assert f"'c' is a comparison; {again} with searches and judgement" in refused
     assert ("for more trials with another --trials" in refused) == (words[0] == "extend")
+    part = typed(searched, "sweep", words[0], "c-lora", *words[2:], code=2).stderr
+    assert f"'c-lora' belongs to 'c', a comparison; {again} with searches and judgement" in part
 
 
 def test_a_comparison_of_an_earlier_version_is_a_suite_as_before(searched: Workspace) -> None:

@@ -86,6 +86,84 @@ def test_other_words_in_backticks_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, words, "--runs", "r") == words
 
 
+def test_a_secret_of_any_address_is_hidden_in_all_that_is_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = (
+        "no 'http://u:topsecret@h/x', http:/u:topsecret@h, https://topsecret@h, s3://k:topsecret@b"
+    )
+    assert "topsecret" not in told(
+        monkeypatch, f"{words}, databricks://dapitopsecret, max_tokens=4"
+    )
+    shown = told(monkeypatch, "at http://127.0.0.1:5000/#/x?viewStateShareKey=a.b (me@x), tokens=4")
+    assert shown == "at http://127.0.0.1:5000/#/x?viewStateShareKey=a.b (me@x), tokens=4"
+
+
+TYPED = "http://u:topsecret@host/x"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "run", "minilm", f"plm={TYPED}"],
+        ["sweep", "run", "minilm", f"task={TYPED}"],
+        ["sweep", "check", "minilm", f"adapter.method={TYPED}"],
+        ["sweep", "check", TYPED],
+        ["sweep", "status", TYPED],
+        ["sweep", "status", "s", "--runs", TYPED],
+        ["ui", "--port", TYPED],
+        ["train", "task=agreement", f"plm={TYPED}"],
+        ["predict", TYPED, "rows.jsonl"],
+        ["compare", "rte", "--plm", TYPED, "--plan"],
+        ["cluster", "status", TYPED],
+        ["leaderboard", "--tracking-uri", "databricks://topsecret@host"],
+    ],
+)
+def test_a_secret_that_was_typed_is_not_printed(words: list[str]) -> None:
+    result = run(*words)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, SystemExit), result.exc_info
+    assert "topsecret" not in result.output + result.stderr
+
+
+def test_no_secret_is_kept_in_a_sweep(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "train: {task: rte, plm: minilm, start: {adapter: 's3://k:topsecret@b/x'}}\n"
+        "space: {optimizer.lr: {type: choice, values: [1e-3]}}\n"
+    )
+    refused = run("sweep", "run", file, "--runs", tmp_path / "runs")
+    assert "train.start.adapter: got an address with a password or token in it" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", "check", LONG],
+        ["sweep", "check", f"{LONG}.yaml"],
+        ["sweep", "check", "minilm", "--import", LONG],
+        ["sweep", "check", "minilm", f"task={LONG}.yaml"],
+        ["sweep", "check", "minilm", f"plm={LONG}"],
+        ["sweep", "check", "minilm", "--runs", LONG],
+        ["sweep", "status", "--tracking-uri", f"sqlite:///{LONG}/x.db"],
+        ["train", "task=agreement", "plm=minilm", "--output", LONG],
+        ["predict", LONG, "rows.jsonl"],
+        ["pet", f"{LONG}.yaml"],
+        ["doctor", "--data", LONG],
+        ["sweep", "check", "minilm", f"plm={'a/' * 3000}"],
+    ],
+)
+def test_a_path_that_is_too_long_is_one_message(words: list[str]) -> None:
+    refused = run(*words)
+    assert isinstance(refused.exception, SystemExit), refused.exc_info
+    assert refused.exit_code == 2, refused.stderr
+    assert "File name too long" in refused.stderr
+
+
 def test_a_clusters_file_is_where_its_sweeps_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(main.commands, "on-cluster", on_cluster)
     said = run("on-cluster", "my rack.yaml").stdout.strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -23,7 +24,7 @@ from orchestrator.tracking import database
 from orchestrator.tracking.database import address_here
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.adapters.checkpoint import read_card
-from tinyattn.errors import StorageError
+from tinyattn.errors import StorageError, UsageError
 
 
 @pytest.fixture
@@ -84,6 +85,47 @@ def test_a_moved_folder_has_its_adapters_and_writes_to_its_new_place(
         assert address.startswith(place.as_uri())  # where MLflow's own pages look
     assert len(list(place.glob("artifacts/*/*/artifacts/adapter/adapter_config.json"))) == 2
     assert not runs.exists()
+
+
+ODD = [
+    "really?", "a#b", "feature%2Fnew", "100%", "%41", "a b", "a&b=c", "a;b", "a+b", "a:b@c",
+    "caf\u00e9", "cafe\u0301", "it's \"x\"", "new\nline", "-x", "[x]*", "file:x", "a\\b",
+]  # fmt: skip
+
+
+def test_a_store_is_in_its_folder_whatever_that_is_called(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "projects"
+    for name in ODD:
+        place = folder / name / "runs"
+        shutil.copytree(runs, place)
+        tracker = TrackingWriter.open(place)
+        (old,) = tracker.trials_of(tracker.find_sweep("first"))
+        (kept,) = place.glob("artifacts/*/*/artifacts/adapter")
+        assert tracker.folder_of(old.run_id, "adapter") == kept
+        tracker.log_folder(old.run_id, tmp_path / "t1" / "adapter", "again")
+        tracker.tag(old.run_id, {"note": name})
+        tracker.settle(30)
+        assert len(list(place.glob("artifacts/*/*/artifacts/again/*.json"))) == 1
+        with sqlite3.connect(place / "mlflow.db") as database_here:
+            (noted,) = database_here.execute("select value from tags where key = 'tinyattn.note'")
+        assert noted == (name,)
+        assert [path.name for path in (folder / name).iterdir()] == ["runs"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(ODD)
+
+
+def test_a_typed_address_may_lead_through_a_link(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    runs.rename(tmp_path / "far" / "runs")
+    uri = f"sqlite:///{tmp_path}/link/../runs/mlflow.db"  # SQLAlchemy would leave `link/..` out
+    assert [one.name for one in Workspace.find(tracking_uri=uri).store().sweeps()] == ["first"]
+    assert not runs.exists()
+
+
+def test_a_folder_that_no_address_can_name_is_refused_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    with pytest.raises(UsageError, match=r"caf\\xe9, whose name is not UTF-8.*TINYATTN_RUNS"):
+        Workspace.find(folder)
 
 
 def test_a_copy_leaves_the_original_as_it_was(runs: Path, tmp_path: Path) -> None:

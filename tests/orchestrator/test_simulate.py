@@ -11,8 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import main
+from orchestrator.planning import progress
 from orchestrator.planning.curves import Recorded, Synthetic, unit
 from orchestrator.planning.plan import TABLE_3
+from orchestrator.planning.progress import counted
 from orchestrator.planning.schedule import Schedule, paced
 from orchestrator.planning.simulation import Training, VirtualCluster, simulate, simulate_suite
 from orchestrator.spec.config import Sweep
@@ -238,3 +240,11 @@ def test_the_command_line_keeps_to_the_gpu_hours(tmp_path: Path) -> None:
     assert "of 0.9 after" in line
     counts = [line for line in shown.output.splitlines() if "completed" in line]
     assert sum(int(line.split()[1]) for line in counts) < 8
+
+
+def test_what_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, said = [0.0], []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    for seconds in counted([1.0, 6.0, 1.0, 1.0], "done", said.append):
+        now[0] += seconds
+    assert said == ["done: 2 of 4"]

@@ -3,38 +3,79 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from mlflow import MlflowClient
+from mlflow.cli import cli as mlflow
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from mlflow_sweeps import Sweeps
 
 from orchestrator.planning.curves import Recorded
 from orchestrator.reporting.mlflow_page import publish
+from orchestrator.reporting.suite.status import find_status, statuses
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.definition import Definition
 from orchestrator.state.requests import request_stop
+from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import REQUESTS, Workspace
 from orchestrator.tracking import database
 from tinyattn.errors import StorageError, UsageError
 
 
-def test_a_deleted_experiment_says_how_it_comes_back(sweeps: Sweeps) -> None:
+def test_a_deletion_in_mlflows_pages_says_how_it_comes_back(
+    sweeps: Sweeps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As typed: each command works, from any folder, and leaves nothing there."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     sweeps.start("first")
     sweeps.tracker.settle(30)
-    client = MlflowClient(sweeps.tracker.uri)
-    experiment = sweeps.runs.experiment
+    client, experiment = MlflowClient(sweeps.tracker.uri), sweeps.runs.experiment
+    workspace, elsewhere = Workspace(tmp_path / "runs"), tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def typed(said: str) -> None:
+        (command,) = re.findall("`(.*)`", said)
+        words = shlex.split(command)
+        done = CliRunner().invoke(mlflow, words[2:], env=dict([words[0].split("=", 1)]))
+        assert (words[1], done.exit_code) == ("mlflow", 0), done.output
+
+    monkeypatch.chdir(elsewhere)
     client.delete_experiment(experiment)
-    said = f"deleted; bring it back with `mlflow experiments restore --experiment-id {experiment}`"
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=r"experiment '.*' was deleted; bring it") as refused:
         sweeps.start("second")
-    client.restore_experiment(experiment)
-    sweeps.start("second")
-    assert sweeps.runs.experiment == experiment
+    with pytest.raises(UsageError, match="'first' cannot be shown: the MLflow experiment"):
+        workspace.store().find_sweep("first")
+    assert [str(refused.value) in line for line in statuses(workspace)] == [True]
+    typed(str(refused.value))
+    client.delete_run(sweeps.tracker.find_sweep("first").run_id)
+    with pytest.raises(UsageError, match="'first' cannot be shown: its MLflow run was") as refused:
+        workspace.store().find_sweep("first")
+    typed(str(refused.value))
+    assert [line.partition(" ")[0] for line in statuses(workspace)] == ["first"]
+    assert not [*elsewhere.iterdir()]
+
+
+def test_a_suite_whose_experiments_were_deleted_says_so(sweeps: Sweeps, tmp_path: Path) -> None:
+    suite = sweeps.tracker.open_suite("both")
+    sweeps.start("both-rte", task="rte", suite=suite)
+    sweeps.tracker.settle(30)
+    folder = tmp_path / "runs" / "sweeps" / "both"
+    folder.mkdir(parents=True)
+    SuiteDefinition(name="both", sweeps={"rte": "both-rte"}, weights={"rte": 1}).write(folder)
+    client, workspace = sweeps.tracker.client, Workspace(tmp_path / "runs")
+    client.delete_experiment(sweeps.runs.experiment)
+    assert "deleted  both-rte: the MLflow experiment" in str(find_status(workspace, "both"))
+    client.delete_run(suite.run_id)
+    said = str(find_status(workspace, "both"))
+    assert "state    not known: its run was deleted" in said
+    assert "deleted  both: its MLflow run was deleted" in said
 
 
 def test_an_experiment_that_another_sweep_makes_first_is_used(

@@ -31,6 +31,7 @@ from tinyattn.config.schema import (
     dotted_keys,
     is_tag,
     parse_overrides,
+    refuse_secrets,
     set_dotted,
     shown,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "is_tag",
     "method_name",
     "parse_overrides",
+    "refuse_secrets",
     "set_all",
     "set_dotted",
     "shown",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tinyattn.errors import ConfigError, did_you_mean
+from tinyattn.files.uris import hide_credentials
 from tinyattn.files.yaml_files import parse_yaml
 
 
@@ -52,6 +53,30 @@ def build(model: type[Model], data: Any, source: str) -> Model:
         if len(faults) > MOST_FAULTS:
             lines.append(f"{source}: and {len(faults) - MOST_FAULTS} more")
         raise ConfigError("\n".join(lines)) from None
+
+
+def refuse_secrets(data: Any, source: str) -> None:
+    """Raise ConfigError if a value is an address with a password or token in it.
+
+    A sweep's values are written into its folder, MLflow and pages, where others read them.
+    """
+    if key := _secret_key(data):
+        raise ConfigError(
+            f"{source}: {key}: got an address with a password or token in it, which would be "
+            "kept in files, in MLflow and on pages; expected one without, with the secret in the "
+            "environment, as in HF_TOKEN"
+        )
+
+
+def _secret_key(data: Any, key: str = "") -> str:
+    """Return the dotted key of the first address in nested data that holds a secret; '': none."""
+    if isinstance(data, str):
+        return "" if hide_credentials(data) == data else key
+    if isinstance(data, list | tuple):
+        data = dict(enumerate(data))
+    pairs = data.items() if isinstance(data, Mapping) else ()
+    found = (_secret_key(value, f"{key}.{name}".strip(".")) for name, value in pairs)
+    return next(filter(None, found), "")
 
 
 def _fault(model: type[BaseModel], fault: Any, data: Any, source: str) -> str:

@@ -12,7 +12,13 @@ from urllib.parse import unquote, unquote_plus
 
 _BEFORE_HOST = re.compile(r"(?P<shown>//[^/@:\s]*:)(?P<secret>.*)@")
 """A password before the host, up to the last @: it may contain an @ or a slash, unescaped."""
-_TOKEN_AS_USER = re.compile(r"(?P<shown>https?://)(?P<secret>[^/@:\s]+)@", re.IGNORECASE)
+_TOKEN_AS_USER = re.compile(
+    r"(?P<shown>(https?|databricks(-uc)?)://)(?P<secret>[^/@:\s]+)@", re.IGNORECASE
+)
+_DATABRICKS_TOKEN = re.compile(r"(?P<shown>databricks(-uc)?:/+)(?P<secret>dapi\w+)", re.IGNORECASE)
+"""A token where a profile's name belongs."""
+_ADDRESS = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]*:/\S*")
+"""An address in a message; as a path it has lost the second slash of `://`."""
 _OPTION = re.compile(r"(?P<shown>(?<![\w.%+-])(?P<key>[\w.%+-]+)=)(?P<secret>[^\s&;]+)")
 _OF_OPTIONS = re.compile(
     r"(?P<shown>[?&;](odbc_connect|options)=)(?P<secret>[^\s&;]+)", re.IGNORECASE
@@ -27,9 +33,11 @@ _NAMES_A_SECRET = re.compile(
     re.IGNORECASE,
 )
 _NAMES_NO_SECRET = re.compile(
-    r"ssl_?key|.*(file|path|dir|mode|url)|(.*_)?(ib_pkey|askpass|bypass|disable_.*)", re.IGNORECASE
+    r"ssl_?key|viewstatesharekey|.*(file|path|dir|mode|url)|(.*_)?(ib_pkey|askpass|bypass|disable_.*)",
+    re.IGNORECASE,
 )
-"""Options that sound like secrets but are paths, network partitions, programs or switches."""
+"""Options that sound like secrets but are paths, network partitions, programs, switches or
+a page of MLflow's."""
 _PORT = re.compile(r"\d{1,5}/")
 _USER_AND_PASSWORD = re.compile(r"[^/\s@:=]+:(?P<secret>[^/\s@]+)@(?!sha256:)")
 """User and password without a scheme, as before the registry of a container image."""
@@ -47,10 +55,29 @@ def without_secrets(text: str, *uris: str) -> str:
         text = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", _HIDDEN, text)
     text = _BEFORE_HOST.sub(rf"\g<shown>{_HIDDEN}@", text)
     text = _TOKEN_AS_USER.sub(rf"\g<shown>{_HIDDEN}@", text)
+    text = _DATABRICKS_TOKEN.sub(rf"\g<shown>{_HIDDEN}", text)
     text = _OF_OPTIONS.sub(rf"\g<shown>{_HIDDEN}", text)
     return _OPTION.sub(
         lambda found: f"{found['shown']}{_HIDDEN}" if _is_secret(found) else found[0], text
     )
+
+
+def hide_credentials(message: str) -> str:
+    """Return a message with the secrets of all addresses in it hidden, which need not be known.
+
+    Only passwords without a blank are found.
+    """
+    return _ADDRESS.sub(lambda found: _shown_address(found[0]), message)
+
+
+def _shown_address(address: str) -> str:
+    scheme, _, rest = address.partition(":")
+    rest = rest.removeprefix("/").removeprefix("/")
+    whole = f"{scheme}://{rest}"
+    if not has_secret(whole):
+        return address
+    shown = without_secrets(whole)
+    return shown if address.startswith(f"{scheme}://") else shown.replace("://", ":/", 1)
 
 
 def has_secret(text: str, *, shell: bool = False) -> bool:
@@ -61,7 +88,7 @@ def has_secret(text: str, *, shell: bool = False) -> bool:
         shell: whether a value that begins with $ is a shell variable, thus no secret.
     """
     found = [match for match in _BEFORE_HOST.finditer(text) if not _PORT.match(match["secret"])]
-    found += _TOKEN_AS_USER.finditer(text)
+    found += [*_TOKEN_AS_USER.finditer(text), *_DATABRICKS_TOKEN.finditer(text)]
     found += filter(_is_secret, _OPTION.finditer(text))
     in_full = [match for match in found if not (shell and _is_variable(match["secret"]))]
     return bool(in_full or _USER_AND_PASSWORD.match(text))
@@ -91,6 +118,7 @@ def _is_variable(value: str) -> bool:
 def _parts(uri: str) -> Iterator[str]:
     """Yield the secrets of a URI, and the parts into which a parser may have split them."""
     found = [*_BEFORE_HOST.finditer(uri), *_TOKEN_AS_USER.finditer(uri)]
+    found += _DATABRICKS_TOKEN.finditer(uri)
     found += filter(None, [_USER_AND_PASSWORD.match(uri)])
     for text in {uri, unquote_plus(uri)}:
         found += filter(_is_secret, _WHOLE_OPTION.finditer(text))

@@ -138,7 +138,7 @@ def quantizing_options(name: str, config: PretrainedConfig, precision: str) -> d
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ConfigError(
             f"precision {precision} came, which needs bitsandbytes, and that is not installed: "
-            "pip install bitsandbytes==0.50.*, or set precision=bf16"
+            "pip install 'bitsandbytes==0.50.*', or set precision=bf16"
         )
     import_bitsandbytes()
     # On the CPU wherever it will run, so that a PLM has the same bits on all machines.

@@ -96,6 +96,8 @@ class SuiteStatus:
     """Whether the methods of a comparison are judged by that command."""
     judged: Path | None = None
     """Page with the table that judges the methods of a comparison; None: there is none here."""
+    deleted: Sequence[str] = ()
+    """What of it was deleted in MLflow's pages, and how that comes back; a line each."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -106,6 +108,7 @@ class SuiteStatus:
                 *(f"average  {line}" for line in self._averages()),
                 *(f"judged   {line}" for line in self._judged()),
                 *([f"left     about {clock(left)}"] if (left := self._seconds_left()) else []),
+                *(f"deleted  {line}" for line in self.deleted),
                 *(f"failed   {one.member.name}: {one.cause}" for one in self.members if one.cause),
                 "",
                 *_table(self.members),
@@ -169,6 +172,8 @@ class SuiteStatus:
             doing = "finalizing" if self.driver_here and is_finalizer else "running"
             return ", ".join(filter(None, (doing, words)))
         resume = self.go_on or f"sweep resume {self.name}"
+        if outcome is None and self.deleted:
+            return "not known: its run was deleted"
         if outcome is None:
             gone = f"its driver is gone{f' ({words})' if words else ''}"
             return f"{gone}; `tinyattn {resume}` goes on"
@@ -240,7 +245,10 @@ def _suite_status(
     is_here = SuiteDefinition.is_in(workspace.path_of(name))
     here = workspace.is_held(name) if is_here else None
     by = workspace.goes_on_by(name)
-    whole = SuiteStatus(name, store.find_suite(name), members, here, by)
+    record, deleted = store.find_suite(name), []
+    if record is None or any(one.status is None for one in members):
+        deleted = store.deleted_lines([name, *sweeps.values()])
+    whole = SuiteStatus(name, record, members, here, by, deleted=deleted)
     try:
         definition = SuiteDefinition.read(workspace.path_of(name))
     except StorageError:  # not here, or damaged
@@ -252,7 +260,7 @@ def _suite_status(
 def statuses(workspace: Workspace) -> list[str]:
     """Return a line for each sweep and suite of the store, newest first.
 
-    A suite's sweeps follow it, indented.
+    A suite's sweeps follow it, indented; then what was deleted in MLflow's pages.
     """
     store = workspace.store()
     suites = [
@@ -271,7 +279,8 @@ def statuses(workspace: Workspace) -> list[str]:
         blocks.append((start, [("", suite), *own]))
     entries = [entry for _, block in sorted(blocks, key=lambda b: -b[0]) for entry in block]
     width = max((len(indent) + len(_name(found)) for indent, found in entries), default=0)
-    return [indent + found.line(width - len(indent)) for indent, found in entries]
+    lines = [indent + found.line(width - len(indent)) for indent, found in entries]
+    return [*lines, *store.deleted_lines()]
 
 
 def _sweeps_of(workspace: Workspace, store: TrackingReader, suite: str) -> dict[str, str]:
