@@ -218,11 +218,11 @@ def written(folder: Path, gpu_hours: str = "") -> Path:
 def test_the_command_line_shows_a_suite(tmp_path: Path) -> None:
     words = ["sweep", "simulate", str(written(tmp_path)), "--nodes", "2", "name=t"]
     shown = CliRunner().invoke(main, words)
-    assert shown.exit_code == 0, shown.output
-    starts = [line.split()[0] for line in shown.output.splitlines()]
+    assert shown.exit_code == 0, shown.stdout
+    starts = [line.split()[0] for line in shown.stdout.splitlines()]
     assert starts == ["suite", "assumed", "a", "b", "time", "ends", "in", "bound"]
     fewer = CliRunner().invoke(main, [*words, "--without", "b"])
-    starts = [line.split()[0] for line in fewer.output.splitlines()]
+    starts = [line.split()[0] for line in fewer.stdout.splitlines()]
     assert starts == ["suite", "assumed", "a", "time", "ends", "in", "bound"]
     wrong = CliRunner().invoke(main, [*words, "--without", "c"])
     assert wrong.exit_code == 2

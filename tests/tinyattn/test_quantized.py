@@ -393,7 +393,7 @@ def test_without_bitsandbytes_the_way_to_get_it_is_said(
     """A mock: of Python's search, since the tests' own environment has it."""
     folder = str(save_tiny_plm(tmp_path / "plm"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"not installed: pip install bitsandbytes"):
+    with pytest.raises(ConfigError, match=r"not installed: pip install 'bitsandbytes"):
         load_plm(folder, "int8")
 
 
