@@ -14,9 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from conftest import tiny_config
 from generation_files import save_decoder
 from huggingface_hub import constants
+from plm_configs import tiny_config
 from tiny_plm import save_tiny_plm
 
 from tinyattn.errors import PlmError
