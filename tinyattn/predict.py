@@ -32,7 +32,7 @@ from tinyattn.errors import (
 from tinyattn.passes.forward import mixed_outputs, outputs_of
 from tinyattn.passes.generation import answers_of, generated, tags_of
 from tinyattn.tasks import Task
-from tinyattn.tasks.base import Pattern
+from tinyattn.tasks.base import PLAIN, FileForm, Pattern
 from tinyattn.tasks.multilabel import Multilabel, margins
 from tinyattn.tasks.sequences import Generation, Template
 from tinyattn.training.model_cache import ModelCache
@@ -137,7 +137,7 @@ class Predictor:
 
     def outputs(self, split: Rows, metrics: Sequence[str] | None = None) -> np.ndarray:
         """Return what metrics are computed of, [N, scored_width]: logits, or scores of a
-        regression; of generation statistics of texts.
+        regression in the units of its files; of generation statistics of texts.
 
         Args:
             split: tokenised rows; of generation those of `ModelCache.data`, with references.
@@ -145,7 +145,8 @@ class Predictor:
         """
         task = self.task if metrics is None else replace(self.task, metrics=tuple(metrics))
         rows = self.batches(split)
-        return answers_of(self.model, self.name, rows, self.device, task, self.plm).outputs
+        answers = answers_of(self.model, self.name, rows, self.device, task, self.plm)
+        return self.scale.outputs(self.task, answers.outputs)
 
     def batches(self, split: Rows) -> Batches:
         """Return the rows of a split as the PLM takes them."""
@@ -203,7 +204,9 @@ class Predictor:
         if self.task.tagging:
             return [{"tags": tags} for tags in tags_of(outputs, rows, self.task)]
         if self.task.labels is None:
-            return [{"score": float(score)} for score in self.in_units(outputs)[:, 0]]
+            return [
+                {"score": float(score)} for score in self.scale.outputs(self.task, outputs)[:, 0]
+            ]
         labels = self.task.labels
         if self.task.multilabel is not None:
             reached = margins(outputs, self.task.thresholds) >= 0
@@ -221,12 +224,6 @@ class Predictor:
             }
             for row in softmax(outputs.astype(np.float64), axis=1)
         ]
-
-    def in_units(self, outputs: np.ndarray) -> np.ndarray:
-        """Return outputs of a regression, [N, 1], in the units of its files; others as they are."""
-        if not self.task.is_regression:
-            return outputs
-        return self.scale.in_units(outputs.astype(np.float64))
 
     def close(self) -> None:
         """Give the PLM back as it was."""
@@ -297,13 +294,14 @@ def _task_of(card: TaskCard) -> Task:
     """Return the task of a card, of whose patterns it has the one that was used."""
     apart = {"max_length", "carve_version", "token_version", "separator"}
     apart |= {"pattern", "examples", "generation", "centre", "spread", "group_column"}
-    apart |= {"multilabel"}
+    apart |= {"multilabel", "files"}
     pattern = () if card.pattern is None else (Pattern(**dict(card.pattern)),)
     own = card.generation
     generation = None if own is None else Generation(Template(own.template), own.length, own.beams)
     sets = None if card.multilabel is None else Multilabel(**card.multilabel.model_dump())
+    form = PLAIN if card.files is None else FileForm(**card.files.model_dump())
     fields = card.model_dump(exclude=apart)
-    return Task(**fields, patterns=pattern, generation=generation, multilabel=sets)
+    return Task(**fields, patterns=pattern, generation=generation, multilabel=sets, form=form)
 
 
 def _plm_of(card: AdapterCard) -> str:

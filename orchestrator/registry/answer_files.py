@@ -128,8 +128,8 @@ def csv_of(answers: Sequence[Prediction]) -> str:
     """Return answers as CSV: a column `probability_<label>` for each label, tags between blanks."""
     rows = [_flat(answer) for answer in answers]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)  # ends rows by \r\n, as RFC 4180; with \n alone a \r is not quoted
     writer.writerow(names)
     writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
     return text.getvalue()

@@ -277,7 +277,7 @@ def _answer(part: _Part, predictor: Predictor, say: Callable[[str], None]) -> An
     say(f"{file.name}: {len(split):,} rows by {answerer.name}{cut}")
     outputs = np.concatenate([*_outputs(split, predictor, file.name, say)])
     require_finite(outputs)
-    table = table_of(rows.index, file.labels_of(predictor.in_units(outputs)))
+    table = table_of(rows.index, file.labels_of(outputs))
     return Answer(file, table, len(split), answerer, rows.place, split.truncated, part.digest)
 
 

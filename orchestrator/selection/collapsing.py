@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +59,13 @@ class Loaded:
 
     def answers(self, split: Rows) -> Answers:
         """Return the same with the logits that it is made of."""
-        return answers_of(*self._running(split), self.task, self.plm)
+        answers = answers_of(*self._running(split), self.task, self.plm)
+        return replace(answers, outputs=self._scale.outputs(self.task, answers.outputs))
+
+    @property
+    def _scale(self) -> Scale:
+        task = self.card.task
+        return LITERAL if task is None else Scale(task.centre, task.spread)
 
     def _running(self, split: Rows) -> tuple[AdaptedModel, str, Batches, torch.device]:
         assert self.model.active is not None
@@ -68,9 +74,8 @@ class Loaded:
 
     def loss(self, logits: np.ndarray, split: Rows) -> float:
         """Return the mean loss of a labelled split, whose logits `logits` returned."""
-        task = self.card.task
-        scale = LITERAL if task is None else Scale(task.centre, task.spread)
-        return RowLoss(self.task, scale).mean(logits, self.model_cache.batches_of(split, self.plm))
+        rows = self.model_cache.batches_of(split, self.plm)
+        return RowLoss(self.task, self._scale).mean(logits, rows)
 
     def scores(self, task: Task, split: Rows) -> dict[str, float]:
         """The task's metrics on a labelled split."""

@@ -320,7 +320,8 @@ def primary_metric(task: Task) -> Metric:
             return AveragePrecision(score)
         return Sums(LABEL_METRICS[name].statistics, LABEL_METRICS[name].of_sums)
     if task.is_regression:
-        return Correlation(score, name == "spearman")
+        known = name in ("pearson", "spearman")
+        return Correlation(score, name == "spearman") if known else Metric(score)
     return (Accuracy if name == "accuracy" else Confusion)(name, score)
 
 

@@ -18,9 +18,11 @@ from click.testing import CliRunner, Result
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
+from orchestrator.registry.answer_files import content_of
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
+from tinyattn.data.reading import read_file
 from tinyattn.plms.loading import load_plm
 from tinyattn.predict import load_predictor
 
@@ -239,3 +241,12 @@ def test_evaluate_refuses_in_one_line_and_writes_nothing(here: Path) -> None:
         assert not (here / "e.json").exists()
     one_label = run("evaluate", "classes", file, "--temperature", unknown, "--json", "-")
     assert one_label.exit_code == 2  # hail stands there too
+
+
+def test_a_cell_with_an_old_line_end_is_one_cell(tmp_path: Path) -> None:
+    """Read back by Python's csv and by our own reader."""
+    rows = [{"id": "1", "text": "a\rb", "label": "x"}, {"id": "2", "text": 'c"\n,d', "label": "y"}]
+    (tmp_path / "a.csv").write_bytes(content_of(rows, tmp_path / "a.csv"))
+    with (tmp_path / "a.csv").open(newline="") as file:
+        assert list(csv.DictReader(file)) == rows
+    assert read_file(tmp_path / "a.csv", tmp_path / "scratch").to_list() == rows

@@ -294,6 +294,7 @@ def test_lengths_are_those_of_the_plms_tokenizer(
         ("title,body\n" + "some words here,more words there\n" * 4, "columns are title, body"),
         ("text,label\n" + "some words,x\n" * 4, "has 1 different labels; expected 2"),
         ("text,label\n" + "some words,x\n" * 4 + "a,b,c\n", "Expected 2 columns, got 3"),
+        ("text,label\n" + "a b,x;y\nc d,x\ne f,y;z\ng h,y\ni j,z\n" * 4, "kind: multilabel"),
         ("", "the file is empty"),
         ("text,label\n", "got no rows"),
     ],

@@ -50,12 +50,14 @@ def test_numbers_that_are_labels_are_never_ids(tmp_path: Path) -> None:
 
 
 def test_ids_of_a_whole_column() -> None:
-    labels = ("bad", "good", "0.5")
+    labels = ("bad", "good", "v1.5")
     assert read([0, 1, 2], labels) == [0, 1, 2]
     assert read([0.0, 1.0], labels) == [0, 1]
     assert read(["0", "1.0", "+2"], labels) == [0, 1, 2]
     with pytest.raises(TaskError, match=r"row 2: .*got label '1', an id where other"):
         read(["bad", "1"], labels)
+    with pytest.raises(TaskError, match=r"row 1: .*got label '1'"):
+        read([1.0, 2], ("0.5", "1.5", "2.5"))
     with pytest.raises(TaskError, match=r"row 2: .*got label '3'"):
         read([0, 3], labels)
 

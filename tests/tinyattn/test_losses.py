@@ -179,6 +179,32 @@ def test_scores_are_learned_alike_in_all_units(
     assert pearsonr(*answers).statistic > 0.999
 
 
+def test_metrics_are_computed_in_the_files_units(tmp_path: Path, plm: str) -> None:
+    """A metric of one's own may have units, as a mean error has."""
+    task = write_task(tmp_path, scores(100, 2000), labels=None)
+    trainer = trained(task, plm, optimizer={"lr": 1e-2})
+    *_, _ = trainer
+    with trainer.best_in_place():
+        outputs, labels = trainer.outputs(trainer.data.select)
+    assert abs(outputs.mean() - labels.mean()) < 100
+    trainer.save_adapter(tmp_path / "out")
+    predictor = Predictor(tmp_path / "out")
+    np.testing.assert_allclose(predictor.outputs(trainer.data.select), outputs, rtol=1e-6)
+
+
+def test_large_scores_keep_their_differences(tmp_path: Path, plm: str) -> None:
+    task = write_task(tmp_path, [1.7e9 + i for i in range(80)], labels=None)
+    scale = trained(task, plm).loss.scale
+    assert 15 < scale.spread < 25  # of 64 of the numbers 0 to 79
+
+
+@pytest.mark.parametrize("bad", ["inf", "1_0", "nan", "\u0661"])
+def test_what_python_alone_takes_for_a_number_is_none(bad: str, tmp_path: Path, plm: str) -> None:
+    task = write_task(tmp_path, [*scores(1, 0)[:10], bad, *scores(1, 0)[:69]], labels=None)
+    with pytest.raises(TaskError, match=r"row 11: column 'label': got label .*expected a number"):
+        trained(task, plm)
+
+
 def test_the_papers_protocol_keeps_scores_as_they_are(tmp_path: Path, plm: str) -> None:
     task = write_task(tmp_path, scores(100, 0), labels=None)
     trainer = trained(task, plm, protocol="paper")

@@ -75,6 +75,18 @@ def test_one_of_scores() -> None:
     assert compute_metrics(task, outputs, np.array([1.0, 2.0])) == {"near": -0.5}
 
 
+def test_two_regressions_are_tested_by_their_own_metric() -> None:
+    """A correlation would call the second better, which is off by ten and perfectly correlated."""
+    ta.register_metric("near", of="scores")(lambda labels, own: -float(np.abs(labels - own).mean()))
+    task = replace(find_task("stsb"), metrics=("near",))
+    draws = np.random.default_rng(0)
+    labels = draws.uniform(0, 5, 40)
+    near, far = (labels + draws.normal(0, 0.5, 40))[:, None], labels[:, None] + 10
+    metric = primary_metric(task)
+    assert metric.leads(near, far, labels, np.zeros((1, 40)))[0] > 9
+    assert paired_test(metric, near, far, labels).p_value < 0.01
+
+
 @pytest.mark.parametrize("name", ["f1", "a b", "1st", "", "x/y", "bleu"])
 def test_names_that_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match="register_metric: got the name"):

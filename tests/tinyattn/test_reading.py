@@ -116,6 +116,12 @@ def test_a_form_says_what_an_ending_does_not(tmp_path: Path) -> None:
         read(tmp_path / "c.csv", "a,b\nö,1\n", FileForm(encoding="ascii"))
 
 
+def test_a_header_is_no_row_where_the_form_names_the_columns(tmp_path: Path) -> None:
+    form = FileForm(columns=("text", "label"))
+    assert read(tmp_path / "a.csv", "text,label\na,0\n", form)["text"][:] == ["a"]
+    assert read(tmp_path / "b.csv", "text,0\na,0\n", form)["text"][:] == ["text", "a"]
+
+
 def test_words_a_line(tmp_path: Path) -> None:
     """Sentences end at lines that are blank or hold blanks; a no-break space is part of a word."""
     content = "-DOCSTART- -X- O\n\nAda NNP B-PER\r\nsat VB O\r\n \t\n10\u00a0km CD O\n"
@@ -126,6 +132,26 @@ def test_words_a_line(tmp_path: Path) -> None:
         read(tmp_path / "b.conll", "Ada O\nsat\n")
 
 
+def test_words_with_old_line_ends_and_rows_within_a_row(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.conll", "EU B\rrejects O\r\rnext O\r")["words"][:] == [
+        ["EU", "rejects"],
+        ["next"],
+    ]
+    row = {"text": "a", "label": "x", "entities": [{"text": "Bob"}, {"text": "Ann"}]}
+    assert read(tmp_path / "a.json", json.dumps(row))["text"][:] == ["a"]
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="the column 'label' is there twice"):
+        read(tmp_path / "a.csv", "text,label,label\na,0,1\n")
+
+
+def test_a_quoted_cell_over_the_end_of_the_first_block(tmp_path: Path) -> None:
+    cell = '"' + "a, b\n" * 7000 + '"'
+    content = "text;label\n" + "".join(f"{cell};{i}\n" for i in range(60))
+    assert read(tmp_path / "a.csv", content).column_names == ["text", "label"]
+
+
 def test_a_folder_a_class(tmp_path: Path) -> None:
     for name, text in (("neg/1.txt", "awful\n"), ("pos/1.txt", "great"), ("pos/0.txt", "fine")):
         (tmp_path / "train" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,6 +159,12 @@ def test_a_folder_a_class(tmp_path: Path) -> None:
     found = read_file(tmp_path / "train", tmp_path / "scratch").to_list()
     assert [row["label"] for row in found] == ["neg", "pos", "pos"]
     assert [row["id"] for row in found] == ["neg/1.txt", "pos/0.txt", "pos/1.txt"]
+    (tmp_path / "train" / ".checkpoints").mkdir()
+    (tmp_path / "train" / ".checkpoints" / "b.txt").write_text("x")
+    assert len(read_file(tmp_path / "train", tmp_path / "scratch")) == 3
+    (tmp_path / "train" / "pos" / "more").mkdir()
+    with pytest.raises(TaskError, match=r"got pos/more; expected \.txt files alone"):
+        read_file(tmp_path / "train", tmp_path / "scratch")
     (tmp_path / "empty").mkdir()
     with pytest.raises(TaskError, match="expected a folder for each class"):
         read_file(tmp_path / "empty", tmp_path / "scratch")

@@ -39,6 +39,7 @@ from tinyattn.config import (
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
+from tinyattn.tasks.base import UTF_8, check_form
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -99,6 +100,20 @@ class MultilabelCard(StrictModel):
         return labels is not None and all(len(one) in (0, len(labels)) for one in given)
 
 
+class FilesCard(StrictModel):
+    """How the files of a task are written, as `tasks.base.FileForm`."""
+
+    separator: str | None = Field(None, min_length=1, max_length=1)
+    encoding: str = Field(UTF_8, max_length=100)
+    columns: tuple[Name, ...] | None = Field(None, min_length=1, max_length=1000)
+    quotes: bool = True
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        check_form(self.separator, self.encoding, self.columns)
+        return self
+
+
 class TaskCard(Settings):
     """The part of a task that prediction needs: its text columns, and labels for the outputs."""
 
@@ -127,6 +142,8 @@ class TaskCard(Settings):
     group_column: Name | None = None
     """Column that names rows which belong together, where the task has one."""
 
+    files: FilesCard | None = None
+    """How the task's files are written, where their endings do not tell."""
     centre: float = Field(0.0, allow_inf_nan=False)
     """Score of a regression, in the units of its files, that the outputs have as 0."""
     spread: float = Field(1.0, gt=0, allow_inf_nan=False)
@@ -145,6 +162,7 @@ class TaskCard(Settings):
             "spread",
             "group_column",
             "multilabel",
+            "files",
         }
     )
 

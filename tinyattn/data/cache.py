@@ -31,7 +31,7 @@ from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
 from tinyattn.grouping.groups import Groups, group_rows
 from tinyattn.tasks.base import PLAIN, Task
 
-_FORMAT = 7  # part of the key: raise it when the same data must be tokenised or carved anew
+_FORMAT = 8  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
 
@@ -197,7 +197,10 @@ def _fingerprint(task: Task, form: Form, checked: Mapping[str, datasets.Dataset]
     for split, rows in checked.items():
         digest.update(json.dumps([split, len(rows)]).encode())
         for column in form.columns:
-            digest.update(json.dumps(rows[column][:]).encode())
+            values = rows[column][:]
+            if column == LABEL and task.is_regression:
+                values = np.float32(values).tolist()  # as sweeps recorded it before
+            digest.update(json.dumps(values).encode())
         if WEIGHTS in rows.column_names:
             digest.update(json.dumps(rows[WEIGHTS][:]).encode())
     return digest.hexdigest()[:16]

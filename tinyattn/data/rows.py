@@ -5,6 +5,7 @@ Messages name a row by its number, counted from 1 without a header line.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import datasets
@@ -17,7 +18,7 @@ from tinyattn.data.reading import values_of
 from tinyattn.data.tokens import GROUPS, WEIGHTS
 from tinyattn.errors import TaskError, did_you_mean
 from tinyattn.tasks.base import Task
-from tinyattn.tasks.label_names import By, LabelNames, Spelling
+from tinyattn.tasks.label_names import By, LabelNames, Spelling, number_in
 from tinyattn.tasks.multilabel import Multilabel
 
 LABEL = "label"
@@ -55,9 +56,7 @@ def check_rows(
         if (sets := _label_sets(rows, task, task.multilabel, source, labelled)) is not None:
             columns[LABEL] = sets
     elif task.label_column in rows.column_names:
-        kind = rows.data.table.column(task.label_column).type
-        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        is_soft = soft and task.labels is not None and any(is_of(kind) for is_of in lists)
+        is_soft = soft and task.labels is not None and _has_lists(rows, task.label_column)
         read = _soft_labels if is_soft else _labels
         labels = read(rows, task, source, labelled)
         if labels is not None:
@@ -65,6 +64,15 @@ def check_rows(
     if task.group_column is not None and task.group_column in rows.column_names:
         columns[GROUP] = _group_names(rows, task.group_column, source)
     return datasets.Dataset(pa.table(columns))
+
+
+def _has_lists(rows: datasets.Dataset, name: str) -> bool:
+    """Whether a column holds a list."""
+    kind = rows.data.table.column(name).type
+    if isinstance(kind, pa.BaseExtensionType):
+        return any(isinstance(value, list) for value in values_of(rows, name))
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_of(kind) for is_of in lists)
 
 
 def check_columns(rows: datasets.Dataset, needed: Iterable[str], source: str) -> None:
@@ -155,6 +163,11 @@ def _group_names(rows: datasets.Dataset, name: str, source: str) -> pa.ChunkedAr
     column = rows.data.table.column(name)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    if isinstance(column.type, pa.BaseExtensionType):  # JSON with values of several types
+        values = values_of(rows, name, literal=True)
+        if not any(isinstance(value, list | dict) for value in values):
+            names = [None if value is None else str(value) for value in values]
+            return pa.chunked_array([pa.array(names, pa.string())])
     try:
         column.slice(0, 1).dictionary_encode()
     except pa.ArrowException:
@@ -206,7 +219,7 @@ def _labels(rows: datasets.Dataset, task: Task, source: str, labelled: bool) -> 
         )
     if unknown[at].any():
         return None
-    return pa.array(numbers[at], pa.float32() if task.labels is None else pa.int64())
+    return pa.array(numbers[at], pa.float64() if task.labels is None else pa.int64())
 
 
 def _label_sets(
@@ -276,10 +289,10 @@ def _scores(values: Sequence[Spelling], task: Task) -> dict[Spelling, float]:
 
 
 def _number(text: str | None) -> float:
-    try:
-        return float(text or "nan")
-    except ValueError:
-        return float("nan")
+    """Return the finite number that a text spells; NaN: it spells none."""
+    number = number_in((text or "").strip())
+    found = math.nan if number is None else float(number)
+    return found if math.isfinite(found) else math.nan
 
 
 def spellings(rows: datasets.Dataset, name: str) -> tuple[list[Spelling], np.ndarray]:

@@ -36,6 +36,10 @@ class Scale:
         """Return outputs of a model in the file's units."""
         return outputs * self.spread + self.centre
 
+    def outputs(self, task: Task, outputs: np.ndarray) -> np.ndarray:
+        """Return what metrics of a task are computed of: scores, [N, 1], in the file's units."""
+        return self.in_units(outputs.astype(np.float64)) if task.is_regression else outputs
+
 
 LITERAL = Scale()
 """Scores as they are."""

@@ -157,7 +157,7 @@ def read_columns(path: Path, task: Task) -> datasets.Dataset:
         StorageError: there is no scratch space to read it.
     """
     with _scratch(str(path)) as scratch:
-        return read_file(path, scratch, words=task.tagging)
+        return read_file(path, scratch, task.form, words=task.tagging)
 
 
 @dataclass(frozen=True)

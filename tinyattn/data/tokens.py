@@ -45,7 +45,7 @@ class FlatRows:
     offsets: np.ndarray
     """[N + 1] where each row's tokens begin in `columns`, and where the last row's end."""
     labels: np.ndarray
-    """[N] class ids (int64) or scores (float32); [N, C] probabilities (float32) where labels are
+    """[N] class ids (int64) or scores (float64); [N, C] probabilities (float32) where labels are
     soft, and 0 and 1 (int8) where rows have any number of labels; of generation, lists of the texts
     that are right (objects), and where words have labels, lists of ids. Empty where rows have
     none."""

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tinyattn.data.rows import spelt
-from tinyattn.drafts.columns import Choice, Column
+from tinyattn.drafts.columns import Choice, Column, UnclearError
 from tinyattn.drafts.words import is_number, parts_of, shown
 from tinyattn.errors import TaskError
 from tinyattn.tasks.label_names import LabelNames
+from tinyattn.tasks.multilabel import SEPARATORS
 
 MOST_LABELS = 1000
 """Most classes of a draft: more are rather texts or numbers."""
@@ -150,6 +151,12 @@ def _classes(label: Column, values: Sequence[object], more: Sequence[object], pa
         judged.clear()
     if not 2 <= len(counts) <= MOST_LABELS:
         raise _few_or_many(label, len(counts), path)
+    if sign := _sets_by(counts):
+        raise UnclearError(
+            f"{path}: column '{shown(label.name)}' seems to hold any number of labels with "
+            f"{sign!r} between them; expected one label a row: write a task's file with "
+            "kind: multilabel (docs/sweeps.md), or rename the labels"
+        )
     kept, merged = _merged(counts)
     absent = [name for name in _merged(judged)[0] if _meant(name, kept) is None]
     noticed = [f"{_quoted(one)} is read as {_quoted(other)}" for one, other in merged.items()]
@@ -170,6 +177,15 @@ def _classes(label: Column, values: Sequence[object], more: Sequence[object], pa
         )
     keys = {"labels": labels, "metrics": [metric]}
     return Answers(keys, remarks, {name: kept.get(name, 0) for name in labels}, tuple(noticed))
+
+
+def _sets_by(counts: Mapping[str, int]) -> str | None:
+    """Return the sign that parts values into others, if it does so in two of them; None: none."""
+    for sign in SEPARATORS:
+        parts = [[part.strip() for part in name.split(sign)] for name in counts if sign in name]
+        if sum(all(part in counts for part in own) for own in parts) > 1:
+            return sign
+    return None
 
 
 def _metric(counts: Mapping[str, int]) -> tuple[str, str]:

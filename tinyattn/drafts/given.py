@@ -48,6 +48,8 @@ def written_out(task: Given) -> Given | str:
 
         draft = draft_of(Path(task), Wish())
         more = f"`tinyattn init {shlex.quote(task)}` writes it down"
+        for remark in draft.noticed:
+            warnings.warn(remark, stacklevel=2)
         warnings.warn(f"{summary(draft)}; {more}", stacklevel=2)
         return _text(draft.content, f"; {more}")
     return _text(task, "") if isinstance(task, Mapping) else task

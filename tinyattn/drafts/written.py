@@ -183,7 +183,9 @@ def _separator(text: str, usual: str, form: FileForm) -> tuple[str, bool]:
         return found
     bare = replace(form, quotes=False)
     for sign in dict.fromkeys(text[:_HEAD].partition("\n")[0]):
-        is_sign = sign.isprintable() and not sign.isspace() and not sign.isalnum()
+        is_sign = (
+            sign.isascii() and sign.isprintable() and not sign.isspace() and not sign.isalnum()
+        )
         is_rare = is_sign and sign not in _PUNCTUATION and sign not in signs
         if is_rare and width_of(text, sign, bare) and _makes_labels(text, sign, bare):
             return sign, '"' not in text

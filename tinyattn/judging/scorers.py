@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from tinyattn.errors import UsageError
 from tinyattn.judging.bootstrap import Scorer
 from tinyattn.tasks.confusion import CONFUSION_METRICS, cells_of
 from tinyattn.tasks.corpus_metrics import columns_of, scores_of
@@ -28,14 +29,24 @@ UNITS = ("rmse", "mae", "bias")
 def class_metrics(own: Sequence[str], classes: int) -> tuple[str, ...]:
     """Return the metrics of a task with classes: its own, then all others that fit."""
     fit = [name for name in CLASSIFICATION_METRICS if name != "f1" or classes == 2]
-    known = [name for name in own if name in CONFUSION_METRICS and (name != "f1" or classes == 2)]
+    _refuse_unknown(own, CONFUSION_METRICS)
+    known = [name for name in own if name != "f1" or classes == 2]
     return tuple(dict.fromkeys([*known, *fit]))
+
+
+def _refuse_unknown(names: Sequence[str], known: Collection[str]) -> None:
+    """Raise UsageError for a metric of a user's own that no module of this process registered."""
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(
+            f"metric '{unknown[0]}' is not known here; name the module that registers it with "
+            "--import"
+        )
 
 
 def regression_metrics(own: Sequence[str]) -> tuple[str, ...]:
     """Return the metrics of a regression: its own, then all others that fit."""
-    known = [name for name in own if name in CORRELATIONS]
-    return tuple(dict.fromkeys([*known, *REGRESSION_METRICS, "rmse", "mae"]))
+    _refuse_unknown(own, CORRELATIONS)
+    return tuple(dict.fromkeys([*own, *REGRESSION_METRICS, "rmse", "mae"]))
 
 
 def class_scorer(
@@ -62,11 +73,22 @@ def class_scorer(
             counts = np.bincount(cells, weights, minlength=classes**2)
             matrix = counts.reshape(1, classes, classes)
             for name in names:
-                own = CONFUSION_METRICS[name](matrix)
-                found[name].append(own if _has_value(name, matrix[0]) else np.full(1, np.nan))
+                found[name].append(_of_counts(name, matrix))
         return {name: np.concatenate(own) for name, own in found.items()}
 
     return score
+
+
+def _of_counts(name: str, matrix: np.ndarray) -> np.ndarray:
+    """Return a metric of a confusion matrix, [1]; NaN where it is undefined."""
+    if not _has_value(name, matrix[0]):
+        return np.full(1, np.nan)
+    try:
+        return CONFUSION_METRICS[name](matrix)
+    except UsageError:  # one of a user's own has no value for these rows
+        if name in CLASSIFICATION_METRICS:
+            raise
+        return np.full(1, np.nan)
 
 
 def _has_value(name: str, counts: np.ndarray) -> bool:
@@ -111,7 +133,10 @@ def regression_scorer(names: Sequence[str], labels: np.ndarray, answers: np.ndar
 
     def of_rows(name: str, weights: np.ndarray) -> float:
         """Return a metric that knows no weights, of rows that stand there so often."""
-        return CORRELATIONS[name](np.repeat(labels, weights), np.repeat(answers, weights))
+        try:
+            return CORRELATIONS[name](np.repeat(labels, weights), np.repeat(answers, weights))
+        except UsageError:  # it has no value for these rows
+            return math.nan
 
     def score(weights_BN: np.ndarray) -> dict[str, np.ndarray]:
         return {

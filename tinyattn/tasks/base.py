@@ -41,6 +41,23 @@ class FileForm:
     """Whether a cell may stand in double quotes; without, a quote is a sign as others."""
 
 
+def check_form(separator: str | None, encoding: str, columns: Sequence[str] | None) -> None:
+    """Raise ValueError unless files can be written so; arguments are those of FileForm."""
+    try:
+        "".encode(encoding)
+    except (LookupError, ValueError):
+        raise ValueError(
+            f"encoding: got {encoding!r}; expected a name such as utf-8, latin-1 or utf-16"
+        ) from None
+    if columns is not None and len(set(columns)) < len(columns):
+        raise ValueError(f"columns: got {list(columns)}; expected each name once")
+    if separator is not None and (separator in ('"', "\n", "\r") or not separator.isascii()):
+        raise ValueError(
+            f"separator: got {separator!r}; expected an ASCII sign that ends no cell or line by "
+            "itself"
+        )
+
+
 PLAIN = FileForm()
 """The form of files whose endings tell all."""
 

@@ -7,7 +7,7 @@ A column is read by names or by ids, and all of it the same way:
   "2.0". A boolean is the label "true" or "false", in whatever case. Where two labels fit equally
   well, none is meant.
 - A value is the *id* of a label if it is a whole number from 0 to the number of labels less one,
-  and no label is a whole number itself. So no value can be both.
+  and no label is a number itself. So no value can be both.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class LabelNames:
         if not isinstance(value, str) or self._named(value) is not None:
             return False
         plain = _plain(value)
-        return plain in _MISSING or _number(plain) == -1
+        return plain in _MISSING or number_in(plain) == -1
 
     def expected(self) -> str:
         """Return in words which values mean a label."""
         shown = ", ".join(self.names[:_SHOWN]) + (", ..." if len(self.names) > _SHOWN else "")
-        if self._has_whole:
+        if self._has_numbers:
             return f"one of {shown}"
         return f"one of {shown}, or the ids 0 to {len(self.names) - 1} in all rows"
 
@@ -79,12 +79,12 @@ class LabelNames:
         if by == "names" and self._numbered(value) is not None:
             return ", an id where other rows have names"
         text = str(value)
-        return "" if _number(text) is not None else did_you_mean(text, self.names)
+        return "" if number_in(text) is not None else did_you_mean(text, self.names)
 
     @cached_property
-    def _has_whole(self) -> bool:
-        """Whether a label is a whole number, so that numbers are names and never ids."""
-        return any((n := _number(name)) is not None and _is_whole(n) for name in self.names)
+    def _has_numbers(self) -> bool:
+        """Whether a label is a number, so that numbers are names and never ids."""
+        return any(number_in(name) is not None for name in self.names)
 
     @cached_property
     def _exact(self) -> dict[str, int]:
@@ -96,7 +96,7 @@ class LabelNames:
 
     @cached_property
     def _numbers(self) -> dict[Decimal, int]:
-        return _alone(self.names, _number)
+        return _alone(self.names, number_in)
 
     @cached_property
     def _folded(self) -> dict[str, int]:
@@ -112,12 +112,12 @@ class LabelNames:
         plain = _plain(value)
         if (at := self._composed.get(plain)) is not None:
             return at
-        return None if (number := _number(plain)) is None else self._numbers.get(number)
+        return None if (number := number_in(plain)) is None else self._numbers.get(number)
 
     def _numbered(self, value: Spelling) -> int | None:
-        if self._has_whole or not isinstance(value, str):
+        if self._has_numbers or not isinstance(value, str):
             return None
-        number = _number(_plain(value))
+        number = number_in(_plain(value))
         if number is None or not _is_whole(number) or not 0 <= number < len(self.names):
             return None
         return int(number)
@@ -137,7 +137,7 @@ def _plain(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
-def _number(text: str) -> Decimal | None:
+def number_in(text: str) -> Decimal | None:
     """Return the number that a text spells in ASCII digits, exactly; None: it spells none."""
     return Decimal(text) if len(text) <= 400 and _NUMBER.fullmatch(text) else None
 

@@ -77,6 +77,7 @@ from tinyattn.tasks.base import (
     Pattern,
     Splits,
     Task,
+    check_form,
     check_metrics,
     check_patterns,
     find_split,
@@ -152,16 +153,7 @@ class FilesFile(StrictModel):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        try:
-            "".encode(self.encoding)
-        except LookupError:
-            raise ValueError(
-                f"encoding: got {self.encoding!r}; expected a name such as utf-8, latin-1 or utf-16"
-            ) from None
-        if self.columns is not None and len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"columns: got {list(self.columns)}; expected each name once")
-        if self.separator in ('"', "\n", "\r"):
-            raise ValueError(f"separator: got {self.separator!r}, which ends cells or lines")
+        check_form(self.separator, self.encoding, self.columns)
         return self
 
     @property

@@ -40,8 +40,8 @@ def register_metric(
     Args:
         name: as a task's file names it: letters, digits and `_`.
         of: `classes`: the function takes a confusion matrix [K, K], rows by label and then by
-            answer; `scores`: it takes labels [N] and scores [N] of a regression, standardised
-            alike, so that its value must not depend on their units.
+            answer; `scores`: it takes labels [N] and scores [N] of a regression, both in
+            the units of the task's files.
 
     Raises:
         UsageError: the name is not allowed, or that of a metric of tinyattn.

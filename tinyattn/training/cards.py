@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tinyattn.adapters.checkpoint import GenerationCard, MultilabelCard, PatternCard, TaskCard
+from tinyattn.adapters.checkpoint import (
+    FilesCard,
+    GenerationCard,
+    MultilabelCard,
+    PatternCard,
+    TaskCard,
+)
 from tinyattn.config import TrainConfig
 from tinyattn.data.scale import Scale
 from tinyattn.data.tokens import TaskData
+from tinyattn.tasks.base import PLAIN
 
 
 def task_card(data: TaskData, config: TrainConfig, scale: Scale) -> TaskCard:
@@ -30,6 +37,7 @@ def task_card(data: TaskData, config: TrainConfig, scale: Scale) -> TaskCard:
         if own is None
         else GenerationCard(template=own.template.text, length=own.length, beams=own.beams),
         tagging=task.tagging,
+        files=None if task.form == PLAIN else FilesCard(**asdict(task.form)),
         centre=scale.centre,
         spread=scale.spread,
         group_column=task.group_column,

@@ -30,6 +30,10 @@ class Targets:
     weights: Tensor | None
     """[B] weight of each row; None: all are equal."""
 
+    def weighed(self, losses: Tensor) -> Tensor:
+        """Return losses [B] times the rows' weights."""
+        return losses if self.weights is None else losses * self.weights
+
 
 @dataclass(frozen=True)
 class RowLoss:
@@ -53,7 +57,8 @@ class RowLoss:
         labels = weights = None
         if self.task.generation is None:
             labels = torch.from_numpy(rows.labels_of(indices))
-            labels = self.scale.standardised(labels) if self.task.is_regression else labels
+            if self.task.is_regression:  # in 64 bits: years in seconds have ten digits
+                labels = self.scale.standardised(labels).float()
             labels = labels.to(device, non_blocking=True)
         if rows.weights is not None:
             weights = torch.from_numpy(rows.weights[indices]).to(device, non_blocking=True)
@@ -76,7 +81,7 @@ class RowLoss:
             losses = F.cross_entropy(
                 outputs, targets.labels, own, label_smoothing=self.smoothing, reduction="none"
             )
-        return losses if targets.weights is None else losses * targets.weights
+        return targets.weighed(losses)
 
     def terms(self, rows: Batches, indices: np.ndarray) -> float:
         """Return what the summed loss of some rows is divided by: their `loss_terms`, or the sum of

@@ -172,7 +172,8 @@ class Trainer:
                     f"{adapter.pooling.kind}; set pooling={card.pooling}"
                 )
             self._check_tokens(card, place)
-            if card.task is not None:  # its outputs are on this scale already
+            if card.task is not None and card.task.name == self.task.name:
+                # its outputs are on this scale already
                 self.loss = replace(self.loss, scale=Scale(card.task.centre, card.task.spread))
             if card.verbalizer != self.data.verbalizer:
                 raise ConfigError(
@@ -339,8 +340,8 @@ class Trainer:
                 return self.loss.of_rows(logits, targets).sum()
             first, second = logits.chunk(2)
             apart = self.task.multilabel is not None
-            both = self.loss.of_rows(first, targets) + disagreement(first, second, apart)
-            return both.sum()
+            apart_by = targets.weighed(disagreement(first, second, apart))
+            return (self.loss.of_rows(first, targets) + apart_by).sum()
 
         rng = self._own_rng if self.config.plm_dropout else None
         return self.executor.run(
@@ -413,7 +414,7 @@ class Trainer:
         rows = self.model_cache.batches_of(split, self.plm)
         with self.executor.alone():
             prefix = self._prefix_of(rows)
-            return answers_of(
+            answers = answers_of(
                 self.model,
                 self.name,
                 rows,
@@ -423,6 +424,7 @@ class Trainer:
                 self.ranks,
                 prefix,
             )
+        return replace(answers, outputs=self.loss.scale.outputs(self.task, answers.outputs))
 
     def _prefix_of(self, rows: Batches) -> CachedPrefix | None:
         """Return the cached inputs of this trial's first adapted layer, if they can be cached."""

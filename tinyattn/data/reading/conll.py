@@ -62,8 +62,8 @@ def read_conll(path: Path, form: FileForm) -> pa.Table:
 
 def _lines(path: Path, form: FileForm) -> Iterator[tuple[int, str]]:
     for first, text in blocks_of(path, form.encoding):
-        for number, line in enumerate(text.split("\n"), first):
-            yield number, line.rstrip("\r")
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        yield from enumerate(lines, first)
 
 
 def _parts(line: str, separator: str | None) -> list[str]:

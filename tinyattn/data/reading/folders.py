@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from tinyattn.data.reading.bounds import blocks_of
 from tinyattn.errors import TaskError
-from tinyattn.files.outside import UnfitError
+from tinyattn.files.outside import UnfitError, is_unicode
 from tinyattn.tasks.base import FileForm
 
 SAVED = "state.json"
@@ -35,13 +36,20 @@ def read_folder(path: Path, form: FileForm) -> datasets.Dataset:
     for file in files_of(path):
         texts.append("".join(text for _, text in blocks_of(file, form.encoding)))
         labels.append(file.parent.name)
-        ids.append(str(file.relative_to(path)))
+        ids.append(_utf_8(file, path))
     if not texts:
         raise TaskError(
             f"{path}: got a folder without rows; expected a folder for each class with .txt files "
             "in it, or one that datasets' save_to_disk wrote"
         )
     return datasets.Dataset(pa.table({TEXT: texts, LABEL: labels, ID: ids}))
+
+
+def _utf_8(file: Path, folder: Path) -> str:
+    name = str(file.relative_to(folder))
+    if not is_unicode(name):
+        raise UnfitError(f"got a file called {name!a}; expected names in UTF-8")
+    return name
 
 
 def loaded(load: Callable[[], datasets.Dataset]) -> datasets.Dataset:
@@ -64,7 +72,11 @@ def files_of(path: Path) -> Iterator[Path]:
     if (path / SAVED).is_file():
         yield from sorted(file for file in path.iterdir() if file.is_file())
         return
-    found = sorted(path.glob("*/*.txt"))
+    classes = sorted(own for own in path.iterdir() if own.is_dir() and own.name[0] != ".")
+    found = [file for own in classes for file in sorted(own.iterdir()) if file.name[0] != "."]
+    for file in found:
+        if file.suffix.lower() != ".txt" or not file.is_file():
+            raise UnfitError(f"got {file.relative_to(path)}; expected .txt files alone in a class")
     if len(found) > MOST_FILES:
         raise UnfitError(f"{len(found):,} files came, allowed are {MOST_FILES:,}")
     yield from found
@@ -74,7 +86,7 @@ def digest_folder(path: Path) -> str:
     """Return the SHA-256 of the names and bytes of a folder's files."""
     digest = hashlib.sha256()
     for file in files_of(path):
-        digest.update(f"{file.relative_to(path)}\n".encode())
+        digest.update(os.fsencode(file.relative_to(path)) + b"\n")
         with file.open("rb") as content:
             digest.update(hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()

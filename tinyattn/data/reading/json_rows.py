@@ -25,6 +25,8 @@ from tinyattn.files.outside import (
 )
 
 _ROWS = 10_000
+_LISTS = ("data", "rows", "examples", "train")
+"""Names under which a mapping holds a list of rows, beside notes on them."""
 _SIMPLE = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
 
 
@@ -47,7 +49,7 @@ def read_lines(texts: Iterator[tuple[int, str]]) -> pa.Table:
 
 
 def read_document(text: str) -> pa.Table:
-    """Return the rows of one JSON value: a list of rows, or a mapping with one such list.
+    """Return the rows of one JSON value: a list of rows, or a mapping that has one as `_LISTS` say.
 
     Raises:
         UnfitError: it is neither, or exceeds a bound.
@@ -56,8 +58,7 @@ def read_document(text: str) -> pa.Table:
     refuse_deep(value)
     refuse_broken_text(value)
     if isinstance(value, dict):
-        lists = [own for own in value.values() if isinstance(own, list) and own]
-        value = lists[0] if len(lists) == 1 else value
+        value = next((value[name] for name in _LISTS if isinstance(value.get(name), list)), value)
     if not isinstance(value, list):
         raise UnfitError(
             f"got {text[:40]!r}; expected a list of rows, [{{column: value, ...}}, ...], or a row "

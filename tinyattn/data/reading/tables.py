@@ -19,6 +19,8 @@ from tinyattn.tasks.base import FileForm
 
 SEPARATORS = (",", "\t", ";", "|")
 """Signs between cells that are looked for, the likeliest first."""
+_BLOCK = 2**19
+"""Letters from which a text may be a file's beginning, and not all of it."""
 _LOOKED_AT = 50
 """Rows that are looked at to find the separator."""
 
@@ -49,18 +51,25 @@ def read_table(path: Path, form: FileForm) -> pa.Table:
         parse_options=parse,
         convert_options=pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(given, pa.string())),
     )
-    return found.rename_columns(names)
+    found = found.rename_columns(names)
+    # A file whose task names the columns may name them too.
+    return found.slice(1) if form.columns and _is_header(found, names) else found
+
+
+def _is_header(table: pa.Table, names: Sequence[str]) -> bool:
+    """Whether the first row of a table has the names of its columns."""
+    return len(table) > 0 and [column[0].as_py() for column in table.columns] == list(names)
 
 
 def _told_apart(names: Sequence[str]) -> list[str]:
-    """Return names of columns, by its place one without a name or with that of one before it.
+    """Return names of columns, one without a name by its place.
 
     The third of a header `v1,v2,,` is `column3`.
     """
     found: list[str] = []
     for place, name in enumerate(names, 1):
-        own = name if name and name not in found else f"column{place}"
-        while own in found or (own != name and own in names):
+        own = name or f"column{place}"
+        while not name and (own in found or own in names):
             own += "_"
         found.append(own)
     return found
@@ -117,4 +126,6 @@ def first_rows(text: str, separator: str, form: FileForm, most: int) -> list[lis
         reader = csv.reader(lines, delimiter=separator)
     else:
         reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE)
-    return [row for row in itertools.islice(reader, most) if row]
+    rows = [row for row in itertools.islice(reader, most) if row]
+    # Where the text is not the whole file, its end may stand within a quoted cell.
+    return rows[:-1] if form.quotes and len(text) >= _BLOCK and len(rows) > 1 else rows
