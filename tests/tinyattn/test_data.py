@@ -255,7 +255,7 @@ def test_stsb_regression(tmp_path: Path) -> None:
     data = load("stsb", tmp_path, "paper")
     assert data.train.rows["label"][:] == pytest.approx([row["label"] for row in rows])
     batch = Batches(data.train, bert_like()).batch(np.arange(3))
-    assert batch["labels"].dtype == torch.float32
+    assert batch["labels"].dtype == torch.float64
     assert len(load("stsb", tmp_path, "heldout").select) == 12
 
 
