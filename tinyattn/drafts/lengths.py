@@ -25,7 +25,7 @@ def about_lengths(texts: Sequence[tuple[str, ...]], plm: str) -> str:
         PlmError: the PLM's files cannot be read. Where it is not here, that is said instead.
     """
     try:
-        lengths, most = _lengths(texts, plm), _positions(plm)
+        most, lengths = _positions(plm), _lengths(texts, plm)
     except AbsentPlmError as error:
         return f"tokens are not counted: {str(error).splitlines()[0]}"
     usual = TrainConfig.model_fields["max_length"].default

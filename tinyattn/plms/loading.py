@@ -243,10 +243,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a PLM, without its weights.
 
     Raises:
-        PlmError: it cannot be found or read.
+        PlmError: it cannot be found or read, or needs code of its own.
     """
     with _loading(name) as source:
-        return AutoTokenizer.from_pretrained(**source)
+        code_notes(source, name)
+        found: PreTrainedTokenizerBase = _tokenizer(source)
+        return found
 
 
 def package_of(name: str) -> str | None:
