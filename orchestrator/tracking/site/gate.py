@@ -22,6 +22,8 @@ HOW = (
 )
 _BARE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 """Headers of the gate's own answers: kept by no cache, and told to no other site."""
+_INSIDE_A_PAGE = ("iframe", "frame", "object", "embed")
+"""What a browser navigates to inside a page, which may be another server's."""
 
 _ONWARD = (
     '<!doctype html><title>MLflow</title><a href="{}">MLflow\'s pages</a>'
@@ -44,7 +46,12 @@ class TokenGate:
             token: what opens the gate.
             cookie: the cookie's name. Browsers send cookies to all ports of a host, so that it
                 should name the port.
+
+        Raises:
+            ValueError: the token is empty, which an empty cookie would be too.
         """
+        if not token:
+            raise ValueError("got an empty token; expected one that cannot be guessed")
         self._app, self._token, self._cookie = app, token, cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,9 +111,22 @@ def _comes_from_elsewhere(request: Request) -> bool:
     """Whether a browser says that a page of another server, or of another port, asks."""
     origin = request.headers.get("origin")
     if origin is not None:
-        return urlsplit(origin).netloc != request.headers.get("host")
+        return _netloc(origin) != request.headers.get("host")
+    place = request.headers.get("sec-fetch-site")
+    if place is None:  # browsers leave it out of http to a host that is not loopback
+        page = request.headers.get("referer")
+        return page is not None and _netloc(page) != request.headers.get("host")
     fetched = request.headers.get("sec-fetch-mode", "navigate") != "navigate"
-    return fetched and request.headers.get("sec-fetch-site") not in ("same-origin", "none")
+    framed = request.headers.get("sec-fetch-dest") in _INSIDE_A_PAGE
+    return (fetched or framed) and place not in ("same-origin", "none")
+
+
+def _netloc(address: str) -> str | None:
+    """Return host and port of an address; None: it is malformed."""
+    try:
+        return urlsplit(address).netloc
+    except ValueError:
+        return None
 
 
 def _refused(what: str = "") -> Response:
