@@ -134,9 +134,13 @@ def test_the_link_leads_to_the_page_without_the_token(site: Site, address: str, 
     assert site.ask(("cookie", name))[0] == 200
 
 
-def test_a_link_on_a_page_of_another_site_goes_on_by_a_page_of_this_one(site: Site) -> None:
+@pytest.mark.parametrize(
+    "there", [("sec-fetch-site", "cross-site"), ("referer", "http://127.0.0.1:8888/")]
+)
+def test_a_link_on_a_page_of_another_site_goes_on_by_a_page_of_this_one(
+    site: Site, there: tuple[str, str]
+) -> None:
     """A redirect would go on without the cookie: to a browser the other site still asks."""
-    there = ("sec-fetch-site", "cross-site")
     status, headers, text = site.ask(there, address=f'/"><b>?token={TOKEN}&x="')
     assert (status, site.heard) == (200, [])
     assert TOKEN in headers["set-cookie"]

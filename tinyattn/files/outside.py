@@ -24,7 +24,7 @@ MOST_NOTES = 2**26
 """Largest file of notes, in bytes."""
 MOST_SECONDS = 2
 """Longest time that a regular expression may take on all texts, in seconds of a core."""
-_MOST_WAITING = 20
+MOST_WAITING = 20
 """Longest wait for it, in seconds, where the core has other work."""
 _MATCHING = """
 import json, re, resource, sys
@@ -171,7 +171,7 @@ def _matched(pattern: str, texts: tuple[str, ...]) -> list[str] | str:
             input=json.dumps([pattern, texts, MOST_SECONDS]),
             capture_output=True,
             text=True,
-            timeout=_MOST_WAITING,
+            timeout=MOST_WAITING,
         )
     except subprocess.TimeoutExpired:
         return too_long

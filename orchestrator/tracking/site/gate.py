@@ -99,7 +99,8 @@ class TokenGate:
         page = "/" + path.lstrip("/\\")  # `//name` would be another server
         page += f"?{urlencode(rest)}" if rest else ""
         answer: Response = RedirectResponse(page, 303, _BARE)
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        place = request.headers.get("sec-fetch-site")
+        if place in ("cross-site", "same-site") or (place is None and _refers_elsewhere(request)):
             # Where a page of another site has the link, as terminals in a browser do, a redirect
             # would go on without the new cookie; a page of this server goes on with it.
             answer = HTMLResponse(_ONWARD.format(html.escape(page)), headers=_BARE)
@@ -114,11 +115,16 @@ def _comes_from_elsewhere(request: Request) -> bool:
         return _netloc(origin) != request.headers.get("host")
     place = request.headers.get("sec-fetch-site")
     if place is None:  # browsers leave it out of http to a host that is not loopback
-        page = request.headers.get("referer")
-        return page is not None and _netloc(page) != request.headers.get("host")
+        return _refers_elsewhere(request)
     fetched = request.headers.get("sec-fetch-mode", "navigate") != "navigate"
     framed = request.headers.get("sec-fetch-dest") in _INSIDE_A_PAGE
     return (fetched or framed) and place not in ("same-origin", "none")
+
+
+def _refers_elsewhere(request: Request) -> bool:
+    """Whether a browser names a page of another server, or port, that the request comes from."""
+    page = request.headers.get("referer")
+    return page is not None and _netloc(page) != request.headers.get("host")
 
 
 def _netloc(address: str) -> str | None:
