@@ -96,6 +96,14 @@ def test_commands_of_a_page_have_verbs_and_options_that_exist(page: Path) -> Non
     assert not faults
 
 
+def test_tests_that_security_names_exist() -> None:
+    tests = [path.read_text() for path in ROOT.glob("tests/**/test_*.py")]
+    there = {name for text in tests for name in re.findall(r"def (test_\w+)\(", text)}
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
+    assert named
+    assert not named - there
+
+
 def test_readme_shows_commands_and_links() -> None:
     """The searches above find something: else they could not fail."""
     text = (ROOT / "README.md").read_text()

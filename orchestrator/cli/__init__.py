@@ -17,9 +17,11 @@ imported by the verb that needs it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +51,25 @@ _OF_A_PATH = {errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.
 """What is wrong with a path itself, in whichever verb it was typed."""
 
 
+@contextlib.contextmanager
+def _no_secrets_in_usage() -> Iterator[None]:
+    """Hide in click's errors the secrets of what was typed, which they quote."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:  # help, which quotes nothing
+        raise
+    except click.UsageError as error:
+        raise click.UsageError(hide_credentials(error.format_message()), error.ctx) from None
+
+
 class _Group(click.Group):
     """Turns errors into one message and an exit code, warnings into lines, signals into Ctrl-C."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Until the end of the process, which is the command's: also its traceback is shown so.
         print_printably()
-        return super().parse_args(ctx, args)
+        with _no_secrets_in_usage():
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         end_by_exception()
@@ -64,13 +78,11 @@ class _Group(click.Group):
         # Until the end of the process, which is the command's, as are signals and switches above.
         warnings.formatwarning = lambda message, *_, **__: placed(f"warning: {message}\n")
         try:
-            return super().invoke(ctx)
+            with _no_secrets_in_usage():
+                return super().invoke(ctx)
         except TinyAttnError as error:
             click.echo(placed(f"error: {error}"), err=True)
             ctx.exit(error.exit_code)
-        except click.UsageError as error:
-            shown = hide_credentials(error.format_message())
-            raise click.UsageError(shown, error.ctx) from None
         except KeyboardInterrupt:
             click.echo("interrupted; what had finished before is kept", err=True)
             ctx.exit(1)

@@ -177,13 +177,12 @@ def evaluate(
 
 
 def _show(found: Evaluation) -> None:
-    from rich.console import Console
-
     from orchestrator.judging.table import render
+    from orchestrator.terminal import Terminal
 
-    console = Console(width=table_width(), highlight=False)
+    console = Terminal(table_width())
     for part in render(found):
-        console.print(part)
+        console.print(part, highlight=False)
 
 
 @contextlib.contextmanager

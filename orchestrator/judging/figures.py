@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from orchestrator.comparison.figures.style import COLOURS, GREY, INK, WIDTH, Drawn, listed, styled
-from orchestrator.judging.table import printable
+from tinyattn.files.printable import printable_line
 from tinyattn.judging.calibration import Bin
 from tinyattn.judging.evaluation import Evaluation
 from tinyattn.judging.tables import Confusion
@@ -68,7 +68,7 @@ def _reliability(lines: Mapping[str, Sequence[Bin]]) -> Drawn:
 
 def _confusion(found: Confusion) -> Drawn:
     """Draw counts of labels and answers, shaded by the share of a label's rows."""
-    counts, names = np.array(found.counts), [printable(name) for name in found.labels]
+    counts, names = np.array(found.counts), [printable_line(name) for name in found.labels]
     short = [name if len(name) <= _LETTERS else f"{name[: _LETTERS - 1]}…" for name in names]
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     side = max(2.6, 0.42 * len(names))

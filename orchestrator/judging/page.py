@@ -8,8 +8,9 @@ from html import escape
 from orchestrator.comparison.figures import as_svg
 from orchestrator.comparison.pages.page import figure_section, html_table
 from orchestrator.judging.figures import drawn
-from orchestrator.judging.table import Cells, printable, sentences, tables, title
+from orchestrator.judging.table import Cells, sentences, tables, title
 from orchestrator.reporting.report import page_of
+from tinyattn.files.printable import printable_line
 from tinyattn.judging.evaluation import Evaluation
 
 _LETTERS = 1000
@@ -27,7 +28,7 @@ def page(found: Evaluation, adapter: str) -> str:
     figures = [figure_section(one, as_svg(one, name)) for name, one in drawn(found).items()]
     said = "".join(f"<p>{escape(line)}</p>" for line in sentences(found))
     body = [f"<section><h2>In short</h2>{said}</section>", first, *figures, *rest]
-    return page_of(f"Evaluation of {printable(adapter)}", escape(title(found)), body)
+    return page_of(f"Evaluation of {printable_line(adapter)}", escape(title(found)), body)
 
 
 def _section(cells: Cells) -> str:

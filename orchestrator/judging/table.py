@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 from rich.text import Text
 
+from tinyattn.files.printable import printable_line
 from tinyattn.judging.bootstrap import Measure
 from tinyattn.judging.calibration import Calibration
 from tinyattn.judging.evaluation import Evaluation, Slice, WrongRow
@@ -38,14 +39,6 @@ class Cells:
     """How it is to be read."""
 
 
-def printable(text: str) -> str:
-    """Return a text from outside with signs that a terminal would obey, or hide, spelt out."""
-    return "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii")
-        for letter in text
-    )
-
-
 def tables(found: Evaluation, letters: int = _LETTERS) -> list[Cells]:
     """Return the tables of an evaluation; those of another kind of task are left out.
 
@@ -67,8 +60,8 @@ def _tables(found: Evaluation, letters: int) -> Iterator[Cells]:
     yield Cells("Scores", ("metric", "value", "95 % interval", ""), _measures(found.metrics))
     for column, slices in found.slices.items():
         metric, rows = found.metrics[0].name, tuple(map(_slice, slices))
-        head = (printable(column), "rows", metric, "95 % interval", "")
-        yield Cells(f"By {printable(column)}", head, rows)
+        head = (printable_line(column), "rows", metric, "95 % interval", "")
+        yield Cells(f"By {printable_line(column)}", head, rows)
     if found.classes:
         names = ("label", "precision", "recall", "F1", "rows", "answered")
         yield Cells("Classes", names, tuple(map(_shares, found.classes)))
@@ -102,13 +95,15 @@ def sentences(found: Evaluation) -> list[str]:
             said.append(f"no temperature is the best on {rows}: {fitted.reason}")
         else:
             said.append(f"temperature {fitted.value:.4g}, fitted on {rows}")
-    return [printable(line) for line in said]
+    return [printable_line(line) for line in said]
 
 
 def title(found: Evaluation) -> str:
     """Return what was judged, in one line."""
     what = "sources" if found.kind == "generation" else "rows"
-    return f"{printable(found.task)} on {found.rows:,} {what} of {printable(found.source)}"
+    return (
+        f"{printable_line(found.task)} on {found.rows:,} {what} of {printable_line(found.source)}"
+    )
 
 
 def render(found: Evaluation) -> list[Table | Text]:
@@ -144,9 +139,9 @@ def _measures(measures: Sequence[Measure]) -> tuple[tuple[str, ...], ...]:
 def _measure(one: Measure) -> tuple[str, str, str]:
     """Return value, interval and why one of them is undefined."""
     if one.value is None:
-        return UNDEFINED, "", printable(one.reason)
+        return UNDEFINED, "", printable_line(one.reason)
     if one.low is None or one.high is None:
-        return _value(one, one.value), UNDEFINED, printable(one.reason)
+        return _value(one, one.value), UNDEFINED, printable_line(one.reason)
     return _value(one, one.value), f"{_value(one, one.low)} to {_value(one, one.high)}", ""
 
 
@@ -159,7 +154,7 @@ def _number(value: float) -> str:
 
 
 def _slice(one: Slice) -> tuple[str, ...]:
-    value = "(nothing)" if one.value is None else printable(one.value)
+    value = "(nothing)" if one.value is None else printable_line(one.value)
     return value, f"{one.rows:,}", *_measure(one.measure)
 
 
@@ -168,11 +163,11 @@ def _shares(one: Shares) -> tuple[str, ...]:
         UNDEFINED if share is None else f"{100 * share:.2f}"
         for share in (one.precision, one.recall, one.f1)
     )
-    return printable(one.name), *shares, f"{one.rows:,}", f"{one.answered:,}"
+    return printable_line(one.name), *shares, f"{one.rows:,}", f"{one.answered:,}"
 
 
 def _confusion(found: Confusion) -> Cells:
-    names = [printable(name) for name in found.labels]
+    names = [printable_line(name) for name in found.labels]
     if len(names) <= _MATRIX:
         rows = [
             (name, *(f"{count:,}" for count in own))
@@ -212,14 +207,14 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
         head, name = ("row", "id", "text", "label", "answer", "probability"), "Most surely wrong"
     cells = []
     for one in rows:
-        text = printable(" | ".join(one.texts.values()))
+        text = printable_line(" | ".join(one.texts.values()))
         shown = text if len(text) <= letters else f"{text[: letters - 1]}…"
         last = f"{one.probability:.4f}" if one.probability is not None else ""
         if isinstance(one.label, float) and isinstance(one.answer, float):
             last = _number(one.answer - one.label)
         label, answer = (
-            _number(value) if isinstance(value, float) else printable(value)
+            _number(value) if isinstance(value, float) else printable_line(value)
             for value in (one.label, one.answer)
         )
-        cells.append((str(one.row), printable(one.id or ""), shown, label, answer, last))
+        cells.append((str(one.row), printable_line(one.id or ""), shown, label, answer, last))
     return Cells(name, head, tuple(cells))

@@ -7,6 +7,7 @@ stores of earlier versions), a parent run per sweep, a child run per trial; what
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
@@ -24,6 +25,7 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from sqlalchemy.exc import SQLAlchemyError
 
+from orchestrator.spec.config import check_name
 from orchestrator.tracking import database
 from orchestrator.tracking.mlflow_compat import prepare_mlflow
 from orchestrator.tracking.pages import VIEW_TAG, run_page, view_key, view_page
@@ -198,7 +200,10 @@ class TrackingReader:
         raise UsageError(f"no sweep is called '{name}'{hint}; {known}")
 
     def deleted(self) -> dict[str, str]:
-        """Return {sweep or suite deleted in MLflow's pages: how it comes back, in words}."""
+        """Return {sweep or suite deleted in MLflow's pages: how it comes back, in words}.
+
+        Names that no sweep may have, which others wrote into the store, are passed over.
+        """
         found: dict[str, str] = {}
         known = self.client.search_experiments(view_type=ViewType.ALL)
         gone = {one.experiment_id: one for one in known if one.lifecycle_stage != "active"}
@@ -209,7 +214,11 @@ class TrackingReader:
         for run in (*runs, *whole):
             tags, experiment = run.data.tags, gone.get(run.info.experiment_id)
             name = tags.get(f"{TAG}sweep") or tags.get(f"{TAG}suite", "")
-            found[name] = self.restore_words(experiment) if experiment else self._restore_run(run)
+            with contextlib.suppress(ValueError):
+                check_name(name)
+                found[name] = (
+                    self.restore_words(experiment) if experiment else self._restore_run(run)
+                )
         return found
 
     def deleted_lines(self, names: Collection[str] | None = None) -> list[str]:

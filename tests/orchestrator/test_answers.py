@@ -196,7 +196,7 @@ def test_evaluate_prints_a_table_and_writes_json_and_a_page(here: Path) -> None:
     found = run(*words, "--json", "e.json", "--html", "e.html")
     assert found.exit_code == 0, found.output
     assert "\x1b]" not in found.stdout
-    assert "\\x1b]0;x\\x07" in found.stdout
+    assert "\\u001b]0;x\\u0007" in found.stdout
     for part in ("accuracy", "95 % interval", "Confusion matrix", "ECE", "Most surely wrong"):
         assert part in found.stdout
     kept = json.loads((here / "e.json").read_text(), parse_constant=pytest.fail)

@@ -115,6 +115,16 @@ def test_no_message_shows_what_opens_a_store(
         assert "topsecret" not in done.output.replace("mssql+topsecret", "")
 
 
+@pytest.mark.parametrize(
+    "word", ["--http://u:topsecret@h", "http://u:topsecret@h", "-x=http://u:topsecret@h"]
+)
+def test_no_message_shows_a_secret_where_a_verb_belongs(word: str) -> None:
+    for words in ([word], ["sweep", word], ["sweep", "run", word, "x", "y"]):
+        done = CliRunner().invoke(main, words)
+        assert done.exit_code == 2
+        assert "topsecret" not in done.output
+
+
 def test_a_store_that_breaks_after_opening_is_one_message(
     sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch
 ) -> None:

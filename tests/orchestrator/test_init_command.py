@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,21 @@ def test_from_a_file_to_answers_without_an_edited_line(here: Path, tiny: str) ->
     answers = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
     assert [own["id"] for own in answers] == ["00", "01", "02"]
     assert {own["label"] for own in answers} <= {"billing", "network"}
+
+
+def test_code_beside_a_tokenizer_is_refused_and_a_yes_in_a_pipe_runs_nothing(
+    here: Path, tiny: str
+) -> None:
+    plm, file = shutil.copytree(tiny, here / "plm"), here / "plm" / "tokenizer_config.json"
+    own = {"AutoTokenizer": ["own.Own", None]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "auto_map": own}))
+    (plm / "own.py").write_text(f"open({str(here / 'ran')!r}, 'w')\n")
+    words = ["init", str(tickets(here / "tickets.csv")), "--plm", str(plm)]
+    said = CliRunner().invoke(main, words, input="y\n" * 9)
+    assert said.exit_code == 2, said.output
+    assert "names code of its own (own.Own), which is never run" in said.output
+    assert "trust_remote_code" not in said.output
+    assert not (here / "ran").exists()
 
 
 def test_words_with_labels_from_a_file_to_answers(here: Path, tiny: str) -> None:

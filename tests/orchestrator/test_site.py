@@ -134,9 +134,13 @@ def test_the_link_leads_to_the_page_without_the_token(site: Site, address: str, 
     assert site.ask(("cookie", name))[0] == 200
 
 
-def test_a_link_on_a_page_of_another_site_goes_on_by_a_page_of_this_one(site: Site) -> None:
+@pytest.mark.parametrize(
+    "there", [("sec-fetch-site", "cross-site"), ("referer", "http://127.0.0.1:8888/")]
+)
+def test_a_link_on_a_page_of_another_site_goes_on_by_a_page_of_this_one(
+    site: Site, there: tuple[str, str]
+) -> None:
     """A redirect would go on without the cookie: to a browser the other site still asks."""
-    there = ("sec-fetch-site", "cross-site")
     status, headers, text = site.ask(there, address=f'/"><b>?token={TOKEN}&x="')
     assert (status, site.heard) == (200, [])
     assert TOKEN in headers["set-cookie"]
@@ -157,6 +161,22 @@ def test_a_link_on_a_page_of_another_site_goes_on_by_a_page_of_this_one(site: Si
         ([("sec-fetch-mode", "no-cors"), ("sec-fetch-site", "same-site")], 403),
         ([("sec-fetch-mode", "navigate"), ("sec-fetch-site", "same-site")], 200),
         ([("sec-fetch-mode", "navigate"), ("sec-fetch-site", "none")], 200),
+        *(
+            (
+                [("sec-fetch-mode", "navigate"), ("sec-fetch-site", site), ("sec-fetch-dest", to)],
+                403,
+            )
+            for to in ("iframe", "frame", "object", "embed")
+            for site in ("same-site", "cross-site")
+        ),
+        ([("sec-fetch-site", "same-origin"), ("sec-fetch-dest", "iframe")], 200),
+        ([("sec-fetch-site", "same-site"), ("sec-fetch-dest", "document")], 200),
+        ([("referer", "http://127.0.0.1:5000/#/x")], 200),  # as over http to another machine
+        ([("referer", "http://127.0.0.1:5001/")], 403),
+        ([("referer", "http://127.0.0.1:5000@evil.example/")], 403),
+        ([("referer", "http://[x")], 403),
+        ([("referer", "http://127.0.0.1:5001/"), ("sec-fetch-site", "same-site")], 200),  # a link
+        ([("origin", "http://[x")], 403),
     ],
 )
 def test_pages_of_others_may_not_use_the_cookie(
@@ -164,6 +184,11 @@ def test_pages_of_others_may_not_use_the_cookie(
 ) -> None:
     assert site.ask(COOKIE, *headers)[0] == status
     assert len(site.heard) == (status == 200)
+
+
+def test_an_empty_token_opens_nothing() -> None:
+    with pytest.raises(ValueError, match="empty token"):
+        TokenGate(Site().gate, "", "tinyattn-5000")
 
 
 def test_a_websocket_is_closed(site: Site) -> None:

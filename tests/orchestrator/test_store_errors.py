@@ -26,6 +26,7 @@ from orchestrator.state.requests import request_stop
 from orchestrator.state.suite_definition import SuiteDefinition
 from orchestrator.state.workspace import REQUESTS, Workspace
 from orchestrator.tracking import database
+from orchestrator.tracking.records import TAG
 from tinyattn.errors import StorageError, UsageError
 
 
@@ -60,6 +61,15 @@ def test_a_deletion_in_mlflows_pages_says_how_it_comes_back(
     typed(str(refused.value))
     assert [line.partition(" ")[0] for line in statuses(workspace)] == ["first"]
     assert not [*elsewhere.iterdir()]
+
+
+def test_a_deleted_run_with_a_name_that_is_none_is_passed_over(sweeps: Sweeps) -> None:
+    sweeps.start("first")
+    sweeps.tracker.settle(30)
+    client, run = MlflowClient(sweeps.tracker.uri), sweeps.tracker.find_sweep("first").run_id
+    client.set_tag(run, TAG + "sweep", "x\x1b]0;y\n; rm -r ~")
+    client.delete_run(run)
+    assert sweeps.tracker.deleted_lines() == []
 
 
 def test_a_suite_whose_experiments_were_deleted_says_so(sweeps: Sweeps, tmp_path: Path) -> None:

@@ -103,6 +103,8 @@ def test_no_verb_passes_on_what_files_say(adapter: Path, sweeps: Sweeps, tmp_pat
         (tmp_path / f"{name}.yaml").write_text(json.dumps({**task, **change}))
     (tmp_path / "train.csv").write_text(f"text,label,{EVIL}\nx,a,1\ny,b,2\n")
     (tmp_path / "rows.csv").write_text(f"tekst{EVIL},label\nx,a\n")
+    judged = [{"text": "[bold]x", EVIL: EVIL}, {"text": "y", EVIL: "yes"}]
+    (tmp_path / "judged.jsonl").write_text("\n".join(map(json.dumps, judged)))
     (tmp_path / "good.csv").write_text("text\nx\ny\n")
     (tmp_path / "evil.py").write_text(f"raise RuntimeError({EVIL!r})\n")
     sweeps.start()
@@ -115,11 +117,15 @@ def test_no_verb_passes_on_what_files_say(adapter: Path, sweeps: Sweeps, tmp_pat
     said = say(
         tmp_path,
         *checks,
+        ["evaluate", str(adapter), "judged.jsonl"],
         ["predict", str(adapter), "rows.csv"],
         ["train", "task=rte", "--import", "evil.py"],
         ["leaderboard", "--runs", str(tmp_path / "runs")],
         ["predict", str(adapter), "good.csv"],
     )
+    judged = said.pop(len(changes))
+    assert not obeyed(OURS.sub("", judged)), judged
+    assert all(part in judged for part in (r"\u001b]0;owned", "[bold]", "\x1b[1m")), judged
     for text in said[:-2]:
         assert not obeyed(text), text
         assert "owned" in text  # some messages quote it as Python does
@@ -176,6 +182,9 @@ def test_a_panel_is_drawn_in_our_colours_and_shows_theirs(tmp_path: Path) -> Non
         ("\ud800 \udcff", r"\ud800 \udcff"),
         ("pay\u200dpal \ufeff\u2067\u061c", r"pay\u200dpal \ufeff\u2067\u061c"),
         ("می‌خواهم 👩‍🚀 é 中", "می‌خواهم 👩‍🚀 é 中"),  # joiners that these scripts need
+        ("中\u200d国", r"中\u200d国"),
+        ("pa\ufe0fy\ufe00 ᠠ\u180b", r"pa\ufe0fy\ufe00 ᠠ\u180b"),
+        ("1\ufe0f 1\ufe0f\u20e3 ❤\ufe0f\u200d🔥", "1\\ufe0f 1\ufe0f\u20e3 ❤\ufe0f\u200d🔥"),
         ("\U000e0041", r"\udb40\udc41"),
         (r"a\u001b", r"a\u001b"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import socket
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from mlflow_sweeps import Sweeps
@@ -129,6 +132,20 @@ def test_each_start_has_a_token_of_its_own_in_a_file_of_this_account_alone(port:
     finally:
         os.umask(previous)
     assert tokens[0] != tokens[1]
+
+
+def test_a_file_system_without_locks_is_one_message(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Network file systems lock a file only for who may write to it."""
+
+    def lock(file: BinaryIO, how: int) -> None:
+        assert file.writable()
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    with pytest.raises(StorageError, match="No locks"), Door("127.0.0.1", port).opened("here"):
+        pytest.fail("it was opened")
 
 
 def test_a_place_that_is_not_this_accounts_alone_holds_no_token(tmp_path: Path, port: int) -> None:

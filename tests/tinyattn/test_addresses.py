@@ -25,6 +25,11 @@ def test_an_address_opens_the_file_that_it_was_made_of(name: str) -> None:
     assert local_path(file.as_uri()) == Path(local_file_uri_to_path(file.as_uri())) == file
 
 
+def test_addresses_that_only_look_like_files() -> None:
+    assert local_path("//[x/artifacts") is None
+    assert local_path("FILE:///a%20b") == local_path("file:///a%20b") == Path("/a b")
+
+
 def test_addresses_of_ordinary_paths_stay_as_they_were() -> None:
     for path in ("/home/me/runs/mlflow.db", "runs/mlflow.db", "/a b/#1;x&y+z/caf\u00e9.db"):
         assert sqlite_address(Path(path)) == f"sqlite:///{path}"

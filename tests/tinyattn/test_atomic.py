@@ -130,3 +130,15 @@ def test_a_file_of_our_own_with_two_names_is_replaced(tmp_path: Path) -> None:
     os.link(tmp_path / "one", tmp_path / "two")
     write_text(tmp_path / "one", "new")
     assert (tmp_path / "two").read_text() == "old"
+
+
+def test_a_private_file_holds_what_it_was_given_whatever_the_locale(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from tinyattn.files.private import write_private
+write_private(Path({str(tmp_path / "x")!r}), "a\\r\\n\\xe9\\udcff\\n")
+"""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert (tmp_path / "x").read_bytes() == b"a\r\n\xc3\xa9\xff\n"
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o600

@@ -159,6 +159,23 @@ def test_positions_that_a_tokenised_row_may_have(build_plm: Any, kind: str, posi
         plm(torch.ones(1, positions + 1, dtype=torch.long))
 
 
+@pytest.mark.parametrize("pad", [None, -1, 90])
+@pytest.mark.parametrize("kind", ["roberta", "mpnet"])
+def test_positions_behind_a_padding_token_that_there_is_not(
+    tmp_path: Path, kind: str, pad: int | None
+) -> None:
+    """Others are loaded with it: their padded places are masked."""
+    for model_type in (kind, "bert"):
+        fields = {"model_type": model_type, "vocab_size": 90, "pad_token_id": pad}
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        if model_type == "bert":
+            assert read_config(str(tmp_path)).pad_token_id is None
+            continue
+        for read in (load_plm, read_config, empty_plm):
+            with pytest.raises(PlmError, match=f"got pad_token_id {pad} .*; expected 0 to 89, as"):
+                read(str(tmp_path))
+
+
 # ---- counting without weights ----
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import URL
 
-from tinyattn.files.uris import has_secret, names_secret, without_secrets
+from tinyattn.files.uris import has_secret, hide_credentials, names_secret, without_secrets
 
 PASSWORDS = st.text(string.printable.strip(), min_size=6, max_size=20)
 
@@ -74,6 +74,9 @@ def test_malformed_addresses_and_unusual_places(uri: str) -> None:
     [
         "sqlite:////home/me@lab/runs:1/mlflow.db",
         "sqlite:///runs/mlflow.db",
+        "sqlite:////home/me/key=run1/mlflow.db",
+        "sqlite+pysqlite:////home/token=a%3Fb/a:b/x@y//u:v@w/mlflow.db?timeout=5",
+        "sqlite:/home/me/key=run1/mlflow.db",
         "http://127.0.0.1:5000",
         "http://[::1]:5000/mlflow",
         "postgresql://me@db:5432/mlflow?sslmode=require&passfile=/home/me/.pgpass",
@@ -85,6 +88,21 @@ def test_malformed_addresses_and_unusual_places(uri: str) -> None:
 def test_what_holds_no_secret_is_shown_as_it_is(uri: str) -> None:
     assert not has_secret(uri)
     assert without_secrets(uri, uri) == uri
+
+
+def test_a_file_beside_an_address_hides_no_secret() -> None:
+    text = "sqlite:////a/key=1/x.db?password=2, 0=sqlite:////b/sig=12 //me:12@h \0_0_\0"
+    shown = "sqlite:////a/key=1/x.db?password=*** 0=sqlite:////b/sig=12 //me:***@h"
+    assert without_secrets(text[:-6], "//me:12@h") == shown
+    assert "12@h" not in without_secrets(text, "//me:12@h")
+    assert has_secret("sqlite:///a;postgresql://me:12@h")
+    assert "12" not in without_secrets("sqlite:///a+postgresql://me:12@h")
+
+
+@pytest.mark.parametrize("before", ["", "-", "--", "9", "é", "=", "x,", "a/", "("])
+def test_an_address_glued_to_a_word_is_hidden(before: str) -> None:
+    for address in ("http://u:SECRET@h", "http:/u:SECRET@h", "https://SECRET@h"):
+        assert "SECRET" not in hide_credentials(f"no {before}{address}: no")
 
 
 def test_parts_of_a_password_that_an_error_quotes_are_hidden() -> None:
@@ -129,9 +147,22 @@ def test_what_is_in_odbcs_options_is_hidden_whole_and_allowed_without_a_password
     assert without_secrets(uri, uri) == "mssql+pyodbc:///?odbc_connect=***"
 
 
-@pytest.mark.parametrize("text", ["a" * 50_000, "a=" * 25_000, "%3D" * 15_000, "a&" * 25_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 50_000,
+        "a=" * 25_000,
+        "%3D" * 15_000,
+        "a&" * 25_000,
+        *("x:/" + part * 40_000 for part in ("//:", "//x:", "//x:@", "@", "//x:@\n", "sqlite:///")),
+        "x:/" + "//x:" * 40_000 + "@",
+        "@" + "//x:" * 40_000,
+    ],
+    ids=range(12),
+)
 def test_long_texts_take_no_longer_than_they_are(text: str) -> None:
     begin = time.process_time()
     has_secret(text)
     without_secrets(text, text)
+    hide_credentials(text)
     assert time.process_time() - begin < 2  # it was 12 s

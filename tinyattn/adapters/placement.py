@@ -25,7 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 from tinyattn.batching.packed_sequence import PackedSequence
 from tinyattn.errors import PlmError, UsageError
 from tinyattn.methods.attention import AttentionAdapter, Layout
-from tinyattn.plms.families import family_of, layer_calls, submodule
+from tinyattn.plms.families import family_of, first_position, layer_calls, submodule
 from tinyattn.plms.packed_attention import streaming
 from tinyattn.plms.transformers_compat import further_layer
 
@@ -332,7 +332,7 @@ class AdapterHooks:
     @property
     def first_position(self) -> int:
         """Position id of a row's first token."""
-        return self.base.config.pad_token_id + 1 if self.family.positions_after_padding else 0
+        return first_position(self.base.config, self.family)
 
     # ---- one forward pass ----
 

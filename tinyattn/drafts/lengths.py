@@ -8,6 +8,7 @@ import numpy as np
 
 from tinyattn.config import TrainConfig
 from tinyattn.errors import AbsentPlmError
+from tinyattn.plms.families import first_position
 from tinyattn.plms.loading import family_of_config, load_tokenizer, read_config
 
 _MOST_ROWS = 20_000
@@ -25,7 +26,7 @@ def about_lengths(texts: Sequence[tuple[str, ...]], plm: str) -> str:
         PlmError: the PLM's files cannot be read. Where it is not here, that is said instead.
     """
     try:
-        lengths, most = _lengths(texts, plm), _positions(plm)
+        most, lengths = _positions(plm), _lengths(texts, plm)
     except AbsentPlmError as error:
         return f"tokens are not counted: {str(error).splitlines()[0]}"
     usual = TrainConfig.model_fields["max_length"].default
@@ -53,6 +54,5 @@ def _lengths(texts: Sequence[tuple[str, ...]], plm: str) -> np.ndarray:
 def _positions(plm: str) -> int:
     config = read_config(plm)
     limit = getattr(config, "max_position_embeddings", None) or 1_000_000
-    # RoBERTa and its kin start counting positions behind the padding index.
-    shifted = family_of_config(config).positions_after_padding
-    return limit - (config.pad_token_id + 1 if shifted else 0)
+    most: int = limit - first_position(config, family_of_config(config))
+    return most

@@ -70,9 +70,13 @@ def local_path(address: str) -> Path | None:
 
     MLflow decodes paths without a scheme too.
     """
-    if urlsplit(address).scheme not in ("", "file"):
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # an open bracket in the host
         return None
-    return Path(unquote(urlsplit(address).path if address.startswith("file:") else address))
+    if parts.scheme not in ("", "file"):  # in small letters, as urlsplit gives it
+        return None
+    return Path(unquote(parts.path if parts.scheme == "file" else address))
 
 
 def require_name(path: Path, option: str) -> None:

@@ -24,6 +24,8 @@ MOST_NOTES = 2**26
 """Largest file of notes, in bytes."""
 MOST_SECONDS = 2
 """Longest time that a regular expression may take on all texts, in seconds of a core."""
+MOST_WAITING = 20
+"""Longest wait for it, in seconds, where the core has other work."""
 _MATCHING = """
 import json, re, resource, sys
 pattern, texts, seconds = json.load(sys.stdin)
@@ -141,7 +143,6 @@ def parse_json(text: str, *, nan: bool = False) -> Any:
     return value
 
 
-@functools.lru_cache(maxsize=64)  # each trial of a sweep asks the same
 def matching(pattern: str, texts: tuple[str, ...]) -> list[str]:
     """Return the texts that a regular expression matches whole.
 
@@ -149,22 +150,36 @@ def matching(pattern: str, texts: tuple[str, ...]) -> list[str]:
     matches cannot be stopped: it is matched in a process of its own, which has a limit.
 
     Raises:
-        UnfitError: it is no regular expression, or takes longer than MOST_SECONDS.
+        UnfitError: it is no regular expression, or takes longer than MOST_SECONDS of a core.
     """
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", _MATCHING],
-        input=json.dumps([pattern, texts, MOST_SECONDS]),
-        capture_output=True,
-        text=True,
+    found = _matched(pattern, texts)
+    if isinstance(found, str):
+        raise UnfitError(found)
+    return found
+
+
+@functools.lru_cache(maxsize=64)  # each trial of a sweep asks the same; a refusal is kept too
+def _matched(pattern: str, texts: tuple[str, ...]) -> list[str] | str:
+    """Return the texts that match; or why the pattern is refused."""
+    too_long = (
+        f"the pattern {pattern:.100} takes more than {MOST_SECONDS} seconds of a core to match, or "
+        "a gigabyte; name modules instead, as in [query, value]"
     )
-    if done.returncode:
-        raise UnfitError(
-            f"the pattern {pattern:.100} takes more than {MOST_SECONDS} seconds to match, or a "
-            "gigabyte; name modules instead, as in [query, value]"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _MATCHING],
+            input=json.dumps([pattern, texts, MOST_SECONDS]),
+            capture_output=True,
+            text=True,
+            timeout=MOST_WAITING,
         )
+    except subprocess.TimeoutExpired:
+        return too_long
+    if done.returncode:
+        return too_long
     found = json.loads(done.stdout)
     if isinstance(found, str):
-        raise UnfitError(f"the pattern {pattern:.100} cannot be read: {found}")
+        return f"the pattern {pattern:.100} cannot be read: {found}"
     return [str(text) for text in found]
 
 

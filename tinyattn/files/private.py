@@ -23,8 +23,11 @@ def make_private(folder: Path) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can ever read, in place of any other."""
+    """Write a file that only its owner can ever read, in place of any other.
+
+    It is in UTF-8 whatever the locale; bytes of paths that are none come out as they were.
+    """
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         file.write(text)

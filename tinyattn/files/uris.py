@@ -6,19 +6,27 @@ A URI may hold a password before its host (`//user:password@host`) or in its opt
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from urllib.parse import unquote, unquote_plus
 
 _BEFORE_HOST = re.compile(r"(?P<shown>//[^/@:\s]*:)(?P<secret>.*)@")
-"""A password before the host, up to the last @: it may contain an @ or a slash, unescaped."""
+"""A password before the host, up to the last @: it may contain an @ or a slash, unescaped. Only
+`_before_host` uses it: by itself it takes the square of a text's length."""
 _TOKEN_AS_USER = re.compile(
     r"(?P<shown>(https?|databricks(-uc)?)://)(?P<secret>[^/@:\s]+)@", re.IGNORECASE
 )
 _DATABRICKS_TOKEN = re.compile(r"(?P<shown>databricks(-uc)?:/+)(?P<secret>dapi\w+)", re.IGNORECASE)
 """A token where a profile's name belongs."""
-_ADDRESS = re.compile(r"(?<![\w+.-])[A-Za-z][\w+.-]*:/\S*")
-"""An address in a message; as a path it has lost the second slash of `://`."""
+_ADDRESS = re.compile(r"(?<![\w+.-])[\w+.-]*:/\S*")
+"""An address in a message, also one that is glued to what stands before it, as in `-http://`; as a
+path it has lost the second slash of `://`."""
+_SQLITE_FILE = re.compile(
+    r"(?<![\w+.-])sqlite(?:\+pysqlite)?:(?:///|/(?!/))(?:(?!\w://)[^\s?&;,'\"])*"
+)
+"""An address of a file up to its options: its folders may have any name, also `key=1`."""
+_SET_ASIDE = re.compile(r"\0_(\d+)_\0")
 _OPTION = re.compile(r"(?P<shown>(?<![\w.%+-])(?P<key>[\w.%+-]+)=)(?P<secret>[^\s&;]+)")
 _OF_OPTIONS = re.compile(
     r"(?P<shown>[?&;](odbc_connect|options)=)(?P<secret>[^\s&;]+)", re.IGNORECASE
@@ -51,9 +59,22 @@ def without_secrets(text: str, *uris: str) -> str:
         text: the message.
         uris: URIs that the message may quote in part, as errors of URI parsers do.
     """
+    if "\0" in text:  # no path holds one
+        return _hidden(text, *uris)
+    files = _SQLITE_FILE.findall(text)
+    numbers = itertools.count()
+    aside = _SQLITE_FILE.sub(lambda _: f"\0_{next(numbers)}_\0", text)
+    return _SET_ASIDE.sub(lambda found: files[int(found[1])], _hidden(aside, *uris))
+
+
+def _hidden(text: str, *uris: str) -> str:
     for part in sorted({p for uri in uris for p in _parts(uri)}, key=len, reverse=True):
         text = re.sub(rf"(?<!\w){re.escape(part)}(?!\w)", _HIDDEN, text)
-    text = _BEFORE_HOST.sub(rf"\g<shown>{_HIDDEN}@", text)
+    shown, end = [], 0
+    for found in _before_host(text):
+        shown += [text[end : found.start("secret")], _HIDDEN]
+        end = found.end("secret")
+    text = "".join([*shown, text[end:]])
     text = _TOKEN_AS_USER.sub(rf"\g<shown>{_HIDDEN}@", text)
     text = _DATABRICKS_TOKEN.sub(rf"\g<shown>{_HIDDEN}", text)
     text = _OF_OPTIONS.sub(rf"\g<shown>{_HIDDEN}", text)
@@ -74,7 +95,7 @@ def _shown_address(address: str) -> str:
     scheme, _, rest = address.partition(":")
     rest = rest.removeprefix("/").removeprefix("/")
     whole = f"{scheme}://{rest}"
-    if not has_secret(whole):
+    if _SQLITE_FILE.fullmatch(address) or not has_secret(whole):
         return address
     shown = without_secrets(whole)
     return shown if address.startswith(f"{scheme}://") else shown.replace("://", ":/", 1)
@@ -87,7 +108,8 @@ def has_secret(text: str, *, shell: bool = False) -> bool:
         text: a URI, or commands that contain URIs.
         shell: whether a value that begins with $ is a shell variable, thus no secret.
     """
-    found = [match for match in _BEFORE_HOST.finditer(text) if not _PORT.match(match["secret"])]
+    text = _SQLITE_FILE.sub("sqlite", text)
+    found = [match for match in _before_host(text) if not _PORT.match(match["secret"])]
     found += [*_TOKEN_AS_USER.finditer(text), *_DATABRICKS_TOKEN.finditer(text)]
     found += filter(_is_secret, _OPTION.finditer(text))
     in_full = [match for match in found if not (shell and _is_variable(match["secret"]))]
@@ -98,6 +120,16 @@ def names_secret(key: str) -> bool:
     """Return whether an option or environment variable of this name holds a secret."""
     key = unquote(key)
     return bool(_NAMES_A_SECRET.fullmatch(key)) and not _NAMES_NO_SECRET.fullmatch(key)
+
+
+def _before_host(text: str) -> Iterator[re.Match[str]]:
+    """Yield the passwords before hosts: at most one a line, as each goes to the line's last @."""
+    begin = 0
+    for line in text.split("\n"):
+        last = line.rfind("@")
+        if last >= 0 and (found := _BEFORE_HOST.search(text, begin, begin + last + 1)):
+            yield found
+        begin += len(line) + 1
 
 
 def _is_secret(option: re.Match[str]) -> bool:
@@ -117,7 +149,8 @@ def _is_variable(value: str) -> bool:
 
 def _parts(uri: str) -> Iterator[str]:
     """Yield the secrets of a URI, and the parts into which a parser may have split them."""
-    found = [*_BEFORE_HOST.finditer(uri), *_TOKEN_AS_USER.finditer(uri)]
+    uri = _SQLITE_FILE.sub("sqlite", uri)
+    found = [*_before_host(uri), *_TOKEN_AS_USER.finditer(uri)]
     found += _DATABRICKS_TOKEN.finditer(uri)
     found += filter(None, [_USER_AND_PASSWORD.match(uri)])
     for text in {uri, unquote_plus(uri)}:

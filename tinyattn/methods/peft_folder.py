@@ -102,7 +102,10 @@ def check_peft_folder(by_peft: Any, paths: Sequence[str], folder: Path) -> None:
     """
     if not folder.is_dir():
         return
-    strange = sorted(path.name for path in folder.iterdir() if path.name not in _FILES)
+    try:
+        strange = sorted(path.name for path in folder.iterdir() if path.name not in _FILES)
+    except OSError as error:
+        raise AdapterError(f"{folder}: cannot be read: {reason(error)}; {_DELETE}") from None
     if strange or by_peft is None:
         raise AdapterError(
             f"{folder}: {strange[0] if strange else 'the folder'} does not belong to this adapter; "

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from tinyattn.config import PoolingKind
 from tinyattn.errors import PlmError, did_you_mean
@@ -264,6 +264,25 @@ def register_family(model_type: str, family: Family) -> None:
 def family_of(plm: PreTrainedModel) -> Family:
     """Return the family of a PLM; PlmError if it is unknown."""
     return FAMILIES.of(plm)
+
+
+def first_position(config: PretrainedConfig, family: Family) -> int:
+    """Return the position id of a row's first token.
+
+    Raises:
+        PlmError: the family counts from a padding token that the PLM does not have.
+    """
+    if not family.positions_after_padding:
+        return 0
+    rows, pad = getattr(config, "vocab_size", None), getattr(config, "pad_token_id", None)
+    if not isinstance(pad, int) or pad < 0 or (isinstance(rows, int) and pad >= rows):
+        most = f"0 to {rows - 1:,}" if isinstance(rows, int) else "a token's id"
+        raise PlmError(
+            f"PLM '{config.name_or_path or config.model_type}': got pad_token_id {pad} in its "
+            f"configuration; expected {most}, as a {config.model_type} PLM counts positions from "
+            "it; set it in config.json to the id that its tokenizer pads with"
+        )
+    return pad + 1
 
 
 def pooling_of(plm: PreTrainedModel, wanted: PoolingKind | None) -> PoolingKind:

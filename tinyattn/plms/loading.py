@@ -38,7 +38,7 @@ from tinyattn.config import QUANTIZED
 from tinyattn.errors import AbsentPlmError, PlmError, did_you_mean
 from tinyattn.files.mmap_cache import kept_file
 from tinyattn.plms.beside import adapter_notes, code_notes, plain, refuse_adapter_alone
-from tinyattn.plms.families import Family, family_of
+from tinyattn.plms.families import FAMILIES, Family, family_of, first_position
 from tinyattn.plms.fit import (
     fit_tokens,
     is_pooler,
@@ -174,9 +174,7 @@ class Plm:
         """Most tokens that the PLM's position embeddings can take."""
         config = self.model.config
         limit = getattr(config, "max_position_embeddings", None) or 1_000_000
-        # RoBERTa and its kin start counting positions behind the padding index.
-        offset = config.pad_token_id + 1 if family_of(self.model).positions_after_padding else 0
-        return limit - offset
+        return limit - first_position(config, family_of(self.model))
 
 
 def load_plm(name: str, precision: str = "fp32") -> Plm:
@@ -243,10 +241,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a PLM, without its weights.
 
     Raises:
-        PlmError: it cannot be found or read.
+        PlmError: it cannot be found or read, or needs code of its own.
     """
     with _loading(name) as source:
-        return AutoTokenizer.from_pretrained(**source)
+        code_notes(source, name)
+        found: PreTrainedTokenizerBase = _tokenizer(source)
+        return found
 
 
 def package_of(name: str) -> str | None:
@@ -352,12 +352,16 @@ def read_config(name: str) -> PretrainedConfig:
     """Return a PLM's configuration without loading weights; that of the paper's PLMs is built in.
 
     Raises:
-        PlmError: the PLM is not found, its configuration cannot be read, or needs code of its own.
+        PlmError: the PLM is not found, its configuration cannot be read, needs code of its own, or
+            lacks the padding token that its family counts positions from.
     """
     try:
         with _loading(name) as source:
             code_notes(source, name)  # refuses code before transformers asks whether to run it
-            return plain(AutoConfig.from_pretrained(**source, trust_remote_code=False))
+            found = AutoConfig.from_pretrained(**source, trust_remote_code=False)
+            if (family := FAMILIES.get(found.model_type)) is not None:
+                first_position(found, family)  # refuses a padding token that `plain` would drop
+            return plain(found)
     except AbsentPlmError:
         owner = next((owner for owner in _OWNERS if name.startswith(owner)), "")
         shape = _KNOWN_SHAPES.get(name.removeprefix(owner))

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tinyattn.errors import StorageError, UsageError
 from tinyattn.files.outside import UnfitError, read_text
@@ -79,6 +80,16 @@ class Door:
             return read_text(self.token_file, _MOST)
         return None
 
+    def _locked(self) -> BinaryIO:
+        """Return the token's file, locked; for writing, as network file systems ask of a lock."""
+        held = self.token_file.open("r+b")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError:
+            held.close()
+            raise
+        return held
+
     @contextmanager
     def opened(self, place: str) -> Iterator[str]:
         """Yield a new token that is in the file within the block; the caller holds the address.
@@ -94,14 +105,13 @@ class Door:
             make_private(self._folder)
             write_private(self._folder / "place", place)
             write_private(self.token_file, token)
-            held = self.token_file.open("rb")
+            held = self._locked()
         except OSError as error:
             raise StorageError(
                 f"{self._folder}: the token of the pages cannot be kept there: {error.strerror}; "
                 "name another place with XDG_STATE_HOME"
             ) from None
         with held:
-            fcntl.flock(held, fcntl.LOCK_EX)
             try:
                 yield token
             finally:

@@ -22,6 +22,8 @@ HOW = (
 )
 _BARE = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
 """Headers of the gate's own answers: kept by no cache, and told to no other site."""
+_INSIDE_A_PAGE = ("iframe", "frame", "object", "embed")
+"""What a browser navigates to inside a page, which may be another server's."""
 
 _ONWARD = (
     '<!doctype html><title>MLflow</title><a href="{}">MLflow\'s pages</a>'
@@ -44,7 +46,12 @@ class TokenGate:
             token: what opens the gate.
             cookie: the cookie's name. Browsers send cookies to all ports of a host, so that it
                 should name the port.
+
+        Raises:
+            ValueError: the token is empty, which an empty cookie would be too.
         """
+        if not token:
+            raise ValueError("got an empty token; expected one that cannot be guessed")
         self._app, self._token, self._cookie = app, token, cookie
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +99,8 @@ class TokenGate:
         page = "/" + path.lstrip("/\\")  # `//name` would be another server
         page += f"?{urlencode(rest)}" if rest else ""
         answer: Response = RedirectResponse(page, 303, _BARE)
-        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        place = request.headers.get("sec-fetch-site")
+        if place in ("cross-site", "same-site") or (place is None and _refers_elsewhere(request)):
             # Where a page of another site has the link, as terminals in a browser do, a redirect
             # would go on without the new cookie; a page of this server goes on with it.
             answer = HTMLResponse(_ONWARD.format(html.escape(page)), headers=_BARE)
@@ -104,9 +112,27 @@ def _comes_from_elsewhere(request: Request) -> bool:
     """Whether a browser says that a page of another server, or of another port, asks."""
     origin = request.headers.get("origin")
     if origin is not None:
-        return urlsplit(origin).netloc != request.headers.get("host")
+        return _netloc(origin) != request.headers.get("host")
+    place = request.headers.get("sec-fetch-site")
+    if place is None:  # browsers leave it out of http to a host that is not loopback
+        return _refers_elsewhere(request)
     fetched = request.headers.get("sec-fetch-mode", "navigate") != "navigate"
-    return fetched and request.headers.get("sec-fetch-site") not in ("same-origin", "none")
+    framed = request.headers.get("sec-fetch-dest") in _INSIDE_A_PAGE
+    return (fetched or framed) and place not in ("same-origin", "none")
+
+
+def _refers_elsewhere(request: Request) -> bool:
+    """Whether a browser names a page of another server, or port, that the request comes from."""
+    page = request.headers.get("referer")
+    return page is not None and _netloc(page) != request.headers.get("host")
+
+
+def _netloc(address: str) -> str | None:
+    """Return host and port of an address; None: it is malformed."""
+    try:
+        return urlsplit(address).netloc
+    except ValueError:
+        return None
 
 
 def _refused(what: str = "") -> Response:

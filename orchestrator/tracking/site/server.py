@@ -21,6 +21,8 @@ def main() -> None:
     """Serve until a signal comes."""
     descriptor, artifacts, cookie = sys.argv[1:]
     token = sys.stdin.readline().strip()
+    if not token:
+        sys.exit("no token came by standard input; start this by tinyattn ui")
     gate = TokenGate(web_application(os.environ[STORE], artifacts), token, cookie)
     # A line for each request would show the address, thus the token.
     settings = uvicorn.Config(gate, access_log=False, log_level="warning")
