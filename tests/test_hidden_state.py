@@ -24,7 +24,7 @@ CACHED = {
     "tinyattn/plms/packed_attention.py: varlen_works": "what torch can do on a device is no choice",
     "tinyattn/tasks/shipped/agreement.py: generate_splits": "a pure function; its callers copy",
     "tinyattn/training/engine.py: _deepspeed": "a process joins torch.distributed once",
-    "tinyattn/files/outside.py: matching": "a pure function of its arguments",
+    "tinyattn/files/outside.py: _matched": "a pure function of its arguments",
     "tinyattn/files/object_store.py: _file_system": "a connection, with the process's environment",
     "orchestrator/selection/replication.py: luck": "a pure function of its arguments",
     "orchestrator/tracking/provenance.py: commit": "the code that runs is what it was at its start",
