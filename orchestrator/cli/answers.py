@@ -76,6 +76,7 @@ def predict(
     if output is not None and not prints:
         check_ending(output)
         check_output(output)
+        _refuse_same(output, file)
     workspace = workspace_of(places)
     with _rows_of(file, form) as rows:
         if "," in task:
@@ -154,6 +155,9 @@ def evaluate(
     for output in (json_file, html_file):
         if output is not None and not (output is json_file and prints):
             check_output(output)
+            _refuse_same(output, file)
+            if temperature is not None:
+                _refuse_same(output, temperature)
     workspace = workspace_of(places)
 
     from orchestrator.judging.page import json_of, page
@@ -174,6 +178,12 @@ def evaluate(
     else:
         write_output(json_file, json_of(found))
         _show(found)
+
+
+def _refuse_same(output: Path, rows: Path) -> None:
+    """Raise UsageError where an output would be written over the rows that are read."""
+    if output.exists() and rows.exists() and output.samefile(rows):
+        raise UsageError(f"got {output} as the output and as the rows; name another output")
 
 
 def _show(found: Evaluation) -> None:
@@ -211,4 +221,7 @@ def _rows_of(file: Path, form: str | None) -> Iterator[Path]:
         try:
             yield path
         except TinyAttnError as error:
-            raise type(error)(str(error).replace(str(path), _STDIN)) from None
+            said = str(error).replace(str(path), _STDIN)
+            if form is None and said.startswith(_STDIN):
+                said += "; it is read as JSON lines, and as CSV with --format csv"
+            raise type(error)(said) from None

@@ -40,6 +40,11 @@ def init(
     file = default_file(rows) if output is None or prints else output
     if not prints:
         check_output(file)
+        if file.exists() and file.suffix not in (".yaml", ".yml"):
+            raise NameTakenError(
+                f"{file} is there already and no YAML file, which --force writes over; name "
+                "another file with -o"
+            )
         if file.exists() and not force:
             raise NameTakenError(
                 f"{file} is there already; write over it with --force, or name another file with -o"

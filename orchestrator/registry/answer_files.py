@@ -23,6 +23,8 @@ ID_COLUMNS = ("id", "idx")
 """Columns that identify rows; they are kept unless others are named."""
 ENDINGS = (".jsonl", ".csv", ".jsonl.gz", ".csv.gz")
 ALL = "all"
+_BETWEEN = ";"
+"""Sign between the labels of a row in CSV; where a label has it, they are a list of JSON."""
 _PLACES = 4
 """Decimals of a probability."""
 _DIGITS = 6
@@ -140,6 +142,9 @@ def _flat(answer: Prediction) -> Prediction:
     shares, tags = answer.get("probabilities"), answer.get("tags")
     if isinstance(tags, list):
         found["tags"] = " ".join(map(str, tags))
+    labels = answer.get("labels")
+    if isinstance(labels, list) and not any(_BETWEEN in str(label) for label in labels):
+        found["labels"] = _BETWEEN.join(map(str, labels))
     if isinstance(shares, Mapping):
         found |= {f"probability_{label}": share for label, share in shares.items()}
     return found

@@ -22,6 +22,8 @@ from tinyattn.errors import UsageError
 from tinyattn.predict import MixedPredictor, Predictor, one_each
 from tinyattn.tasks import Task
 
+OWN = "adapter"
+"""Folder of the adapter in an output of `tinyattn train`."""
 _ADAPTER = "adapter"
 """Column that names the adapter of a row, where there are several."""
 
@@ -55,7 +57,7 @@ def adapter_named(workspace: Workspace, name: str, plm: str | None) -> Iterator[
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = _folder_of(workspace, name, plm, Path(scratch))
-        predictor = Predictor(folder, plm=plm if folder == Path(name) else None)
+        predictor = Predictor(folder, plm=plm if _is_own(folder, name) else None)
         try:
             yield predictor
         finally:
@@ -116,7 +118,7 @@ def predict_mixed(
         folders = {
             task: _folder_of(workspace, task, plm, Path(scratch)) for task in dict.fromkeys(tasks)
         }
-        own = all(folder == Path(task) for task, folder in folders.items())
+        own = all(_is_own(folder, task) for task, folder in folders.items())
         predictor = MixedPredictor(folders, plm=plm if own else None)
         try:
             answers = predictor.predict(rows, names)
@@ -150,8 +152,14 @@ def _named(row: Mapping[str, object], tasks: Sequence[str], file: Path) -> str:
     return name
 
 
+def _is_own(folder: Path, name: str) -> bool:
+    """Whether an adapter folder is the one that a user named, and no champion's."""
+    return folder in (Path(name), Path(name) / OWN)
+
+
 def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) -> Path:
-    """Return an adapter folder: `task` itself if it is one, else that of the task's champion.
+    """Return an adapter folder: `task` itself if it is one, else that of the task's champion, else
+    the one in `task`, an output of `tinyattn train`.
 
     Raises:
         UsageError: neither is there.
@@ -168,9 +176,8 @@ def _folder_of(workspace: Workspace, task: str, plm: str | None, scratch: Path) 
         store = workspace.store()
         run_id = champion(store, task, plm).run_id
     except UsageError as error:
-        if (folder / "adapter" / CONFIG_FILE).is_file():
-            hint = f"of the folder '{task}', '{folder / 'adapter'}' is the adapter"
-            raise UsageError(f"{error}; {hint}") from None
+        if (folder / OWN / CONFIG_FILE).is_file():
+            return folder / OWN
         if folder.is_dir():
             of_folder = (
                 f"the folder '{task}' holds no adapter: it has no {CONFIG_FILE}; name the folder "

@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
-from orchestrator.registry.answer_files import content_of
+from orchestrator.registry.answer_files import content_of, csv_of
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
@@ -250,3 +250,23 @@ def test_a_cell_with_an_old_line_end_is_one_cell(tmp_path: Path) -> None:
     with (tmp_path / "a.csv").open(newline="") as file:
         assert list(csv.DictReader(file)) == rows
     assert read_file(tmp_path / "a.csv", tmp_path / "scratch").to_list() == rows
+
+
+def test_rows_are_not_written_over(here: Path) -> None:
+    rows = [{"text": "a", "is": "sun"}, {"text": "b", "is": "rain"}]
+    (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = (here / "rows.jsonl").read_bytes()
+    (here / "link.jsonl").symlink_to(here / "rows.jsonl")
+    for words in (
+        ("predict", "classes", "rows.jsonl", "-o", "rows.jsonl"),
+        ("predict", "classes", "rows.jsonl", "-o", "link.jsonl"),
+        ("evaluate", "classes", "rows.jsonl", "--json", "rows.jsonl"),
+        ("evaluate", "classes", "rows.jsonl", "--html", "rows.jsonl"),
+    ):
+        assert "name another output" in refused(*words)
+        assert (here / "rows.jsonl").read_bytes() == before
+
+
+def test_several_labels_of_a_row_are_a_cell() -> None:
+    rows = [{"labels": ["a", "b"]}, {"labels": []}, {"labels": ["a;b", "c"]}]
+    assert csv_of(rows).splitlines() == ["labels", "a;b", '""', '"[""a;b"", ""c""]"']

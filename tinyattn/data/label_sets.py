@@ -13,6 +13,7 @@ import numpy as np
 
 from tinyattn.errors import TaskError
 from tinyattn.tasks.label_names import LabelNames, Spelling
+from tinyattn.tasks.multilabel import SEPARATORS
 
 Cell = str | list[Spelling] | None
 """A row's labels: a text that has yet to be parted, a list, or nothing."""
@@ -124,9 +125,13 @@ def _parts(cell: Cell, separator: str | None) -> list[Spelling]:
 
 
 def _hint(label: Spelling) -> str:
-    """Return what to say of labels in brackets and of probabilities."""
+    """Return what to say of labels in brackets, with separators in them, and of probabilities."""
     text = str(label).strip()
     if text.startswith("[") or text.endswith("]"):
         return "; a list in a table of text is written as labels with a sign between them"
+    if sign := next((sign for sign in SEPARATORS if sign in text), None):
+        return (
+            f"; if {sign!r} stands between labels, the task's file says label_separator: {sign!r}"
+        )
     is_share = text.startswith("0.") and text[2:].isdigit()
     return "; probabilities cannot be learned where rows have any number of labels" * is_share

@@ -6,6 +6,7 @@ What is found is keys of a task's YAML file (`tasks/own.py`), each with a remark
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -171,12 +172,20 @@ def _classes(label: Column, values: Sequence[object], more: Sequence[object], pa
     labels = _ordered([*kept, *absent], label.names)
     metric, why = _metric(kept)
     remarks = {"metrics": why}
+    if all(_DECIMAL_COMMA.fullmatch(name) for name in labels):
+        noticed.append(
+            "the labels look like numbers with a decimal comma; to predict a score, write them "
+            "with a point"
+        )
     if all(is_number(name) for name in labels):
         remarks["labels"] = (
             "numbers as classes; to predict a score, labels: null and score_range: [low, high]"
         )
     keys = {"labels": labels, "metrics": [metric]}
     return Answers(keys, remarks, {name: kept.get(name, 0) for name in labels}, tuple(noticed))
+
+
+_DECIMAL_COMMA = re.compile(r"[+-]?\d{1,3}(\.?\d{3})*,\d+", re.ASCII)
 
 
 def _sets_by(counts: Mapping[str, int]) -> str | None:
