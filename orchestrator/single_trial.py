@@ -10,7 +10,13 @@ from pathlib import Path
 from orchestrator.spec.trial import ONE_CLASS
 from tinyattn.adapters.checkpoint import read_state
 from tinyattn.config import FIRST_VERSIONS, TrainConfig, stored_config
-from tinyattn.data.labels import check_labels, label_remarks, label_rows
+from tinyattn.data.labels import (
+    check_choice,
+    check_labels,
+    label_remarks,
+    label_rows,
+    lacks_choice,
+)
 from tinyattn.errors import NameTakenError, StorageError, UsageError
 from tinyattn.files.atomic import make_folder, replace_folder
 from tinyattn.tasks import number_of, undefined
@@ -42,6 +48,7 @@ def train_alone(
     if not resume:  # before the layers below the first adapter are run on all rows
         data = model_cache.data(config)
         check_labels(data.task.name, label_rows(data.task, data.train), len(data.train))
+        check_choice(lacks_choice(data))
     with contextlib.closing(Trainer(config, model_cache)) as trainer:
         counts = trainer.counts()
         trained = (
@@ -58,13 +65,8 @@ def train_alone(
                 else ""
             )
         )
-        for note in trainer.plm.notes:
-            say(f"note: {note}")
-        if cut := trainer.data.truncated:
-            fewer = ", or asked with fewer examples" if config.examples else ""
-            say(f"note: {cut:,} of all rows are longer than the adapter reads and were cut{fewer}")
-        for note in (*trainer.data.carve_notes, *label_remarks(trainer.data)):
-            say(f"beware: {note}")
+        for note in _notes(trainer):
+            say(note)
         if output is None:
             say("note: without --output the adapter is not kept")
         if resume and state is not None:
@@ -78,16 +80,33 @@ def train_alone(
                 with replace_folder(state) as fresh:
                     trainer.save(fresh)
                 trainer.save_adapter(output / "adapter")
-    last = trainer.last
-    assert last is not None
-    judged = trainer.data.heldout
-    reasons = {} if judged is None else undefined(trainer.task, judged.flat().labels)
-    for name, value in last.heldout.items():
-        shown = f"{number_of(name, value):.2f}"
-        say(f"held-out {name}: {f'undefined, {reasons[name]}' if name in reasons else shown}")
+    assert trainer.last is not None
+    for line in _judged(trainer):
+        say(line)
     if output is not None:
         say(f"the best adapter is in {output / 'adapter'}")
-    return last
+    return trainer.last
+
+
+def _notes(trainer: Trainer) -> Iterator[str]:
+    """Yield what is said of PLM and rows before training."""
+    for note in trainer.plm.notes:
+        yield f"note: {note}"
+    if cut := trainer.data.truncated:
+        fewer = ", or asked with fewer examples" if trainer.config.examples else ""
+        yield f"note: {cut:,} of all rows are longer than the adapter reads and were cut{fewer}"
+    for note in (*trainer.data.carve_notes, *label_remarks(trainer.data)):
+        yield f"beware: {note}"
+
+
+def _judged(trainer: Trainer) -> Iterator[str]:
+    """Yield a line for each metric of the held-out rows."""
+    assert trainer.last is not None
+    rows = trainer.data.heldout
+    reasons = {} if rows is None else undefined(trainer.task, rows.flat().labels)
+    for name, value in trainer.last.heldout.items():
+        shown = f"{number_of(name, value):.2f}"
+        yield f"held-out {name}: {f'undefined, {reasons[name]}' if name in reasons else shown}"
 
 
 def interrupted_words(output: Path | None) -> str:

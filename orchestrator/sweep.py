@@ -40,7 +40,7 @@ from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.sweep_runs import SweepRuns
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig, build, dotted_keys
-from tinyattn.data.labels import check_labels
+from tinyattn.data.labels import check_choice, check_labels
 from tinyattn.errors import (
     ConfigError,
     NameTakenError,
@@ -84,6 +84,7 @@ def checked_facts(sweep: Sweep, model_cache: ModelCache) -> Facts:
     """
     facts = inspect(sweep, model_cache)
     check_labels(facts.task, facts.label_rows, facts.fewest_rows)
+    check_choice(facts.lacks_choice)
     check_warmup(sweep, facts.fewest_rows)
     return facts
 

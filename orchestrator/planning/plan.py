@@ -30,7 +30,7 @@ from orchestrator.spec.space import count
 from orchestrator.state.checkpoint_store import notes_of_machine
 from orchestrator.state.workspace import Workspace
 from tinyattn.config import task_words
-from tinyattn.data.labels import check_labels
+from tinyattn.data.labels import check_choice, check_labels
 from tinyattn.data.tokens import MOST_CHUNKS
 from tinyattn.errors import (
     AbsentDataError,
@@ -280,6 +280,7 @@ def plan_of(
     try:
         facts = inspect(sweep, ModelCache(workspace.data_dir))
         check_labels(facts.task, facts.label_rows, facts.fewest_rows)
+        check_choice(facts.lacks_choice)
         check_warmup(sweep, facts.fewest_rows)
     except AbsentError as error:
         missing = str(error)

@@ -21,7 +21,7 @@ from orchestrator.tracking.provenance import code_tags
 from orchestrator.tracking.records import NO_CARVE
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import PeftAdapter, TrainConfig, WarpConfig
-from tinyattn.data.labels import label_remarks, label_rows
+from tinyattn.data.labels import label_remarks, label_rows, lacks_choice
 from tinyattn.data.scale import LITERAL, Scale
 from tinyattn.data.tokens import TaskData
 from tinyattn.errors import ConfigError, TinyAttnError
@@ -116,6 +116,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         trial_pflop=cost.trial_pflop,
         selects_from=_selects_from(sweep, data),
         label_rows=label_rows(data.task, fewest),
+        lacks_choice=lacks_choice(data),
         patterns=tuple(asked),
         targets=_targets(data, sweep, loss.scale),
         plm_notes=plm.notes,

@@ -38,6 +38,8 @@ class Facts:
     """How many of these rows each label has; empty: a regression."""
     targets: str = ""
     """How labels are read, or what scores are learned as; empty: nothing is to be said."""
+    lacks_choice: str = ""
+    """Why no score can choose between trials; empty: one can."""
     patterns: tuple[str, ...] = ()
     """The patterns that rows may be asked by, each with its words, in words."""
     plm_notes: tuple[str, ...] = ()

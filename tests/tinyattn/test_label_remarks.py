@@ -11,13 +11,18 @@ import pytest
 from tiny_plm import save_tiny_plm
 
 from tinyattn.config import TrainConfig, build
-from tinyattn.data.labels import label_remarks
+from tinyattn.data.labels import check_choice, label_remarks, lacks_choice
+from tinyattn.data.tokens import TaskData
 from tinyattn.errors import TaskError
 from tinyattn.tasks import find_task, undefined
 from tinyattn.training.model_cache import ModelCache
 
 
 def remarks(folder: Path, judging: list[Any], select: list[Any], **keys: Any) -> tuple[str, ...]:
+    return label_remarks(data_of(folder, judging, select, **keys))
+
+
+def data_of(folder: Path, judging: list[Any], select: list[Any], **keys: Any) -> TaskData:
     content = {
         "name": "t", "folder": ".", "text_columns": ["text"], "labels": ["a", "b", "c"],
         "splits": {"select": "chosen"}, **keys,
@@ -30,7 +35,7 @@ def remarks(folder: Path, judging: list[Any], select: list[Any], **keys: Any) ->
     plm = save_tiny_plm(folder / "plm")
     own = {"task": str(folder / "task.yaml"), "plm": str(plm), "max_length": 32}
     config = build(TrainConfig, own, "test")
-    return label_remarks(ModelCache().data(config))
+    return ModelCache().data(config)
 
 
 def test_nothing_is_said_of_rows_with_all_labels(tmp_path: Path) -> None:
@@ -55,8 +60,11 @@ def test_labels_that_judge_and_never_train_are_said(tmp_path: Path) -> None:
 
 
 def test_rows_that_cannot_choose_are_refused(tmp_path: Path) -> None:
+    data = data_of(tmp_path, ["a", "b"], ["b"] * 3, metrics=["matthews"])
     with pytest.raises(TaskError, match=r"matthews cannot choose .* all 3 rows have 'b'"):
-        remarks(tmp_path, ["a", "b"], ["b"] * 3, metrics=["matthews"])
+        check_choice(lacks_choice(data))
+    assert label_remarks(data) == ()  # what began before this rule goes on
+    check_choice(lacks_choice(data_of(tmp_path, ["a"], ["a", "b"], metrics=["matthews"])))
 
 
 def test_f1_without_its_class() -> None:

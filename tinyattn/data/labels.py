@@ -34,18 +34,8 @@ def label_rows(task: Task, rows: Rows) -> dict[str, int]:
 
 
 def label_remarks(data: TaskData) -> tuple[str, ...]:
-    """Return remarks on labels that make scores say less than they seem to.
-
-    Raises:
-        TaskError: the metric that selects is undefined for the rows to select on.
-    """
+    """Return remarks on labels that make scores say less than they seem to."""
     task, remarks = data.task, []
-    if reason := undefined(task, data.select.flat().labels).get(task.metrics[0]):
-        raise TaskError(
-            f"task '{task.name}': {task.metrics[0]} cannot choose between trials, since of the "
-            f"rows to select on {reason}; select on others (splits.select), or choose another "
-            "first metric"
-        )
     judging = dict(data.extra) | ({} if data.heldout is None else {"held-out": data.heldout})
     trained = label_rows(task, data.train)
     for name, rows in judging.items():
@@ -59,6 +49,27 @@ def label_remarks(data: TaskData) -> tuple[str, ...]:
         if unseen:
             remarks.append(f"{name} rows have labels that no training row has: {', '.join(unseen)}")
     return tuple(remarks)
+
+
+def lacks_choice(data: TaskData) -> str:
+    """Return why no score can choose between trials; empty: the rows to select on allow it."""
+    task = data.task
+    reason = undefined(task, data.select.flat().labels).get(task.metrics[0])
+    if reason is None:
+        return ""
+    return (
+        f"task '{task.name}': {task.metrics[0]} cannot choose between trials, since of the rows to "
+        f"select on {reason}; select on others (splits.select), or choose another first metric"
+    )
+
+
+def check_choice(lacks: str) -> None:
+    """Raise TaskError for what `lacks_choice` returned.
+
+    As with `check_labels`, what began before this rule may be resumed.
+    """
+    if lacks:
+        raise TaskError(lacks)
 
 
 def check_label_sets(task: Task, train: Rows) -> None:

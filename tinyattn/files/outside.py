@@ -132,7 +132,7 @@ def parse_json(text: str, *, nan: bool = False) -> Any:
     """
     refuse = None if nan else _refuse_constant
     try:
-        value = json.loads(text, object_pairs_hook=_mapping, parse_constant=refuse)
+        value = json.loads(text, object_pairs_hook=mapping_of, parse_constant=refuse)
     except RecursionError:
         raise UnfitError(too_deep()) from None
     except UnfitError:
@@ -197,7 +197,8 @@ def read_notes(path: Path) -> Iterator[Any]:
             yield parse_json(decode(line))
 
 
-def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def mapping_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a mapping; UnfitError if a key is given twice."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]

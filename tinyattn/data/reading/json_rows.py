@@ -19,6 +19,7 @@ from tinyattn.data.reading.bounds import Columns, refuse_names
 from tinyattn.files.outside import (
     DEPTH,
     UnfitError,
+    mapping_of,
     refuse_broken_text,
     refuse_deep,
     too_deep,
@@ -101,7 +102,7 @@ def _parse(text: str) -> dict[str, Any]:
 
 def _loads(text: str) -> Any:
     try:
-        return json.loads(text, parse_float=_float, object_pairs_hook=_mapping)
+        return json.loads(text, parse_float=_float, object_pairs_hook=mapping_of)
     except RecursionError:
         raise UnfitError(too_deep()) from None
     except json.JSONDecodeError as error:
@@ -116,14 +117,6 @@ def _require_row(value: object, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UnfitError(f"{what} came, needed is a row: {{column: value, ...}}")
     return value
-
-
-def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    mapping = dict(pairs)
-    if len(mapping) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise UnfitError(f"the column {max(keys, key=keys.count)!r:.80} is given twice")
-    return mapping
 
 
 def _float(text: str) -> float:
