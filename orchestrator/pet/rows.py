@@ -18,7 +18,7 @@ from tinyattn.data.splits import read_rows
 from tinyattn.data.tokens import subset
 from tinyattn.errors import StorageError, UsageError
 from tinyattn.files.atomic import write_text
-from tinyattn.grouping.groups import words_of
+from tinyattn.grouping.groups import row_words
 from tinyattn.tasks import Task, find_task
 from tinyattn.tasks.base import find_split
 from tinyattn.tasks.shipped.glue import GLUE
@@ -57,12 +57,12 @@ def unlabelled_rows(
     task = find_task(config.task)
     source = find_source(task, data_dir)
     known = {
-        _words(texts)
+        row_words(texts)
         for split in source.places
         for texts in _texts(_read(source, task, split), task.text_columns)
     }
     rows = read_rows(file, task) if file is not None else _default(task, source, data_dir)
-    found = [texts for texts in _texts(rows, task.text_columns) if _words(texts) not in known]
+    found = [texts for texts in _texts(rows, task.text_columns) if row_words(texts) not in known]
     if not found:
         raise UsageError(
             f"{file or task.name}: no rows without labels came beside those that train, select or "
@@ -73,11 +73,6 @@ def unlabelled_rows(
 
 def _texts(rows: datasets.Dataset, columns: Sequence[str]) -> list[tuple[str, ...]]:
     return list(zip(*(rows[column][:] for column in columns), strict=True))
-
-
-def _words(texts: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Return the words of each text of a row, by which the rows of a carve are compared too."""
-    return tuple(tuple(words_of(text)) for text in texts)
 
 
 def _default(task: Task, source: Source, data_dir: Path | None) -> datasets.Dataset:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,10 @@ from tinyattn.data.tokens import WEIGHTS, Split
 from tinyattn.errors import StorageError
 from tinyattn.files.mmap_cache import CACHE_VARIABLE, cache_folder
 from tinyattn.grouping.carve import Carved, carve, carve_size, carve_texts
-from tinyattn.grouping.groups import Groups, group_rows
+from tinyattn.grouping.groups import Groups, group_rows, row_words
 from tinyattn.tasks.base import PLAIN, Task
 
-_FORMAT = 8  # part of the key: raise it when the same data must be tokenised or carved anew
+_FORMAT = 9  # part of the key: raise it when the same data must be tokenised or carved anew
 _META = "meta.json"
 _SELECT_SEED, _VALIDATION_SEED = 525, 526  # of carving: the same rows for every trial
 
@@ -51,6 +51,8 @@ class Stored:
     """Answered training rows that stand before each row."""
     labels_by: str | None = None
     """As in TaskData."""
+    shared: Mapping[str, int] = field(default_factory=dict)
+    """Split -> how many of its rows are training rows too, by their words."""
 
 
 def stored_splits(task: Task, form: Form, source: Source) -> Stored:
@@ -137,10 +139,23 @@ def _build(folder: Path, task: Task, form: Form, source: Source) -> None:
         },
         "examples": form.examples,
         "labels_by": by,
+        "shared": _shared(task, checked),
         "files": {split: [name, digest_file(folder / name)] for split, name in files.items()},
     }
     shutil.rmtree(scratch, ignore_errors=True)
     (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+
+
+def _shared(task: Task, checked: Mapping[str, datasets.Dataset]) -> dict[str, int]:
+    """Count the rows of each split with a file of its own which are training rows too."""
+    of_texts = task.tagging or task.generation  # whose groups are their texts
+    columns = (GROUP,) if of_texts else task.text_columns
+    rows = {
+        split: [row_words(texts) for texts in zip(*(own[c][:] for c in columns), strict=True)]
+        for split, own in checked.items()
+    }
+    train = frozenset(rows.pop(task.splits.train)) - {""}
+    return {split: sum(row in train for row in own) for split, own in rows.items()}
 
 
 def groups_of(task: Task, rows: datasets.Dataset) -> Groups:
@@ -220,6 +235,8 @@ def _open(folder: Path) -> Stored | None:
             for version, splits in meta["carved"].items()
         }
         examples = tuple(meta.get("examples", ()))  # files of earlier versions have none
-        return Stored(splits, carved, meta["fingerprint"], examples, meta["labels_by"])
+        return Stored(
+            splits, carved, meta["fingerprint"], examples, meta["labels_by"], meta["shared"]
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -21,7 +21,7 @@ from tinyattn.data.reading import read_file
 from tinyattn.data.rows import LABEL, check_rows, index_of
 from tinyattn.data.sources import Source, find_source
 from tinyattn.data.tokenise import as_split, tokenise
-from tinyattn.data.tokens import DataRequest, Split, TaskData, carve_notes, subset
+from tinyattn.data.tokens import DataRequest, Split, TaskData, carve_notes, shared_notes, subset
 from tinyattn.errors import StorageError, TaskError
 from tinyattn.grouping.carve import Carved
 from tinyattn.tasks.base import Task
@@ -92,6 +92,7 @@ def load_data(
             max((o.passed_over for o in theirs), default=0),
             len(rows),
         )
+        + shared_notes(stored.shared, stored.splits)
         + (() if task.multilabel is None else threshold_notes(task, select)),
         separator=form.separator if isinstance(form, TextForm) else None,
         pattern=task.pattern(request.asked_by),

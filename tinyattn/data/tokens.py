@@ -35,6 +35,9 @@ WEIGHTS = "tinyattn:weights"
 _MOST_PASSED_OVER = 0.05
 """Share of rows passed over by carving from which a note says so."""
 
+_MOST_SHARED = 0.01
+"""Share of a split's rows that are training rows too from which a note says so."""
+
 
 @dataclass(frozen=True)
 class FlatRows:
@@ -247,6 +250,21 @@ def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:
             "carved rows say nothing of their kind"
         )
     return tuple(notes)
+
+
+def shared_notes(shared: Mapping[str, int], splits: Mapping[str, Rows]) -> tuple[str, ...]:
+    """Return remarks on splits of which many rows are training rows too.
+
+    Args:
+        shared: split -> how many of its rows are.
+        splits: the splits by name.
+    """
+    return tuple(
+        f"{count:,} of {len(splits[name]):,} rows of '{name}' are training rows too, but for case "
+        "and punctuation, so that its scores reward memory"
+        for name, count in shared.items()
+        if count > len(splits[name]) * _MOST_SHARED
+    )
 
 
 _SUBSET_SEED = 527  # of max_train_rows and max_select_rows: the same rows whatever a trial's seed

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,6 +150,11 @@ def words_of(text: str) -> list[str]:
     visible = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text))
     plain = unicodedata.normalize("NFKC", visible.casefold())  # folding takes letters apart
     return _WORD.findall(plain) or plain.split()
+
+
+def row_words(texts: Iterable[str]) -> str:
+    """Return a row's words: equal for rows that differ in case, punctuation or white space only."""
+    return "\0".join(" ".join(words_of(text)) for text in texts).strip("\0")
 
 
 class _Endings:
