@@ -306,7 +306,7 @@ def _show_all(
     whole: str, wanted: Sequence[Wanted], found: Sequence[Comparison], workspace: Workspace
 ) -> None:
     """Print the table over tasks and what it shows, and keep its page."""
-    from orchestrator.comparison.across.page import keep_across
+    from orchestrator.comparison.across.page import keep_across, publish_across
     from orchestrator.comparison.across.table import OverTasks, render_across
     from orchestrator.comparison.across.tasks import short_name
 
@@ -320,4 +320,5 @@ def _show_all(
     for part in render_across(all_found):
         console.print(part)
     files = keep_across(all_found, workspace.runs)
+    publish_across(all_found, files, workspace.tracker())
     echo(f"kept: {files[0]}, and {files[1].name} beside it")

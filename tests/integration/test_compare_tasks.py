@@ -71,6 +71,8 @@ def test_a_comparison_over_tasks_that_was_killed_goes_on(tmp_path: Path) -> None
     assert bare["ranks"] is None
     page = (runs / "comparisons" / "compare-rte-mrpc" / "comparison.html").read_text()
     assert page.count("../../sweeps/compare-rte-mrpc-") == 2
+    kept = [path.relative_to(runs) for path in runs.glob("artifacts/**/over-tasks/*")]
+    assert sorted(path.name for path in kept) == 2 * ["comparison.html"] + 2 * ["comparison.json"]
     before = logs(runs)
     again = call("compare", ",".join(TASKS), *rest)
     assert again.exit_code == 0, again.output

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from urllib.parse import quote
@@ -26,6 +26,7 @@ from orchestrator.comparison.figures import as_svg
 from orchestrator.comparison.pages.page import figure_section, html_table, remark
 from orchestrator.reporting.report import page_of
 from orchestrator.state.suite_definition import COMPARISON_PAGE
+from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import make_folder
 from tinyattn.files.printable import write_page
 
@@ -53,6 +54,18 @@ def keep_across(found: OverTasks, runs: Path) -> list[Path]:
     for file, text in texts.items():
         write_page(folder / file, text)
     return [folder / file for file in texts]
+
+
+def publish_across(found: OverTasks, files: Sequence[Path], tracker: TrackingWriter) -> None:
+    """Put the whole's files beside the comparison of each task in MLflow, as `over-tasks`.
+
+    Raises:
+        StorageError: the store does not take them.
+    """
+    for name in found.names.values():
+        run = tracker.run_of_suite(name)
+        if run is not None:  # else another store than that of its sweeps
+            tracker.log_folder(run.run_id, files[0].parent, "over-tasks")
 
 
 def _page(found: OverTasks) -> str:
