@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
 from matplotlib.figure import Figure
 
+from orchestrator.pages.page import page_of
 from orchestrator.reporting import figures
 from orchestrator.reporting.figures import COLOURS, Curve
 from orchestrator.reporting.findings import Findings
@@ -235,18 +235,6 @@ def _page(
     ]
     subtitle = " · ".join([*map(escape, about), *([up] if up else [])])
     return page_of(f"Sweep {sweep.name}", subtitle, body)
-
-
-def page_of(title: str, subtitle: str, body: Sequence[str]) -> str:
-    """Return a whole page.
-
-    Args:
-        title: plain text.
-        subtitle: HTML below it.
-        body: HTML of its parts.
-    """
-    template = Template(Path(__file__).with_name("report.html").read_text("utf-8"))
-    return template.substitute(title=escape(title), subtitle=subtitle, body="\n".join(body))
 
 
 def facts_of(

@@ -1,4 +1,4 @@
-"""How the figures of a comparison look, and how they become SVG that can be read aloud.
+"""How the figures of pages look, and how they become SVG that can be read aloud.
 
 Colours are Okabe & Ito's, which colour-blind readers can tell apart; what differs by colour also
 differs by its marker, its line or its place.
@@ -53,7 +53,7 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure of a comparison's page."""
+    """A figure of a page."""
 
     title: str
     caption: str
