@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from html import escape
 
 from orchestrator.judging.figures import drawn
-from orchestrator.judging.table import Cells, sentences, tables, title
+from orchestrator.judging.table import PAGE_LETTERS, Cells, sentences, tables, title
 from orchestrator.pages.figures import as_svg
 from orchestrator.pages.page import figure_section, html_table, page_of
 from tinyattn.files.printable import printable_line
 from tinyattn.judging.evaluation import Evaluation
-
-LETTERS = 1000
-"""Letters of a text that a page shows."""
 
 
 def page(found: Evaluation, adapter: str) -> str:
@@ -37,7 +34,7 @@ def sections(found: Evaluation, head: str, said: Sequence[str]) -> list[str]:
         said: its sentences, plain text.
     """
     lines = "".join(f"<p>{escape(line)}</p>" for line in said)
-    first, *rest = [_section(cells) for cells in tables(found, LETTERS)]
+    first, *rest = [_section(cells) for cells in tables(found, PAGE_LETTERS)]
     figures = [figure_section(one, as_svg(one, name)) for name, one in drawn(found).items()]
     return [f"<section><h2>{escape(head)}</h2>{lines}</section>", first, *figures, *rest]
 

@@ -22,6 +22,7 @@ from orchestrator.pages.page import page_of
 from orchestrator.reporting import figures
 from orchestrator.reporting.figures import COLOURS, Curve
 from orchestrator.reporting.findings import Findings
+from orchestrator.reporting.heldout import heldout_sections
 from orchestrator.reporting.leaderboard import Row, judging_rows, ranked, score_head, short_config
 from orchestrator.reporting.paper import LUCK
 from orchestrator.search.searcher import importances
@@ -128,7 +129,12 @@ def report_of(
             "with -o"
         ) from None
     note = TIED if figures.all_tie(curves) else ""
-    return _page(sweep, trials, ranked(trials), config, paths, store.verdict_of(sweep), note, up)
+    verdict = store.verdict_of(sweep)
+    judged = [
+        "" if verdict is None else Findings.of(verdict).to_html(),
+        *heldout_sections(store, sweep),
+    ]
+    return _page(sweep, trials, ranked(trials), config, paths, judged, note, up)
 
 
 def keep_report(tracker: TrackingWriter, sweep: SweepRecord, images: Path, text: str) -> None:
@@ -206,7 +212,7 @@ def _page(
     rows: Sequence[Row],
     config: Mapping[str, Any],
     images: Mapping[str, Path],
-    verdict: Mapping[str, Any] | None,
+    judged: Sequence[str],
     note: str,
     up: str,
 ) -> str:
@@ -226,7 +232,7 @@ def _page(
         ranking = f"{ranking} {LUCK}"
     text = escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
     body = [
-        "" if verdict is None else Findings.of(verdict).to_html(),
+        *judged,
         f'<div class="facts">{facts}</div>',
         *(_section(name, path) for name, path in images.items()),
         note,
