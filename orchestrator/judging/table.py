@@ -209,9 +209,8 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
         head, name = ("row", "id", "text", "label", "answer", "probability"), "Most surely wrong"
     cells = []
     for one in rows:
-        text, name_of_row = (
-            _cut(" | ".join(one.texts.values()), letters),
-            _cut(one.id or "", letters),
+        text, own_id = (
+            _cut(each, letters) for each in (" | ".join(one.texts.values()), one.id or "")
         )
         last = f"{one.probability:.4f}" if one.probability is not None else ""
         if isinstance(one.label, float) and isinstance(one.answer, float):
@@ -220,7 +219,7 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
             _number(value) if isinstance(value, float) else printable_line(value)
             for value in (one.label, one.answer)
         )
-        cells.append((str(one.row), name_of_row, text, label, answer, last))
+        cells.append((str(one.row), own_id, text, label, answer, last))
     return Cells(name, head, tuple(cells))
 
 

@@ -19,7 +19,7 @@ from orchestrator.search.asha import search_of
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.selection.baseline import alone_settings
 from orchestrator.selection.collapsing import Collapse, Loaded, collapses_of
-from orchestrator.selection.heldout import heldout_evaluation
+from orchestrator.selection.heldout import heldout_content
 from orchestrator.selection.keeping import Contest, Judgement, contests
 from orchestrator.selection.significance import primary_metric
 from orchestrator.selection.verdict import Candidate, Collapsed, Verdict, findings
@@ -473,12 +473,12 @@ class Finalizing:
         assert winner.adapter is not None
         self.say("judging the winner's answers to the held-out rows, for the report")
         try:
-            found = heldout_evaluation(winner.adapter, self._config, self.model_cache)
+            content = heldout_content(winner.adapter, self._config, self.model_cache)
         except TinyAttnError as error:
             self.say(f"note: the report will not tell how the winner answers: {error}")
             return
-        if found is not None:
-            tracker.keep_heldout(winner.run_id, found.to_json())
+        if content is not None:
+            tracker.keep_heldout(winner.run_id, content)
 
     def _judge(
         self, one_head: Candidate, experts: Sequence[Trial], config: TrainConfig

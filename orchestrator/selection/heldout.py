@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from orchestrator.judging.table import PAGE_LETTERS
+from orchestrator.spec.values import Json
 from tinyattn.config import TrainConfig
 from tinyattn.files.printable import printable_line
 from tinyattn.judging.evaluate import evaluate
@@ -19,15 +21,19 @@ MOST_CLASSES = 300
 """Classes of a confusion matrix that is kept: their pairs are a megabyte."""
 
 
-def heldout_evaluation(
+def heldout_content(
     adapter: Path, config: TrainConfig, model_cache: ModelCache
-) -> Evaluation | None:
-    """Judge an adapter on the rows that its trial held out, as `evaluate` does; None: none were.
+) -> dict[str, Json] | None:
+    """Judge an adapter on the rows that its trial held out, as `evaluate` does.
 
     Args:
         adapter: its folder.
         config: of its trial.
         model_cache: of PLM and data.
+
+    Returns:
+        What `Evaluation.from_json` reads, of a size that does not grow with the rows nor with their
+        texts; None: no rows were held out.
 
     Raises:
         TinyAttnError: as `evaluate`, or the rows cannot be read again.
@@ -38,11 +44,11 @@ def heldout_evaluation(
     with contextlib.closing(Predictor(adapter, model_cache, config.plm)) as predictor:
         rows = heldout_rows(data, predictor.task, model_cache.data_dir)
         assert rows is not None
-        return _bounded(evaluate(predictor, rows))
+        return cast(dict[str, Json], _bounded(evaluate(predictor, rows)).to_json())
 
 
 def _bounded(found: Evaluation) -> Evaluation:
-    """Return an evaluation whose size does not grow with its rows, nor with their texts."""
+    """Return an evaluation without what may be large."""
     found = replace(found, wrong=tuple(map(_cut, found.wrong)))
     if found.confusion is None or len(found.confusion.labels) <= MOST_CLASSES:
         return found
