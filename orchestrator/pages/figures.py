@@ -50,6 +50,9 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9,
 }
 
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+"""Dates would differ, and addresses of vocabularies look like links of a page."""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -106,7 +109,7 @@ def as_svg(drawn: Drawn, name: str) -> str:
     """
     file = io.StringIO()
     with styled(), rc_context({"svg.hashsalt": name}):
-        FigureCanvasSVG(drawn.figure).print_svg(file, metadata={"Date": None})
+        FigureCanvasSVG(drawn.figure).print_svg(file, metadata=_NO_METADATA)
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", file.getvalue())
     about = (
         f'<title id="{name}-title">{escape(drawn.title)}</title>'
