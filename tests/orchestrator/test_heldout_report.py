@@ -56,9 +56,8 @@ Row = dict[str, Any]
 
 
 def of_classes(number: int, draw: random.Random) -> Row:
-    text = HOSTILE if number % 7 == 0 else " ".join(draw.choices(WORDS, k=4))
-    own_id = "<i>7</i>" + "x" * 2000 if number == 0 else f"id {number}"
-    return {"text": f"{number} {text}", "is": draw.choice(WORDS), "id": own_id}
+    text = f"{number} {' '.join(draw.choices(WORDS, k=4))} {HOSTILE}"
+    return {"text": text, "is": draw.choice(WORDS), "id": f"<i>{number}</i>" + "x" * 2000}
 
 
 def of_scores(number: int, draw: random.Random) -> Row:
@@ -73,14 +72,14 @@ def of_sets(number: int, draw: random.Random) -> Row:
 
 def of_tags(number: int, draw: random.Random) -> Row:
     words = draw.choices(WORDS, k=4)
-    return {"text": words, "is": ["B-W" if word == "rain" else "O" for word in words]}
+    return {"words": words, "tags": ["B-W" if word == "rain" else "O" for word in words]}
 
 
 KINDS: dict[str, tuple[Callable[[int, random.Random], Row], Row]] = {
     "classes": (of_classes, {"labels": WORDS}),
     "scores": (of_scores, {"labels": None}),
     "sets": (of_sets, {"kind": "multilabel", "labels": WORDS}),
-    "tags": (of_tags, {"kind": "tagging", "labels": ["O", "B-W"], "metrics": ["entity_f1"]}),
+    "tags": (of_tags, {"kind": "tagging", "labels": ["O", "B-W"]}),
 }
 
 
@@ -93,7 +92,9 @@ def write_task(folder: Path, kind: str, *, carved: bool = False) -> Path:
         rows = [make(number, draw) for number in range(size)]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(lines)
-    task = {"name": "weather", "folder": ".", "text_columns": ["text"], "label_column": "is"}
+    task: Row = {"name": "weather", "folder": "."}
+    if kind != "tags":
+        task |= {"text_columns": ["text"], "label_column": "is"}
     file = folder / "weather.yaml"
     file.write_text(json.dumps(task | told))
     return file
@@ -203,7 +204,7 @@ def test_rows_that_were_carved_are_judged_by_their_place_in_the_file(
     assert data.heldout is not None
     lines = (tmp_path / "train.jsonl").read_text().splitlines(True)
     own = [lines[one["row"] - 1] for one in kept["wrong"]]
-    assert [json.loads(line)["id"] for line in own] == [one["id"] for one in kept["wrong"]]
+    assert [json.loads(line)["id"][:1001] for line in own] == [one["id"] for one in kept["wrong"]]
     numbers = data.heldout_numbers
     assert numbers is not None
     assert kept["rows"] == len(data.heldout) == len(numbers)
