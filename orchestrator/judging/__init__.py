@@ -1,1 +1,1 @@
-"""What `tinyattn evaluate` shows of an evaluation: tables in the terminal, a page with figures."""
+"""What is shown of an evaluation: tables in the terminal, and a page with figures."""

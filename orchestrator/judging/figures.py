@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from orchestrator.comparison.figures.style import COLOURS, GREY, INK, WIDTH, Drawn, listed, styled
+from orchestrator.pages.figures import COLOURS, GREY, INK, WIDTH, Drawn, listed, styled
 from tinyattn.files.printable import printable_line
 from tinyattn.judging.calibration import Bin
 from tinyattn.judging.evaluation import Evaluation

@@ -1,20 +1,17 @@
-"""The page of an evaluation: one HTML file, figures in it, without links to anything outside."""
+"""The page of an evaluation, and its parts, which other pages have too."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from html import escape
 
-from orchestrator.comparison.figures import as_svg
-from orchestrator.comparison.pages.page import figure_section, html_table
 from orchestrator.judging.figures import drawn
-from orchestrator.judging.table import Cells, sentences, tables, title
-from orchestrator.reporting.report import page_of
+from orchestrator.judging.table import PAGE_LETTERS, Cells, sentences, tables, title
+from orchestrator.pages.figures import as_svg
+from orchestrator.pages.page import figure_section, html_table, page_of
 from tinyattn.files.printable import printable_line
 from tinyattn.judging.evaluation import Evaluation
-
-_LETTERS = 1000
-"""Letters of a text that the page shows."""
 
 
 def page(found: Evaluation, adapter: str) -> str:
@@ -24,11 +21,22 @@ def page(found: Evaluation, adapter: str) -> str:
         found: the evaluation.
         adapter: what answered, as it was named.
     """
-    first, *rest = [_section(cells) for cells in tables(found, _LETTERS)]
-    figures = [figure_section(one, as_svg(one, name)) for name, one in drawn(found).items()]
-    said = "".join(f"<p>{escape(line)}</p>" for line in sentences(found))
-    body = [f"<section><h2>In short</h2>{said}</section>", first, *figures, *rest]
+    body = sections(found, "In short", sentences(found))
     return page_of(f"Evaluation of {printable_line(adapter)}", escape(title(found)), body)
+
+
+def sections(found: Evaluation, head: str, said: Sequence[str]) -> list[str]:
+    """Return an evaluation as the sections of a page.
+
+    Args:
+        found: the evaluation.
+        head: title of the first section.
+        said: its sentences, plain text.
+    """
+    lines = "".join(f"<p>{escape(line)}</p>" for line in said)
+    first, *rest = [_section(cells) for cells in tables(found, PAGE_LETTERS)]
+    figures = [figure_section(one, as_svg(one, name)) for name, one in drawn(found).items()]
+    return [f"<section><h2>{escape(head)}</h2>{lines}</section>", first, *figures, *rest]
 
 
 def _section(cells: Cells) -> str:

@@ -22,6 +22,8 @@ _PAIRS = 20
 """Most confusions that are listed in its place."""
 _LETTERS = 80
 """Letters of a text that a terminal shows."""
+PAGE_LETTERS = 1000
+"""Letters of a text that a page shows."""
 _WORDS = ("", "id", "text", "label", "answer")
 """Columns that are aligned on the left, beside the first."""
 _SLICES = 50
@@ -207,8 +209,9 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
         head, name = ("row", "id", "text", "label", "answer", "probability"), "Most surely wrong"
     cells = []
     for one in rows:
-        text = printable_line(" | ".join(one.texts.values()))
-        shown = text if len(text) <= letters else f"{text[: letters - 1]}…"
+        text, own_id = (
+            _cut(each, letters) for each in (" | ".join(one.texts.values()), one.id or "")
+        )
         last = f"{one.probability:.4f}" if one.probability is not None else ""
         if isinstance(one.label, float) and isinstance(one.answer, float):
             last = _number(one.answer - one.label)
@@ -216,5 +219,11 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
             _number(value) if isinstance(value, float) else printable_line(value)
             for value in (one.label, one.answer)
         )
-        cells.append((str(one.row), printable_line(one.id or ""), shown, label, answer, last))
+        cells.append((str(one.row), own_id, text, label, answer, last))
     return Cells(name, head, tuple(cells))
+
+
+def _cut(text: str, letters: int) -> str:
+    """Return a text in one line, with an ellipsis where it has more than so many letters."""
+    text = printable_line(text)
+    return text if len(text) <= letters else f"{text[: letters - 1]}…"

@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import yaml
 from matplotlib.figure import Figure
 
+from orchestrator.pages.page import page_of
 from orchestrator.reporting import figures
 from orchestrator.reporting.figures import COLOURS, Curve
 from orchestrator.reporting.findings import Findings
+from orchestrator.reporting.heldout import heldout_sections
 from orchestrator.reporting.leaderboard import Row, judging_rows, ranked, score_head, short_config
 from orchestrator.reporting.paper import LUCK
 from orchestrator.search.searcher import importances
@@ -128,7 +129,12 @@ def report_of(
             "with -o"
         ) from None
     note = TIED if figures.all_tie(curves) else ""
-    return _page(sweep, trials, ranked(trials), config, paths, store.verdict_of(sweep), note, up)
+    verdict = store.verdict_of(sweep)
+    judged = [
+        "" if verdict is None else Findings.of(verdict).to_html(),
+        *heldout_sections(store, sweep),
+    ]
+    return _page(sweep, trials, ranked(trials), config, paths, judged, note, up)
 
 
 def keep_report(tracker: TrackingWriter, sweep: SweepRecord, images: Path, text: str) -> None:
@@ -206,7 +212,7 @@ def _page(
     rows: Sequence[Row],
     config: Mapping[str, Any],
     images: Mapping[str, Path],
-    verdict: Mapping[str, Any] | None,
+    judged: Sequence[str],
     note: str,
     up: str,
 ) -> str:
@@ -226,7 +232,7 @@ def _page(
         ranking = f"{ranking} {LUCK}"
     text = escape(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True))
     body = [
-        "" if verdict is None else Findings.of(verdict).to_html(),
+        *judged,
         f'<div class="facts">{facts}</div>',
         *(_section(name, path) for name, path in images.items()),
         note,
@@ -235,18 +241,6 @@ def _page(
     ]
     subtitle = " · ".join([*map(escape, about), *([up] if up else [])])
     return page_of(f"Sweep {sweep.name}", subtitle, body)
-
-
-def page_of(title: str, subtitle: str, body: Sequence[str]) -> str:
-    """Return a whole page.
-
-    Args:
-        title: plain text.
-        subtitle: HTML below it.
-        body: HTML of its parts.
-    """
-    template = Template(Path(__file__).with_name("report.html").read_text("utf-8"))
-    return template.substitute(title=escape(title), subtitle=subtitle, body="\n".join(body))
 
 
 def facts_of(

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from rich.table import Table as PrintedTable
 
-from orchestrator.comparison.pages.page import html_table
+from orchestrator.pages.page import html_table, page_of
 from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_plm
-from orchestrator.reporting.report import page_of
 from orchestrator.reporting.suite.page import SETTLE_SECONDS, publish_suite
 from orchestrator.reproduction.figures import drawn
 from orchestrator.reproduction.run import Reproduction

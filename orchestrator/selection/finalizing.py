@@ -19,6 +19,7 @@ from orchestrator.search.asha import search_of
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.selection.baseline import alone_settings
 from orchestrator.selection.collapsing import Collapse, Loaded, collapses_of
+from orchestrator.selection.heldout import heldout_content
 from orchestrator.selection.keeping import Contest, Judgement, contests
 from orchestrator.selection.significance import primary_metric
 from orchestrator.selection.verdict import Candidate, Collapsed, Verdict, findings
@@ -459,9 +460,25 @@ class Finalizing:
             grows=has_one_head(self._config.adapter),
             rates=len(self._alone_settings),
         )
+        self._keep_heldout(verdict.winner, tracker)
         tracker.keep_verdict(self.record.run_id, findings(verdict).to_json())
         tracker.tag(self.record.run_id, {"winner": verdict.winner.run_id})
         return verdict
+
+    def _keep_heldout(self, winner: Candidate, tracker: TrackingWriter) -> None:
+        """Keep what the winner's answers to the held-out rows are worth, for the report.
+
+        The verdict stands without it.
+        """
+        assert winner.adapter is not None
+        self.say("judging the winner's answers to the held-out rows, for the report")
+        try:
+            content = heldout_content(winner.adapter, self._config, self.model_cache)
+        except TinyAttnError as error:
+            self.say(f"note: the report will not tell how the winner answers: {error}")
+            return
+        if content is not None:
+            tracker.keep_heldout(winner.run_id, content)
 
     def _judge(
         self, one_head: Candidate, experts: Sequence[Trial], config: TrainConfig

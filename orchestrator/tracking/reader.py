@@ -53,6 +53,8 @@ UI_ADDRESS = "http://127.0.0.1:5000"
 """Where `tinyattn ui` serves MLflow's pages unless told otherwise."""
 VERDICT_FILE = "verdict.json"
 """Artifact of a sweep's run: the verdict of its finalizer."""
+HELDOUT_FILE = "heldout.json"
+"""Artifact of a winner's run: what its answers to the held-out rows are worth."""
 MOST_ARTIFACT = 2**24
 """Largest file that describes a run, in bytes."""
 UNOPENED = (
@@ -317,6 +319,16 @@ class TrackingReader:
         if "winner" not in sweep.tags or not self.has_artifact(sweep.run_id, VERDICT_FILE):
             return None
         return self._read_json(sweep.run_id, VERDICT_FILE)
+
+    def heldout_of(self, winner: str) -> dict[str, Any] | None:
+        """Return the content of HELDOUT_FILE of a winner's run; None: none was kept.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if not self.has_artifact(winner, HELDOUT_FILE):
+            return None
+        return self._read_json(winner, HELDOUT_FILE)
 
     def histories(self, trials: Sequence[TrialRun]) -> list[list[Point]]:
         """Return the evaluations of each trial, in order; a server gets three requests a trial."""

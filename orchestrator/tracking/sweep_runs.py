@@ -42,6 +42,8 @@ from orchestrator.tracking.retry_queue import (
 )
 from tinyattn.config import TrainConfig
 from tinyattn.errors import StorageError
+from tinyattn.files.addresses import local_path
+from tinyattn.files.atomic import write_text
 
 Words = ParamSpec("Words")
 
@@ -344,8 +346,13 @@ def log_json(
     content: Mapping[str, Json],
     name: str,
 ) -> None:
-    """Write a mapping as a JSON artifact of a run."""
+    """Write a mapping as a JSON artifact of a run, as a whole or not at all."""
+    text, store = json.dumps(content, indent=2), artifacts(run_id)
+    here = local_path(store.artifact_uri)
+    if here is not None:  # MLflow would copy into place, and may be killed while it does
+        write_text(here / name, text)
+        return
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, name)
-        file.write_text(json.dumps(content, indent=2), "utf-8")
-        artifacts(run_id).log_artifact(str(file))
+        file.write_text(text, "utf-8")
+        store.log_artifact(str(file))

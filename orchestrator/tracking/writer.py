@@ -19,7 +19,7 @@ from mlflow.exceptions import MlflowException
 from orchestrator.spec.values import Json
 from orchestrator.tracking.pages import TRAINING, data_set, view_tags
 from orchestrator.tracking.provenance import code_tags, slug
-from orchestrator.tracking.reader import VERDICT_FILE, TrackingReader, first_line
+from orchestrator.tracking.reader import HELDOUT_FILE, VERDICT_FILE, TrackingReader, first_line
 from orchestrator.tracking.records import SuiteRecord, SweepRecord, run_tags
 from orchestrator.tracking.retry_queue import (
     AWAY_SECONDS,
@@ -193,6 +193,10 @@ class TrackingWriter(TrackingReader):
     def keep_verdict(self, run_id: str, content: Mapping[str, Json]) -> None:
         """Queue the verdict of a sweep's finalizer, as an artifact of the sweep's run."""
         self._send_json(run_id, content, VERDICT_FILE)
+
+    def keep_heldout(self, winner: str, content: Mapping[str, Json]) -> None:
+        """Queue what a winner's answers to held-out rows are worth, as an artifact of its run."""
+        self._send_json(winner, content, HELDOUT_FILE)
 
     def settle(self, seconds: float = AWAY_SECONDS) -> None:
         """Wait until the store has everything.

@@ -35,6 +35,7 @@ __all__ = [
     "majority_class",
     "read_columns",
     "read_rows",
+    "read_split",
     "read_unlabelled",
     "tokenise",
 ]
@@ -99,7 +100,17 @@ def load_data(
         verbalizer=form.verbalizer,
         examples=stored.examples,
         labels_by=stored.labels_by,
+        heldout_numbers=_numbers_of_heldout(task, request, carved),
     )
+
+
+def _numbers_of_heldout(
+    task: Task, request: DataRequest, carved: Mapping[str, Carved]
+) -> np.ndarray | None:
+    """Return `TaskData.heldout_numbers`."""
+    if task.splits.validation is not None or request.protocol != "heldout":
+        return None
+    return carved["validation"].rows
 
 
 def _fingerprint(task: Task, rows: str) -> str:
@@ -159,6 +170,19 @@ def read_columns(path: Path, task: Task) -> datasets.Dataset:
     """
     with _scratch(str(path)) as scratch:
         return read_file(path, scratch, task.form, words=task.tagging)
+
+
+def read_split(task: Task, split: str, data_dir: Path | None) -> tuple[datasets.Dataset, str]:
+    """Read all columns of a labelled split as they are; return them and where they stand.
+
+    Raises:
+        TaskError: the data are missing or damaged.
+        StorageError: there is no scratch space to read them.
+    """
+    source = find_source(task, data_dir)
+    place = source.places[split]
+    with _scratch(place) as scratch:
+        return source.read(split, scratch), place
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ datasets nor pyarrow. `tokenise.py` makes these rows from text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import numpy as np
@@ -228,6 +228,9 @@ class TaskData:
     """Answered training rows that stand before each row, as text."""
     labels_by: str | None = None
     """How the labels of the training rows are read: by `names` or `ids`; None: neither."""
+    heldout_numbers: np.ndarray | None = field(default=None, compare=False)
+    """[N] numbers of the training split's rows that were carved to be held out; None: the rows that
+    are held out, if any are, have a split of their own."""
 
 
 def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ MOST_SLICES = 1000
 
 def evaluate(
     predictor: Predictor,
-    rows: GivenRows,
+    rows: GivenRows | LabelledRows,
     *,
     by: str | Sequence[str] = (),
     group: str | None = None,
@@ -32,7 +32,8 @@ def evaluate(
 
     Args:
         predictor: from `load_predictor`.
-        rows: a file's path, or mappings with the task's text columns and its label column.
+        rows: a file's path, or mappings with the task's text columns and its label column; or
+            rows that are read already.
         by: columns by whose values rows are sliced.
         group: column that names rows which belong together; None: as the adapter's task has it,
             and where it has none, or these rows lack it, rows of like texts do.
@@ -52,7 +53,7 @@ def evaluate(
             f"got rows to fit a temperature on, and the task '{task.name}' has no probabilities; "
             "leave them out"
         )
-    own = labelled_rows(rows, task)
+    own = rows if isinstance(rows, LabelledRows) else labelled_rows(rows, task)
     values = {column: _values(own, column) for column in columns}
     others = None if temperature is None else _unjudged(predictor, temperature, own)
     group = _group_of(predictor, own, group)

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from pydantic import TypeAdapter, ValidationError
+
+from tinyattn.files.outside import UnfitError
 from tinyattn.judging.bootstrap import DRAWS, LEVEL, Measure
-from tinyattn.judging.calibration import Calibration, Temperature
+from tinyattn.judging.calibration import BINS, Calibration, Temperature
 from tinyattn.judging.tables import Confusion, Residuals, Shares
 
 Kind = Literal["classification", "regression", "tagging", "generation", "multilabel"]
@@ -76,3 +79,24 @@ class Evaluation:
     def to_json(self) -> dict[str, object]:
         """Return it as JSON has it; what is undefined is null."""
         return {"level": LEVEL, "draws": DRAWS, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, kept: Mapping[str, object]) -> Evaluation:
+        """Read what `to_json` returned and a file kept, which others may have written.
+
+        Raises:
+            UnfitError: it is no evaluation.
+        """
+        try:
+            found = TypeAdapter(cls).validate_python(dict(kept))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UnfitError(f"it is no evaluation: {place}: {first['msg']}") from None
+        matrix, own = found.confusion, found.calibration
+        side = 0 if matrix is None else len(matrix.labels)
+        if matrix is not None and [len(row) for row in matrix.counts] != [side] * side:
+            raise UnfitError(f"its confusion matrix is not one of {side} classes")
+        if not found.metrics or (own is not None and len(own.bins) != BINS):
+            raise UnfitError(f"it is no evaluation: needed are metrics, and {BINS} bins")
+        return found

@@ -19,8 +19,8 @@ from tinyattn.data.reading import values_of
 from tinyattn.data.rows import LABEL
 from tinyattn.data.sequences.generation import SOURCE, grouped_rows
 from tinyattn.data.sequences.tagging import WORDS
-from tinyattn.data.splits import read_columns
-from tinyattn.data.tokens import TAGS
+from tinyattn.data.splits import read_columns, read_split
+from tinyattn.data.tokens import TAGS, TaskData
 from tinyattn.errors import TaskError, UsageError, did_you_mean
 from tinyattn.tasks.base import Task
 
@@ -104,25 +104,51 @@ def labelled_rows(given: GivenRows, task: Task) -> LabelledRows:
     return _checked(table, task, "rows", names, lambda c: [row.get(c) for row in own])
 
 
+def heldout_rows(data: TaskData, task: Task, data_dir: Path | None) -> LabelledRows | None:
+    """Read the rows that a task's data hold out; None: none are.
+
+    Args:
+        data: as `load_data` returned them.
+        task: of the adapter that is judged.
+        data_dir: as for `load_data`.
+
+    Raises:
+        TaskError, StorageError: the rows cannot be read again.
+    """
+    if data.heldout is None:
+        return None
+    own, carved = data.task.splits, data.heldout_numbers
+    table, place = read_split(data.task, own.validation or own.train, data_dir)
+    source = place if carved is None else f"{place}, rows that were carved to judge"
+    names = tuple(table.column_names)
+    return _checked(table, task, source, names, lambda c: values_of(table, c, literal=True), carved)
+
+
 def _checked(
     table: datasets.Dataset,
     task: Task,
     source: str,
     columns: tuple[str, ...],
     values: Callable[[str], Sequence[object]],
+    taken: np.ndarray | None = None,
 ) -> LabelledRows:
+    """Check all rows, whose labels are read in one way, and keep those with the numbers `taken`."""
     checked = checked_rows(table, task, source, labelled=True)
     numbers = np.arange(len(checked))
+    if taken is not None:
+        checked, numbers = datasets.Dataset(checked.data.table.take(pa.array(taken))), taken
     if task.generation is not None:
-        checked, numbers = _by_source(checked)
+        checked, numbers = _by_source(checked, numbers)
     return LabelledRows(checked, numbers, source, columns, values)
 
 
-def _by_source(checked: datasets.Dataset) -> tuple[datasets.Dataset, np.ndarray]:
+def _by_source(
+    checked: datasets.Dataset, numbers: np.ndarray
+) -> tuple[datasets.Dataset, np.ndarray]:
     """Return a row for each different source, with all its targets, and the first row's number."""
     first: dict[str, int] = {}
-    for row, text in enumerate(checked[SOURCE][:]):
-        first.setdefault(text, row)
+    for number, text in zip(numbers.tolist(), checked[SOURCE][:], strict=True):
+        first.setdefault(text, number)
     return grouped_rows(checked), np.array(list(first.values()), np.int64)
 
 

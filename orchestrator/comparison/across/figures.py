@@ -10,7 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from orchestrator.comparison.across.table import OverTasks, is_general
-from orchestrator.comparison.figures.style import (
+from orchestrator.comparison.statistics.across import AcrossPair
+from orchestrator.comparison.statistics.units import TunedPair
+from orchestrator.pages.figures import (
     COLOURS,
     GREY,
     INK,
@@ -20,8 +22,6 @@ from orchestrator.comparison.figures.style import (
     points,
     styled,
 )
-from orchestrator.comparison.statistics.across import AcrossPair
-from orchestrator.comparison.statistics.units import TunedPair
 
 MOST_PAIRS = 15
 """Pairs in the figure of leads at most, those with the smallest p."""

@@ -23,8 +23,8 @@ from orchestrator.comparison.across.table import (
     sentences_across,
 )
 from orchestrator.comparison.figures import as_svg
-from orchestrator.comparison.pages.page import figure_section, html_table, remark
-from orchestrator.reporting.report import page_of
+from orchestrator.comparison.pages.page import remark
+from orchestrator.pages.page import figure_section, html_table, page_of
 from orchestrator.state.suite_definition import COMPARISON_PAGE
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.files.atomic import make_folder

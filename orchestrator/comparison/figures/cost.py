@@ -16,7 +16,8 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 
-from orchestrator.comparison.figures.style import (
+from orchestrator.comparison.judging import Comparison, Judged
+from orchestrator.pages.figures import (
     INK,
     WIDTH,
     Drawn,
@@ -24,7 +25,6 @@ from orchestrator.comparison.figures.style import (
     look_of,
     points,
 )
-from orchestrator.comparison.judging import Comparison, Judged
 
 _COSTS: dict[str, tuple[Callable[[Judged], float | None], str]] = {
     "parameters without classifier": (lambda one: float(one.parameters), ""),

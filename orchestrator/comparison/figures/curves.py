@@ -6,7 +6,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from orchestrator.comparison.figures.style import (
+from orchestrator.comparison.judging import Comparison, Judged
+from orchestrator.pages.figures import (
     Drawn,
     legend_above,
     listed,
@@ -15,7 +16,6 @@ from orchestrator.comparison.figures.style import (
     points,
     put_title,
 )
-from orchestrator.comparison.judging import Comparison, Judged
 
 
 def curves(found: Comparison) -> Drawn:

@@ -9,7 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from orchestrator.comparison.figures.style import (
+from orchestrator.comparison.judging import Comparison
+from orchestrator.comparison.statistics.units import TunedPair
+from orchestrator.pages.figures import (
     COLOURS,
     GREY,
     INK,
@@ -19,8 +21,6 @@ from orchestrator.comparison.figures.style import (
     listed,
     points,
 )
-from orchestrator.comparison.judging import Comparison
-from orchestrator.comparison.statistics.units import TunedPair
 
 _SHOWN = COLOURS[0]
 _MANY = 24

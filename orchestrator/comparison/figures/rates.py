@@ -8,7 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from orchestrator.comparison.figures.style import (
+from orchestrator.comparison.judging import Comparison, Judged, Tried
+from orchestrator.comparison.table import edge_words, found_rate, rate_word
+from orchestrator.pages.figures import (
     COLOURS,
     GREY,
     INK,
@@ -20,8 +22,6 @@ from orchestrator.comparison.figures.style import (
     points,
     put_title,
 )
-from orchestrator.comparison.judging import Comparison, Judged, Tried
-from orchestrator.comparison.table import edge_words, found_rate, rate_word
 from orchestrator.spec.outcome import Outcome
 from tinyattn.tasks import best_first
 

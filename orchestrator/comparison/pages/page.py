@@ -27,9 +27,9 @@ from orchestrator.comparison.table import (
     summary,
     title,
 )
+from orchestrator.pages.page import figure_section, html_table, page_of
 from orchestrator.reporting.findings import markdown_table
 from orchestrator.reporting.leaderboard import short_config
-from orchestrator.reporting.report import page_of
 from orchestrator.reporting.suite.page import SETTLE_SECONDS, publish_suite
 from orchestrator.spec.values import Json
 from orchestrator.state.suite_definition import COMPARISON_PAGE
@@ -160,14 +160,6 @@ def remark(line: str) -> str:
     return f"<p class='warn'>{escape(line.removeprefix('note: '))}</p>"
 
 
-def figure_section(figure: Drawn, svg: str, beside: str = "") -> str:
-    """Return a figure as a section of a page, with its caption and what is said beside it."""
-    return (
-        f"<section><h2>{escape(figure.title)}</h2>{beside}<p>{escape(figure.caption)}</p>"
-        f"{svg[svg.index('<svg') :]}</section>"
-    )
-
-
 def _json(data: Json) -> str:
     return json.dumps(data, indent=1, allow_nan=False) + "\n"
 
@@ -190,19 +182,6 @@ def _searches(found: Comparison) -> Iterator[list[str]]:
             scores = [f"{100 * score:.2f}" for score in (unit.select, unit.heldout)]
             settings, head = short_config(unit.settings), f"{unit.head_rate:.3g}"
             yield [one.name, str(unit.search + 1), settings, head, *scores]
-
-
-def html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of plain text as HTML, which scrolls where it is wide."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-    body = "".join(line("td", row) for row in rows)
-    return (
-        f"<div class='scroll'><table><thead>{line('th', head)}</thead>"
-        f"<tbody>{body}</tbody></table></div>"
-    )
 
 
 def content(found: Comparison, params: int) -> dict[str, Json]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from orchestrator.pages.page import page_of
 from orchestrator.reporting.leaderboard import (
     coverage,
     judging_rows,
@@ -17,7 +18,7 @@ from orchestrator.reporting.leaderboard import (
     short_plm,
 )
 from orchestrator.reporting.paper import LUCK
-from orchestrator.reporting.report import page_of, report_of
+from orchestrator.reporting.report import report_of
 from orchestrator.reporting.suite.results import Member, SuiteResults
 from orchestrator.spec.config import check_name
 from orchestrator.state.suite_definition import COMPARISON_PAGE

@@ -1,4 +1,4 @@
-"""How the figures of a comparison look, and how they become SVG that can be read aloud.
+"""How the figures of pages look, and how they become SVG that can be read aloud.
 
 Colours are Okabe & Ito's, which colour-blind readers can tell apart; what differs by colour also
 differs by its marker, its line or its place.
@@ -50,10 +50,13 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9,
 }
 
+_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+"""Dates would differ, and addresses of vocabularies look like links of a page."""
+
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure of a comparison's page."""
+    """A figure of a page."""
 
     title: str
     caption: str
@@ -106,7 +109,7 @@ def as_svg(drawn: Drawn, name: str) -> str:
     """
     file = io.StringIO()
     with styled(), rc_context({"svg.hashsalt": name}):
-        FigureCanvasSVG(drawn.figure).print_svg(file, metadata={"Date": None})
+        FigureCanvasSVG(drawn.figure).print_svg(file, metadata=_NO_METADATA)
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", file.getvalue())
     about = (
         f'<title id="{name}-title">{escape(drawn.title)}</title>'

@@ -1,0 +1,1 @@
+"""What pages are made of: their frame, tables of plain text, figures as SVG and how these look."""
