@@ -278,6 +278,8 @@ def show_leaderboard(
         console.print(board.render(shown, title, _marks(store, shown)))
         if more := len(rows) - len(shown):
             click.echo(f"{more:,} more; --top N shows N rows of each task, --csv and --json all")
+        for line in board.remarks_on_data(rows):
+            echo(line)
         return
     suites = board.suites(rows)
     if not suites:
