@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.config import TrainConfig, VerbalizerConfig
 from tinyattn.errors import ConfigError, PlmError
+from tinyattn.grouping.sample import row_digests
 from tinyattn.tasks.base import Pattern, Task
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ class FlatRows:
         if self.chunks is None:
             return np.arange(len(self.offsets))
         return np.searchsorted(self.chunks, self.offsets)
+
+    def digests(self) -> np.ndarray:
+        """Return a digest of the tokens of each row, of a generation of its source, [N] uint64."""
+        starts, ends = self.offsets[:-1], self.offsets[1:]
+        if self.targets is not None and self.chunks is None:
+            ends = ends - self.targets
+        return row_digests(self.columns["input_ids"], starts, ends)
 
 
 class Rows(Protocol):
