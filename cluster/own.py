@@ -25,6 +25,8 @@ def make_own(folder: Path) -> bool:
     """Make a private folder, perhaps where all accounts may write; return whether it is private.
 
     It must be: compiled code in it is executed, and Ray's sockets give access to its processes.
+    `files.private.make_private` is for places that this account has chosen, as its folder of runs,
+    which with a umask of 002 its group may write to; here such a place is passed over.
     """
     with contextlib.suppress(OSError):
         folder.mkdir(mode=0o700, parents=True)

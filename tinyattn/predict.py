@@ -294,7 +294,7 @@ def _task_of(card: TaskCard) -> Task:
     """Return the task of a card, of whose patterns it has the one that was used."""
     apart = {"max_length", "carve_version", "token_version", "separator"}
     apart |= {"pattern", "examples", "generation", "centre", "spread", "group_column"}
-    apart |= {"multilabel", "files"}
+    apart |= {"multilabel", "files", "trained_on"}
     pattern = () if card.pattern is None else (Pattern(**dict(card.pattern)),)
     own = card.generation
     generation = None if own is None else Generation(Template(own.template), own.length, own.beams)

@@ -89,8 +89,14 @@ def predict(
     if output is None or prints:
         click.echo(lines_of(found.answers), nl=False)
     else:
-        write_output(output, content_of(found.answers, output))
-        click.echo(f"{len(found.answers)} predictions are in {output}", err=True)
+        number = len(found.answers)
+        _write(output, content_of(found.answers, output), f"{number} predictions are in")
+
+
+def _write(output: Path, content: str | bytes, what: str) -> None:
+    """Write an output, and say in a line where it is and whether a file that was there is gone."""
+    replaced = ", in place of the file that was there" if write_output(output, content) else ""
+    click.echo(f"{what} {output}{replaced}", err=True)
 
 
 def _notes(found: Predicted) -> Iterator[str]:
@@ -155,9 +161,9 @@ def evaluate(
     for output in (json_file, html_file):
         if output is not None and not (output is json_file and prints):
             check_output(output)
-            _refuse_same(output, file)
-            if temperature is not None:
-                _refuse_same(output, temperature)
+            _refuse_same(output, file, *([temperature] if temperature else []))
+    if json_file is not None and html_file is not None and _is_one(json_file, html_file):
+        raise UsageError(f"got {html_file} for --json and --html; name two files")
     workspace = workspace_of(places)
 
     from orchestrator.judging.page import json_of, page
@@ -169,21 +175,34 @@ def evaluate(
     if str(file) == "-":
         found = replace(found, source=_STDIN)
     if html_file is not None:
-        write_output(html_file, page(found, name))
-        click.echo(f"the page is {html_file}", err=True)
+        _write(html_file, page(found, name), "the page is")
     if json_file is None:
         _show(found)
     elif prints:
         click.echo(json_of(found), nl=False)
     else:
-        write_output(json_file, json_of(found))
+        _write(json_file, json_of(found), "all numbers are in")
         _show(found)
 
 
-def _refuse_same(output: Path, rows: Path) -> None:
-    """Raise UsageError where an output would be written over the rows that are read."""
-    if output.exists() and rows.exists() and output.samefile(rows):
-        raise UsageError(f"got {output} as the output and as the rows; name another output")
+def _refuse_same(output: Path, *read: Path) -> None:
+    """Raise UsageError where an output would be written over the rows that are read, or one of the
+    files of their folder."""
+    for rows in read:
+        if not (output.exists() and rows.exists()):
+            continue
+        if output.samefile(rows):
+            raise UsageError(f"got {output} as the output and as the rows; name another output")
+        if rows.is_dir() and output.resolve().is_relative_to(rows.resolve()):
+            raise UsageError(
+                f"got the output {output}, which is a file of {rows}, the folder of rows that is "
+                "read; name another output"
+            )
+
+
+def _is_one(path: Path, other: Path) -> bool:
+    """Whether two outputs are one file, there or not; a device takes both, one after the other."""
+    return path.resolve() == other.resolve() and not (path.exists() and not path.is_file())
 
 
 def _show(found: Evaluation) -> None:

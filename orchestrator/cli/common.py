@@ -107,6 +107,12 @@ def echo(message: str) -> None:
     click.echo(placed(message))
 
 
+def say_at_terminal(message: str) -> None:
+    """Say to who waits at a terminal what a command does in the seconds until its first result."""
+    if sys.stderr.isatty():
+        click.echo(placed(message), err=True)
+
+
 def place_options(command: Callable[..., None]) -> Callable[..., None]:
     """Options of all verbs that read or write sweeps; the verb gets them as `places: Places`."""
     path = click.Path(path_type=Path)
@@ -278,6 +284,8 @@ def show_leaderboard(
         console.print(board.render(shown, title, _marks(store, shown)))
         if more := len(rows) - len(shown):
             click.echo(f"{more:,} more; --top N shows N rows of each task, --csv and --json all")
+        for line in board.remarks_on_data(rows):
+            echo(line)
         return
     suites = board.suites(rows)
     if not suites:

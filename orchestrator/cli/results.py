@@ -330,11 +330,14 @@ def report(name: str, output: Path | None, places: Places) -> None:
     if sweeps is None:
         store.find_sweep(name)  # a wrong name must not get a folder
     folder = output or workspace.sweep_folder(name) / "report"
+    earlier = [] if output is None else [path for path in folder.glob("*.html") if path.is_file()]
     if sweeps is None:
         page = write_report(store, name, folder)
     else:
         page = _report_suite(workspace, store, name, sweeps, folder)
     click.echo(f"the report is {page}")
+    if page in earlier:
+        click.echo("note: it took the place of the report that was there", err=True)
     if sweeps is not None and (judged := comparison_page(workspace, name)) is not None:
         click.echo(f"the table that judges the methods is {judged}")
 

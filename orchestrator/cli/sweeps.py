@@ -24,12 +24,13 @@ from orchestrator.cli.common import (
     placed,
     ray_of,
     refuse_pet,
+    say_at_terminal,
     show_leaderboard,
     show_pages,
     workspace_of,
 )
 from tinyattn.collector import imports_uncollected
-from tinyattn.config import parse_overrides
+from tinyattn.config import parse_overrides, task_words
 from tinyattn.errors import UsageError
 
 if TYPE_CHECKING:  # these take seconds to import
@@ -181,6 +182,8 @@ def run(name: str, overrides: tuple[str, ...], without: tuple[str, ...], places:
         _run_suite(suite, places)
         return
     sweep, origin = _sweep_of(name, chosen)
+    task, plm = task_words(sweep.train.task), sweep.train.plm
+    say_at_terminal(f"{sweep.name}: reading the rows of {task}, loading {plm}")
 
     with imports_uncollected():
         from orchestrator.sweep import prepare, run_sweep
@@ -194,6 +197,11 @@ def run(name: str, overrides: tuple[str, ...], without: tuple[str, ...], places:
 
 
 def _run_suite(suite: Suite, places: Places) -> None:
+    plms = dict.fromkeys(member.sweep.train.plm for member in suite.members)
+    say_at_terminal(
+        f"{suite.name}: reading the rows of {len(suite.members)} sweeps, loading {', '.join(plms)}"
+    )
+
     with imports_uncollected():
         from orchestrator.suite import prepare_suite, run_suite
 
@@ -355,12 +363,14 @@ def _go_on(
     without: tuple[str, ...] = (),
     gpu_hours: float | None = None,
 ) -> None:
+    workspace = workspace_of(places)
+    workspace.require_writable(name)
+    if workspace.holds(name):
+        say_at_terminal(f"{name}: reading what it has found, its rows and its PLM")
     with imports_uncollected():
         from orchestrator.suite import resumable_suite, resume_suite
         from orchestrator.sweep import resumable, resume_sweep
 
-    workspace = workspace_of(places)
-    workspace.require_writable(name)
     _refuse_comparison(name, workspace, changes)
     if _is_suite_here(name, places):
         suite = resumable_suite(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,12 @@ def heldout_for(card: AdapterCard, config: TrainConfig, model_cache: ModelCache)
 
 def objection_to(card: TaskCard, task: Task, config: TrainConfig) -> str:
     """Return why an adapter may not be judged on the held-out rows of `config`; empty if it may."""
+    if card.labels != task.labels:
+        return (
+            f"the champion answers with {_labels_in_words(card.labels)}, this run with "
+            f"{_labels_in_words(task.labels)}: if they are tasks of their own, give one another "
+            "`name` in its file, and run its sweep again"
+        )
     sources = None if card.generation is None else card.generation.template
     template = None if task.generation is None else task.generation.template.text
     if sources != template:
@@ -138,6 +144,10 @@ def objection_to(card: TaskCard, task: Task, config: TrainConfig) -> str:
         f"carve {ours}, so the champion may have been trained on them; run the new sweep with "
         f"carve_version={theirs}"
     )
+
+
+def _labels_in_words(labels: Sequence[str] | None) -> str:
+    return f"the labels {', '.join(labels)}" if labels else "no labels"
 
 
 def _task_card(folder: Path) -> TaskCard:

@@ -130,6 +130,8 @@ def promote(
     with tempfile.TemporaryDirectory() as folder:
         adapter = tracker.download(trial.run_id, "adapter", Path(folder))
         rival_adapter, objection = contest.fetch_rival(Path(folder))
+        if rival_adapter is not None and (line := contest.on_other_rows()):
+            say(f"note: {line}")
         version = register(tracker, model, trial, adapter, benchmark.task, Path(folder))
         number = int(version.version)
         if previous is not None and int(previous.version) == number:
@@ -177,6 +179,21 @@ class _Contest:
         if objection and not self.force:
             raise UsageError(f"{objection}; --force promotes the run without a comparison")
         return (None if objection else adapter), objection
+
+    def on_other_rows(self) -> str:
+        """Return what is said where the champion had other rows under its task's name; or ''."""
+        if self.previous is None:
+            return ""
+        then = self.tracker.trial(self.previous.run_id or "").tags.get("data_fingerprint")
+        now = self.trial.tags.get("data_fingerprint")
+        if then == now or None in (then, now):
+            return ""
+        return (
+            f"version {self.previous.version}, the champion, was trained on other rows of "
+            f"'{self.trial.task}' (fingerprint {then}, here {now}): another file of this name, or "
+            "one that was edited. Both are judged on the rows of this run, some of which the "
+            "champion may know"
+        )
 
     def compare(
         self, adapter: Path, rival_adapter: Path | None, say: Callable[[str], None]

@@ -2,7 +2,7 @@
 
 Scores rank only among trials of one task, protocol and PLM: the protocol `paper` selects on the
 official dev set, `heldout` on a split carved from train, and the two do not compare; nor do splits
-that different versions of the carve made.
+that different versions of the carve made, nor other rows under the same task's name.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ WIDE_COLUMNS = 130
 LEAST_CONFIG = 24
 """Terminal columns that a configuration then has at least."""
 _NO_LIMIT = 10_000
+_DATA = "data_fingerprint"
+"""Tag of a run."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ class Row:
     """One trial on the leaderboard. Scores are shares (0.84), not points (84)."""
 
     rank: int | None
-    """Rank within its task, protocol and PLM; None: it is no candidate, since it failed or was
-    stopped by the user."""
+    """Rank within its task, rows, protocol and PLM; None: it is no candidate, since it failed or
+    was stopped by the user."""
     task: str
     plm: str
     protocol: str
@@ -96,6 +98,8 @@ class Row:
     """Mean loss on the selection split at the best evaluation; None: it is not known."""
     answers_one_class: bool = False
     """Whether its best evaluation answers all selection rows by the same class."""
+    data: str | None = None
+    """Fingerprint of the task's rows; None: it is not known."""
 
     @property
     def parameters(self) -> int:
@@ -141,23 +145,40 @@ def leaderboard(
 
 
 def rows_of(trials: Iterable[TrialRun]) -> list[Row]:
-    """Return the rows of trials, the best first in each task, protocol and PLM."""
-    groups: dict[tuple[str, str, int, str], list[TrialRun]] = defaultdict(list)
+    """Return the rows of trials, the best first in each task, data, protocol and PLM."""
+    groups: dict[tuple[tuple[str, str, int, str], str | None], list[TrialRun]] = defaultdict(list)
     for trial in trials:
-        groups[trial.task, trial.protocol, -(trial.carve or 0), trial.plm].append(trial)
-    return [row for key in sorted(groups) for row in ranked(groups[key])]
+        kind = (trial.task, trial.protocol, -(trial.carve or 0), trial.plm)
+        groups[kind, trial.tags.get(_DATA)].append(trial)
+    ordered = sorted(groups, key=lambda key: key[0])  # of one kind, the data that came first
+    return [row for key in ordered for row in ranked(groups[key])]
+
+
+def remarks_on_data(rows: Iterable[Row]) -> list[str]:
+    """Return a line for each task whose sweeps had different rows under its one name."""
+    sweeps: dict[str, dict[str, dict[str, None]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        if row.data is not None:
+            sweeps[row.task][row.data][row.sweep] = None
+    return [
+        f"note: the rows of task '{task}' are not the same in all sweeps "
+        f"({'; '.join(', '.join(names) for names in of_data.values())}): another file of this "
+        "name, or one that was edited. Each ranks by itself, and their scores do not compare"
+        for task, of_data in sweeps.items()
+        if len(of_data) > 1
+    ]
 
 
 def top(rows: Sequence[Row], count: int | None) -> list[Row]:
-    """Return the first rows of each task, protocol and PLM.
+    """Return the first rows of each task, data, protocol and PLM.
 
     Args:
         rows: as `leaderboard` returns them.
         count: rows of each; None: as many as make a page together.
     """
-    groups: dict[tuple[str, str, int | None, str], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str, str | None, str, int | None, str], list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row.task, row.protocol, row.carve, row.plm].append(row)
+        groups[row.task, row.data, row.protocol, row.carve, row.plm].append(row)
     count = count or max(LEAST_ROWS, PAGE_ROWS // max(1, len(groups)))
     return [row for group in groups.values() for row in group[:count]]
 
@@ -358,6 +379,7 @@ def _row(run: TrialRun, place: int, paper: float | None) -> Row:
         by_user=trial.by_user,
         loss=trial.best_loss,
         answers_one_class=trial.answers_one_class,
+        data=run.tags.get(_DATA),
     )
 
 

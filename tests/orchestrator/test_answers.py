@@ -170,6 +170,28 @@ def test_columns_that_are_kept_passed_over_or_renamed(here: Path) -> None:
     assert (second["adapter"], second["label"], second["n"]) == ("score", "", "2")
 
 
+def test_an_output_of_an_earlier_run_is_replaced_with_a_word_and_rows_never(here: Path) -> None:
+    answers = lines(run("predict", "classes", rows_file(here / "rows.jsonl")).stdout)
+    rows = rows_file(here / "rows.jsonl", **{"is": [answer["label"] for answer in answers]})
+    predicts = ("predict", "classes", rows, "-o", "out.csv")
+    evaluates = ("evaluate", "classes", rows, "--json", "e.json", "--html", "e.html")
+    (here / "e.html").touch()  # empty: nothing of it is gone
+    for words, files in ((predicts, ["out.csv"]), (evaluates, ["e.json", "e.html"])):
+        assert "in place of" not in run(*words).stderr
+        again = run(*words).stderr.splitlines()
+        for file in files:
+            ends = f"{file}, in place of the file that was there"
+            assert any(line.endswith(ends) for line in again), again
+    message = refused("evaluate", "classes", rows, "--json", "one", "--html", here / "one")
+    assert "for --json and --html; name two files" in message
+    (here / "folder").mkdir()
+    part = rows_file(here / "folder" / "train.jsonl")
+    before = part.read_bytes()
+    message = refused("predict", "classes", "folder", "-o", "folder/train.jsonl")
+    assert "which is a file of folder, the folder of rows" in message
+    assert part.read_bytes() == before
+
+
 class Page(HTMLParser):
     """What a page asks for from elsewhere, and its tags."""
 

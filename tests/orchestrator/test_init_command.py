@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -63,6 +64,14 @@ def test_from_a_file_to_answers_without_an_edited_line(here: Path, tiny: str) ->
     answers = [json.loads(line) for line in (here / "answers.jsonl").read_text().splitlines()]
     assert [own["id"] for own in answers] == ["00", "01", "02"]
     assert {own["label"] for own in answers} <= {"billing", "network"}
+    number = re.search(r"; (\d+) rows, ", trained.output)
+    assert number is not None
+    known = run("evaluate", "out/adapter", "tickets.csv")
+    said = f"beware: {number[1]} of the 40 rows are, as the adapter reads them, rows that it was"
+    assert said in known.output
+    lines = "".join(f"another {at} text {at};billing\n" for at in range(4))
+    (here / "fresh.csv").write_text("körper;team\n" + lines, "latin-1")
+    assert "trained on" not in run("evaluate", "out/adapter", "fresh.csv").output
 
 
 def test_code_beside_a_tokenizer_is_refused_and_a_yes_in_a_pipe_runs_nothing(

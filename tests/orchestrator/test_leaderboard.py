@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from orchestrator.reporting.leaderboard import (
     Row,
     best_row,
     leaderboard,
+    remarks_on_data,
     render,
     render_suite,
     suites,
     to_csv,
     to_json,
+    top,
 )
 from orchestrator.spec.outcome import Outcome
 from tinyattn.config import parse_overrides
@@ -79,6 +82,22 @@ def test_protocols_rank_apart_and_each_row_says_its_own(sweeps: Sweeps) -> None:
     text = _text(render(rows))
     assert "paper (dev)" in text
     assert "79.00" in text
+
+
+def test_other_rows_under_the_name_of_a_task_rank_apart_and_are_told(sweeps: Sweeps) -> None:
+    for name, score, data in (("zone", 0.7, "a"), ("two", 0.9, "b"), ("again", 0.8, "a")):
+        sweeps.start(name)
+        run_id = sweeps.trial(f"of-{name}", [score])
+        sweeps.tracker.tag(run_id, {"data_fingerprint": data})
+    rows = leaderboard(sweeps.tracker)
+    assert sorted((row.data, row.rank, row.sweep) for row in rows) == [
+        ("a", 1, "again"), ("a", 2, "zone"), ("b", 1, "two"),
+    ]  # fmt: skip
+    (note,) = remarks_on_data(rows)
+    assert "rows of task 'sst2' are not the same" in note
+    assert {"zone", "two", "again"} <= {*re.findall(r"\w+", note)}
+    assert len(top(rows, 1)) == 2
+    assert remarks_on_data(row for row in rows if row.data == "a") == []
 
 
 def test_plms_rank_apart_and_are_named_where_there_are_several(sweeps: Sweeps) -> None:

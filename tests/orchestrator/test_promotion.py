@@ -144,6 +144,9 @@ def test_carved_dev_rows_are_others_for_each_carve_and_do_not_compare(
     task = model_cache.data(one).task
     assert objection_to(task_card_of(one), task, one) == ""
     assert "carve_version=1" in objection_to(task_card_of(one), task, two)
+    for labels in (("one", "zero"), ("zero", "one", "two"), None):  # of another file of this name
+        card = task_card_of(one).model_copy(update={"labels": labels})
+        assert "another `name` in its file" in objection_to(card, task, one), labels
 
 
 def test_adapters_of_any_carve_compare_on_dev_rows_of_their_own_file(pairs: Path, plm: str) -> None:

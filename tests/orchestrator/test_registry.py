@@ -228,6 +228,18 @@ def test_other_data_are_refused_before_anything_changes(sweeps: Sweeps) -> None:
     assert MlflowClient(sweeps.tracker.uri).search_registered_models() == []
 
 
+def test_a_champion_of_other_rows_under_the_same_name_is_told(sweeps: Sweeps) -> None:
+    _start(sweeps)
+    said: list[str] = []
+    for trial, rows in (("a-50", "aaaa1111"), ("b-60", "aaaa1111"), ("c-90", "bbbb2222")):
+        share = int(trial[2:]) / 100
+        run_id = sweeps.trial(trial, [share], heldout=share, adapter=True)
+        sweeps.tracker.tag(run_id, {"data_fingerprint": rows})
+        promote(sweeps.tracker, run_id, Gate(), force=trial == "a-50", say=said.append)
+    (note,) = [line for line in said if "other rows" in line]
+    assert "other rows of 'sst2' (fingerprint aaaa1111, here bbbb2222)" in note
+
+
 def test_a_forced_run_of_the_paper_protocol_is_compared_with_nothing(sweeps: Sweeps) -> None:
     _start(sweeps, "honest")
     _promote(sweeps, "a-70")

@@ -192,6 +192,7 @@ def test_a_pet_that_is_gone_goes_on_by_its_own_command_until_it_has_a_winner(
     state = shown(workspace)["state"]
     assert state.endswith("`tinyattn pet rte --generations 2 --name first` goes on")
     sweeps.tracker.tag(sweeps.tracker.find_sweep("first").run_id, {"winner": best})
+    sweeps.tracker.settle(30)  # another reader than the one that writes looks at the store
     assert shown(workspace)["state"] == "completed"
 
 

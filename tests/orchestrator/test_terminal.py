@@ -51,6 +51,17 @@ def on_terminal(program: str, *words: str, folder: Path) -> str:
     return came.decode()
 
 
+def test_a_sweep_says_what_it_does_before_it_imports_what_takes_seconds(tmp_path: Path) -> None:
+    program = "import sys; sys.modules['torch'] = None\nfrom orchestrator.cli import main; main()"
+    words = ("sweep", "run", "agreement", "name=x")
+    said = on_terminal(program, *words, folder=tmp_path)
+    assert said.startswith("x: reading the rows of agreement, loading minilm\r\n")
+    assert "import of torch halted" in said, "it has not been imported before"
+    piped = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, text=True,
+                           capture_output=True)  # fmt: skip
+    assert "reading the rows" not in piped.stdout + piped.stderr
+
+
 def obeyed(text: str) -> set[str]:
     """Characters that a terminal obeys or does not show, other than ends of lines."""
     return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Cs")} - set("\r\n\t")

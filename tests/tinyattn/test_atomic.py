@@ -21,10 +21,10 @@ def entries(folder: Path) -> list[str]:
 
 def test_an_ordinary_file_is_replaced_and_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "deep" / ("n" * 255)  # the longest name that file systems take
-    write_output(path, "π")
+    assert not write_output(path, "π")
     path.chmod(0o640)
     before = path.stat().st_ino
-    write_output(path, "new")
+    assert write_output(path, "new")  # replaced
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert path.stat().st_ino != before

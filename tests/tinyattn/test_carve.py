@@ -108,10 +108,12 @@ def test_kinds_of_rows_that_are_never_carved_are_counted_and_said() -> None:
         }[kind]
         carved, _ = carve_rows([alike + unlike], [0] * 2_000)
         assert carved.passed_over == expected, kind
-        assert (len(carve_notes(carved.parted, carved.passed_over, 2_000)) > 0) == (expected > 0)
-    assert "400 of 2,000 rows are like too many" in carve_notes(0, 400, 2_000)[0]
-    assert "3 carved rows are like rows to train on" in carve_notes(3, 100, 2_000)[0]
-    assert carve_notes(0, 100, 2_000) == ()
+        assert (len(carve_notes([carved], 2_000)) > 0) == (expected > 0)
+    none = np.empty(0, np.int64)
+    few, many = Carved(none, none, 1, 100), Carved(none, none, 2, 400)
+    assert "400 of 2,000 rows are like too many" in carve_notes([few, many], 2_000)[1]
+    assert "3 carved rows are like rows to train on" in carve_notes([few, many], 2_000)[0]
+    assert carve_notes([Carved(none, none, 0, 100)], 2_000) == carve_notes([], 2_000) == ()
 
 
 def test_class_shares_where_one_class_is_all_alike() -> None:

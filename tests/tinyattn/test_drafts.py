@@ -245,13 +245,43 @@ def test_what_is_odd_about_rows_is_said_with_their_numbers(tmp_path: Path) -> No
     assert "1 row has an empty text: row 7" in said
     assert "2 rows are exact copies of another: rows 2 and 3 and 5" in said
     assert "1 text has several labels: rows 2 and 3 and 5 (the first: 'b', 'a')" in said
-    assert "2 different texts are nearly copies of another" in said
+    assert "2 different texts are nearly copies of others" in said
     assert "classes with fewer than 10 rows: 'B', 'c'" in said or "'c', 'B'" in said
     assert "'B', 'b'" in said or "'b', 'B'" in said
     assert "' a' is read as 'a'" in said
     assert draft.content["labels"] == ["B", "a", "b", "c"]
     counts = {name: sum(own.strip() == name for own in labels) for name in ("B", "a", "b", "c")}
     assert draft.counts == counts
+
+
+@pytest.mark.parametrize("family", [1, 2, 64, "short", "tags"])
+def test_near_copies_are_those_of_training_and_what_carving_makes_of_them_is_one_sentence(
+    family: int | str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Families of 64 texts that differ in one word: of pairs the carve takes whole ones; where all
+    are one family it cannot, nor where each text has its first word as another text. Words with
+    tags are carved by equal texts."""
+    size = family if isinstance(family, int) else 1
+    lines = list(itertools.islice(sentences(), 64))
+    texts = [f"{lines[at // size * size]} {at}" for at in range(64)]
+    if family == "short":
+        texts = [f"w{at // 2} {lines[at] if at % 2 else ''}" for at in range(64)]
+    file = write(tmp_path, "rows.csv", rows_of(["x", "y"] * 32, texts))
+    if family == "tags":
+        words = [["one", "two", "three", "four", "five", f"n{at}"] for at in range(64)]
+        rows = [{"words": own, "tags": ["A", "B"] * 3} for own in words]
+        file = write(tmp_path, "tags.jsonl", "\n".join(map(json.dumps, rows)))
+    draft = draft_of(file, Wish())
+    data = load_data(find_task(draft.content), tokenizer, DataRequest("heldout", 32, None))
+    near = [note for note in draft.noticed if "nearly copies" in note]
+    others = [note for note in draft.noticed if "carved" in note and note not in near]
+    assert others == list(data.carve_notes)
+    is_parted = any("carved rows are like rows to train on" in note for note in data.carve_notes)
+    assert is_parted == (family in (64, "short"))
+    assert [note.partition(" ")[0] for note in near] == (
+        {2: ["64"], 64: ["64"], "short": ["32"]}.get(family, [])
+    )
+    assert ("carved together" in "".join(near)) == (family == 2)
 
 
 def test_rows_of_another_split_that_are_in_train_too_are_said(tmp_path: Path) -> None:

@@ -442,7 +442,7 @@ def _peft_weights(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], N
         (_peft_config(auto_mapping={"parent_library": "evil"}), "auto_mapping is not"),
         (_peft_config(peft_type="IA3"), "peft_type is not"),
         (_peft_config(lora_alpha=10**6), "lora_alpha is not"),
-        (_peft_config(of_a_later_peft="evil"), "of_a_later_peft is not"),
+        (_peft_config(of_a_later_peft="evil"), "of_a_later_peft is 'evil', a key of another"),
         (_peft_weights(lambda w: {k: v + 1 for k, v in w.items()}), "is not the weight of the"),
         (_peft_weights(lambda w: {k: v.half() for k, v in w.items()}), "is not the weight of the"),
         (_peft_weights(lambda w: {**w, "x": torch.ones(1)}), "x is not the weight of the"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tinyattn.data.reading import read_file, values_of
 from tinyattn.errors import TaskError
-from tinyattn.tasks.base import FileForm
+from tinyattn.tasks.base import FileForm, check_form
 
 
 def read(path: Path, content: str | bytes, form: FileForm = FileForm()) -> datasets.Dataset:  # noqa: B008
@@ -90,6 +91,22 @@ def test_separators_are_found(separator: str, tmp_path: Path) -> None:
     assert found.to_list() == [{"text": "a;b,c|d\te", "label": "0"}, {"text": "x", "label": "1"}]
 
 
+@pytest.mark.parametrize("signs", ["||", "\t\t", ";;", "::", " | ", " ; "])
+def test_separators_of_several_signs_are_read_or_named(signs: str, tmp_path: Path) -> None:
+    rows = [["text", "label"], ["a b", "0"], ["c, d", "1"]]
+    clean = "".join(signs.join(row) + "\n" for row in rows)
+    odd = clean.replace("a b", f"a{signs.strip(' ')[:1]}b")
+    if signs != "::":  # which is no sign that is looked for
+        found = read(tmp_path / "a.csv", clean)
+        names = [name for name in found.column_names if not name.startswith("column")]
+        assert [name.strip() for name in names] == ["text", "label"]
+        assert [own.strip() for own in found[names[1]][:]] == ["0", "1"]
+    with pytest.raises(TaskError, match=f"got {re.escape(repr(signs))} between the cells"):
+        read(tmp_path / "b.csv", odd)
+    with pytest.raises(ValueError, match=r"signs; expected one"):
+        check_form(signs, "utf-8", None)
+
+
 def test_columns_without_names_are_called_by_their_numbers(tmp_path: Path) -> None:
     found = read(tmp_path / "a.csv", "v1,v2,,\nham,a b,,\nspam,c,d,\n")
     assert found.column_names == ["v1", "v2", "column3", "column4"]
@@ -125,6 +142,8 @@ def test_a_header_is_no_row_where_the_form_names_the_columns(tmp_path: Path) -> 
 def test_words_a_line(tmp_path: Path) -> None:
     """Sentences end at lines that are blank or hold blanks; a no-break space is part of a word."""
     content = "-DOCSTART- -X- O\n\nAda NNP B-PER\r\nsat VB O\r\n \t\n10\u00a0km CD O\n"
+    for ending in ("bio", "iob", "iob2"):
+        assert read(tmp_path / f"a.{ending}", content)["tags"][:] == [["B-PER", "O"], ["O"]]
     found = read(tmp_path / "a.conll", content)
     assert found["words"][:] == [["Ada", "sat"], ["10\u00a0km"]]
     assert found["tags"][:] == [["B-PER", "O"], ["O"]]

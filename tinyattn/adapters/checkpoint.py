@@ -39,6 +39,7 @@ from tinyattn.config import (
 from tinyattn.errors import AdapterError, DamagedError, StorageError
 from tinyattn.files.atomic import replace_folder
 from tinyattn.files.outside import UnfitError, parse_json, read_bytes, read_text, reason
+from tinyattn.grouping.sample import DIGITS, MOST
 from tinyattn.tasks.base import UTF_8, check_form
 
 CONFIG_FILE = "adapter_config.json"
@@ -103,7 +104,7 @@ class MultilabelCard(StrictModel):
 class FilesCard(StrictModel):
     """How the files of a task are written, as `tasks.base.FileForm`."""
 
-    separator: str | None = Field(None, min_length=1, max_length=1)
+    separator: str | None = None
     encoding: str = Field(UTF_8, max_length=100)
     columns: tuple[Name, ...] | None = Field(None, min_length=1, max_length=1000)
     quotes: bool = True
@@ -151,6 +152,8 @@ class TaskCard(Settings):
 
     multilabel: MultilabelCard | None = None
     """How rows have any number of labels; None: they have one, or another kind of answer."""
+    trained_on: str = Field("", pattern=rf"^([0-9a-f]{{{DIGITS}}})*$", max_length=MOST * DIGITS)
+    """Sample of the rows that it was trained on, see grouping/sample.py; empty: it is not known."""
 
     later_keys = frozenset(
         {
@@ -163,6 +166,7 @@ class TaskCard(Settings):
             "group_column",
             "multilabel",
             "files",
+            "trained_on",
         }
     )
 

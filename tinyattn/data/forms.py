@@ -146,6 +146,8 @@ class TextForm:
         self, rows: datasets.Dataset, source: str, *, training: bool, soft: bool = False
     ) -> datasets.Dataset:
         """As in Form."""
+        if training and not soft:
+            return training_rows(rows, self.task, source)
         checked = check_rows(rows, self.task, source, labelled=True, soft=soft)
         return with_weights(checked, rows, self.task, source) if training else checked
 
@@ -201,8 +203,11 @@ class GenerationForm:
         self, rows: datasets.Dataset, source: str, *, training: bool, soft: bool = False
     ) -> datasets.Dataset:
         """As in Form; rows of the same source are a group."""
-        checked = checked_rows(rows, self.task, source, labelled=True)
-        return with_source_groups((single_rows if training else grouped_rows)(checked))
+        if training:
+            return training_rows(rows, self.task, source)
+        return with_source_groups(
+            grouped_rows(checked_rows(rows, self.task, source, labelled=True))
+        )
 
     def showing(self, train: datasets.Dataset) -> Self:
         """As in Form: it shows none."""
@@ -250,7 +255,7 @@ class TaggingForm:
         self, rows: datasets.Dataset, source: str, *, training: bool, soft: bool = False
     ) -> datasets.Dataset:
         """As in Form."""
-        return with_text_groups(checked_rows(rows, self.task, source, labelled=True))
+        return training_rows(rows, self.task, source)
 
     def showing(self, train: datasets.Dataset) -> Self:
         """As in Form: it shows none."""
@@ -304,6 +309,20 @@ def form_of(
         refuse_carving(task, request.protocol, f"examples={request.examples}")
         draw = Draw(request.examples, request.example_seed or 0, request.max_train_rows)
     return TextForm(task, tokenizer, request.max_length, rules, asking, draw)
+
+
+def training_rows(rows: datasets.Dataset, task: Task, source: str) -> datasets.Dataset:
+    """Return checked rows to train on and to carve from: with the groups that carving keeps
+    together, where they are named or are those of equal texts, and with weights.
+
+    Arguments and errors are those of `checked_rows` and `with_weights`.
+    """
+    checked = checked_rows(rows, task, source, labelled=True)
+    if task.tagging:
+        return with_text_groups(checked)
+    if task.generation is not None:
+        return with_source_groups(single_rows(checked))
+    return with_weights(checked, rows, task, source)
 
 
 def refuse_carving(task: Task, protocol: str, what: str) -> None:

@@ -88,11 +88,7 @@ def load_data(
         extra=extra,
         fingerprint=_fingerprint(task, stored.fingerprint),
         truncated=sum(split.truncated for split in used),
-        carve_notes=carve_notes(
-            sum(one.parted for one in theirs),
-            max((o.passed_over for o in theirs), default=0),
-            len(rows),
-        )
+        carve_notes=carve_notes(theirs, len(rows))
         + shared_notes(stored.shared, stored.splits)
         + (() if task.multilabel is None else threshold_notes(task, select)),
         separator=form.separator if isinstance(form, TextForm) else None,

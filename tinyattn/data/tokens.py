@@ -6,7 +6,7 @@ datasets nor pyarrow. `tokenise.py` makes these rows from text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, Protocol, Self
 
@@ -15,11 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from tinyattn.config import TrainConfig, VerbalizerConfig
 from tinyattn.errors import ConfigError, PlmError
+from tinyattn.grouping.sample import row_digests
 from tinyattn.tasks.base import Pattern, Task
 
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
+
+    from tinyattn.grouping.carve import Carved
 
 GROUPS = "tinyattn:groups"
 """Name of the column of group numbers; a plain `groups` could be a user's own column."""
@@ -71,6 +74,13 @@ class FlatRows:
         if self.chunks is None:
             return np.arange(len(self.offsets))
         return np.searchsorted(self.chunks, self.offsets)
+
+    def digests(self) -> np.ndarray:
+        """Return a digest of the tokens of each row, of a generation of its source, [N] uint64."""
+        starts, ends = self.offsets[:-1], self.offsets[1:]
+        if self.targets is not None and self.chunks is None:
+            ends = ends - self.targets
+        return row_digests(self.columns["input_ids"], starts, ends)
 
 
 class Rows(Protocol):
@@ -233,20 +243,20 @@ class TaskData:
     are held out, if any are, have a split of their own."""
 
 
-def carve_notes(parted: int, passed_over: int, rows: int) -> tuple[str, ...]:
+def carve_notes(carved: Collection[Carved], rows: int) -> tuple[str, ...]:
     """Return remarks on the limits of scores on carved rows.
 
     Args:
-        parted: carved rows that are similar to a training row.
-        passed_over: rows that no seed would carve.
+        carved: the carves that are used, one after the other.
         rows: all rows that there were to carve from.
     """
     notes = []
-    if parted:
+    if parted := sum(one.parted for one in carved):
         notes.append(
             f"{parted:,} carved rows are like rows to train on, so their scores reward memory: too "
             "few rows are unlike all others"
         )
+    passed_over = max((one.passed_over for one in carved), default=0)
     if passed_over > rows * _MOST_PASSED_OVER:
         notes.append(
             f"{passed_over:,} of {rows:,} rows are like too many others to be carved, so scores on "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +11,13 @@ from pathlib import Path
 
 import datasets
 
-from tinyattn.data.forms import checked_rows
+from tinyattn.data.forms import training_rows
 from tinyattn.data.reading import read_file
 from tinyattn.data.rows import spelt
 from tinyattn.drafts.answers import Answers, answers_of
 from tinyattn.drafts.columns import Choice, Column, chosen, columns_of
 from tinyattn.drafts.lengths import about_lengths
-from tinyattn.drafts.noticed import about_splits, about_texts
+from tinyattn.drafts.noticed import about_carving, about_splits, about_texts
 from tinyattn.drafts.places import Place, find_place
 from tinyattn.drafts.words import shown
 from tinyattn.drafts.written import Written, written
@@ -102,15 +103,17 @@ def _look(path: Path, place: Place, found: Written, wish: Wish, scratch: Path) -
     labels = columns_of(judged.rows.select_columns([choice.label.name])) if judged else []
     answers = answers_of(choice, labels[0].values if labels else [], str(path))
     content = _content(path, place, form, choice, answers, names, others)
-    texts = _texts(choice.texts)
+    texts, read = _texts(choice.texts), _read_labels(choice.label, answers)
+    task = _task(content, path)
+    fit = [at for at, own in enumerate(texts) if all(map(str.strip, own)) and read[at] is not None]
     noticed = [
         *found.notes,
         *left_out,
         *answers.noticed,
-        *about_texts(texts, _read_labels(choice.label, answers)),
+        *about_texts(texts, read),
         *about_splits(texts, {name: _texts_of(own, choice) for name, own in others.items()}),
         *([about_lengths(texts, wish.plm)] if wish.plm else []),
-        *_refused(_task(content, path), train, choice, names),
+        *_as_training(task, train, choice, names, fit),
     ]
     return Draft(
         path, content, _remarks(choice, answers, train.rows), answers.counts, len(train.rows),
@@ -235,20 +238,22 @@ def _task(content: Mapping[str, object], path: Path) -> Task:
         raise TaskError(f"{path}: {shown(str(error).removeprefix('task: '), 500)}") from None
 
 
-def _refused(
-    task: Task,
-    train: _Split,
-    choice: Choice,
-    names: Mapping[str, str],
+def _as_training(
+    task: Task, train: _Split, choice: Choice, names: Mapping[str, str], fit: Sequence[int]
 ) -> Iterator[str]:
-    """Yield why a training on these rows would be refused as they are, if it would be."""
+    """Yield why a training on these rows would be refused as they are, if it would be, and what is
+    odd about how rows are carved: of those in `fit`, which have text and label."""
     rows = train.rows.select_columns([own.name for own in (*choice.texts, choice.label)])
     if any(name != own for name, own in names.items()):
         rows = rows.rename_columns(dict(names))
     try:
-        checked_rows(rows, task, train.path.name, labelled=True)
+        checked = training_rows(rows, task, train.path.name)
     except TaskError as error:
         yield f"a training refuses these rows until it is mended: {shown(error, 300)}"
+        with contextlib.suppress(TaskError):
+            yield from about_carving(task, training_rows(rows.select(fit), task, train.path.name))
+    else:
+        yield from about_carving(task, checked)
 
 
 def _remarks(choice: Choice, answers: Answers, rows: datasets.Dataset) -> dict[str, str]:

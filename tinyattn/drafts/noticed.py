@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
+import datasets
 
+from tinyattn.data.cache import carve_both, groups_of
+from tinyattn.data.rows import GROUP
+from tinyattn.data.tokens import DataRequest, carve_notes
 from tinyattn.drafts.words import shown
-from tinyattn.grouping.carve import carve_size
-from tinyattn.grouping.groups import group_rows
+from tinyattn.grouping.groups import Groups
+from tinyattn.tasks import Task
 
 MOST_ROWS = 100_000
 """Rows among which near copies are looked for."""
 _NAMED = 5
+_CARVE = str(DataRequest.carve_version)
 
 Texts = Sequence[tuple[str, ...]]
 """The texts of each row: one, or two of a pair."""
@@ -45,27 +49,46 @@ def about_texts(texts: Texts, labels: Sequence[object]) -> Iterator[str]:
         first = at_odds[0]
         both = ", ".join(f"'{shown(own)}'" for own in dict.fromkeys(labels[at] for at in first))
         yield f"{len(at_odds):,} {word} several labels: {_groups(at_odds)} (the first: {both})"
-    yield from _near([own for own in places if any(text.strip() for text in own)])
 
 
-def _near(different: Texts) -> Iterator[str]:
-    """Yield how many different texts are nearly the same as others."""
-    looked_at = different[:MOST_ROWS]
+def about_carving(task: Task, rows: datasets.Dataset) -> Iterator[str]:
+    """Yield how many different texts are nearly the same as others, and what carving makes of it.
+
+    Groups and carve are those that `sweep check` and `train` have of the same rows.
+
+    Args:
+        task: their task.
+        rows: from `training_rows`.
+    """
+    looked_at = rows.select(range(min(len(rows), MOST_ROWS)))
     if len(looked_at) < 2:
         return
-    columns = [[own[at] for own in looked_at] for at in range(len(looked_at[0]))]
-    numbers = group_rows(columns, carve_size(len(looked_at))).numbers
-    sizes = np.bincount(numbers)
-    near = int(sizes[sizes > 1].sum())
-    if near:
-        among = f" of the first {MOST_ROWS:,}" if len(different) > MOST_ROWS else ""
-        first = int(np.flatnonzero(sizes[numbers] > 1)[0])
-        kin = int(np.flatnonzero(numbers == numbers[first])[1])
-        yield (
-            f"{near:,}{among} different texts are nearly copies of another, as "
-            f"'{shown(looked_at[first][0], 40)}' and '{shown(looked_at[kin][0], 40)}'; rows that "
-            "choose trials are never near copies of those that train"
-        )
+    groups = groups_of(task, looked_at)
+    is_whole = len(looked_at) == len(rows)
+    notes: tuple[str, ...] = ()
+    if is_whole:  # of a part others would be carved
+        carved = carve_both(task, looked_at, groups)[_CARVE]
+        notes = carve_notes(carved.values(), len(rows))
+    if GROUP not in rows.column_names:  # else groups are named, or those of equal texts
+        texts = list(zip(*(looked_at[name][:] for name in task.text_columns), strict=True))
+        among = "" if is_whole else f" of the first {MOST_ROWS:,} rows"
+        kept = "; each is carved together with its like" if is_whole and not notes else ""
+        yield from _near(texts, groups, among, kept)
+    yield from notes
+
+
+def _near(texts: Texts, groups: Groups, among: str, kept: str) -> Iterator[str]:
+    """Yield how many different texts are like another, with two of one group as an example."""
+    kin: dict[int, dict[tuple[str, ...], None]] = defaultdict(dict)
+    for own, group in zip(texts, groups.numbers.tolist(), strict=True):
+        kin[group][own] = None
+    linked = [[*own] for own in kin.values() if len(own) > 1]
+    loose = {own for own, is_loose in zip(texts, groups.loose.tolist(), strict=True) if is_loose}
+    if number := len(loose.union(*linked)):
+        word = "texts are nearly copies of others, or stand" if number > 1 else "text stands"
+        pair = [f"'{shown(own[0], 40)}'" for own in linked[0][:2]] if linked else []
+        example = f", as {' and '.join(pair)}" if pair else ""
+        yield f"{number:,} different {word} within others{among}{example}{kept}"
 
 
 def about_splits(train: Texts, others: Mapping[str, Texts]) -> Iterator[str]:

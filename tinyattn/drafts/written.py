@@ -20,7 +20,7 @@ from tinyattn.data.reading.tables import (
 from tinyattn.drafts.words import is_number, is_usual, repeats
 from tinyattn.errors import StorageError, TaskError
 from tinyattn.files.outside import UnfitError, open_file, reason
-from tinyattn.tasks.base import ENDINGS, PLAIN, UTF_8, FileForm
+from tinyattn.tasks.base import ENDINGS, PLAIN, UTF_8, WORD_ENDINGS, FileForm
 
 _MARKS = (
     (b"\xff\xfe\x00\x00", "utf-32"), (b"\x00\x00\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"),
@@ -65,7 +65,7 @@ def written(path: Path) -> Written:
         if not path.stat().st_size:
             raise TaskError(f"{path}: the file is empty; expected rows")
         found = _coded(encoding_of(path))
-        if ending == ".conll" or (ending == ".txt" and _has_words(path, found.form)):
+        if ending in WORD_ENDINGS or (ending == ".txt" and _has_words(path, found.form)):
             return replace(found, has_words=True)
         return found if ending.startswith(".json") else _table(path, found)
     except UnfitError as error:

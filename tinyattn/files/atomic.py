@@ -99,11 +99,14 @@ def _take_rights(fresh: Path, path: Path) -> None:
         fresh.chmod(stat.S_IMODE(old.st_mode))
 
 
-def write_output(path: Path, content: str | bytes) -> None:
+def write_output(path: Path, content: str | bytes) -> bool:
     """Write to an output path that a user named: an ordinary file as `write_bytes` does.
 
     A symbolic link stays, and its target is written. Devices, pipes, open file descriptors
     (/dev/stdout) and files with several hard links are written in place.
+
+    Returns:
+        Whether a file was replaced that was not empty.
 
     Raises:
         StorageError: it cannot be written.
@@ -111,10 +114,12 @@ def write_output(path: Path, content: str | bytes) -> None:
     content = content.encode() if isinstance(content, str) else content
     with _told(path):
         target = _end_of_links(path)
+        replaces = target.is_file() and target.stat().st_size > 0
         if _is_replaceable(target):
             write_bytes(target, content)
         else:
             _write_into(target, content)
+    return replaces
 
 
 def make_folder(folder: Path, otherwise: str) -> None:

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from tinyattn.data.tokens import Rows, Split
 from tinyattn.errors import UsageError
+from tinyattn.grouping.sample import recognised
 from tinyattn.judging.bootstrap import Measure, measures
 from tinyattn.judging.calibration import Temperature, best_temperature, calibration, tempered
 from tinyattn.judging.evaluation import Evaluation, Slice
@@ -70,16 +72,37 @@ def evaluate(
         drawn_by="like texts" if group is None else f"the column '{group}'",
         metrics=_measures(answers, answers.metrics, everything, units),
         slices={column: _slices(answers, units, held) for column, held in values.items()},
-        notes=_cut(split.truncated),
+        notes=(*_cut(split.truncated), *_trained_on(predictor, split)),
     )
     found = answers.told(found, own, units, wrong)
     if others is not None and isinstance(answers, Classes):
-        found = replace(found, temperature=_temperature(predictor, answers, *others))
+        fitted = predictor.split(others[0].checked)
+        notes = _trained_on(predictor, fitted, "rows of the temperature")
+        found = replace(
+            found,
+            temperature=_temperature(predictor, answers, *others, fitted),
+            notes=(*found.notes, *notes),
+        )
     return found
 
 
 def _cut(rows: int) -> tuple[str, ...]:
     return (f"{rows:,} rows are longer than the adapter reads, and were cut",) if rows else ()
+
+
+def _trained_on(predictor: Predictor, split: Rows, what: str = "rows") -> tuple[str, ...]:
+    """Return what is said where the adapter was trained on some of the rows."""
+    card = predictor.card.task
+    if card is None or not card.trained_on:
+        return ()
+    found = recognised(card.trained_on, split.flat().digests())
+    if not found.rows:
+        return ()
+    among = "" if found.is_whole else " that could be looked up"
+    return (
+        f"beware: {found.rows:,} of the {found.looked_up:,} {what}{among} are, as the adapter "
+        "reads them, rows that it was trained on: they tell how well it remembers",
+    )
 
 
 def _group_of(predictor: Predictor, rows: LabelledRows, group: str | None) -> str | None:
@@ -141,10 +164,10 @@ def _unjudged(
 
 
 def _temperature(
-    predictor: Predictor, judged: Classes, rows: LabelledRows, free: np.ndarray
+    predictor: Predictor, judged: Classes, rows: LabelledRows, free: np.ndarray, split: Split
 ) -> Temperature:
     """Fit a temperature on rows, and apply it to those that are judged."""
-    other = Classes.of(predictor, rows, predictor.split(rows.checked))
+    other = Classes.of(predictor, rows, split)
     best = best_temperature(other.probabilities[free], other.labels[free])
     left_out = len(rows) - len(free)
     if isinstance(best, str):

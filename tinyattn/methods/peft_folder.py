@@ -10,6 +10,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from enum import Enum
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,13 @@ def check_peft_folder(by_peft: Any, paths: Sequence[str], folder: Path) -> None:
         raise AdapterError(f"{folder}: cannot be read: {reason(error)}; {_DELETE}") from None
     except Exception as error:  # of safetensors, or of torch for unknown names and formats
         raise AdapterError(f"{folder / _WEIGHTS}: {error}; {_DELETE}") from None
+    if isinstance(said, dict) and (key := _unknown_key(said, config)) is not None:
+        raise AdapterError(
+            f"{folder / _CONFIG}: {key} is {said[key]!r:.100}, a key of another peft "
+            f"({said.get('peft_version')!r:.50}) that peft {metadata.version('peft')} here does "
+            "not know, so it is not clear what it changes; install that version, or delete the "
+            "folder peft, which only peft reads"
+        )
     if (key := _other_key(said, config)) is not None:
         raise AdapterError(
             f"{folder / _CONFIG}: {key} is not what {_CONFIG} around the folder says; {_DELETE}"
@@ -130,6 +138,13 @@ def check_peft_folder(by_peft: Any, paths: Sequence[str], folder: Path) -> None:
             f"{folder / _WEIGHTS}: {name} is not the weight of the adapter around the folder; "
             f"{_DELETE}"
         )
+
+
+def _unknown_key(said: dict[str, Any], config: Any) -> str | None:
+    """Return the first key of a file that a tuner's config here does not have, unless it is empty:
+    what later versions add is then switched off; None: there is none."""
+    known = {*config.to_dict()} | _OF_NO_ADAPTER | _OF_TRAINING
+    return next((key for key in sorted({*said} - known) if said[key]), None)
 
 
 def _other_key(said: Any, config: Any) -> str | None:

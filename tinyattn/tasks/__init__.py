@@ -63,7 +63,10 @@ def find_task(task: str | Mapping[str, object]) -> Task:
     if path.suffix not in (".yaml", ".yml"):
         raise TaskError(_unknown(task))
     if not path.is_file():
-        raise TaskError(f"task file '{task}' is not there; paths start at {Path.cwd()}")
+        raise TaskError(
+            f"task file '{task}' is not there; paths start at {Path.cwd()}: type the command in "
+            "the folder where it was typed first, or name the file by its whole path"
+        )
     return read_task(path, TASKS)
 
 

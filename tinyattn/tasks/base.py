@@ -16,9 +16,11 @@ from tinyattn.tasks.correlations import CORRELATIONS
 from tinyattn.tasks.multilabel import Multilabel
 from tinyattn.tasks.sequences import Generation
 
+WORD_ENDINGS = (".conll", ".bio", ".iob", ".iob2")
+"""Endings of files with a word a line and its tag as the last part."""
 ENDINGS = (
     ".jsonl", ".jsonl.gz", ".csv", ".csv.gz", ".parquet", ".json", ".json.gz", ".tsv", ".tsv.gz",
-    ".txt", ".txt.gz", ".conll", ".arrow",
+    ".txt", ".txt.gz", ".arrow", *WORD_ENDINGS,
 )  # fmt: skip
 """Endings of data files, each with its format."""
 
@@ -51,6 +53,11 @@ def check_form(separator: str | None, encoding: str, columns: Sequence[str] | No
         ) from None
     if columns is not None and len(set(columns)) < len(columns):
         raise ValueError(f"columns: got {list(columns)}; expected each name once")
+    if separator is not None and len(separator) != 1:
+        raise ValueError(
+            f"separator: got {separator!r:.50}, which is {len(separator)} signs; expected one: put "
+            "a sign that no text has in its place in the files"
+        )
     if separator is not None and (separator in ('"', "\n", "\r") or not separator.isascii()):
         raise ValueError(
             f"separator: got {separator!r}; expected an ASCII sign that ends no cell or line by "

@@ -139,7 +139,7 @@ class SplitsFile(StrictModel):
 class FilesFile(StrictModel):
     """How the files are written, where their endings do not tell."""
 
-    separator: str | None = Field(None, min_length=1, max_length=1)
+    separator: str | None = None
     """Sign between cells of .csv and .txt files; None: whichever of comma, tab, semicolon and bar
     stands equally often in the first rows."""
     encoding: str = UTF_8

@@ -17,8 +17,15 @@ from tinyattn.data.tokens import TaskData
 from tinyattn.tasks.base import PLAIN
 
 
-def task_card(data: TaskData, config: TrainConfig, scale: Scale) -> TaskCard:
-    """Return the card by which an adapter folder describes its task; outputs are on `scale`."""
+def task_card(data: TaskData, config: TrainConfig, scale: Scale, trained_on: str = "") -> TaskCard:
+    """Return the card by which an adapter folder describes its task.
+
+    Args:
+        data: the task and its rows.
+        config: the trial.
+        scale: the one that outputs are on.
+        trained_on: sample of the rows that it was trained on; empty: of none.
+    """
     task, own = data.task, data.task.generation
     return TaskCard(
         name=task.name,
@@ -42,4 +49,5 @@ def task_card(data: TaskData, config: TrainConfig, scale: Scale) -> TaskCard:
         spread=scale.spread,
         group_column=task.group_column,
         multilabel=None if task.multilabel is None else MultilabelCard(**asdict(task.multilabel)),
+        trained_on=trained_on,
     )

@@ -12,6 +12,7 @@ trainer restored from the state that `save()` wrote goes on to the same losses.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ from tinyattn.data.scale import LITERAL, Scale
 from tinyattn.data.tokens import Rows
 from tinyattn.errors import ConfigError, DivergedError
 from tinyattn.files.object_store import fetched
+from tinyattn.grouping.sample import sample_of
 from tinyattn.methods.adamix import disagreement
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
@@ -532,15 +534,21 @@ class Trainer:
         assert self.last is not None, "nothing was evaluated yet"
         scores = {f"select/{self.task.metrics[0]}": self.last.best_score}
         scores |= {f"heldout/{name}": value for name, value in self.last.heldout.items()}
+        data = replace(self.data, task=self.task)
         with self.best_in_place():
             self.model.save(
                 folder,
                 self.plm,
                 name=self.name,
-                task=task_card(replace(self.data, task=self.task), self.config, self.loss.scale),
+                task=task_card(data, self.config, self.loss.scale, self._trained_on),
                 scores=scores,
                 lineage={"config": self.config.model_dump(mode="json")},
             )
+
+    @functools.cached_property
+    def _trained_on(self) -> str:
+        """The sample of the rows to train on, for the card."""
+        return sample_of(self.data.train.flat().digests()) if self.trains else ""
 
     def counts(self) -> Counts:
         """Return the numbers of parameters of adapter, classifier and PLM."""

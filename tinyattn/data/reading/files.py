@@ -16,7 +16,7 @@ from tinyattn.data.reading.json_rows import read_document, read_lines
 from tinyattn.data.reading.tables import read_table
 from tinyattn.errors import StorageError, TaskError
 from tinyattn.files.outside import UnfitError, open_file
-from tinyattn.tasks.base import ENDINGS, PLAIN, FileForm
+from tinyattn.tasks.base import ENDINGS, PLAIN, WORD_ENDINGS, FileForm
 
 
 def read_file(
@@ -72,7 +72,7 @@ def _parse(path: Path, form: FileForm, words: bool) -> datasets.Dataset:
     if ending == ".arrow":
         with open_file(path):  # refuses what is no ordinary file
             return loaded(lambda: datasets.Dataset.from_file(str(path)))
-    if ending == ".conll" or (ending == ".txt" and words):
+    if ending in WORD_ENDINGS or (ending == ".txt" and words):
         return datasets.Dataset(read_conll(path, form))
     if ending == ".jsonl":
         return datasets.Dataset(read_lines(blocks_of(path, form.encoding)))

@@ -15,10 +15,14 @@ import pyarrow as pa
 import pyarrow.csv
 
 from tinyattn.data.reading.bounds import blocks_of, look_at_table, refuse_names
+from tinyattn.files.outside import UnfitError
 from tinyattn.tasks.base import FileForm
 
 SEPARATORS = (",", "\t", ";", "|")
 """Signs between cells that are looked for, the likeliest first."""
+_SEVERAL = ("||", "\t\t", ";;", "::", " | ", " ; ")
+"""Signs that are together between cells in some files; such a file is read where each of them alone
+parts cells as well, with an empty column between."""
 _BLOCK = 2**19
 """Letters from which a text may be a file's beginning, and not all of it."""
 _LOOKED_AT = 50
@@ -79,13 +83,27 @@ def separator_of(path: Path, form: FileForm) -> str:
     """Return the sign that stands equally often in each of the first rows; a comma if none does.
 
     Raises:
-        UnfitError, OSError: as `blocks_of`.
+        UnfitError: several signs together part the cells; or as `blocks_of`.
+        OSError: as `blocks_of`.
     """
-    if ".tsv" in path.suffixes:
-        return "\t"
+    signs = ("\t",) if ".tsv" in path.suffixes else SEPARATORS
     text = beginning_of(path, form)
-    widths = {separator: width_of(text, separator, form) for separator in SEPARATORS}
-    return max(SEPARATORS, key=lambda separator: widths[separator])
+    widths = {separator: width_of(text, separator, form) for separator in signs}
+    best = max(signs, key=lambda separator: widths[separator])
+    if not widths[best] and (several := _several_signs(text)) is not None:
+        raise UnfitError(
+            f"got {several!r} between the cells, which is {len(several)} signs; expected one: put "
+            "a tab in its place, or another sign that no text has"
+        )
+    return best
+
+
+def _several_signs(text: str) -> str | None:
+    """Return the signs that stand together, and equally often, in each of the first lines."""
+    lines = [line for line in text.split("\n")[: 2 * _LOOKED_AT] if line.strip()][:_LOOKED_AT]
+    counts = {signs: {line.count(signs) for line in lines} for signs in _SEVERAL}
+    found = (signs for signs, own in counts.items() if len(own) == 1 and own != {0})
+    return next(found, None) if len(lines) > 1 else None
 
 
 def beginning_of(path: Path, form: FileForm) -> str:
