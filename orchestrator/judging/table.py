@@ -16,13 +16,14 @@ from tinyattn.judging.tables import Confusion, Shares
 from tinyattn.tasks import number_of
 
 UNDEFINED = "undefined"
+NO_LABEL = "(none)"
 _MATRIX = 12
 """Most classes of a confusion matrix in a terminal."""
 _PAIRS = 20
 """Most confusions that are listed in its place."""
 _LETTERS = 80
 """Letters of a text that a terminal shows."""
-_WORDS = ("", "id", "text", "label", "answer")
+_WORDS = ("", "id", "text", "label", "answer", "wrong about")
 """Columns that are aligned on the left, beside the first."""
 _SLICES = 50
 """Most values of a column that a terminal shows."""
@@ -192,8 +193,9 @@ def _calibration(found: Evaluation, own: Calibration) -> Cells:
         after = fitted.after
         name = f"temperature {fitted.value:.4g}"
         rows.append((name, f"{100 * after.ece:.2f}", f"{after.nll:.4f}"))
+    what = "rows with the label" if found.kind == "multilabel" else "right answers"
     about = (
-        f"ECE: how far probabilities are from the share of right answers, in points, "
+        f"ECE: how far probabilities are from the share of {what}, in points, "
         f"{len(own.bins)} bins of equal width. Loss: mean negative log-likelihood, nats."
     )
     return Cells("Calibration", ("", "ECE", "loss"), tuple(rows), about)
@@ -203,6 +205,9 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
     if rows[0].probability is None:
         head: tuple[str, ...] = ("row", "id", "text", "label", "answer", "off by")
         name = "Farthest off"
+    elif rows[0].about is not None:
+        head = ("row", "id", "text", "label", "answer", "wrong about", "probability")
+        name = "Most surely wrong"
     else:
         head, name = ("row", "id", "text", "label", "answer", "probability"), "Most surely wrong"
     cells = []
@@ -213,8 +218,10 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
         if isinstance(one.label, float) and isinstance(one.answer, float):
             last = _number(one.answer - one.label)
         label, answer = (
-            _number(value) if isinstance(value, float) else printable_line(value)
+            _number(value) if isinstance(value, float) else printable_line(value or NO_LABEL)
             for value in (one.label, one.answer)
         )
-        cells.append((str(one.row), printable_line(one.id or ""), shown, label, answer, last))
+        about = () if one.about is None else (printable_line(one.about),)
+        own = (str(one.row), printable_line(one.id or ""), shown, label, answer, *about, last)
+        cells.append(own)
     return Cells(name, head, tuple(cells))

@@ -9,9 +9,9 @@ import numpy as np
 
 from tinyattn.errors import UsageError
 from tinyattn.judging.bootstrap import Measure, measures
-from tinyattn.judging.calibration import Temperature, best_temperature, calibration, tempered
+from tinyattn.judging.calibration import Temperature
 from tinyattn.judging.evaluation import Evaluation, Slice
-from tinyattn.judging.kinds import Answers, Classes, answers_of, is_share
+from tinyattn.judging.kinds import Answers, Classes, Sets, answers_of, is_share
 from tinyattn.judging.rows import GivenRows, LabelledRows, labelled_rows, texts_of, units_of
 from tinyattn.predict import Predictor
 
@@ -45,9 +45,7 @@ def evaluate(
         AdapterError: the adapter's outputs are not finite.
     """
     task, columns = predictor.task, [by] if isinstance(by, str) else list(by)
-    if temperature is not None and (
-        task.labels is None or task.tagging or task.multilabel is not None
-    ):
+    if temperature is not None and (task.labels is None or task.tagging):
         raise UsageError(
             f"got rows to fit a temperature on, and the task '{task.name}' has no probabilities; "
             "leave them out"
@@ -72,7 +70,7 @@ def evaluate(
         notes=_cut(split.truncated),
     )
     found = answers.told(found, own, units, wrong)
-    if others is not None and isinstance(answers, Classes):
+    if others is not None and isinstance(answers, Classes | Sets):
         found = replace(found, temperature=_temperature(predictor, answers, *others))
     return found
 
@@ -140,13 +138,11 @@ def _unjudged(
 
 
 def _temperature(
-    predictor: Predictor, judged: Classes, rows: LabelledRows, free: np.ndarray
+    predictor: Predictor, judged: Classes | Sets, rows: LabelledRows, free: np.ndarray
 ) -> Temperature:
     """Fit a temperature on rows, and apply it to those that are judged."""
-    other = Classes.of(predictor, rows, predictor.split(rows.checked))
-    best = best_temperature(other.probabilities[free], other.labels[free])
+    best = type(judged).of(predictor, rows, predictor.split(rows.checked)).best_temperature(free)
     left_out = len(rows) - len(free)
     if isinstance(best, str):
         return Temperature(None, len(free), left_out, None, best)
-    after = calibration(tempered(judged.probabilities, best), judged.labels)
-    return Temperature(best, len(free), left_out, after)
+    return Temperature(best, len(free), left_out, judged.tempered(best))
