@@ -59,6 +59,15 @@ def test_labels_that_judge_and_never_train_are_said(tmp_path: Path) -> None:
     )
 
 
+def test_the_same_is_said_of_sets_of_labels_and_of_their_thresholds(tmp_path: Path) -> None:
+    data = data_of(tmp_path, [["a", "c"], ["c"], []], [["a"], ["b", "a"]], kind="multilabel")
+    assert label_remarks(data) == ("held-out rows have labels that no training row has: 'c' (2)",)
+    assert data.carve_notes == (
+        "no selection row has the label 'c': thresholds of such labels stay 0.5, and their F1 here "
+        "says nothing",
+    )
+
+
 def test_rows_that_cannot_choose_are_refused(tmp_path: Path) -> None:
     data = data_of(tmp_path, ["a", "b"], ["b"] * 3, metrics=["matthews"])
     with pytest.raises(TaskError, match=r"matthews cannot choose .* all 3 rows have 'b'"):

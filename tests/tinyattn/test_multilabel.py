@@ -475,7 +475,6 @@ def test_a_task_that_cannot_be_is_refused_as_it_is_read(
         ({"adapter": {"method": "warp"}}, "method warp came, which answers a row with one word"),
         ({"pattern": "x"}, "pattern x came, but task .* any number of labels"),
         ({"examples": 1, "adapter.layers": "none"}, "has no patterns"),
-        ({"loss.class_weights": {"about rad": 2}}, "the label 'about rad' — did you mean"),
     ],
 )
 def test_a_trial_that_does_not_fit_is_refused_before_training(
@@ -483,6 +482,12 @@ def test_a_trial_that_does_not_fit_is_refused_before_training(
 ) -> None:
     with pytest.raises((ConfigError, TaskError), match=message):
         ModelCache().data(trial(plm, write_task(tmp_path), **changes))
+
+
+def test_a_weight_of_no_label_is_refused(plm: Path, tmp_path: Path) -> None:
+    config = trial(plm, write_task(tmp_path), loss={"class_weights": {"about rad": 2}})
+    with pytest.raises(ConfigError, match="got the label 'about rad' — did you mean 'about red'"):
+        Trainer(config, ModelCache())
 
 
 @pytest.mark.parametrize("own", [[], ["about red", "about blue"]])
