@@ -28,14 +28,20 @@ def drawn(found: Evaluation) -> dict[str, Drawn]:
             lines = {"as answered": found.calibration.bins}
             if found.temperature is not None and found.temperature.after is not None:
                 lines[f"temperature {found.temperature.value:.4g}"] = found.temperature.after.bins
-            figures["reliability"] = _reliability(lines)
+            figures["reliability"] = _reliability(lines, found.kind == "multilabel")
         if found.confusion is not None and len(found.confusion.labels) <= MOST_CLASSES:
             figures["confusion"] = _confusion(found.confusion)
     return figures
 
 
-def _reliability(lines: Mapping[str, Sequence[Bin]]) -> Drawn:
-    """Draw accuracy against probability, and how many rows each bin has."""
+def _reliability(lines: Mapping[str, Sequence[Bin]], of_sets: bool) -> Drawn:
+    """Draw accuracy against probability, and how many rows each bin has.
+
+    Args:
+        lines: name → bins.
+        of_sets: whether they are of labels of which rows have any number.
+    """
+    right, rows = ("has it", "rows × labels") if of_sets else ("right", "rows")
     figure = Figure(figsize=(0.75 * WIDTH, 5.6), layout="constrained")
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1, label="as often as told")
@@ -53,15 +59,16 @@ def _reliability(lines: Mapping[str, Sequence[Bin]]) -> Drawn:
             color=COLOURS[number], alpha=0.6,
         )  # fmt: skip
         told += [
-            f"{name}, probability {one.probability:.2f}: {one.accuracy:.2f} right of {one.rows:,}"
+            f"{name}, probability {one.probability:.2f}: {one.accuracy:.2f} {right} of {one.rows:,}"
             for one in full
         ]
-    axes.set(ylabel="share of right answers", xlim=(0, 1), ylim=(0, 1))
+    share, what = ("rows with the label", "label") if of_sets else ("right answers", "answer")
+    axes.set(ylabel=f"share of {share}", xlim=(0, 1), ylim=(0, 1))
     axes.legend(loc="upper left")
-    below.set(xlabel="probability of the answer", ylabel="rows")
+    below.set(xlabel=f"probability of the {what}", ylabel=rows)
     caption = (
-        "Rows in bins of equal width by the probability of their answer. Below the dashed line "
-        "answers are surer than they are right."
+        f"{rows.capitalize()} in bins of equal width by the probability of the {what}. Below the "
+        "dashed line answers are surer than they are right."
     )
     return Drawn("Reliability", caption, listed(told), figure)
 

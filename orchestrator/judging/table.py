@@ -16,6 +16,7 @@ from tinyattn.judging.tables import Confusion, Shares
 from tinyattn.tasks import number_of
 
 UNDEFINED = "undefined"
+NO_LABEL = "(none)"
 _MATRIX = 12
 """Most classes of a confusion matrix in a terminal."""
 _PAIRS = 20
@@ -24,7 +25,7 @@ _LETTERS = 80
 """Letters of a text that a terminal shows."""
 PAGE_LETTERS = 1000
 """Letters of a text that a page shows."""
-_WORDS = ("", "id", "text", "label", "answer")
+_WORDS = ("", "id", "text", "label", "answer", "wrong about")
 """Columns that are aligned on the left, beside the first."""
 _SLICES = 50
 """Most values of a column that a terminal shows."""
@@ -194,8 +195,9 @@ def _calibration(found: Evaluation, own: Calibration) -> Cells:
         after = fitted.after
         name = f"temperature {fitted.value:.4g}"
         rows.append((name, f"{100 * after.ece:.2f}", f"{after.nll:.4f}"))
+    what = "rows with the label" if found.kind == "multilabel" else "right answers"
     about = (
-        f"ECE: how far probabilities are from the share of right answers, in points, "
+        f"ECE: how far probabilities are from the share of {what}, in points, "
         f"{len(own.bins)} bins of equal width. Loss: mean negative log-likelihood, nats."
     )
     return Cells("Calibration", ("", "ECE", "loss"), tuple(rows), about)
@@ -205,6 +207,9 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
     if rows[0].probability is None:
         head: tuple[str, ...] = ("row", "id", "text", "label", "answer", "off by")
         name = "Farthest off"
+    elif rows[0].about is not None:
+        head = ("row", "id", "text", "label", "answer", "wrong about", "probability")
+        name = "Most surely wrong"
     else:
         head, name = ("row", "id", "text", "label", "answer", "probability"), "Most surely wrong"
     cells = []
@@ -216,10 +221,11 @@ def _wrong(rows: Sequence[WrongRow], letters: int) -> Cells:
         if isinstance(one.label, float) and isinstance(one.answer, float):
             last = _number(one.answer - one.label)
         label, answer = (
-            _number(value) if isinstance(value, float) else printable_line(value)
+            _number(value) if isinstance(value, float) else printable_line(value or NO_LABEL)
             for value in (one.label, one.answer)
         )
-        cells.append((str(one.row), own_id, text, label, answer, last))
+        about = () if one.about is None else (printable_line(one.about),)
+        cells.append((str(one.row), own_id, text, label, answer, *about, last))
     return Cells(name, head, tuple(cells))
 
 

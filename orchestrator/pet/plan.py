@@ -76,9 +76,16 @@ def pet_plan(
 
     Raises:
         ConfigError: a line for each fault.
-        UsageError: an override is of what `pet` sets itself, or the task has no patterns.
+        UsageError: an override is of what `pet` sets itself, or the task has no patterns,
+            or weighs its rows.
     """
-    patterns = [pattern.name for pattern in find_task(task).patterns]
+    own = find_task(task)
+    patterns = [pattern.name for pattern in own.patterns]
+    if own.weight_column is not None:
+        raise UsageError(
+            f"task '{task}': got weight_column '{own.weight_column}'; expected none, since the "
+            "rows that PET's members label have no weights: leave it out"
+        )
     if not patterns:
         raise UsageError(
             f"task '{task}' has no patterns, which PET needs; tasks with patterns are fewglue/..., "

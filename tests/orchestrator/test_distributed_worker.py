@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import signal
 from pathlib import Path
@@ -59,25 +60,33 @@ class Killer(LineView):
             os.kill(ranks[1].pid, signal.SIGKILL)
 
 
-def run(folder: Path, plm: str, ranks: int, patch: pytest.MonkeyPatch) -> dict[int, Trial]:
+def run(
+    folder: Path,
+    plm: str,
+    ranks: int,
+    patch: pytest.MonkeyPatch,
+    task: str = "agreement",
+    points: list[dict[str, Any]] = POINTS,
+    view: type[LineView] = Killer,
+) -> dict[int, Trial]:
     base = TrainConfig(
-        task="agreement", plm=plm, epochs=2, max_train_rows=171, max_length=32,
+        task=task, plm=plm, epochs=2, max_train_rows=171, max_length=32,
         batch_size=16, adapter={"dropout": 0.2},
     )  # fmt: skip
     runs = TrackingWriter.open(folder).start_sweep(
-        name="s", task="agreement", plm=plm, protocol="heldout", config={}, tags={}
+        name="s", task=task, plm=plm, protocol="heldout", config={}, tags={}
     )
     batch = TrialBatch(
-        name="search", title="ranks", kind="trial", base=base, trials=len(POINTS), evaluations=4,
+        name="search", title="ranks", kind="trial", base=base, trials=len(points), evaluations=4,
         resources=Resources(cpus=1, ranks=ranks, concurrent=1),
         tags={**fingerprints_of(base), "commit": "c"},
     )  # fmt: skip
     lines = io.StringIO()
-    patch.setattr(suite_view, "view_of", lambda progress: Killer(progress, lines))
+    patch.setattr(suite_view, "view_of", lambda progress: view(progress, lines))
     sweep = folder / "sweeps" / "s"
     with this_machine(num_cpus=2):
-        tuner.run_batch(batch, Points(POINTS), checkpoints=SharedFolder(sweep), runs=runs)
-    if ranks == 2:
+        tuner.run_batch(batch, Points(points), checkpoints=SharedFolder(sweep), runs=runs)
+    if ranks == 2 and view is Killer:
         assert "search_00001 starts again" in lines.getvalue()
     trials = EventLog(sweep / "search.jsonl").trials
     return {int(name.rsplit("_", 1)[1]): trial for name, trial in trials.items()}
@@ -104,3 +113,34 @@ def test_two_ranks_train_as_one_does_also_after_one_was_killed(tmp_path: Path) -
         for key, weights in adapters[0].items():
             assert weights.allclose(adapters[1][key], atol=1e-5)
     assert one[len(POINTS)].outcome is two[len(POINTS)].outcome
+
+
+@pytest.mark.rare
+def test_two_ranks_train_sets_of_labels_as_one_does(tmp_path: Path) -> None:
+    """With weights of labels and rows, of which a rank has a part, and a step of one row."""
+    words = ["red", "blue", "green", "gold"]
+    rows = [
+        {"text": f"{' '.join(own)} and {at}", "label": own, "w": at % 3}
+        for at, own in enumerate([words[n % 4 : n % 4 + n % 3] for n in range(240)])
+    ]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = {"kind": "multilabel", "name": "colours", "folder": ".", "labels": words,
+            "text_columns": "text", "weight_column": "w"}  # fmt: skip
+    (tmp_path / "task.yaml").write_text(json.dumps(told))
+    plm, task = str(save_tiny_plm(tmp_path / "tiny", spread=0.2)), str(tmp_path / "task.yaml")
+    more = {"loss.class_weights": "balanced", "loss.label_smoothing": 0.1}
+    points: list[dict[str, Any]] = [
+        {"seed": 1, "batch_size": 17, **more},
+        {"seed": 2, "zero_stage": 2, "batch_size": 17, "micro_batch_size": 4, **more},
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        one, two = (
+            run(tmp_path / str(ranks), plm, ranks, patch, task, points, LineView)
+            for ranks in (1, 2)
+        )
+    for number in (1, 2):
+        assert one[number].outcome is two[number].outcome is Outcome.COMPLETED
+        for key in ("train_loss", "score", "lr", "step"):
+            values = [[getattr(r, key) for r in trials[number].results] for trials in (one, two)]
+            assert len(values[0]) == 4
+            assert values[1] == pytest.approx(values[0], rel=1e-5), (number, key)

@@ -103,6 +103,30 @@ def test_words_with_labels_from_a_file_to_answers(here: Path, tiny: str) -> None
     assert len(json.loads((here / "answers.jsonl").read_text())["tags"]) == 3
 
 
+def test_sets_of_labels_from_a_file_to_answers(here: Path, tiny: str) -> None:
+    """By the drafted file and in memory; nothing is edited."""
+    names = ("billing", "urgent", "network")
+    lines = [
+        f"the {at} th line {at * 7} is out {at * 3},{';'.join(names[at % 3 : at % 4])}\n"
+        for at in range(60)
+    ]
+    (here / "tickets.csv").write_text("body,topics\n" + "".join(lines))
+    made = run("init", "tickets.csv", "--plm", tiny)
+    assert made.exit_code == 0, made.output
+    assert "kind multilabel, text_columns body, label_column topics" in made.output
+    for task in ("tickets.yaml", "tickets.csv"):
+        checked = run("sweep", "check", "minilm", f"task={task}", f"plm={tiny}", *WHOLE)
+        assert checked.exit_code == 0, checked.output
+        trained = run("train", f"task={task}", f"plm={tiny}", *SHORT, "--output", f"out-{task}")
+        assert trained.exit_code == 0, trained.output
+    (here / "new.jsonl").write_text(json.dumps({"body": "a bill"}))
+    answered = run("predict", "out-tickets.csv/adapter", "new.jsonl", "-o", "answers.jsonl")
+    assert answered.exit_code == 0, answered.output
+    answer = json.loads((here / "answers.jsonl").read_text())
+    assert sorted(answer["probabilities"]) == sorted(names)
+    assert set(answer["labels"]) <= set(names)
+
+
 def test_a_file_that_is_there_is_never_written_over_unasked(here: Path) -> None:
     tickets(here / "tickets.csv")
     (here / "tickets.yaml").write_text("mine")

@@ -121,6 +121,15 @@ def test_what_cannot_be_planned_is_refused(
         pet_plan("few", task, "minilm", overrides)
 
 
+def test_weights_which_labelled_rows_lack_are_refused_before_anything_is_trained(
+    tmp_path: Path,
+) -> None:
+    task = Path(own_task(tmp_path))
+    task.write_text(json.dumps(json.loads(task.read_text()) | {"weight_column": "w"}))
+    with pytest.raises(UsageError, match="got weight_column 'w'; expected none"):
+        pet_plan("few", str(task), "minilm", {})
+
+
 # ---- rows ----
 
 

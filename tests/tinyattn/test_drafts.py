@@ -6,11 +6,13 @@ import gzip
 import itertools
 import json
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -324,7 +326,16 @@ def test_lengths_are_those_of_the_plms_tokenizer(
         ("title,body\n" + "some words here,more words there\n" * 4, "columns are title, body"),
         ("text,label\n" + "some words,x\n" * 4, "has 1 different labels; expected 2"),
         ("text,label\n" + "some words,x\n" * 4 + "a,b,c\n", "Expected 2 columns, got 3"),
-        ("text,label\n" + "a b,x;y\nc d,x\ne f,y;z\ng h,y\ni j,z\n" * 4, "kind: multilabel"),
+        ("text,label\n" + 'a b,"1,5"\nc d,1\ne f,"2,5"\ng h,2\ni j,5\n' * 4, "kind: multilabel"),
+        ("text,label\n" + "a b,\"['x', 'y']\"\nc d,['x']\ne f,[]\n" * 4, "as text, as ['x', 'y']"),
+        (
+            "text,p,q,r\n" + "a b c d,1,0,0\nc d e f g h,0,1,0\ne f g h,0,0,1\n" * 4,
+            "has a 1 in one of the columns",
+        ),
+        (
+            "text,p,q\n" + "a b c d,1,0\nc d e f g h,0,1\ne f g h,1,1\n" * 4,
+            "if p, q, which hold 0 and 1, are all",
+        ),
         ("", "the file is empty"),
         ("text,label\n", "got no rows"),
     ],
@@ -338,6 +349,152 @@ def test_in_doubt_one_message_asks(text: str, said: str, tmp_path: Path) -> None
     if "columns are" in said:
         assert isinstance(caught.value, UnclearError)
         assert "name the text with --text and the label with --label" in str(caught.value)
+
+
+def sets(rows: int, names: list[str], most: int = 3) -> list[list[str]]:
+    """Labels of rows: none, one, or several, in an order that differs."""
+    luck = random.Random(rows)
+    return [luck.sample(names, at % (most + 1)) for at in range(rows)]
+
+
+def lists_of_labels(folder: Path) -> Path:
+    """JSON lines, with a label that holds a sign which may part others, beside an empty list."""
+    names = ["Sci-Fi; fantasy", "drama", "war"]
+    own = zip(sentences(), sets(60, names), strict=False)
+    lines = (json.dumps({"id": f"x{at}", "plot": t, "genres": g}) for at, (t, g) in enumerate(own))
+    return write(folder, "films.jsonl", "\n".join(lines))
+
+
+def listed_classes(folder: Path) -> Path:
+    """Parquet whose lists hold ids of named classes, in an order of the file's own."""
+    names = ["joy", "anger", "fear"]
+    kind = datasets.List(datasets.ClassLabel(names=names))
+    features = datasets.Features({"text": datasets.Value("string"), "labels": kind})
+    own = [[names.index(name) for name in has] for has in sets(60, names)]
+    columns = {"text": list(itertools.islice(sentences(), 60)), "labels": own}
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(folder / "moods.parquet")
+    return folder / "moods.parquet"
+
+
+def parted_labels(folder: Path) -> Path:
+    """A table of tickets, whose empty cells are rows without a label."""
+    names = ["billing", "urgent", "no reply"]
+    return write(folder, "t.csv", rows_of([" , ".join(own) for own in sets(60, names)]))
+
+
+def bars(folder: Path) -> Path:
+    """Labels with commas in them, `|` between them, and a column whose name tells nothing."""
+    cells = ["|".join(own) for own in sets(60, ["food, drink", "travel", "work"])]
+    lines = (f"{own}\t{cell or 'work'}\n" for own, cell in zip(sentences(), cells, strict=False))
+    return write(folder, "posts.tsv", "post\tabout\n" + "".join(lines))
+
+
+def toxic(folder: Path) -> Path:
+    """Six columns as of Jigsaw's comments, one of which no row has."""
+    names = ["toxic", "severe_toxic", "obscene", "insult"]
+    own = zip(sentences(), sets(60, names), strict=False)
+    lines = (
+        f"{at:08x}," + text + "," + ",".join(str(int(name in has)) for name in names) + ",0\n"
+        for at, (text, has) in enumerate(own)
+    )
+    return write(
+        folder, "toxic.csv", f"id,comment_text,{','.join(names)},threat\n" + "".join(lines)
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lists_of_labels, {"text_columns": ["plot"], "label_column": "genres",
+                           "labels": ["Sci-Fi; fantasy", "drama", "war"]}),
+        (listed_classes, {"text_columns": ["text"], "label_column": "labels",
+                          "labels": ["joy", "anger", "fear"]}),
+        (parted_labels, {"label_column": "label", "label_separator": ",",
+                         "labels": ["billing", "no reply", "urgent"]}),
+        (bars, {"text_columns": ["post"], "label_column": "about", "label_separator": "|",
+                "labels": ["food, drink", "travel", "work"]}),
+        (toxic, {"text_columns": ["comment_text"],
+                 "label_columns": ["toxic", "severe_toxic", "obscene", "insult"]}),
+    ],
+)  # fmt: skip
+def test_plain_sets_of_labels_are_multilabel(
+    make: Callable[[Path], Path],
+    expected: dict[str, Any],
+    tmp_path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """The draft is read as written; the labels of each row are those that the file was made of."""
+    file = tmp_path / "task.yaml"
+    draft = draft_of(make(tmp_path), Wish())
+    file.write_text(page(draft, file), "utf-8")
+    content = read_yaml(file)
+    assert {key: content.get(key) for key in expected} == expected
+    assert (content["kind"], content["metrics"]) == ("multilabel", ["f1_micro"])
+    task = find_task(str(file))
+    names = task.labels or ()
+    assert find_task(draft.content) == task
+    wanted = sets(60, [*names])  # as many rows have a label, whatever its name
+    data = load_data(task, tokenizer, DataRequest("heldout", 32, None))
+    assert data.heldout is not None
+    assert len(data.train) + len(data.select) + len(data.heldout) == draft.rows == 60
+    flat = np.concatenate([own.flat().labels for own in (data.train, data.select, data.heldout)])
+    lacking = 15 if make is not bars else 0
+    assert (flat.sum(axis=1) == 0).sum() == lacking
+    assert flat.sum() == sum(draft.counts.values()) == sum(map(len, wanted)) + 15 - lacking
+    assert dict(zip(names, flat.sum(axis=0).tolist(), strict=True)) == draft.counts
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["Smith, John", "Doe, Jane", "Smith, Jane", "Madonna"],
+        ["Portland, OR", "Portland, ME", "Salem, OR", "Salem, MA"],
+        ["Books|Fiction", "Books", "Electronics|Phones", "Electronics|Laptops"],
+        ["Health", "Health, fitness and beauty", "Food, drink", "Food"],
+        ["0,5", "1,0", "1,5"],
+        ["yes", "no", "yes; no"],
+    ],
+)
+def test_a_sign_within_labels_parts_none(labels: list[str], tmp_path: Path) -> None:
+    """Names and towns never stand alone or in another order; what is taken for granted is said."""
+    draft = draft_of(write(tmp_path, "my.csv", rows_of(labels * 12)), Wish())
+    assert draft.content["labels"] == sorted(labels)
+    assert "kind" not in draft.content
+    if labels[0] not in ("yes", "0,5"):
+        assert "each of which is taken as one" in noticed(draft)
+
+
+@pytest.mark.parametrize(
+    ("lists", "said"),
+    [
+        ([[0, 1, 1], [1, 0, 0], [0, 0, 0]], "holds lists of 0 and 1"),
+        ([[0.25, 0.75], [1.0, 0.0]], "holds lists with 0.25 in them"),
+        ([["a", None], ["b"]], "holds lists with None in them"),
+        ([["a", ["b"]], ["b"]], "holds lists with ['b'] in them"),
+        ([["O"] * 7, ["O", "B"] + ["O"] * 5], "as many labels as the text has words"),
+        ([["a", "b"], ["b", "a"]], "holds the same labels in all rows"),
+        ([["a"], []], "has 1 different labels; expected 2"),
+    ],
+)
+def test_lists_that_are_no_sets_of_labels_are_asked_about(
+    lists: list[list[Any]], said: str, tmp_path: Path
+) -> None:
+    own = zip(sentences(), lists * 12, strict=False)
+    lines = (json.dumps({"text": text, "labels": label}) for text, label in own)
+    file = write(tmp_path, "my.jsonl", "\n".join(lines))
+    with pytest.raises(TaskError) as caught:
+        draft_of(file, Wish())
+    assert said in str(caught.value)
+    assert str(file) in str(caught.value)
+
+
+def test_labels_of_rows_that_judge_alone_are_listed_and_said(tmp_path: Path) -> None:
+    file = write(tmp_path, "train.csv", rows_of(["a;b", "a", "b", "c;a"] * 10))
+    write(tmp_path, "validation.csv", 'text,label\nq r s,"a; d"\nt u v,\n')
+    draft = draft_of(file, Wish())
+    assert draft.content["labels"] == ["a", "b", "c", "d"]
+    assert draft.counts == {"a": 30, "b": 20, "c": 10, "d": 0}
+    assert "no row to train on has the labels 'd', which rows that judge have" in noticed(draft)
 
 
 def test_named_columns_end_the_doubt_and_misspelt_ones_are_corrected(tmp_path: Path) -> None:

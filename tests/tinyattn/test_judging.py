@@ -5,6 +5,7 @@ A stand-in answers what a test wants; the real predictor is in tests/orchestrato
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -30,6 +31,7 @@ from tinyattn.judging.tables import shares_of_entities
 from tinyattn.tasks.base import Task
 from tinyattn.tasks.confusion import CONFUSION_METRICS
 from tinyattn.tasks.metrics import CORRELATIONS
+from tinyattn.tasks.multilabel import Multilabel
 from tinyattn.tasks.sequences import Generation, Template
 from tinyattn.tasks.tags import tag_statistics
 
@@ -50,7 +52,7 @@ def stand_in(task: Task, answer: Any, group: str | None = None) -> Any:
 
     return SimpleNamespace(
         task=task,
-        card=SimpleNamespace(task=SimpleNamespace(group_column=group)),
+        card=SimpleNamespace(task=SimpleNamespace(group_column=group, trained_on="")),
         split=split,
         predict_split=lambda rows: [answer(text) for text in rows.texts],
     )
@@ -248,7 +250,7 @@ def test_the_temperature_is_the_one_that_torch_finds() -> None:
 
 def test_where_no_temperature_is_the_best() -> None:
     shares = np.array([[0.6, 0.4], [0.3, 0.7]])
-    assert "every row is answered right" in str(best_temperature(shares, np.array([0, 1])))
+    assert "every answer is right" in str(best_temperature(shares, np.array([0, 1])))
     assert "no more than chance" in str(best_temperature(shares, np.array([1, 0])))
 
 
@@ -345,6 +347,95 @@ def test_a_temperature_is_fitted_on_rows_that_are_not_judged() -> None:
     scored = stand_in(SCORES, lambda _: {"score": 1.0})
     with pytest.raises(UsageError, match="has no probabilities"):
         ta.evaluate(scored, [{"text": "a", "year": 1950}], temperature=[{"text": "b", "year": 1}])
+
+
+# ---- any number of labels ----
+
+
+def sets_of_labels(count: int) -> tuple[list[dict[str, Any]], np.ndarray, np.ndarray, Any]:
+    """Rows, their labels [N, L], logits that are twice too sure, and a predictor with thresholds
+    of its own; the last label is rare."""
+    luck = np.random.default_rng(11)
+    logits = luck.normal(size=(count, 3)) - [0, 0.5, 2]
+    has = luck.random((count, 3)) < 1 / (1 + np.exp(-logits))
+    thresholds = (0.5, 0.3, 0.2)
+    task = Task("sky", ("text",), LABELS, None, ("f1_micro",), label_column="is",
+                multilabel=Multilabel((";",), thresholds=thresholds))  # fmt: skip
+    names = [f"{''.join(luck.choice(list('abcdefghij'), 9))} row{i}" for i in range(count)]
+    known = dict(zip(names, 2 * logits - np.log(np.array(thresholds) / (1 - np.array(thresholds))),
+                     strict=True))  # fmt: skip
+    predictor = stand_in(task, None)
+    predictor.outputs = lambda split: np.array([known[text] for text in split.texts])
+    rows = [
+        {"text": name, "is": [label for label, there in zip(LABELS, own, strict=True) if there]}
+        for name, own in zip(names, has, strict=True)
+    ]
+    return rows, has, 2 * logits, predictor
+
+
+def test_probabilities_of_labels_are_judged_as_by_a_plain_loop() -> None:
+    """A row counts once for each label; what is wrong follows the thresholds, not a half."""
+    rows, has, logits, predictor = sets_of_labels(200)
+    found = ta.evaluate(predictor, rows, wrong=200)
+    shares = torch.tensor(logits).sigmoid().numpy()
+    ece = 0.0
+    assert found.calibration is not None
+    for number in range(15):
+        own = [
+            (shares[row, label], has[row, label])
+            for row in range(200)
+            for label in range(3)
+            if number / 15 < shares[row, label] <= (number + 1) / 15
+        ]
+        assert found.calibration.bins[number].rows == len(own)
+        if own:
+            told, there = (sum(values) / len(own) for values in zip(*own, strict=True))
+            ece += len(own) / 600 * abs(told - there)
+    assert found.calibration.ece == pytest.approx(ece, abs=1e-12)
+    wanted = torch.tensor(has, dtype=torch.float64)
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(torch.tensor(logits), wanted)
+    assert found.calibration.nll == pytest.approx(float(loss), abs=1e-12)
+
+    worst = {}
+    for row in range(200):
+        off = {
+            LABELS[label]: abs(shares[row, label] - has[row, label])
+            for label, least in enumerate((0.5, 0.3, 0.2))
+            if (shares[row, label] >= least) != has[row, label]
+        }
+        if off:
+            worst[row + 1] = max(off.items(), key=lambda item: item[1])
+    order = sorted(worst, key=lambda row: -worst[row][1])
+    assert [one.row for one in found.wrong] == order
+    for one in found.wrong:
+        about, probability = worst[one.row]
+        assert (one.about, one.probability) == (about, pytest.approx(probability))
+        assert one.probability is not None
+        assert one.probability_of_label == pytest.approx(1 - one.probability)
+        assert one.label == "; ".join(rows[one.row - 1]["is"])
+        given = shares[one.row - 1] >= [0.5, 0.3, 0.2]
+        assert one.answer == "; ".join(itertools.compress(LABELS, given))
+
+
+def test_the_temperature_of_sets_is_the_one_that_torch_finds_for_all_labels() -> None:
+    rows, has, logits, predictor = sets_of_labels(300)
+    found = ta.evaluate(predictor, rows[:100], temperature=rows)
+    assert found.temperature is not None
+    assert (found.temperature.rows, found.temperature.left_out) == (200, 100)
+    others, wanted = torch.tensor(logits[100:]), torch.tensor(has[100:], dtype=torch.float64)
+    losses = {
+        t: float(torch.nn.functional.binary_cross_entropy_with_logits(others / t, wanted))
+        for t in np.linspace(1, 4, 3001)
+    }
+    assert found.temperature.value == pytest.approx(min(losses, key=lambda t: losses[t]), abs=1e-3)
+    after = torch.nn.functional.binary_cross_entropy_with_logits(
+        torch.tensor(logits[:100]) / found.temperature.value,
+        torch.tensor(has[:100], dtype=torch.float64),
+    )
+    assert found.temperature.after is not None
+    assert found.temperature.after.nll == pytest.approx(float(after), abs=1e-9)
+    assert found.calibration is not None
+    assert found.temperature.after.nll < found.calibration.nll
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def data_of(folder: Path, judging: list[Any], select: list[Any], **keys: Any) ->
     }  # fmt: skip
     train = [0.5, 1.0] if content["labels"] is None else ["a", "b"]
     for name, labels in (("train", train * 8), ("chosen", select), ("validation", judging)):
-        rows = [{"text": f"sun {i}", "label": label} for i, label in enumerate(labels)]
+        rows = [{"text": f"{name} {i}", "label": label} for i, label in enumerate(labels)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "task.yaml").write_text(json.dumps(content))
     plm = save_tiny_plm(folder / "plm")
@@ -56,6 +56,15 @@ def test_a_metric_without_a_value_is_said(tmp_path: Path) -> None:
 def test_labels_that_judge_and_never_train_are_said(tmp_path: Path) -> None:
     assert remarks(tmp_path, ["a", "c", "c"], ["a", "b"]) == (
         "held-out rows have labels that no training row has: 'c' (2)",
+    )
+
+
+def test_the_same_is_said_of_sets_of_labels_and_of_their_thresholds(tmp_path: Path) -> None:
+    data = data_of(tmp_path, [["a", "c"], ["c"], []], [["a"], ["b", "a"]], kind="multilabel")
+    assert label_remarks(data) == ("held-out rows have labels that no training row has: 'c' (2)",)
+    assert data.carve_notes == (
+        "no selection row has the label 'c': thresholds of such labels stay 0.5, and their F1 here "
+        "says nothing",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
 import json
 import random
@@ -170,6 +171,73 @@ def test_matches_a_plain_loop_and_sklearn(plm: Path, tmp_path: Path, layers: str
     assert heldout.labels.sum(axis=1)[[3, 4]].tolist() == [len(LABELS), 0]
 
 
+def weigh(folder: Path) -> None:
+    """Give the training rows weights that follow from how many labels they have, and to all the
+    label `always`."""
+    rows = map(json.loads, (folder / "train.jsonl").read_text().splitlines())
+    rows = [row | {"w": len(row["label"]) % 3, "label": [*row["label"], "always"]} for row in rows]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("weights", "smoothing", "is_weighed"),
+    [("balanced", 0.0, False), ({"about red": 3.5, "always": 0.5}, 0.1, False), (None, 0.2, True),
+     ("balanced", 0.1, True)],
+)  # fmt: skip
+def test_weights_and_smoothing_are_those_of_a_plain_loop(
+    plm: Path, tmp_path: Path, weights: Any, smoothing: float, is_weighed: bool
+) -> None:
+    """All training rows have one label, and none has another: of both the balanced weight is 1."""
+    labels = [f"about {word}" for word in WORDS[:6]] + ["always", "never"]
+    more = {"weight_column": "w"} if is_weighed else {}
+    task = write_task(tmp_path, words=WORDS[:6], rows=60, labels=labels, **more)
+    weigh(tmp_path)
+    own_loss = {"class_weights": weights, "label_smoothing": smoothing}
+    config = trial(plm, task, **{"adapter.layers": "none", "loss": own_loss})
+    own = transformers.AutoModel.from_pretrained(plm).eval()
+    with contextlib.closing(Trainer(config, ModelCache())) as trainer:
+        rows, tokenizer = list(trainer.data.train.rows), trainer.plm.tokenizer
+        classifier = copy.deepcopy(trainer.adapter.classifier)
+        steps, decay = trainer.total_steps, config.optimizer.weight_decay
+        found = list(trainer)
+    has = np.array([row["label"] for row in rows])
+    assert has.sum(axis=0)[[6, 7]].tolist() == [len(rows), 0]
+    weighs = np.ones(8)
+    for at in range(8):
+        if weights == "balanced" and 0 < has[:, at].sum() < len(rows):
+            weighs[at] = (has[:, at] == 0).sum() / (has[:, at] == 1).sum()
+        elif isinstance(weights, dict):
+            weighs[at] = weights.get(labels[at], 1.0)
+    of_rows = (has.sum(axis=1) - 1) % 3 if is_weighed else np.ones(len(rows))
+    assert isinstance(classifier, torch.nn.Linear)
+    optimizer = torch.optim.AdamW(classifier.parameters(), weight_decay=decay)
+    sums, totals = list[float](), list[float]()
+    for epoch in range(2):
+        order = np.random.RandomState([config.seed, epoch]).permutation(len(rows))
+        for first in range(0, len(rows), 8):
+            batch = order[first : first + 8]
+            ids = {"input_ids": [rows[int(i)]["input_ids"] for i in batch]}
+            padded = tokenizer.pad(ids, return_tensors="pt")
+            wanted = torch.tensor(has[batch], dtype=torch.float32)
+            wanted = wanted * (1 - smoothing) + smoothing / 2
+            share = torch.tensor(of_rows[batch] / of_rows[batch].sum(), dtype=torch.float32)
+            optimizer.param_groups[0]["lr"] = 0.02 * (1 - len(sums) / steps)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                classifier(own(**padded).last_hidden_state[:, 0]), wanted, share[:, None] / 8,
+                reduction="sum", pos_weight=torch.tensor(weighs, dtype=torch.float32),
+            )  # fmt: skip
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sums.append(loss.item())
+            totals.append(of_rows[batch].sum())
+    begin = 0
+    for evaluation in found:
+        here = slice(begin, begin := evaluation.step)
+        mean = np.average(sums[here], weights=totals[here])
+        assert evaluation.train_loss == pytest.approx(mean, abs=1e-6)
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_threshold_has_the_best_f1_of_all_that_can_be(seed: int) -> None:
     draws = np.random.default_rng(seed)
@@ -224,11 +292,17 @@ def test_packed_trials_are_as_alone_to_the_bit(
     plm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two tasks, one with dropout: the sets of labels are of unlike widths."""
+    few = {"words": WORDS[:5], "labels": [f"about {word}" for word in WORDS[:5]] + ["always"]}
     tasks = (
         write_task(tmp_path / "a", rows=40),
-        write_task(tmp_path / "b", words=WORDS[:5], rows=40),
+        write_task(tmp_path / "b", rows=40, weight_column="w", **few),
     )
-    points = [{}, {"adapter.num_heads": 4, "seed": 3}, {"adapter.dropout": 0.2, "batch_size": 5}]
+    weigh(tmp_path / "b")
+    points = [
+        {"loss.label_smoothing": 0.1},
+        {"adapter.num_heads": 4, "seed": 3, "loss.class_weights": "balanced"},
+        {"adapter.dropout": 0.2, "batch_size": 5},
+    ]
     configs = [trial(plm, tasks[n % 2], **point) for n, point in enumerate(points)]
     wanted = [run(config) for config in configs]
     sizes, run_streams = list[int](), AdaptedModel.run_streams
@@ -384,6 +458,7 @@ def test_the_same_set_for_all_rows_is_one_class(tmp_path: Path) -> None:
         ({"labels": ["a;b", "c"], "label_separator": ";"}, "which is part of the label 'a;b'"),
         ({"labels": ["a;", "b,", "c|"]}, "name the sign that stands between"),
         ({"label_column": "text"}, "each column once"),
+        ({"weight_column": "label"}, "each column once"),
         ({"patterns": []}, "patterns"),
     ],
 )
@@ -407,6 +482,12 @@ def test_a_trial_that_does_not_fit_is_refused_before_training(
 ) -> None:
     with pytest.raises((ConfigError, TaskError), match=message):
         ModelCache().data(trial(plm, write_task(tmp_path), **changes))
+
+
+def test_a_weight_of_no_label_is_refused(plm: Path, tmp_path: Path) -> None:
+    config = trial(plm, write_task(tmp_path), loss={"class_weights": {"about rad": 2}})
+    with pytest.raises(ConfigError, match="got the label 'about rad' — did you mean 'about red'"):
+        Trainer(config, ModelCache())
 
 
 @pytest.mark.parametrize("own", [[], ["about red", "about blue"]])

@@ -76,9 +76,15 @@ class LossConfig(Settings):
     )
     """Weight of each class: balanced, so that all classes weigh the same however many rows they
     have, or label -> weight, 1 where none is given. Only ratios matter. None: all rows weigh the
-    same."""
+    same.
+
+    Where rows have any number of labels it is the weight of a label in the rows that have it,
+    beside 1 in the others. Balanced: the rows without it over those with it, and 1 if all or none
+    have it.
+    """
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of each label that is spread over all classes (Szegedy et al., CVPR 2016)."""
+    """Share of each label that is spread over all classes (Szegedy et al., CVPR 2016), or, where
+    rows have any number of labels, over having it and not."""
 
 
 PoolingKind = Literal["first", "mean", "attention", "hierarchical"]

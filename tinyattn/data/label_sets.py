@@ -17,7 +17,8 @@ from tinyattn.tasks.multilabel import SEPARATORS
 
 Cell = str | list[Spelling] | None
 """A row's labels: a text that has yet to be parted, a list, or nothing."""
-_ONES, _ZEROS = ("1", "1.0", "true"), ("0", "0.0", "false")
+ONES, ZEROS = ("1", "1.0", "true"), ("0", "0.0", "false")
+"""What a column of one label holds, in lower case."""
 
 
 def sets_of_cells(
@@ -97,7 +98,7 @@ def sets_of_columns(
 def _flags(values: Sequence[Spelling], at: np.ndarray) -> np.ndarray:
     """Return 1, 0 or -1 (neither) for each of the different values of a column, int8."""
     texts = [str(value).strip().lower() for value in values]
-    return np.array([1 if t in _ONES else 0 if t in _ZEROS else -1 for t in texts], np.int8)
+    return np.array([1 if t in ONES else 0 if t in ZEROS else -1 for t in texts], np.int8)
 
 
 def _separator(texts: Sequence[str], separators: Sequence[str], source: str) -> str | None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from tinyattn.data.rows import spelt
 from tinyattn.drafts.columns import Choice, Column, UnclearError
-from tinyattn.drafts.words import is_number, parts_of, shown
+from tinyattn.drafts.sets import Parts, are_flags, parts
+from tinyattn.drafts.words import is_number, parts_of, repeats, shown
 from tinyattn.errors import TaskError
 from tinyattn.tasks.label_names import LabelNames
 from tinyattn.tasks.multilabel import SEPARATORS
@@ -59,8 +60,12 @@ def answers_of(choice: Choice, others: Sequence[object], path: str) -> Answers:
         TaskError: the column holds nothing that a task can have.
     """
     label = choice.label
-    if label.is_list:
+    if len(choice.labels) > 1:
+        return _flags(choice.labels, path)
+    if label.is_list and any(own.is_list for own in choice.texts):
         return _tags(choice, others, path)
+    if label.is_list or _has_sets(label, path):
+        return _sets(choice, others, path)
     values = [spelt(value, label.names) for value in label.filled]
     more = [spelt(value, label.names) for value in others if value is not None and value != ""]
     texts = [value for value in values if isinstance(value, str)]
@@ -116,12 +121,12 @@ def _generation(choice: Choice) -> Answers:
 
 
 def _tags(choice: Choice, others: Sequence[object], path: str) -> Answers:
-    """Return the labels of words; lists that are not one label for each word are refused."""
-    words, tags = choice.texts[0], choice.label
-    if not words.is_list or len(choice.texts) > 1:
+    """Return the labels of words."""
+    tags = choice.label
+    if len(choice.texts) > 1:
         raise TaskError(
-            f"{path}: column '{shown(tags.name)}' holds lists of labels; expected one label a row, "
-            "or lists of words beside lists of their labels"
+            f"{path}: column '{shown(tags.name)}' holds lists of labels; expected one column of "
+            "lists of words beside it"
         )
     lists = [own for own in (*tags.filled, *others) if isinstance(own, list)]
     counts = Counter(_name(spelt(tag, tags.names)) for own in lists for tag in own)
@@ -142,22 +147,182 @@ def _tags(choice: Choice, others: Sequence[object], path: str) -> Answers:
     return Answers(keys, remarks, {name: counts[name] for name in labels})
 
 
+def _has_sets(label: Column, path: str) -> bool:
+    """Whether the texts of a column are plainly sets of labels; UnclearError: they may be."""
+    where = f"{path}: column '{shown(label.name)}'"
+    if label.texts and all(_LISTED.fullmatch(text) for text in label.texts):
+        raise UnclearError(
+            f"{where} holds lists written as text, as {shown(label.texts[0])}; expected labels "
+            "with a sign between them, as in a;b, or JSON lines with lists"
+        )
+    found = label.parting
+    if found is not None and not found.is_plain:
+        raise UnclearError(
+            f"{where} seems to hold any number of labels with {found.sign!r} between them, or "
+            "labels that hold the sign; for the first, write a task's file with kind: multilabel "
+            f"and label_separator: {found.sign!r} (docs/sweeps.md); else rename the labels"
+        )
+    return found is not None
+
+
+_LISTED = re.compile(r"\[.*[,'\"].*\]|\[\]", re.DOTALL)
+"""A list as Python or JSON writes it, with several labels or quotes in it."""
+
+
+def _flags(columns: Sequence[Column], path: str) -> Answers:
+    """Return the labels of columns of 0 and 1; UnclearError: they may be one class a row."""
+    counts = {own.name: sum(own.flags) for own in columns}
+    sizes = [sum(row) for row in zip(*(own.flags for own in columns), strict=True)]
+    if set(sizes) == {1}:
+        raise UnclearError(
+            f"{path}: each row has a 1 in one of the columns {_quotes([*counts])}; expected one "
+            "column with the name of the row's class, or, if a row may have several, a task's file "
+            "with kind: multilabel and label_columns (docs/sweeps.md)"
+        )
+    names = {"label_columns": [*counts]}
+    remarks = {"label_columns": "columns of 0 and 1, with the rows that have 1"}
+    return _any_number(names, remarks, sizes, counts)
+
+
+def _sets(choice: Choice, others: Sequence[object], path: str) -> Answers:
+    """Return the labels of lists, or of texts with a sign between labels.
+
+    Raises:
+        UnclearError: lists may be something else.
+        TaskError: lists hold something else, or all rows have the same labels.
+    """
+    label, sign = choice.label, None if choice.label.parting is None else choice.label.parting.sign
+    if label.is_list:
+        _check_lists(choice, path)
+    sets = [own for value in label.values if (own := labels_in(label, value)) is not None]
+    judged = [own for value in others if (own := labels_in(label, value)) is not None]
+    if len({frozenset(own) for own in sets}) < 2:
+        raise TaskError(
+            f"{path}: column '{shown(label.name)}' holds the same labels in all rows; expected "
+            "some that other rows lack: name another column with --label"
+        )
+    labels, counts, noticed = _named(label, _counts(sets), _counts(judged), path)
+    names = {**({"label_separator": sign} if sign else {}), "labels": labels}
+    remarks = {"label_separator": "between the labels of a row"}
+    return _any_number(names, remarks, [len({*own}) for own in sets], counts, noticed)
+
+
+def _check_lists(choice: Choice, path: str) -> None:
+    """Raise UnclearError unless lists of texts or whole numbers are plainly sets of labels."""
+    label = choice.label
+    lists = [own for own in label.filled if isinstance(own, list)]
+    where = f"{path}: column '{shown(label.name)}'"
+    inside = [value for own in lists for value in own]
+    odd = [value for value in inside if not isinstance(value, str | int)]
+    if odd:
+        raise UnclearError(
+            f"{where} holds lists with {shown(odd[0])} in them; expected lists of labels, or one "
+            "label a row: name another column with --label"
+        )
+    if are_flags(inside) and len({len(own) for own in lists}) == 1:
+        raise UnclearError(
+            f"{where} holds lists of 0 and 1; expected lists of the labels that a row has, or a "
+            "column of 0 and 1 for each label"
+        )
+    words = [
+        len(value.split()) if isinstance(value, str) else 0 for value in choice.texts[0].values
+    ]
+    sizes = [len(own) if isinstance(own, list) else 0 for own in label.values]
+    if len(choice.texts) == 1 and words == sizes:
+        raise UnclearError(
+            f"{where} holds as many labels as the text has words; expected labels of rows, or, for "
+            "labels of words, lists of words beside them"
+        )
+    if inside and not repeats([str(value) for value in inside]):
+        raise UnclearError(
+            f"{where} holds lists whose parts seldom repeat, or are long; expected lists of "
+            "labels: name another column with --label, or write a task's file with kind: multilabel"
+        )
+
+
+def labels_in(label: Column, value: object) -> Parts | None:
+    """Return the labels of a row by its value in a column of sets; None: they are not known."""
+    if isinstance(value, list):
+        return tuple(_name(spelt(own, label.names)) for own in value)
+    if value is None or (label.is_list and not isinstance(value, str)):
+        return None
+    return () if label.parting is None else parts(str(value), label.parting.sign)
+
+
+def _any_number(
+    names: Mapping[str, object],
+    remarks: Mapping[str, str],
+    sizes: Sequence[int],
+    counts: Mapping[str, int],
+    noticed: Sequence[str] = (),
+) -> Answers:
+    """Return answers of any number of labels, given how many each row has."""
+    keys = {"kind": "multilabel", **names, "metrics": ["f1_micro"]}
+    told = {
+        "kind": f"rows have {min(sizes)} to {max(sizes)} labels; {sizes.count(0):,} have none",
+        "metrics": "of all labels together; f1_macro counts each label alike",
+        **remarks,
+    }
+    rare = [name for name, rows in counts.items() if rows < FEW]
+    own = [*noticed, *([_rare("labels", rare)] if rare else [])]
+    return Answers(keys, told, counts, tuple(own))
+
+
+def _counts(sets: Sequence[Parts]) -> Counter[str]:
+    return Counter(name for own in sets for name in {*own})
+
+
 def _classes(label: Column, values: Sequence[object], more: Sequence[object], path: str) -> Answers:
-    counts = Counter(map(_name, values))
     judged = Counter(map(_name, more))
+    if {*judged} <= {"-1", ""}:  # rows without labels, as GLUE has them
+        judged.clear()
+    labels, counts, noticed = _named(label, Counter(map(_name, values)), judged, path)
+    rare = [name for name, rows in counts.items() if 0 < rows < FEW]
+    noticed += [_rare("classes", rare)] if rare else []
+    metric, why = _metric({name: rows for name, rows in counts.items() if rows})
+    remarks = {"metrics": why}
+    if all(_DECIMAL_COMMA.fullmatch(name) for name in labels):
+        noticed.append(
+            "the labels look like numbers with a decimal comma; to predict a score, write them "
+            "with a point"
+        )
+    elif joined := _joined(labels):
+        noticed.append(
+            f"{joined!r} stands in labels, each of which is taken as one; if it parts several "
+            f"labels of a row, write kind: multilabel and label_separator: {joined!r}"
+        )
+    if all(is_number(name) for name in labels):
+        remarks["labels"] = (
+            "numbers as classes; to predict a score, labels: null and score_range: [low, high]"
+        )
+    keys = {"labels": labels, "metrics": [metric]}
+    return Answers(keys, remarks, counts, tuple(noticed))
+
+
+def _joined(labels: Sequence[str]) -> str | None:
+    """Return a sign that may part several labels and stands in two or more; None: there is none."""
+    return next((sign for sign in SEPARATORS if sum(sign in own for own in labels) > 1), None)
+
+
+def _named(
+    label: Column, counts: Counter[str], judged: Counter[str], path: str
+) -> tuple[list[str], dict[str, int], list[str]]:
+    """Return labels in their order, the rows to train on of each, and what is odd about them.
+
+    Args:
+        label: the column.
+        counts: rows to train on by label as it is spelt.
+        judged: the same of rows that judge.
+        path: the file, the first part of a message.
+
+    Raises:
+        TaskError: there are too few labels, or too many.
+    """
     for own in (counts, judged):
         for empty in [name for name in own if not name.strip()]:
             del own[empty]
-    if set(judged) == {"-1"}:  # rows without labels, as GLUE has them
-        judged.clear()
     if not 2 <= len(counts) <= MOST_LABELS:
         raise _few_or_many(label, len(counts), path)
-    if sign := _sets_by(counts):
-        raise UnclearError(
-            f"{path}: column '{shown(label.name)}' seems to hold any number of labels with "
-            f"{sign!r} between them; expected one label a row: write a task's file with "
-            "kind: multilabel (docs/sweeps.md), or rename the labels"
-        )
     kept, merged = _merged(counts)
     absent = [name for name in _merged(judged)[0] if _meant(name, kept) is None]
     noticed = [f"{_quoted(one)} is read as {_quoted(other)}" for one, other in merged.items()]
@@ -166,35 +331,15 @@ def _classes(label: Column, values: Sequence[object], more: Sequence[object], pa
             f"no row to train on has the labels {_quotes(absent)}, which rows that judge have"
         )
     noticed += _alike([*kept, *absent])
-    rare = [name for name, rows in kept.items() if rows < FEW]
-    if rare:
-        noticed.append(f"classes with fewer than {FEW} rows: {_quotes(rare)}")
     labels = _ordered([*kept, *absent], label.names)
-    metric, why = _metric(kept)
-    remarks = {"metrics": why}
-    if all(_DECIMAL_COMMA.fullmatch(name) for name in labels):
-        noticed.append(
-            "the labels look like numbers with a decimal comma; to predict a score, write them "
-            "with a point"
-        )
-    if all(is_number(name) for name in labels):
-        remarks["labels"] = (
-            "numbers as classes; to predict a score, labels: null and score_range: [low, high]"
-        )
-    keys = {"labels": labels, "metrics": [metric]}
-    return Answers(keys, remarks, {name: kept.get(name, 0) for name in labels}, tuple(noticed))
+    return labels, {name: kept.get(name, 0) for name in labels}, noticed
+
+
+def _rare(what: str, names: Sequence[str]) -> str:
+    return f"{what} with fewer than {FEW} rows: {_quotes(names)}"
 
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d{1,3}(\.?\d{3})*,\d+", re.ASCII)
-
-
-def _sets_by(counts: Mapping[str, int]) -> str | None:
-    """Return the sign that parts values into others, if it does so in two of them; None: none."""
-    for sign in SEPARATORS:
-        parts = [[part.strip() for part in name.split(sign)] for name in counts if sign in name]
-        if sum(all(part in counts for part in own) for own in parts) > 1:
-            return sign
-    return None
 
 
 def _metric(counts: Mapping[str, int]) -> tuple[str, str]:

@@ -10,8 +10,10 @@ from functools import cached_property
 import datasets
 import pyarrow as pa
 
+from tinyattn.data.label_sets import ONES
 from tinyattn.data.reading import values_of
 from tinyattn.data.rows import class_names
+from tinyattn.drafts.sets import Parting, are_flags, parting_of
 from tinyattn.drafts.words import LABELS, PAIRS, TAGS, TEXTS, is_number, parts_of, repeats, shown
 from tinyattn.errors import TaskError, did_you_mean
 
@@ -20,6 +22,8 @@ _WORDY = 2.5
 _FILLED = 0.5
 """Share of rows that a column of texts or labels is not empty in."""
 _LISTED = 40
+_FLAGS = 3
+"""Columns of 0 and 1 that are plainly labels: of fewer, one may be the label and one a remark."""
 
 
 class UnclearError(TaskError):
@@ -71,9 +75,32 @@ class Column:
 
     @cached_property
     def repeats(self) -> bool:
-        """Whether its values look like classes."""
+        """Whether its values look like classes, or like sets of labels."""
+        if self.is_list:
+            return repeats(
+                [str(part) for own in self.filled if isinstance(own, list) for part in own]
+            )
         values = [str(value).strip() for value in self.filled]
-        return self.may_be_label and len({*values}) > 1 and repeats(values)
+        if not self.may_be_label or len({*values}) < 2:
+            return False
+        return repeats(values) or (self.parting is not None and self.parting.is_plain)
+
+    @cached_property
+    def parting(self) -> Parting | None:
+        """What parts its texts into labels; None: each is one, or they are no texts."""
+        if self.names is not None or len(self.texts) < len(self.filled):
+            return None
+        return parting_of(self.texts)
+
+    @cached_property
+    def is_flags(self) -> bool:
+        """Whether it holds 0 and 1, as a column of one label does."""
+        return self.names is None and are_flags(self.values)
+
+    @cached_property
+    def flags(self) -> list[bool]:
+        """Whether each row has 1, of a column of 0 and 1."""
+        return [str(value).strip().lower() in ONES for value in self.values]
 
 
 @dataclass(frozen=True)
@@ -81,7 +108,13 @@ class Choice:
     """The columns of a task."""
 
     texts: tuple[Column, ...]
-    label: Column
+    labels: tuple[Column, ...]
+    """The column with a row's label or labels, or several of 0 and 1, one a label."""
+
+    @property
+    def label(self) -> Column:
+        """The column with a row's label, or the first of several."""
+        return self.labels[0]
 
 
 def columns_of(rows: datasets.Dataset) -> list[Column]:
@@ -125,34 +158,47 @@ def chosen(columns: Sequence[Column], text: Sequence[str], label: str | None, pa
     if len(text) > 2:
         raise TaskError(f"{path}: --text: got {len(text)} columns; expected one, or two for pairs")
     rest = [column for column in columns if column.name not in text]
-    answer = named[label] if label else _label(rest, columns, path)
+    answers = (named[label],) if label else _labels(rest, columns, path)
     if text:
-        return Choice(tuple(named[name] for name in text), answer)
-    return Choice(_texts([own for own in rest if own is not answer], answer, columns, path), answer)
+        return Choice(tuple(named[name] for name in text), answers)
+    taken = {own.name for own in answers}
+    others = [own for own in rest if own.name not in taken]
+    return Choice(_texts(others, answers[0], columns, path), answers)
 
 
-def _label(rest: Sequence[Column], columns: Sequence[Column], path: str) -> Column:
+def _labels(rest: Sequence[Column], columns: Sequence[Column], path: str) -> tuple[Column, ...]:
     tagged = [own for own in rest if own.is_list and own.name in TAGS]
     if len([own for own in rest if own.is_list]) > 1 and tagged:
-        return min(tagged, key=lambda own: TAGS.index(own.name))
-    usual = [own for own in rest if own.may_be_label and {*parts_of(own.name)} & LABELS]
+        return (min(tagged, key=lambda own: TAGS.index(own.name)),)
+    may_be = [own for own in rest if own.may_be_label or own.is_list]
+    usual = [own for own in may_be if {*parts_of(own.name)} & LABELS]
     exact = [own for own in usual if own.name.lower() in ("label", "labels")]
-    for found in (exact, usual, [own for own in rest if own.repeats and not own.words > _WORDY]):
-        if len(found) == 1:
-            return found[0]
-        if found:
-            break
+    repeated = [own for own in may_be if own.repeats and not _is_wordy(own)]
+    found = exact or usual or repeated
+    several = not usual and len(found) >= _FLAGS and all(own.is_flags for own in found)
+    if len(found) == 1 or several:
+        return tuple(found)
     raise _unclear(columns, path)
+
+
+def _is_wordy(column: Column) -> bool:
+    """Whether a column is rather one of texts, or of their words, than of labels."""
+    if column.is_list:
+        return column.name.lower() in TEXTS
+    is_sets = column.parting is not None and column.parting.is_plain
+    return column.words > _WORDY and not is_sets
 
 
 def _texts(
     rest: Sequence[Column], label: Column, columns: Sequence[Column], path: str
 ) -> tuple[Column, ...]:
-    if label.is_list:
-        rest = [own for own in rest if own.is_list and _as_long(own, label)]
-        called = [own for own in rest if own.name.lower() in TEXTS]
-        if len(called or rest) == 1:
-            return ((called or rest)[0],)
+    lists = [own for own in rest if own.is_list] if label.is_list else []
+    as_long = [own for own in lists if _as_long(own, label)]
+    called = [own for own in lists if own.name.lower() in TEXTS]
+    if as_long or called:
+        found = [own for own in as_long if own in called] or as_long
+        if len(found) == 1:
+            return (found[0],)
         raise _unclear(columns, path)
     named = {own.name.lower(): own for own in rest if own.is_text}
     for first, second in PAIRS:
@@ -191,9 +237,14 @@ def _unclear(columns: Sequence[Column], path: str) -> UnclearError:
             f"{path}: got one column, {shown(columns[0].name)}; expected a text and a label: no "
             "sign stands equally often in each row to part them"
         )
+    flags = [own for own in columns if own.is_flags]
+    several = (
+        f"; if {_listed(flags)}, which hold 0 and 1, are all labels, write a task's file with "
+        "kind: multilabel and label_columns (docs/sweeps.md)"
+    )
     return UnclearError(
         f"{path}: columns are {_listed(columns)}; name the text with --text and the label with "
-        f"--label: `tinyattn init {path} --text ... --label ...`"
+        f"--label: `tinyattn init {path} --text ... --label ...`{several * (len(flags) > 1)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ import datasets
 from tinyattn.data.forms import training_rows
 from tinyattn.data.reading import read_file
 from tinyattn.data.rows import spelt
-from tinyattn.drafts.answers import Answers, answers_of
+from tinyattn.drafts.answers import Answers, answers_of, labels_in
 from tinyattn.drafts.columns import Choice, Column, chosen, columns_of
 from tinyattn.drafts.lengths import about_lengths
 from tinyattn.drafts.noticed import about_carving, about_splits, about_texts
@@ -93,7 +94,7 @@ def _look(path: Path, place: Place, found: Written, wish: Wish, scratch: Path) -
     if not len(train.rows):
         raise TaskError(f"{file}: got no rows; expected at least one")
     choice = chosen(columns_of(train.rows), wish.text, wish.label, str(path))
-    names = {own.name: own.name for own in (*choice.texts, choice.label)}
+    names = {own.name: own.name for own in (*choice.texts, *choice.labels)}
     form, columns = found.form, found.form.columns
     if columns is not None:  # names that were made here may be better ones
         names = _named(choice)
@@ -103,7 +104,7 @@ def _look(path: Path, place: Place, found: Written, wish: Wish, scratch: Path) -
     labels = columns_of(judged.rows.select_columns([choice.label.name])) if judged else []
     answers = answers_of(choice, labels[0].values if labels else [], str(path))
     content = _content(path, place, form, choice, answers, names, others)
-    texts, read = _texts(choice.texts), _read_labels(choice.label, answers)
+    texts, read = _texts(choice.texts), _read_labels(choice, answers)
     task = _task(content, path)
     fit = [at for at, own in enumerate(texts) if all(map(str.strip, own)) and read[at] is not None]
     noticed = [
@@ -125,7 +126,7 @@ def _others(
     place: Place, found: Written, choice: Choice, scratch: Path
 ) -> tuple[dict[str, _Split], list[str]]:
     """Return the splits beside the rows to train on, and why one is left out."""
-    needed = {"validation": [*choice.texts, choice.label], "test": [*choice.texts]}
+    needed = {"validation": [*choice.texts, *choice.labels], "test": [*choice.texts]}
     splits: dict[str, _Split] = {}
     left_out: list[str] = []
     for name, split in (("validation", place.validation), ("test", place.test)):
@@ -150,6 +151,8 @@ def _named(choice: Choice) -> dict[str, str]:
     """Return names for the columns of a file that does not name them."""
     several = len(choice.texts) > 1
     names = {own.name: f"text{at}" if several else "text" for at, own in enumerate(choice.texts, 1)}
+    if len(choice.labels) > 1:
+        return names | {own.name: own.name for own in choice.labels}
     return {**names, choice.label.name: "label"}
 
 
@@ -183,6 +186,8 @@ def _content(
     elif kind == "generation":
         columns = {"target_column": label}
         keys["template"] = " ".join(f"{{{name}}}" for name in texts) + " ||"
+    elif len(choice.labels) > 1:
+        columns = {"text_columns": texts}
     else:
         columns = {"text_columns": texts, "label_column": label}
     return {
@@ -220,9 +225,16 @@ def _texts_of(split: _Split, choice: Choice) -> list[tuple[str, ...]]:
     return _texts(columns_of(rows))
 
 
-def _read_labels(label: Column, answers: Answers) -> list[object]:
-    """Return the label of each row as the task reads it; None where it has none."""
-    labels = answers.keys.get("labels")
+def _read_labels(choice: Choice, answers: Answers) -> list[object]:
+    """Return the label or labels of each row as the task reads them; None where it has none."""
+    label, labels = choice.label, answers.keys.get("labels")
+    if len(choice.labels) > 1:
+        named = [own.name for own in choice.labels]
+        flags = zip(*(own.flags for own in choice.labels), strict=True)
+        return [", ".join(itertools.compress(named, row)) for row in flags]
+    if answers.keys.get("kind") == "multilabel":
+        sets = [labels_in(label, value) for value in label.values]
+        return [None if own is None else ", ".join(sorted({*own})) for own in sets]
     if label.is_list or not isinstance(labels, list):
         return [None if value in (None, "") else str(value) for value in label.values]
     values = [spelt(value, label.names) for value in label.values]
@@ -243,7 +255,7 @@ def _as_training(
 ) -> Iterator[str]:
     """Yield why a training on these rows would be refused as they are, if it would be, and what is
     odd about how rows are carved: of those in `fit`, which have text and label."""
-    rows = train.rows.select_columns([own.name for own in (*choice.texts, choice.label)])
+    rows = train.rows.select_columns([own.name for own in (*choice.texts, *choice.labels)])
     if any(name != own for name, own in names.items()):
         rows = rows.rename_columns(dict(names))
     try:
@@ -258,7 +270,7 @@ def _as_training(
 
 def _remarks(choice: Choice, answers: Answers, rows: datasets.Dataset) -> dict[str, str]:
     """Return why each key is so."""
-    used = {own.name for own in (*choice.texts, choice.label)}
+    used = {own.name for own in (*choice.texts, *choice.labels)}
     unused = [shown(name) for name in rows.column_names if name not in used]
     if not unused:
         return dict(answers.remarks)

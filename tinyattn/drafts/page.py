@@ -41,8 +41,9 @@ def default_file(rows: Path) -> Path:
 
 def summary(draft: Draft) -> str:
     """Return what a draft takes for granted, on one line."""
-    keys = ("kind", "text_columns", "words_column", "tags_column", "label_column", "template",
-            "target_column", "score_range", "metrics")  # fmt: skip
+    keys = ("kind", "text_columns", "words_column", "tags_column", "label_column",
+            "label_separator", "template", "target_column", "score_range",
+            "metrics")  # fmt: skip
     parts = [
         f"{key} {shown(', '.join(map(str, own)) if isinstance(own, list) else own)}"
         for key in keys
@@ -71,8 +72,8 @@ def page(draft: Draft, file: Path) -> str:
     for key, value in draft.content.items():
         if key == "folder":
             value = _relative(Path(str(value)), file)
-        if key == "labels" and draft.counts:
-            lines += _labels(draft.counts, draft.remarks.get("labels"))
+        if key in ("labels", "label_columns") and draft.counts:
+            lines += _labels(key, draft.counts, draft.remarks.get(key))
         else:
             lines.append(_line(f"{key}: {_flow(value)}", draft.remarks.get(key, _FIXED.get(key))))
     text = "".join(lines)
@@ -83,8 +84,8 @@ def page(draft: Draft, file: Path) -> str:
     return text
 
 
-def _labels(counts: Mapping[str, int], remark: str | None) -> Iterator[str]:
-    yield _line("labels:", remark or "with the rows that each has")
+def _labels(key: str, counts: Mapping[str, int], remark: str | None) -> Iterator[str]:
+    yield _line(f"{key}:", remark or "with the rows that each has")
     texts = {name: _scalar(name) for name in counts}
     width = min(max(map(len, texts.values())), 40)
     for name, rows in counts.items():

@@ -21,15 +21,18 @@ _RANGE = (1e-3, 1e3)
 
 @dataclass(frozen=True)
 class Bin:
-    """Rows whose answers have probabilities above `low`, and of `high` at most."""
+    """Rows whose answers have probabilities above `low`, and of `high` at most.
+
+    Where rows have any number of labels, it counts a row once for each label of the task.
+    """
 
     low: float
     high: float
     rows: int
     probability: float | None
-    """Mean probability of their answers; None: no rows."""
+    """Mean probability of their answers, or of the label; None: no rows."""
     accuracy: float | None
-    """Share of them that is right; None: no rows."""
+    """Share of them that is right, or has the label; None: no rows."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Calibration:
     """How far probabilities are from the shares of right answers."""
 
     ece: float
-    """Mean over rows of the distance between a bin's probability and its accuracy."""
+    """Mean over rows, or over rows and labels, of the distance between a bin's probability and its
+    accuracy."""
     nll: float
     """Mean negative log-likelihood of the labels, in nats."""
     bins: tuple[Bin, ...]
@@ -67,17 +71,36 @@ def calibration(probabilities: np.ndarray, labels: np.ndarray) -> Calibration:
         labels: [N] class ids.
     """
     surest, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    return _binned(surest, right, probabilities[np.arange(len(labels)), labels])
+
+
+def calibration_of_sets(pairs: np.ndarray, labels: np.ndarray) -> Calibration:
+    """Return the calibration of the probabilities of labels of which rows have any number.
+
+    Args:
+        pairs: [M, 2] probabilities that a row lacks a label and that it has it, of each row and
+            label; their sum is 1.
+        labels: [M] 1 where it has it, else 0.
+    """
+    return _binned(pairs[:, 1], labels > 0, pairs[np.arange(len(labels)), labels])
+
+
+def _binned(told: np.ndarray, comes_true: np.ndarray, likely: np.ndarray) -> Calibration:
+    """Return the calibration of probabilities of events, given which came true, all [M].
+
+    `likely` has the probabilities of what came.
+    """
     edges = np.linspace(0, 1, BINS + 1)
-    own = np.clip(np.searchsorted(edges, surest, side="left") - 1, 0, BINS - 1)
+    own = np.clip(np.searchsorted(edges, told, side="left") - 1, 0, BINS - 1)
     bins, ece = [], 0.0
     for number in range(BINS):
-        rows = own == number
-        count = int(rows.sum())
-        told = (float(surest[rows].mean()), float(right[rows].mean())) if count else (None, None)
-        bins.append(Bin(float(edges[number]), float(edges[number + 1]), count, *told))
-        if count:
-            ece += count / len(labels) * abs(surest[rows].mean() - right[rows].mean())
-    likely = probabilities[np.arange(len(labels)), labels]
+        rows, ends = own == number, (float(edges[number]), float(edges[number + 1]))
+        if not (count := int(rows.sum())):
+            bins.append(Bin(*ends, 0, None, None))
+            continue
+        mean, share = float(told[rows].mean()), float(comes_true[rows].mean())
+        bins.append(Bin(*ends, count, mean, share))
+        ece += count / len(told) * abs(mean - share)
     nll = -np.log(np.maximum(likely, _SMALLEST)).mean()
     return Calibration(float(ece), float(nll), tuple(bins))
 
@@ -107,7 +130,7 @@ def best_temperature(probabilities: np.ndarray, labels: np.ndarray) -> float | s
 
     low, high = (math.log(end) for end in _RANGE)
     if (own >= logits.max(axis=1)).all() or slope(low) <= 0:
-        return "every row is answered right, so the smaller the temperature the better"
+        return "every answer is right, so the smaller the temperature the better"
     if slope(high) >= 0:
         return "the answers tell no more than chance, so the larger the temperature the better"
     return math.exp(brentq(slope, low, high, xtol=1e-12))

@@ -11,9 +11,9 @@ from tinyattn.data.tokens import Rows, Split
 from tinyattn.errors import UsageError
 from tinyattn.grouping.sample import recognised
 from tinyattn.judging.bootstrap import Measure, measures
-from tinyattn.judging.calibration import Temperature, best_temperature, calibration, tempered
+from tinyattn.judging.calibration import Temperature
 from tinyattn.judging.evaluation import Evaluation, Slice
-from tinyattn.judging.kinds import Answers, Classes, answers_of, is_share
+from tinyattn.judging.kinds import Answers, Classes, Sets, answers_of, is_share
 from tinyattn.judging.rows import GivenRows, LabelledRows, labelled_rows, texts_of, units_of
 from tinyattn.predict import Predictor
 
@@ -48,9 +48,7 @@ def evaluate(
         AdapterError: the adapter's outputs are not finite.
     """
     task, columns = predictor.task, [by] if isinstance(by, str) else list(by)
-    if temperature is not None and (
-        task.labels is None or task.tagging or task.multilabel is not None
-    ):
+    if temperature is not None and (task.labels is None or task.tagging):
         raise UsageError(
             f"got rows to fit a temperature on, and the task '{task.name}' has no probabilities; "
             "leave them out"
@@ -75,7 +73,7 @@ def evaluate(
         notes=(*_cut(split.truncated), *_trained_on(predictor, split)),
     )
     found = answers.told(found, own, units, wrong)
-    if others is not None and isinstance(answers, Classes):
+    if others is not None and isinstance(answers, Classes | Sets):
         fitted = predictor.split(others[0].checked)
         notes = _trained_on(predictor, fitted, "rows of the temperature")
         found = replace(
@@ -164,13 +162,15 @@ def _unjudged(
 
 
 def _temperature(
-    predictor: Predictor, judged: Classes, rows: LabelledRows, free: np.ndarray, split: Split
+    predictor: Predictor,
+    judged: Classes | Sets,
+    rows: LabelledRows,
+    free: np.ndarray,
+    split: Split,
 ) -> Temperature:
     """Fit a temperature on rows, and apply it to those that are judged."""
-    other = Classes.of(predictor, rows, split)
-    best = best_temperature(other.probabilities[free], other.labels[free])
+    best = type(judged).of(predictor, rows, split).best_temperature(free)
     left_out = len(rows) - len(free)
     if isinstance(best, str):
         return Temperature(None, len(free), left_out, None, best)
-    after = calibration(tempered(judged.probabilities, best), judged.labels)
-    return Temperature(best, len(free), left_out, after)
+    return Temperature(best, len(free), left_out, judged.tempered(best))

@@ -28,9 +28,13 @@ class WrongRow:
     """Its texts by column."""
     label: str | float
     answer: str | float
+    """Where a row has any number of labels, those that it has, or is given, with a sign between."""
     probability: float | None = None
     """Of the answer; None in a regression."""
     probability_of_label: float | None = None
+    about: str | None = None
+    """Where a row has any number of labels, the one whose answer is most surely wrong: the
+    probabilities are of that answer, and of what is right about it."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +73,9 @@ class Evaluation:
     entities: tuple[Shares, ...] = ()
     """Of each type of entities; empty: another kind of task, or tags that spell none."""
     wrong: tuple[WrongRow, ...] = ()
-    """Of classes the rows with the most probable wrong answers, of a regression those that are
-    farthest off; the worst first."""
+    """Of classes the rows with the most probable wrong answers, of sets of labels those with the
+    most probable wrong answer about a label, of a regression those that are farthest off; the worst
+    first."""
     slices: Mapping[str, tuple[Slice, ...]] = field(default_factory=dict)
     """Column → its values, the most frequent first."""
     notes: tuple[str, ...] = ()

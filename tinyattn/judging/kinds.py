@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
+from scipy.special import expit
 
 from tinyattn.data.tokens import REFERENCES, Split
 from tinyattn.errors import AdapterError
 from tinyattn.judging.bootstrap import Scorer, measures
-from tinyattn.judging.calibration import calibration
+from tinyattn.judging.calibration import (
+    Calibration,
+    best_temperature,
+    calibration,
+    calibration_of_sets,
+    tempered,
+)
 from tinyattn.judging.evaluation import Evaluation, Kind, WrongRow
 from tinyattn.judging.rows import LabelledRows, labels_of, tags_of
 from tinyattn.judging.scorers import (
@@ -41,6 +49,7 @@ from tinyattn.tasks.multilabel import (
     LABEL_METRICS,
     MAP,
     MULTILABEL_METRICS,
+    log_odds,
     mean_average_precision,
 )
 from tinyattn.tasks.tags import spells_entities, tag_statistics
@@ -131,6 +140,14 @@ class Classes:
             wrong=self._wrong(rows, wrong),
             notes=(*found.notes, *without_value(classes, "rows", "labels")),
         )
+
+    def best_temperature(self, rows: np.ndarray) -> float | str:
+        """Return the temperature that fits some rows best, or why there is none."""
+        return best_temperature(self.probabilities[rows], self.labels[rows])
+
+    def tempered(self, temperature: float) -> Calibration:
+        """Return the calibration of all rows with their logits divided by a temperature."""
+        return calibration(tempered(self.probabilities, temperature), self.labels)
 
     def _wrong(self, rows: LabelledRows, most: int) -> tuple[WrongRow, ...]:
         surest, places = self.probabilities.max(axis=1), np.flatnonzero(self.labels != self.answers)
@@ -251,7 +268,72 @@ class Sets:
         )
         classes = tuple(Shares.of(*own) for own in counts)
         notes = without_value(classes, "rows", "labels")
-        return replace(found, classes=classes, notes=(*found.notes, *notes))
+        return replace(
+            found,
+            classes=classes,
+            calibration=calibration_of_sets(self.pairs, self.has_label),
+            wrong=self._wrong(rows, wrong),
+            notes=(*found.notes, *notes),
+        )
+
+    def best_temperature(self, rows: np.ndarray) -> float | str:
+        """Return the temperature of all labels that fits some rows best, or why there is none.
+
+        It moves the thresholds too, so that answers stay.
+        """
+        own = replace(self, labels=self.labels[rows], margins=self.margins[rows])
+        return best_temperature(own.pairs, own.has_label)
+
+    def tempered(self, temperature: float) -> Calibration:
+        """Return the calibration of all rows with their logits divided by a temperature."""
+        return calibration_of_sets(tempered(self.pairs, temperature), self.has_label)
+
+    @property
+    def _probabilities(self) -> np.ndarray:
+        """That rows lack labels, and that they have them, [N, L, 2]."""
+        logits = self.margins + (0 if self.task.thresholds is None else self._least)
+        return np.stack([expit(-logits), expit(logits)], axis=2)
+
+    @property
+    def _least(self) -> np.ndarray:
+        """Log odds of the thresholds, [L]."""
+        return log_odds(np.array(self.task.thresholds))
+
+    @property
+    def pairs(self) -> np.ndarray:
+        """Probabilities of each row and label, [N · L, 2]."""
+        return self._probabilities.reshape(-1, 2)
+
+    @property
+    def has_label(self) -> np.ndarray:
+        """Whether each row has each label, [N · L] 0 and 1."""
+        return (self.labels > 0).astype(np.int64).ravel()
+
+    def _wrong(self, rows: LabelledRows, most: int) -> tuple[WrongRow, ...]:
+        given, there = self.margins >= 0, self.labels > 0
+        shares = self._probabilities
+        surest = np.where(given != there, np.where(given, shares[..., 1], shares[..., 0]), -1.0)
+        label, off = surest.argmax(axis=1), surest.max(axis=1)
+        places = np.flatnonzero(off >= 0)
+        worst = places[np.argsort(-off[places], kind="stable")][:most]
+        names = self.task.labels or ()
+        return tuple(
+            WrongRow(
+                *about,
+                label=self._joined(there[place]),
+                answer=self._joined(given[place]),
+                probability=float(off[place]),
+                probability_of_label=float(1 - off[place]),
+                about=names[label[place]],
+            )
+            for place, about in zip(worst, _about(rows, self.task, worst), strict=True)
+        )
+
+    def _joined(self, has: np.ndarray) -> str:
+        """Return the labels that a row has, [L] bool, as one text."""
+        assert self.task.multilabel is not None
+        names = itertools.compress(self.task.labels or (), has)
+        return f"{self.task.multilabel.separators[0]} ".join(names)
 
 
 @dataclass(frozen=True)

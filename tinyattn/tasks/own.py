@@ -291,6 +291,8 @@ class MultilabelFile(AnyTaskFile):
     """Labels by id; None: the names of label_columns."""
     label_columns: tuple[Label, ...] | None = Field(None, min_length=2, max_length=10_000)
     """Columns of 0 and 1, one a label, whose names are the labels."""
+    weight_column: str | None = None
+    """Column with what each training row weighs in the loss, from 0; None: all weigh the same."""
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -305,9 +307,10 @@ class MultilabelFile(AnyTaskFile):
                              "them out beside label_columns")  # fmt: skip
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"labels are {list(self.names)}: each label once")
-        columns = (*self.text_columns, *(self.label_columns or (self.label_column or "label",)))
+        columns = [*self.text_columns, *(self.label_columns or (self.label_column or "label",))]
+        columns += [] if self.weight_column is None else [self.weight_column]
         if len(set(columns)) < len(columns):
-            raise ValueError("text_columns and columns of labels: each column once")
+            raise ValueError("text_columns, columns of labels, weight_column: each column once")
         _refuse_kept_names(self.text_columns)
         return self
 
@@ -353,6 +356,7 @@ class MultilabelFile(AnyTaskFile):
             splits=_splits(self.splits, folder),
             folder=folder,
             form=self.files.form,
+            weight_column=self.weight_column,
             multilabel=Multilabel(self.separators, self.label_columns or ()),
         )
 

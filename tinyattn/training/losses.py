@@ -48,9 +48,11 @@ class RowLoss:
     scale: Scale = LITERAL
     """By which scores of a regression are standardised."""
     class_weights: tuple[float, ...] | None = None
-    """Weight of each class; None: all are equal."""
+    """Weight of each class, or of each label where rows have any number, in the rows that have it
+    (`pos_weight` of torch's BCEWithLogitsLoss); None: all are equal."""
     smoothing: float = 0.0
-    """Share of each label that is spread over all classes (Szegedy et al., CVPR 2016)."""
+    """Share of each label that is spread over all classes (Szegedy et al., CVPR 2016), or over
+    having it and not."""
 
     def targets(self, rows: Batches, indices: np.ndarray, device: torch.device) -> Targets:
         """Return what some training rows are trained towards, on a device."""
@@ -72,12 +74,14 @@ class RowLoss:
             targets: theirs.
         """
         if self.class_weights is None and not self.smoothing:
-            losses = row_losses(outputs, targets.labels)
+            return targets.weighed(row_losses(outputs, targets.labels))
+        assert targets.labels is not None
+        own = None
+        if self.class_weights is not None:
+            own = torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device)
+        if self.task.multilabel is not None:
+            losses = _set_losses(outputs, targets.labels, own, self.smoothing)
         else:
-            assert targets.labels is not None
-            own = None
-            if self.class_weights is not None:
-                own = torch.tensor(self.class_weights, dtype=outputs.dtype, device=outputs.device)
             losses = F.cross_entropy(
                 outputs, targets.labels, own, label_smoothing=self.smoothing, reduction="none"
             )
@@ -85,11 +89,13 @@ class RowLoss:
 
     def terms(self, rows: Batches, indices: np.ndarray) -> float:
         """Return what the summed loss of some rows is divided by: their `loss_terms`, or the sum of
-        their weights, as torch's CrossEntropyLoss does with weights."""
-        if self.class_weights is None and rows.weights is None:
+        their weights, as torch's CrossEntropyLoss does with weights. Weights of labels of which
+        rows have any number are none of rows, as with torch's BCEWithLogitsLoss."""
+        by_class = self.class_weights is not None and self.task.multilabel is None
+        if not by_class and rows.weights is None:
             return loss_terms(self.task, rows, indices)
         weights: np.ndarray = np.ones(1)
-        if self.class_weights is not None:
+        if by_class:
             weights = np.array(self.class_weights)[rows.labels_of(indices)]
         if rows.weights is not None:
             weights = weights * rows.weights[indices]
@@ -120,7 +126,7 @@ def row_loss(data: TaskData, config: TrainConfig) -> RowLoss:
     """
     labels, own = data.train.flat().labels, config.loss
     if own != LossConfig():
-        _check(data.task, own, is_soft=labels.ndim == 2)
+        _check(data.task, own, is_soft=labels.ndim == 2 and data.task.multilabel is None)
     return RowLoss(
         task=data.task,
         scale=scale_of(data.task, labels, config.protocol),
@@ -132,7 +138,6 @@ def row_loss(data: TaskData, config: TrainConfig) -> RowLoss:
 def _check(task: Task, loss: LossConfig, is_soft: bool) -> None:
     if task.labels is None or is_soft:
         kind = "soft labels" if is_soft else "no classes"
-        kind = "any number of labels" if task.multilabel is not None else kind
         raise ConfigError(
             f"task '{task.name}': got loss.class_weights or loss.label_smoothing; a task with "
             f"{kind} takes neither: leave them out"
@@ -147,7 +152,11 @@ def _check(task: Task, loss: LossConfig, is_soft: bool) -> None:
 
 
 def _class_weights(data: TaskData, loss: LossConfig) -> tuple[float, ...] | None:
-    """Return the weight of each class; balanced: rows ÷ (classes × rows of the class)."""
+    """Return the weight of each class; balanced: rows ÷ (classes × rows of the class).
+
+    Where rows have any number of labels, balanced is the rows without the label ÷ those with it,
+    and 1 of a label that all rows have, or none: there is nothing to balance.
+    """
     if loss.class_weights is None:
         return None
     names = data.task.labels or ()
@@ -155,6 +164,10 @@ def _class_weights(data: TaskData, loss: LossConfig) -> tuple[float, ...] | None
         assert isinstance(loss.class_weights, Mapping)
         return tuple(loss.class_weights.get(name, 1.0) for name in names)
     counts = np.array(list(label_rows(data.task, data.train).values()), np.float64)
+    if data.task.multilabel is not None:
+        rest = len(data.train) - counts
+        weights = np.where((counts > 0) & (rest > 0), rest / np.maximum(counts, 1), 1.0)
+        return tuple(weights.tolist())
     seen = counts > 0
     weights = np.where(seen, counts.sum() / (seen.sum() * np.maximum(counts, 1)), 1.0)
     return tuple(weights.tolist())
@@ -177,16 +190,29 @@ def row_losses(outputs: Tensor, labels: Tensor | None) -> Tensor:
     if labels is None:
         return -outputs.squeeze(-1)
     if labels.ndim == 2 and not labels.is_floating_point():
-        each = F.binary_cross_entropy_with_logits(
-            outputs, labels.to(outputs.dtype), reduction="none"
-        )
-        return each.mean(dim=1)
+        return _set_losses(outputs, labels)
     if labels.ndim == 2:
         logs = F.log_softmax(outputs / TEMPERATURE, dim=1)
         return F.kl_div(logs, labels, reduction="none").sum(dim=1) * TEMPERATURE**2
     if labels.is_floating_point():
         return F.mse_loss(outputs.squeeze(-1), labels, reduction="none")
     return F.cross_entropy(outputs, labels, reduction="none")
+
+
+def _set_losses(
+    outputs: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
+    """Return the mean over labels of each row's binary cross-entropy, [B].
+
+    Args:
+        outputs: logits, [B, L].
+        labels: 1 where a row has a label, else 0, [B, L].
+        weights: of each label, in the rows that have it, [L]; None: 1.
+        smoothing: share of 0 and 1 that is spread over both.
+    """
+    wanted = labels.to(outputs.dtype) * (1 - smoothing) + smoothing / 2
+    each = F.binary_cross_entropy_with_logits(outputs, wanted, pos_weight=weights, reduction="none")
+    return each.mean(dim=1)
 
 
 def loss_terms(task: Task, rows: Batches, indices: np.ndarray) -> int:

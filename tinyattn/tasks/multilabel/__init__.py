@@ -13,7 +13,13 @@ from tinyattn.tasks.multilabel.metrics import (
     LabelMetric,
     mean_average_precision,
 )
-from tinyattn.tasks.multilabel.thresholds import SEPARATORS, Multilabel, best_thresholds, margins
+from tinyattn.tasks.multilabel.thresholds import (
+    SEPARATORS,
+    Multilabel,
+    best_thresholds,
+    log_odds,
+    margins,
+)
 
 __all__ = [
     "LABEL_METRICS",
@@ -23,6 +29,7 @@ __all__ = [
     "LabelMetric",
     "Multilabel",
     "best_thresholds",
+    "log_odds",
     "margins",
     "mean_average_precision",
 ]
