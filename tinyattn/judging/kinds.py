@@ -281,8 +281,8 @@ class Sets:
 
         It moves the thresholds too, so that answers stay.
         """
-        own = replace(self, labels=self.labels[rows], margins=self.margins[rows])
-        return best_temperature(own._pairs, own._has)
+        has = (self.labels[rows] > 0).astype(np.int64)
+        return best_temperature(self._probabilities[rows].reshape(-1, 2), has.ravel())
 
     def tempered(self, temperature: float) -> Calibration:
         """Return the calibration of all rows with their logits divided by a temperature."""
