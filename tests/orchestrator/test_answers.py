@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sklearn.metrics as sk
 import torch
@@ -18,11 +19,16 @@ from click.testing import CliRunner, Result
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
+from orchestrator.judging.page import page
+from orchestrator.judging.table import tables
 from orchestrator.registry.answer_files import content_of, csv_of
 from tinyattn.adapters.checkpoint import TaskCard
 from tinyattn.adapters.model import AdaptedModel
 from tinyattn.config import AdapterConfig
 from tinyattn.data.reading import read_file
+from tinyattn.judging.bootstrap import Measure
+from tinyattn.judging.calibration import calibration_of_sets
+from tinyattn.judging.evaluation import Evaluation, WrongRow
 from tinyattn.plms.loading import load_plm
 from tinyattn.predict import load_predictor
 
@@ -292,3 +298,17 @@ def test_rows_are_not_written_over(here: Path) -> None:
 def test_several_labels_of_a_row_are_a_cell() -> None:
     rows = [{"labels": ["a", "b"]}, {"labels": []}, {"labels": ["a;b", "c"]}]
     assert csv_of(rows).splitlines() == ["labels", "a;b", '""', '"[""a;b"", ""c""]"']
+
+
+def test_a_wrong_row_with_any_number_of_labels_names_the_label() -> None:
+    pairs, labels = np.array([[0.9, 0.1], [0.2, 0.8]]), np.array([0, 1])
+    wrong = WrongRow(7, None, {"text": "x"}, "", "a; b", 0.8, 0.2, about="b")
+    found = Evaluation(
+        "t", "multilabel", "f.csv", 1, 1, "", (Measure("f1_micro", 0.5),),
+        calibration=calibration_of_sets(pairs, labels), wrong=(wrong,),
+    )  # fmt: skip
+    shown = {cells.title: cells for cells in tables(found)}
+    assert shown["Most surely wrong"].head[3:] == ("label", "answer", "wrong about", "probability")
+    assert shown["Most surely wrong"].rows == (("7", "", "x", "(none)", "a; b", "b", "0.8000"),)
+    assert "from the share of rows with the label" in shown["Calibration"].about
+    assert "bins of equal width by the probability of the label" in page(found, "adapter")

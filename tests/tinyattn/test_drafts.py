@@ -305,6 +305,17 @@ def test_a_split_that_does_not_fit_is_left_out_and_said(tmp_path: Path) -> None:
     assert "splits" not in draft.content, "test.csv has its usual name"
 
 
+def test_several_files_that_may_judge_are_named(tmp_path: Path) -> None:
+    file = write(tmp_path, "train.tsv", rows_of(["x", "y"] * 20).replace(",", "\t"))
+    for name in ("dev_mismatched.tsv", "dev_matched.tsv", "development.tsv", "dev_notes.md"):
+        write(tmp_path, name, "text\tlabel\nnew\tx\n")
+    said = noticed(draft_of(file, Wish()))
+    assert "dev_matched, dev_mismatched beside it are not used" in said
+    assert "`splits: {validation: dev_matched}`" in said
+    write(tmp_path, "dev.tsv", "text\tlabel\nnew\tx\n")
+    assert "not used" not in noticed(draft_of(file, Wish()))
+
+
 def test_lengths_are_those_of_the_plms_tokenizer(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:

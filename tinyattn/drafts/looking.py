@@ -129,6 +129,12 @@ def _others(
     needed = {"validation": [*choice.texts, *choice.labels], "test": [*choice.texts]}
     splits: dict[str, _Split] = {}
     left_out: list[str] = []
+    if place.unused:
+        named = f"`splits: {{validation: {shown(place.unused[0])}}}`"
+        left_out.append(
+            f"{shown(', '.join(place.unused), 300)} beside it are not used, and rows of it judge; or "
+            f"name the file that does, as {named}"
+        )
     for name, split in (("validation", place.validation), ("test", place.test)):
         if split is None:
             continue

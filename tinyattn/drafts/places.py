@@ -30,6 +30,8 @@ class Place:
     """That of the rows that judge; None: there are none."""
     test: str | None = None
     """That of the rows to predict."""
+    unused: tuple[str, ...] = ()
+    """Names of others that may judge, where none is plainly meant."""
 
     def path(self, split: str) -> Path:
         """Return the file or folder of a split by its name here."""
@@ -104,7 +106,19 @@ def _with_others(folder: Path, train: str) -> Place:
         names = (name for word in words for name in _named_alike(folder, train, word))
         return next((name for name in names if name != train and _is_split(folder, name)), None)
 
-    return Place(folder, train, first(VALIDATION), first(TEST))
+    validation = first(VALIDATION)
+    unused = () if validation else tuple(_several(folder, train))
+    return Place(folder, train, validation, first(TEST), unused)
+
+
+def _several(folder: Path, train: str) -> Iterator[str]:
+    """Yield the names of files of which one may judge, as MNLI's dev_matched and dev_mismatched."""
+    words = re.compile(rf"({'|'.join(VALIDATION)})[-_.].*", re.IGNORECASE)
+    for file in sorted(folder.iterdir()):
+        ending = next((own for own in ENDINGS if file.name.endswith(own)), None)
+        name = "" if ending is None else file.name.removesuffix(ending)
+        if name != train and words.fullmatch(name):
+            yield name
 
 
 def _named_alike(folder: Path, train: str, word: str) -> Iterator[str]:
