@@ -130,10 +130,9 @@ def _others(
     splits: dict[str, _Split] = {}
     left_out: list[str] = []
     if place.unused:
-        named = f"`splits: {{validation: {shown(place.unused[0])}}}`"
         left_out.append(
-            f"{shown(', '.join(place.unused), 300)} beside it are not used, and rows of it judge; or "
-            f"name the file that does, as {named}"
+            f"{shown(', '.join(place.unused), 300)} beside it are not used, and rows of it judge; "
+            f"or name the one that does, as `splits: {{validation: {shown(place.unused[0])}}}`"
         )
     for name, split in (("validation", place.validation), ("test", place.test)):
         if split is None:
