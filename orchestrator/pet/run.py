@@ -277,11 +277,13 @@ class _Pet:
 
     def _final(self, file: Path) -> list[Trial]:
         """Return the final classifiers that completed."""
-        base = self.plan.final.with_overrides({"train_file": str(file)})
-        points: list[Point] = [{"seed": FRESH_SEED + n} for n in range(self.plan.seeds)]
-        alone = self.sweep.model_copy(update={"train": base, "space": {}})
+        base, own = self.plan.final, {"train_file": str(file)}
+        points: list[Point] = [{"seed": FRESH_SEED + n, **own} for n in range(self.plan.seeds)]
+        train = base.with_overrides(own)
+        alone = self.sweep.model_copy(update={"train": train, "space": {}})
         facts = inspect(alone, self.checks)
-        batch = self._batch("final", "classifier", base, facts, run_tags(facts), points)
+        tags = {**run_tags(facts), "data_fingerprint": self.facts.data_fingerprint}
+        batch = self._batch("final", "classifier", base, facts, tags, points)
         return self._trained(batch, points)
 
     def _batch(

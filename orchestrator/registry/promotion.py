@@ -190,9 +190,9 @@ class _Contest:
             return ""
         return (
             f"version {self.previous.version}, the champion, was trained on other rows of "
-            f"'{self.trial.task}' (fingerprint {then}, here {now}): another file of this name, or "
-            "one that was edited. Both are judged on the rows of this run, some of which the "
-            "champion may know"
+            f"'{self.trial.task}' (fingerprint {then}, here {now}): another file of this name, "
+            "one that was edited, or a train_file. Both are judged on the rows of this run, some "
+            "of which the champion may know"
         )
 
     def compare(

@@ -163,7 +163,8 @@ def remarks_on_data(rows: Iterable[Row]) -> list[str]:
     return [
         f"note: the rows of task '{task}' are not the same in all sweeps "
         f"({'; '.join(', '.join(names) for names in of_data.values())}): another file of this "
-        "name, or one that was edited. Each ranks by itself, and their scores do not compare"
+        "name, one that was edited, or a train_file. Each ranks apart, and their scores do not "
+        "compare"
         for task, of_data in sweeps.items()
         if len(of_data) > 1
     ]

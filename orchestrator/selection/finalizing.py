@@ -471,10 +471,12 @@ class Finalizing:
         The verdict stands without it.
         """
         assert winner.adapter is not None
+        if self.model_cache.data(self._config).heldout is None:
+            return
         self.say("judging the winner's answers to the held-out rows, for the report")
         try:
             content = heldout_content(winner.adapter, self._config, self.model_cache)
-        except TinyAttnError as error:
+        except Exception as error:  # out of memory, say: it must not cost the verdict
             self.say(f"note: the report will not tell how the winner answers: {error}")
             return
         if content is not None:

@@ -34,6 +34,8 @@ _TRANSIENT = {
 
 def is_passing(error: Exception) -> bool:
     """Return whether a retry may succeed: the store is away, say, or the disk is full."""
+    if isinstance(error, StorageError) and isinstance(error.__cause__, OSError):
+        error = error.__cause__
     if isinstance(error, MlflowException):
         return error.error_code in _TRANSIENT
     if isinstance(error, HTTPError) and error.response is not None:  # from moving an artifact

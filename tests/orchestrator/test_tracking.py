@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -410,3 +412,23 @@ def test_commit_names_the_checkout_that_holds_the_code() -> None:
 )
 def test_slugs_are_fit_for_model_names(name: str, expected: str) -> None:
     assert provenance.slug(name) == expected
+
+
+def test_a_verdict_waits_for_a_full_disk(sweeps: Sweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full for three writes: a stand-in, since a disk cannot be filled here."""
+    tries: list[int] = []
+
+    def fails_thrice(descriptor: int) -> None:
+        tries.append(descriptor)
+        if len(tries) <= 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    tracker, run_id = sweeps.tracker, sweeps.start()
+    tracker.settle(30)
+    monkeypatch.setattr("tinyattn.files.atomic.os.fsync", fails_thrice)
+    tracker.keep_verdict(run_id, {"adapters": []})
+    client = _client(tracker)
+    assert [one.path for one in client.list_artifacts(run_id) if "verdict" in one.path] == [
+        "verdict.json"
+    ]
+    assert len(tries) > 3

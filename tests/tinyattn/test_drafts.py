@@ -316,6 +316,39 @@ def test_several_files_that_may_judge_are_named(tmp_path: Path) -> None:
     assert "not used" not in noticed(draft_of(file, Wish()))
 
 
+def test_rows_without_labels_do_not_end_the_look(tmp_path: Path) -> None:
+    """Lists are read by other means than texts: both leave the rows without a label out."""
+    texts = list(itertools.islice(sentences(), 200))
+    for labels in ((["a"], ["a", "b"], ["b"]), ("a", "b", "a")):
+        rows = [
+            {"text": text, "labels": None if at % 9 == 0 else labels[at % 3]}
+            for at, text in enumerate(texts)
+        ]
+        file = write(tmp_path, "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        assert "a training refuses these rows until it is mended" in noticed(draft_of(file, Wish()))
+
+
+def test_columns_taken_for_labels_are_named_and_constant_ones_too(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    lines = [
+        f"{text},{draw.randint(0, 1)},{draw.randint(0, 1)},{draw.randint(0, 1)},0"
+        for text in itertools.islice(sentences(), 100)
+    ]
+    head = "text,toxic,obscene,insult,threat"
+    draft = draft_of(write(tmp_path, "toxic.csv", "\n".join([head, *lines])), Wish())
+    assert "columns toxic, obscene, insult is taken for a label" in noticed(draft)
+    assert "the column threat holds 0 alone" in noticed(draft)
+
+
+def test_few_odd_targets_do_not_make_sets_of_labels(tmp_path: Path) -> None:
+    texts = list(itertools.islice(sentences(), 500))
+    targets = [f"the answer to {text} is long" for text in texts[:495]]
+    targets += ["yes", "no", "okay", "yes, okay", "no, yes"]
+    rows = [{"text": a, "target": b} for a, b in zip(texts, targets, strict=True)]
+    file = write(tmp_path, "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert draft_of(file, Wish(label="target")).content["kind"] == "generation"
+
+
 def test_lengths_are_those_of_the_plms_tokenizer(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:

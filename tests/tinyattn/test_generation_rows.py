@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,15 @@ from tinyattn.data.sequences.generation import (
     single_rows,
     tokenise_generation,
 )
-from tinyattn.data.tokens import GROUPS, REFERENCES
+from tinyattn.data.splits import load_data
+from tinyattn.data.tokens import GROUPS, REFERENCES, DataRequest
 from tinyattn.errors import ConfigError, PlmError, TaskError
+from tinyattn.judging.rows import heldout_rows
+from tinyattn.tasks import find_task
 from tinyattn.tasks.sequences import Template
 
 END = "<|endoftext|>"
+WORDS = ("one", "two", "three")
 
 
 def by_bytes() -> PreTrainedTokenizerBase:
@@ -267,3 +272,28 @@ def test_real_tokenizers_part_rows_where_the_target_begins(family: str) -> None:
         assert plm.decode(ids[-count:-1]).strip() == targets[row]
         assert ids.count(plm.eos_token_id) == 1 + (row == 3 and family == "gpt2")
         assert row > 1 or ids[:-1] == whole[row]
+
+
+def test_carved_rows_are_found_again_where_rows_have_several_targets(tmp_path: Path) -> None:
+    """Carving numbers the targets one by one; a file has a row for all of a source."""
+    rows = [
+        {"q": f"question {n} of {n * n}", "a": [f"{word} {n}" for word in WORDS[: 1 + n % 3]]}
+        for n in range(400)
+    ]
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (tmp_path / "train.jsonl").write_text("".join(lines))
+    task = find_task({
+        "kind": "generation", "name": "g", "folder": str(tmp_path), "template": "{q} =",
+        "target_column": "a", "metrics": ["bleu"],
+    })  # fmt: skip
+    request = DataRequest(protocol="heldout", max_length=128, max_train_rows=None)
+    data = load_data(task, by_bytes(), request, causal=True)
+    found = heldout_rows(data, task, None)
+    assert found is not None
+    assert data.heldout is not None
+    assert len(found) == len(data.heldout) > 20
+    assert found.checked[SOURCE][:] == [f"{rows[own]['q']} =" for own in found.numbers]
+    assert found.checked[REFERENCES][:] == [rows[own]["a"] for own in found.numbers]
+    flat = data.heldout.flat()
+    texts = by_bytes().decode(flat.columns["input_ids"])
+    assert all(f"{rows[own]['q']} =" in texts for own in found.numbers)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from tinyattn.grouping import sample
 from tinyattn.grouping.sample import DIGITS, MOST, recognised, row_digests, sample_of
 
 
@@ -20,16 +18,12 @@ def drawn(seed: int, rows: int) -> list[list[int]]:
     return [draw.randint(0, 30_000, draw.randint(1, 20)).tolist() for _ in range(rows)]
 
 
-def test_a_digest_is_of_tokens_in_their_order_and_of_no_neighbour(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_digest_is_of_tokens_in_their_order_and_of_no_neighbour() -> None:
     rows = [[1, 2, 3], [3, 2, 1], [1, 2, 3], [1, 2], [0], [0, 0], [6], [1, 5], [1, 2, 3, 0]]
     whole = digests(rows).tolist()
     texts = [tuple(row) for row in rows]
     assert len(set(whole)) == len(set(texts)) == len(rows) - 1
     assert whole[0] == whole[2]
-    monkeypatch.setattr(sample, "BLOCK", 4)  # some blocks of a row or two
-    assert digests(rows).tolist() == whole
     assert [digests([row])[0] for row in rows] == whole
     # Rows may begin later, and end before the next one begins.
     ids, starts = np.array([9, 1, 2, 3, 7, 7, 3, 2, 1, 8]), np.array([1, 6])

@@ -273,8 +273,8 @@ def shared_notes(shared: Mapping[str, int], splits: Mapping[str, Rows]) -> tuple
         splits: the splits by name.
     """
     return tuple(
-        f"{count:,} of {len(splits[name]):,} rows of '{name}' are training rows too, but for case "
-        "and punctuation, so that its scores reward memory"
+        f"{count:,} of {len(splits[name]):,} rows of '{name}' stand in the rows to train from "
+        "too, but for case and punctuation: where they are trained on, scores reward memory"
         for name, count in shared.items()
         if count > len(splits[name]) * _MOST_SHARED
     )

@@ -10,7 +10,7 @@ from functools import cached_property
 import datasets
 import pyarrow as pa
 
-from tinyattn.data.label_sets import ONES
+from tinyattn.data.label_sets import ONES, ZEROS
 from tinyattn.data.reading import values_of
 from tinyattn.data.rows import class_names
 from tinyattn.drafts.sets import Parting, are_flags, parting_of
@@ -96,6 +96,12 @@ class Column:
     def is_flags(self) -> bool:
         """Whether it holds 0 and 1, as a column of one label does."""
         return self.names is None and are_flags(self.values)
+
+    @cached_property
+    def is_constant_flag(self) -> bool:
+        """Whether it holds 0 alone or 1 alone, as a column of a label that no or all rows have."""
+        texts = {str(value).strip().lower() for value in self.values}
+        return len(texts) == 1 and texts <= {*ONES, *ZEROS}
 
     @cached_property
     def flags(self) -> list[bool]:

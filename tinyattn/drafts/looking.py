@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import datasets
+import pyarrow as pa
 
 from tinyattn.data.forms import training_rows
 from tinyattn.data.reading import read_file
@@ -111,6 +112,7 @@ def _look(path: Path, place: Place, found: Written, wish: Wish, scratch: Path) -
         *found.notes,
         *left_out,
         *answers.noticed,
+        *_about_flags(train.rows, choice),
         *about_texts(texts, read),
         *about_splits(texts, {name: _texts_of(own, choice) for name, own in others.items()}),
         *([about_lengths(texts, wish.plm)] if wish.plm else []),
@@ -120,6 +122,23 @@ def _look(path: Path, place: Place, found: Written, wish: Wish, scratch: Path) -
         path, content, _remarks(choice, answers, train.rows), answers.counts, len(train.rows),
         tuple(noticed),
     )  # fmt: skip
+
+
+def _about_flags(rows: datasets.Dataset, choice: Choice) -> Iterator[str]:
+    """Yield what is to be looked at where columns of 0 and 1 are taken for labels."""
+    if len(choice.labels) < 2:
+        return
+    taken = [own.name for own in choice.labels]
+    yield (
+        f"each of the columns {shown(', '.join(taken), 300)} is taken for a label, since all hold "
+        "0 and 1: leave out of label_columns what is none"
+    )
+    for column in columns_of(rows):
+        if column.name not in taken and column.is_constant_flag:
+            yield (
+                f"the column {shown(column.name)} holds {column.values[0]} alone: it is left out; "
+                "if it is a label, add it to label_columns"
+            )
 
 
 def _others(
@@ -268,7 +287,9 @@ def _as_training(
     except TaskError as error:
         yield f"a training refuses these rows until it is mended: {shown(error, 300)}"
         with contextlib.suppress(TaskError):
-            yield from about_carving(task, training_rows(rows.select(fit), task, train.path.name))
+            table = rows.data.table.take(pa.array(fit, pa.int64()))  # `select` keeps all in `data`
+            whole = datasets.Dataset(table, info=rows.info)
+            yield from about_carving(task, training_rows(whole, task, train.path.name))
     else:
         yield from about_carving(task, checked)
 

@@ -42,7 +42,7 @@ def default_file(rows: Path) -> Path:
 def summary(draft: Draft) -> str:
     """Return what a draft takes for granted, on one line."""
     keys = ("kind", "text_columns", "words_column", "tags_column", "label_column",
-            "label_separator", "template", "target_column", "score_range",
+            "label_columns", "label_separator", "template", "target_column", "score_range",
             "metrics")  # fmt: skip
     parts = [
         f"{key} {shown(', '.join(map(str, own)) if isinstance(own, list) else own)}"

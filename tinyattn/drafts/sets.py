@@ -65,7 +65,10 @@ def _by(sign: str, rows: Mapping[str, int]) -> Parting | None:
     many = sum(joined.values()) >= _JOINED * sum(rows.values())
     if recurs and share >= _PLAIN and many:
         return Parting(sign, is_plain=True)
-    return Parting(sign, is_plain=False) if whole or (recurs and share > _DOUBT) else None
+    is_doubtful = (whole and (many or repeats([*Counter(rows).elements()]))) or (
+        recurs and share > _DOUBT
+    )
+    return Parting(sign, is_plain=False) if is_doubtful else None
 
 
 def _free_share(sets: Sequence[Parts], joined: Mapping[Parts, int]) -> float:

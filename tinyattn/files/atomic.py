@@ -219,4 +219,4 @@ def _told(path: Path) -> Iterator[None]:
         raise StorageError(
             f"{path}: cannot be written: {error.strerror or error}; free space or choose another "
             "place"
-        ) from None
+        ) from error

@@ -2,13 +2,14 @@
 
 Of each row a digest of 64 bits is made from the tokens that the adapter reads. Kept are the MOST
 smallest of them (a bottom-k sketch: Cohen and Kaplan 2007), so that small sets of rows are kept
-whole and of large ones an even sample. A digest tells nothing to who does not have the row; who has
-it can tell that it was trained on, of at most MOST rows.
+whole and of large ones an even sample. Who has a row, or guesses it, can tell that it was trained
+on, of at most MOST rows: short ones can be found by trying.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
@@ -16,9 +17,6 @@ MOST = 256
 """Digests that are kept."""
 DIGITS = 16
 """Hex digits of one."""
-BLOCK = 2**20
-"""Tokens that are digested at once."""
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -38,33 +36,13 @@ def row_digests(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.nda
 
     Args:
         ids: [T] token ids of many rows one after the other.
-        starts: [N] where each row begins, ascending.
+        starts: [N] where each row begins.
         ends: [N] where it ends.
     """
-    found = np.empty(len(starts), np.uint64)
-    first = 0
-    while first < len(starts):
-        last = int(np.searchsorted(starts, starts[first] + BLOCK, side="left"))
-        last = max(first + 1, last)
-        begin, end = int(starts[first]), int(ends[first:last].max())
-        place = np.arange(begin, end) - np.repeat(
-            starts[first:last], np.diff(np.append(starts[first:last], end))
-        )
-        own = _mixed(ids[begin:end].astype(np.uint64) + place.astype(np.uint64) * _ODD)
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(own, dtype=np.uint64)])
-        lengths = (ends[first:last] - starts[first:last]).astype(np.uint64)
-        whole = sums[ends[first:last] - begin] - sums[starts[first:last] - begin]
-        found[first:last] = _mixed(whole + lengths * _ODD)
-        first = last
-    return found
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    """Return numbers of 64 bits that look random (Steele et al. 2014, splitmix64)."""
-    values = values + _ODD
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    content = ids.astype("<u4")
+    rows = zip(starts.tolist(), ends.tolist(), strict=True)
+    digests = (blake2b(content[own:end].tobytes(), digest_size=8).digest() for own, end in rows)
+    return np.frombuffer(b"".join(digests), ">u8").astype(np.uint64)
 
 
 def sample_of(digests: np.ndarray) -> str:
@@ -72,11 +50,19 @@ def sample_of(digests: np.ndarray) -> str:
     return "".join(f"{int(own):0{DIGITS}x}" for own in np.unique(digests)[:MOST])
 
 
+def merged(one: str, other: str) -> str:
+    """Return the sample of the rows of both samples."""
+    return sample_of(np.concatenate([_digests(one), _digests(other)]))
+
+
+def _digests(sample: str) -> np.ndarray:
+    parts = (sample[at : at + DIGITS] for at in range(0, len(sample), DIGITS))
+    return np.array([int(part, 16) for part in parts], np.uint64)
+
+
 def recognised(sample: str, digests: np.ndarray) -> Recognised:
     """Return how many rows, by their digests, are among the rows of a sample."""
-    kept = np.array(
-        [int(sample[at : at + DIGITS], 16) for at in range(0, len(sample), DIGITS)], np.uint64
-    )
+    kept = _digests(sample)
     is_whole = len(kept) < MOST
     looked_up = digests if is_whole else digests[digests <= kept.max()]
     return Recognised(int(np.isin(looked_up, kept).sum()), len(looked_up), is_whole)

@@ -20,7 +20,7 @@ from tinyattn.data.rows import LABEL
 from tinyattn.data.sequences.generation import SOURCE, grouped_rows
 from tinyattn.data.sequences.tagging import WORDS
 from tinyattn.data.splits import read_columns, read_split
-from tinyattn.data.tokens import TAGS, TaskData
+from tinyattn.data.tokens import REFERENCES, TAGS, TaskData
 from tinyattn.errors import TaskError, UsageError, did_you_mean
 from tinyattn.tasks.base import Task
 
@@ -136,6 +136,9 @@ def _checked(
     checked = checked_rows(table, task, source, labelled=True)
     numbers = np.arange(len(checked))
     if taken is not None:
+        if task.generation is not None:  # carved were single targets, and all of a source
+            targets = [len(own) for own in checked[REFERENCES][:]]
+            taken = np.unique(np.repeat(numbers, targets)[taken])
         checked, numbers = datasets.Dataset(checked.data.table.take(pa.array(taken))), taken
     if task.generation is not None:
         checked, numbers = _by_source(checked, numbers)

@@ -40,7 +40,7 @@ from tinyattn.data.scale import LITERAL, Scale
 from tinyattn.data.tokens import Rows
 from tinyattn.errors import ConfigError, DivergedError
 from tinyattn.files.object_store import fetched
-from tinyattn.grouping.sample import sample_of
+from tinyattn.grouping.sample import merged, sample_of
 from tinyattn.methods.adamix import disagreement
 from tinyattn.passes.executor import TrainingPass
 from tinyattn.passes.forward import cut, inputs_of, outputs_of
@@ -147,6 +147,8 @@ class Trainer:
     def _start(self) -> Adapter:
         """Attach a fresh adapter, or the one that `config.start` names."""
         config = self.config
+        self._trained_before = ""
+        """Sample of the rows that the adapter to start from was trained on."""
         adapter = self.model.add_adapter(
             self.name,
             config.adapter,
@@ -174,6 +176,7 @@ class Trainer:
                     f"{adapter.pooling.kind}; set pooling={card.pooling}"
                 )
             self._check_tokens(card, place)
+            self._trained_before = "" if card.task is None else card.task.trained_on
             if card.task is not None and card.task.name == self.task.name:
                 # its outputs are on this scale already
                 self.loss = replace(self.loss, scale=Scale(card.task.centre, card.task.spread))
@@ -547,8 +550,10 @@ class Trainer:
 
     @functools.cached_property
     def _trained_on(self) -> str:
-        """The sample of the rows to train on, for the card."""
-        return sample_of(self.data.train.flat().digests()) if self.trains else ""
+        """The sample of the rows to train on, and of those before them, for the card."""
+        if not self.trains:
+            return self._trained_before
+        return merged(self._trained_before, sample_of(self.data.train.flat().digests()))
 
     def counts(self) -> Counts:
         """Return the numbers of parameters of adapter, classifier and PLM."""

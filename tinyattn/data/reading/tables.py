@@ -93,13 +93,16 @@ def separator_of(path: Path, form: FileForm) -> str:
     if not widths[best] and (several := _several_signs(text)) is not None:
         raise UnfitError(
             f"got {several!r} between the cells, which is {len(several)} signs; expected one: put "
-            "a tab in its place, or another sign that no text has"
+            "a tab in its place, or another sign that no text has; or, if it is part of the texts "
+            'of one column, write `files: {separator: ","}` in the task\'s file'
         )
     return best
 
 
 def _several_signs(text: str) -> str | None:
     """Return the signs that stand together, and equally often, in each of the first lines."""
+    if '"' in text:  # cells in quotes may hold anything
+        return None
     lines = [line for line in text.split("\n")[: 2 * _LOOKED_AT] if line.strip()][:_LOOKED_AT]
     counts = {signs: {line.count(signs) for line in lines} for signs in _SEVERAL}
     found = (signs for signs, own in counts.items() if len(own) == 1 and own != {0})
