@@ -50,9 +50,6 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 9,
 }
 
-_NO_METADATA = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-"""Dates would differ, and addresses of vocabularies look like links of a page."""
-
 
 @dataclass(frozen=True)
 class Drawn:
@@ -108,8 +105,10 @@ def as_svg(drawn: Drawn, name: str) -> str:
     The ids in it begin with its name, so that a page may hold several figures.
     """
     file = io.StringIO()
+    # Dates would differ, and addresses of vocabularies look like links of a page.
+    none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with styled(), rc_context({"svg.hashsalt": name}):
-        FigureCanvasSVG(drawn.figure).print_svg(file, metadata=_NO_METADATA)
+        FigureCanvasSVG(drawn.figure).print_svg(file, metadata=none)
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", file.getvalue())
     about = (
         f'<title id="{name}-title">{escape(drawn.title)}</title>'

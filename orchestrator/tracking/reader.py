@@ -26,6 +26,7 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from sqlalchemy.exc import SQLAlchemyError
 
 from orchestrator.spec.config import check_name
+from orchestrator.spec.values import Json
 from orchestrator.tracking import database
 from orchestrator.tracking.mlflow_compat import prepare_mlflow
 from orchestrator.tracking.pages import VIEW_TAG, run_page, view_key, view_page
@@ -320,7 +321,7 @@ class TrackingReader:
             return None
         return self._read_json(sweep.run_id, VERDICT_FILE)
 
-    def heldout_of(self, winner: str) -> dict[str, Any] | None:
+    def heldout_of(self, winner: str) -> dict[str, Json] | None:
         """Return the content of HELDOUT_FILE of a winner's run; None: none was kept.
 
         Raises:
