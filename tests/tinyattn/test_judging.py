@@ -50,7 +50,7 @@ def stand_in(task: Task, answer: Any, group: str | None = None) -> Any:
 
     return SimpleNamespace(
         task=task,
-        card=SimpleNamespace(task=SimpleNamespace(group_column=group)),
+        card=SimpleNamespace(task=SimpleNamespace(group_column=group, trained_on="")),
         split=split,
         predict_split=lambda rows: [answer(text) for text in rows.texts],
     )

@@ -28,7 +28,7 @@ def test_a_digest_is_of_tokens_in_their_order_and_of_no_neighbour(
     texts = [tuple(row) for row in rows]
     assert len(set(whole)) == len(set(texts)) == len(rows) - 1
     assert whole[0] == whole[2]
-    monkeypatch.setattr(sample, "_BLOCK", 4)  # some blocks of a row or two
+    monkeypatch.setattr(sample, "BLOCK", 4)  # some blocks of a row or two
     assert digests(rows).tolist() == whole
     assert [digests([row])[0] for row in rows] == whole
     # Rows may begin later, and end before the next one begins.

@@ -16,7 +16,7 @@ MOST = 256
 """Digests that are kept."""
 DIGITS = 16
 """Hex digits of one."""
-_BLOCK = 2**20
+BLOCK = 2**20
 """Tokens that are digested at once."""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -44,7 +44,7 @@ def row_digests(ids: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.nda
     found = np.empty(len(starts), np.uint64)
     first = 0
     while first < len(starts):
-        last = int(np.searchsorted(starts, starts[first] + _BLOCK, side="left"))
+        last = int(np.searchsorted(starts, starts[first] + BLOCK, side="left"))
         last = max(first + 1, last)
         begin, end = int(starts[first]), int(ends[first:last].max())
         place = np.arange(begin, end) - np.repeat(
