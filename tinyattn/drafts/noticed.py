@@ -17,7 +17,6 @@ from tinyattn.tasks import Task
 MOST_ROWS = 100_000
 """Rows among which near copies are looked for."""
 _NAMED = 5
-_CARVE = str(DataRequest.carve_version)
 
 Texts = Sequence[tuple[str, ...]]
 """The texts of each row: one, or two of a pair."""
@@ -67,7 +66,7 @@ def about_carving(task: Task, rows: datasets.Dataset) -> Iterator[str]:
     is_whole = len(looked_at) == len(rows)
     notes: tuple[str, ...] = ()
     if is_whole:  # of a part others would be carved
-        carved = carve_both(task, looked_at, groups)[_CARVE]
+        carved = carve_both(task, looked_at, groups)[str(DataRequest.carve_version)]
         notes = carve_notes(carved.values(), len(rows))
     if GROUP not in rows.column_names:  # else groups are named, or those of equal texts
         texts = list(zip(*(looked_at[name][:] for name in task.text_columns), strict=True))
