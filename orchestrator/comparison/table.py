@@ -129,6 +129,11 @@ def remarks(found: Comparison) -> Iterator[str]:
             yield f"note: {one.name}: {edge}"
     if all(map(_learned_nothing, found.methods)):
         yield "note: no method learned anything: more rows or epochs, or larger rates, are needed."
+    elif (bare := unbeaten_bare(found)) is not None:
+        yield (
+            f"note: no method has a mean above that of {bare.name} ({100 * bare.mean:.2f}), which "
+            "trains no adapter: so few rows or epochs show nothing of the methods."
+        )
     if gap := _gap(found):
         yield (
             f"note: the {found.trials} learning rates of a search are {gap:.1f} decades apart: "
@@ -234,6 +239,13 @@ def candidates(found: Comparison) -> list[Judged]:
     return sorted(left, key=lambda one: -one.mean)
 
 
+def unbeaten_bare(found: Comparison) -> Judged | None:
+    """Return the reference without an adapter whose mean no method exceeds; None: one does."""
+    best = max((one.mean for one in found.methods if not one.is_reference), default=None)
+    bare = (one for one in found.methods if one.is_reference and not one.parameters)
+    return next((one for one in bare if best is not None and one.mean >= best), None)
+
+
 def _learned_nothing(one: Judged) -> bool:
     return one.answers_one_class == len(one.units)
 
@@ -291,6 +303,8 @@ def _advice(found: Comparison) -> str:
     left = candidates(found)
     if not left:
         return "Take none of them: whatever is not shown to be worse answers one class in all runs."
+    if (bare := unbeaten_bare(found)) is not None:
+        return f"Take {bare.name}, which trains no adapter, or more rows or epochs for all."
     best, quick = left[0], min(left, key=lambda one: one.seconds)
     if len(left) == 1:
         others = [one for one in found.methods if not one.is_reference and one is not best]

@@ -519,6 +519,18 @@ def test_a_method_that_answers_one_class_is_marked_wherever_another_is_better() 
     assert "one class" not in silent
 
 
+def test_methods_below_their_classifier_alone_are_not_recommended() -> None:
+    whole = comparison(0.3)
+    bare = judged("classifier", [0.75, 0.8, 0.76], 0)
+    said = " ".join(sentences(replace(whole, methods=[*whole.methods[:2], bare])))
+    assert "no method has a mean above that of classifier (77.00), which trains no adapter" in said
+    assert "Take classifier, which trains no adapter, or more rows or epochs for all." in said
+    assert "Take tiny" not in said
+    larger = judged("full", [0.9, 0.9, 0.9], 2_000)
+    said = " ".join(sentences(replace(whole, methods=[*whole.methods, larger])))
+    assert "trains no adapter" not in said
+
+
 def test_a_rate_at_the_edge_is_told_with_its_range() -> None:
     whole = comparison(0.3)
     edge = judged("lora", [0.5, 0.5, 0.5], 110, rate=0.03)
