@@ -39,7 +39,7 @@ def stand_in(task: Task) -> Any:
 
     return SimpleNamespace(
         task=task,
-        card=SimpleNamespace(task=SimpleNamespace(group_column="g")),
+        card=SimpleNamespace(task=SimpleNamespace(group_column="g", trained_on="")),
         split=split,
         predict_split=lambda rows: [answer] * rows.number,
     )

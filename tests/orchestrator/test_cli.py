@@ -131,7 +131,7 @@ def write_task(here: Path, train: str, **changes: Any) -> Path:
         (["agreement", "adapter.layers=[6]"], ["has 6 layers (0-5)"]),
         (
             ["agreement", "space.optimizer.lr.low=1"],
-            ["space.optimizer.lr: low is 1.0 and high is 0.0045", "low must be below high"],
+            ["space.optimizer.lr: low is 1.0 and high is 0.0028", "low must be below high"],
         ),
         (
             ["agreement", "space.optimizer.warmup={type: uniform, low: 0.2, high: 0}"],

@@ -117,7 +117,7 @@ def test_small_sweeps_need_no_gpu():
     for sweep in (minilm, demo):
         assert (sweep.train.plm, sweep.resources.cpus, sweep.resources.gpus) == ("minilm", 1, 0)
     assert (minilm.search.trials, minilm.train.max_train_rows) == (12, 4000)
-    assert demo.search.trials >= 8
+    assert demo.search.trials >= 6
     assert load_sweep("minilm", {"task": "cola"}).train.task == "cola"
 
 

@@ -140,9 +140,9 @@ def test_a_paused_trial_is_not_running(workspace: Workspace, sweeps: Sweeps) -> 
     event_log.start("search_00003", {"optimizer.lr": 1e-3})  # promoted
     with workspace.lock("first"):
         lines = shown(workspace)
-    assert lines["trials"] == "3 of 8: 2 paused, 1 running; 5 not begun"
+    assert lines["trials"] == "3 of 6: 2 paused, 1 running; 3 not begun"
     assert lines["running"].startswith("trial search_00003 since")
-    assert "of 8: 3 waiting;" in shown(workspace)["trials"]  # no driver will promote any
+    assert "of 6: 3 waiting;" in shown(workspace)["trials"]  # no driver will promote any
 
 
 def test_an_interrupted_sweep_says_what_is_left_and_what_to_type(
