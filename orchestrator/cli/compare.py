@@ -320,5 +320,5 @@ def _show_all(
     for part in render_across(all_found):
         console.print(part)
     files = keep_across(all_found, workspace.runs)
-    publish_across(all_found, files, workspace.tracker())
     echo(f"kept: {files[0]}, and {files[1].name} beside it")
+    publish_across(all_found, files, workspace.tracker())

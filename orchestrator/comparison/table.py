@@ -131,8 +131,8 @@ def remarks(found: Comparison) -> Iterator[str]:
         yield "note: no method learned anything: more rows or epochs, or larger rates, are needed."
     elif (bare := unbeaten_bare(found)) is not None:
         yield (
-            f"note: no method has a mean above that of {bare.name} ({100 * bare.mean:.2f}), which "
-            "trains no adapter: so few rows or epochs show nothing of the methods."
+            f"note: no method's mean exceeds that of {bare.name} ({100 * bare.mean:.2f}), which "
+            "trains no adapter: more rows or epochs are needed to compare the methods."
         )
     if gap := _gap(found):
         yield (

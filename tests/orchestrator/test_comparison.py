@@ -523,7 +523,7 @@ def test_methods_below_their_classifier_alone_are_not_recommended() -> None:
     whole = comparison(0.3)
     bare = judged("classifier", [0.75, 0.8, 0.76], 0)
     said = " ".join(sentences(replace(whole, methods=[*whole.methods[:2], bare])))
-    assert "no method has a mean above that of classifier (77.00), which trains no adapter" in said
+    assert "no method's mean exceeds that of classifier (77.00), which trains no adapter" in said
     assert "Take classifier, which trains no adapter, or more rows or epochs for all." in said
     assert "Take tiny" not in said
     larger = judged("full", [0.9, 0.9, 0.9], 2_000)

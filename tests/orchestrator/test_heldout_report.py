@@ -153,6 +153,8 @@ def test_the_report_has_the_numbers_of_evaluate(
     assert {**kept, "wrong": None} == {**wanted, "wrong": None}
     rows = [(one["row"], one["label"], one["answer"]) for one in wanted["wrong"]]
     assert [(one["row"], one["label"], one["answer"]) for one in kept["wrong"]] == rows
+    assert len(rows) <= 10
+    assert rows or kind == "tags"  # of texts and of words none are named
     finalized(sweeps, content)
     report = write_report(sweeps.tracker, "first", tmp_path / "report").read_text()
     assert len(parts(page)) >= 2

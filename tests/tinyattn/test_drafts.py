@@ -291,7 +291,7 @@ def test_rows_of_another_split_that_are_in_train_too_are_said(tmp_path: Path) ->
     file = write(tmp_path, "train.csv", whole)
     write(tmp_path, "dev.csv", "\n".join(whole.splitlines()[:4]))
     draft = draft_of(file, Wish())
-    assert "3 rows have in validation the texts of a row to train on" in noticed(draft)
+    assert "3 rows have in validation the words of a training row" in noticed(draft)
     assert draft.content["splits"] == {"validation": "dev"}
     assert draft.content["name"] == tmp_path.name.strip("-_.")[:60]
 
@@ -310,10 +310,10 @@ def test_several_files_that_may_judge_are_named(tmp_path: Path) -> None:
     for name in ("dev_mismatched.tsv", "dev_matched.tsv", "development.tsv", "dev_notes.md"):
         write(tmp_path, name, "text\tlabel\nnew\tx\n")
     said = noticed(draft_of(file, Wish()))
-    assert "dev_matched, dev_mismatched beside it are not used" in said
+    assert "not used: dev_matched, dev_mismatched" in said
     assert "`splits: {validation: dev_matched}`" in said
     write(tmp_path, "dev.tsv", "text\tlabel\nnew\tx\n")
-    assert "not used" not in noticed(draft_of(file, Wish()))
+    assert "not used:" not in noticed(draft_of(file, Wish()))
 
 
 def test_rows_without_labels_do_not_end_the_look(tmp_path: Path) -> None:
@@ -336,8 +336,11 @@ def test_columns_taken_for_labels_are_named_and_constant_ones_too(tmp_path: Path
     ]
     head = "text,toxic,obscene,insult,threat"
     draft = draft_of(write(tmp_path, "toxic.csv", "\n".join([head, *lines])), Wish())
-    assert "columns toxic, obscene, insult is taken for a label" in noticed(draft)
-    assert "the column threat holds 0 alone" in noticed(draft)
+    assert (
+        "columns toxic, obscene, insult hold 0 and 1 alone, so each is taken as a label"
+        in noticed(draft)
+    )
+    assert "column threat is always 0" in noticed(draft)
 
 
 def test_few_odd_targets_do_not_make_sets_of_labels(tmp_path: Path) -> None:

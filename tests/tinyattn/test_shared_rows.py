@@ -40,12 +40,12 @@ def notes(folder: Path, train: list[Any], judging: list[Any], **keys: Any) -> st
 
 def test_rows_in_another_spelling_are_the_same_rows(tmp_path: Path) -> None:
     said = notes(tmp_path, labelled(TRAIN), labelled([*WRITTEN, *NEW]))
-    assert "3 of 100 rows of 'validation' stand in the rows to train from too" in said
+    assert "3 of 100 rows of 'validation' are also in the training split" in said
 
 
 @pytest.mark.parametrize("texts", [NEW, [TRAIN[0], *NEW, "one", "two"], ["", " "]])
 def test_few_or_empty_rows_are_not_mentioned(tmp_path: Path, texts: list[str]) -> None:
-    assert "stand in the rows" not in notes(tmp_path, labelled([*TRAIN, ""]), labelled(texts))
+    assert "in the training split" not in notes(tmp_path, labelled([*TRAIN, ""]), labelled(texts))
 
 
 def test_a_pair_is_shared_by_both_texts(tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_a_pair_is_shared_by_both_texts(tmp_path: Path) -> None:
     task = {"text_columns": ["text", "other"]}
     others = [*NEW[:57], *TRAIN[:3]]
     said = notes(tmp_path, pairs(TRAIN), pairs(others), task=task)
-    assert "stand in the rows" not in said
+    assert "in the training split" not in said
     said = notes(tmp_path, pairs(TRAIN), pairs([*NEW[:57], *TRAIN[57:]]), task=task)
-    assert "3 of 60 rows of 'validation' stand in the rows to train from too" in said
+    assert "3 of 60 rows of 'validation' are also in the training split" in said
 
 
 def test_words_with_labels(tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_words_with_labels(tmp_path: Path) -> None:
     task = {"kind": "tagging", "words_column": "words", "tags_column": "tags",
             "metrics": ["token_accuracy"]}  # fmt: skip
     said = notes(tmp_path, tagged(TRAIN), tagged([TRAIN[3], "The sun ."]), task=task)
-    assert "1 of 2 rows of 'validation' stand in the rows to train from too" in said
+    assert "1 of 2 rows of 'validation' are also in the training split" in said
 
 
 def test_a_file_to_train_on_is_compared_too(tmp_path: Path) -> None:
     write(tmp_path / "more.jsonl", labelled([*TRAIN, NEW[5], NEW[6]]))
     file = str(tmp_path / "more.jsonl")
     said = notes(tmp_path, labelled(TRAIN), labelled(NEW), train_file=file, protocol="paper")
-    assert "2 of 97 rows of 'validation' stand in the rows to train from too" in said
+    assert "2 of 97 rows of 'validation' are also in the training split" in said

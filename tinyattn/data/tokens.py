@@ -39,7 +39,7 @@ _MOST_PASSED_OVER = 0.05
 """Share of rows passed over by carving from which a note says so."""
 
 _MOST_SHARED = 0.01
-"""Share of a split's rows that are training rows too from which a note says so."""
+"""Share of a split's rows, shared with the training split, from which a note says so."""
 
 
 @dataclass(frozen=True)
@@ -266,15 +266,15 @@ def carve_notes(carved: Collection[Carved], rows: int) -> tuple[str, ...]:
 
 
 def shared_notes(shared: Mapping[str, int], splits: Mapping[str, Rows]) -> tuple[str, ...]:
-    """Return remarks on splits of which many rows are training rows too.
+    """Return remarks on splits that share many rows with the training split.
 
     Args:
         shared: split -> how many of its rows are.
         splits: the splits by name.
     """
     return tuple(
-        f"{count:,} of {len(splits[name]):,} rows of '{name}' stand in the rows to train from "
-        "too, but for case and punctuation: where they are trained on, scores reward memory"
+        f"{count:,} of {len(splits[name]):,} rows of '{name}' are also in the training split, "
+        "ignoring case and punctuation: scores on them may measure memory"
         for name, count in shared.items()
         if count > len(splits[name]) * _MOST_SHARED
     )

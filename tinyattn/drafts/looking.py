@@ -130,14 +130,14 @@ def _about_flags(rows: datasets.Dataset, choice: Choice) -> Iterator[str]:
         return
     taken = [own.name for own in choice.labels]
     yield (
-        f"each of the columns {shown(', '.join(taken), 300)} is taken for a label, since all hold "
-        "0 and 1: leave out of label_columns what is none"
+        f"columns {shown(', '.join(taken), 300)} hold 0 and 1 alone, so each is taken as a label; "
+        "remove from label_columns any that is none"
     )
     for column in columns_of(rows):
         if column.name not in taken and column.is_constant_flag:
             yield (
-                f"the column {shown(column.name)} holds {column.values[0]} alone: it is left out; "
-                "if it is a label, add it to label_columns"
+                f"column {shown(column.name)} is always {column.values[0]}, so it is left out; add "
+                "it to label_columns if it is a label"
             )
 
 
@@ -150,8 +150,8 @@ def _others(
     left_out: list[str] = []
     if place.unused:
         left_out.append(
-            f"{shown(', '.join(place.unused), 300)} beside it are not used, and rows of it judge; "
-            f"or name the one that does, as `splits: {{validation: {shown(place.unused[0])}}}`"
+            f"not used: {shown(', '.join(place.unused), 300)}; rows carved from train judge "
+            f"instead. To judge by one, write `splits: {{validation: {shown(place.unused[0])}}}`"
         )
     for name, split in (("validation", place.validation), ("test", place.test)):
         if split is None:

@@ -11,7 +11,7 @@ from tinyattn.data.cache import carve_both, groups_of
 from tinyattn.data.rows import GROUP
 from tinyattn.data.tokens import DataRequest, carve_notes
 from tinyattn.drafts.words import shown
-from tinyattn.grouping.groups import Groups
+from tinyattn.grouping.groups import Groups, row_words
 from tinyattn.tasks import Task
 
 MOST_ROWS = 100_000
@@ -91,13 +91,13 @@ def _near(texts: Texts, groups: Groups, among: str, kept: str) -> Iterator[str]:
 
 
 def about_splits(train: Texts, others: Mapping[str, Texts]) -> Iterator[str]:
-    """Yield how many rows of other splits are in the rows to train on too."""
-    known = set(train)
+    """Yield how many rows of other splits are training rows too, by the rule of `sweep check`."""
+    known = frozenset(map(row_words, train)) - {""}
     for name, texts in others.items():
-        if same := [at for at, own in enumerate(texts) if own in known]:
+        if same := [at for at, own in enumerate(texts) if row_words(own) in known]:
             yield (
-                f"{_rows(len(same))} in {name} the texts of a row to train on, so that its scores "
-                f"are too good: {_numbers(same)}"
+                f"{_rows(len(same))} in {name} the words of a training row, so scores on them may "
+                f"measure memory: {_numbers(same)}"
             )
 
 
