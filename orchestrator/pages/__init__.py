@@ -1,1 +1,1 @@
-"""What pages are made of: their frame, tables of plain text, figures as SVG and how these look."""
+"""HTML pages: their frame, tables of plain text, and figures as SVG."""

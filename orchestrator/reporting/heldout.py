@@ -1,4 +1,4 @@
-"""How a finalized sweep's winner answers the held-out rows, as sections of the sweep's report."""
+"""Sections of a report with the evaluation of the winner on held-out rows."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def _without(why: str, store: TrackingReader, winner: str) -> str:
     named = "FOLDER" if folder is None else shlex.quote(str(folder))
     command = f"<code>{escape(f'tinyattn evaluate {named} ROWS')}</code>"
     return (
-        f"<section><h2>{_HEAD}</h2><p>How the winner answers {escape(why)}. {command} tells it of "
-        "a file of rows with labels.</p></section>"
+        f"<section><h2>{_HEAD}</h2><p>The winner's evaluation {escape(why)}. {command} evaluates "
+        "it on a file of labelled rows.</p></section>"
     )

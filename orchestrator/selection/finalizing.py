@@ -466,18 +466,18 @@ class Finalizing:
         return verdict
 
     def _keep_heldout(self, winner: Candidate, tracker: TrackingWriter) -> None:
-        """Keep what the winner's answers to the held-out rows are worth, for the report.
+        """Evaluate the winner on the held-out rows, and keep that for the report.
 
         The verdict stands without it.
         """
         assert winner.adapter is not None
         if self.model_cache.data(self._config).heldout is None:
             return
-        self.say("judging the winner's answers to the held-out rows, for the report")
+        self.say("evaluating the winner on the held-out rows, for the report")
         try:
             content = heldout_content(winner.adapter, self._config, self.model_cache)
         except Exception as error:  # out of memory, say: it must not cost the verdict
-            self.say(f"note: the report will not tell how the winner answers: {error}")
+            self.say(f"note: the report will lack the winner's held-out evaluation: {error}")
             return
         if content is not None:
             tracker.keep_heldout(winner.run_id, content)

@@ -1,4 +1,4 @@
-"""What a winner's answers to the held-out rows are worth, as its MLflow run keeps it."""
+"""Evaluation of a winner on its held-out rows, as its MLflow run keeps it for the report."""
 
 from __future__ import annotations
 

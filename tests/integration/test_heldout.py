@@ -48,7 +48,7 @@ def test_a_finalize_killed_while_it_judges_the_winner_goes_on_and_the_report_has
     ran = call("sweep", "run", "agreement", *settings, *place)
     assert ran.exit_code == 0, ran.output
     driver = start("finalize", "s", *place, log=log)
-    wait_for(lambda: "judging the winner's answers" in log.read_text(), seconds=600)
+    wait_for(lambda: "evaluating the winner" in log.read_text(), seconds=600)
     driver.kill()
     driver.wait()
 

@@ -233,7 +233,7 @@ def test_without_what_is_kept_the_report_names_the_command(
 ) -> None:
     winner = finalized(sweeps, content)
     page = write_report(sweeps.tracker, "first", tmp_path / "report").read_text()
-    (line,) = re.findall(r"How the winner answers.*?</p>", page)
+    (line,) = re.findall(r"The winner's evaluation.*?</p>", page)
     assert said in line
     folder = re.findall(r"tinyattn evaluate (\S+) ROWS", line)
     assert folder == [str(next((tmp_path / "runs").rglob(f"{winner}/artifacts/adapter")))]

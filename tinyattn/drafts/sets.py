@@ -1,4 +1,4 @@
-"""Sets of labels that nobody has described: texts that a sign parts, and columns of 0 and 1."""
+"""Detection of multi-label columns: labels with a sign between them, and columns of 0 and 1."""
 
 from __future__ import annotations
 
