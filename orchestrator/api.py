@@ -45,7 +45,7 @@ def run_sweep(
     """Run a new sweep to its end, as `tinyattn sweep run` does, and return what it left.
 
     Ray is started for it and ended after it. Call it from a program's main thread: Ctrl-C ends the
-    sweep truthfully, and `tinyattn sweep resume NAME` goes on with it.
+    sweep truthfully, and `tinyattn resume NAME` goes on with it.
 
     Args:
         sweep: a sweep file's path, a short name such as `glue/rte`, or a Sweep made in code.

@@ -225,7 +225,7 @@ def grow_suite(suite: Suite, facts: Mapping[str, Facts], workspace: Workspace) -
         UsageError: another process works on the suite.
     """
     folder = workspace.path_of(suite.name)
-    with workspace.lock(suite.name, suite.go_on):
+    with workspace.lock(suite.name, suite.command):
         there = SuiteDefinition.read(folder)
         there.with_sweeps(SuiteDefinition.of(suite)).write(folder)
         for member in suite.members:
@@ -318,13 +318,13 @@ class _Running:
         )
         with signals_noted() as stop:  # a run that the store has made is known before all ends
             run = tracker.open_suite(name)
-            if self._definition.go_on is not None:
+            if self._definition.kind.is_judged:
                 run.mark_comparison()
         openers = [partial(opener, suite=run) for opener in checked.values()]
         outcome = Outcome.FAILED
         try:
-            go_on = self._definition.goes_on_by
-            closed = all_closed_in_any_case(openers, go_on, [None] * len(openers))
+            command = self._definition.works_by
+            closed = all_closed_in_any_case(openers, command, [None] * len(openers))
             with closed as opened:
                 if stop.asked:
                     raise KeyboardInterrupt
@@ -456,10 +456,10 @@ def _locked(
     Yields:
         A function that releases the lock of one sweep, by its name.
     """
-    go_on = suite.goes_on_by
+    command = suite.works_by
     with ExitStack() as whole:
-        whole.enter_context(workspace.lock(suite.name, go_on))
+        whole.enter_context(workspace.lock(suite.name, command))
         locks = {sweep.name: whole.enter_context(ExitStack()) for sweep in sweeps}
         for sweep, lock in locks.items():
-            lock.enter_context(workspace.lock(sweep, go_on))
+            lock.enter_context(workspace.lock(sweep, command))
         yield lambda sweep: locks[sweep].close()

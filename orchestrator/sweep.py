@@ -28,6 +28,7 @@ from orchestrator.planning.preflight import (
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.spec.batch import SEARCH, TrialBatch
+from orchestrator.spec.command import Command
 from orchestrator.spec.config import Sweep, apply_overrides, check
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
@@ -94,7 +95,7 @@ def refuse_taken(name: str, workspace: Workspace) -> None:
     if workspace.has_store() and not workspace.tracker().name_is_free(name):
         raise NameTakenError(
             f"a sweep called '{name}' exists already; choose another with name=..., go on with it "
-            f"by `tinyattn sweep resume {name}`, or see it by `tinyattn leaderboard --sweep {name}`"
+            f"by `tinyattn resume {name}`, or see it by `tinyattn leaderboard --sweep {name}`"
         )
     if workspace.holds(name):  # its study would be gone on with
         raise NameTakenError(
@@ -108,7 +109,7 @@ def run_sweep(
     facts: Facts,
     workspace: Workspace,
     origin: Origin | None = None,
-    go_on: str | None = None,
+    command: Command | None = None,
 ) -> list[Trial]:
     """Run a new sweep to its end, after `prepare`; Ray must be running.
 
@@ -117,18 +118,18 @@ def run_sweep(
         facts: the facts of the sweep, from `prepare`.
         workspace: where the sweep is kept.
         origin: file and overrides that the sweep was read from; None: it was made in code.
-        go_on: the command that goes on where it is interrupted; None: `sweep resume NAME`.
+        command: what runs it; None: its search alone.
 
     Raises:
         InterruptedSweepError: Ctrl-C; every run is closed as `interrupted`.
         TinyAttnError: a trial needs more resources than there are, or no trial reached a score.
     """
     concurrency(sweep.resources)
-    with workspace.lock(sweep.name, go_on):
+    with workspace.lock(sweep.name, command):
         if Definition.is_in(workspace.path_of(sweep.name)):  # another process was quicker
             refuse_taken(sweep.name, workspace)
         Definition.of(sweep, facts, origin).write(workspace.path_of(sweep.name))
-        return run_to_end(sweep, facts, workspace, go_on)
+        return run_to_end(sweep, facts, workspace, command)
 
 
 def resumable(
@@ -158,7 +159,7 @@ def resume_sweep(
     definition: Definition,
     workspace: Workspace,
     say: Callable[[str], None] = lambda line: None,
-    go_on: str | None = None,
+    command: Command | None = None,
 ) -> list[Trial]:
     """Resume a sweep, whatever ended it; Ray must be running.
 
@@ -166,7 +167,7 @@ def resume_sweep(
         definition: the sweep, from `resumable`.
         workspace: where the sweep is kept.
         say: takes remarks for the user, on faults for which a new sweep would be refused.
-        go_on: as for `run_sweep`.
+        command: as for `run_sweep`.
 
     Raises:
         UsageError: another process works on the sweep, or its data or PLM have changed.
@@ -174,22 +175,22 @@ def resume_sweep(
     """
     sweep = definition.sweep()
     concurrency(sweep.resources)
-    with workspace.lock(sweep.name, go_on):
+    with workspace.lock(sweep.name, command):
         facts = inspect(sweep, ModelCache(workspace.data_dir, device="cpu"))
         definition.refuse_other(facts)
         for note in warmup_note(sweep, facts):
             say(note)
         definition.write(workspace.path_of(sweep.name))
-        return run_to_end(sweep, facts, workspace, go_on)
+        return run_to_end(sweep, facts, workspace, command)
 
 
 def run_to_end(
-    sweep: Sweep, facts: Facts, workspace: Workspace, go_on: str | None = None
+    sweep: Sweep, facts: Facts, workspace: Workspace, command: Command | None = None
 ) -> list[Trial]:
     """Run a sweep to its end from its present state; a new sweep has an empty event log."""
     tracker = workspace.tracker(create=True)
     open_runs = opener_of(sweep, facts, workspace, tracker)
-    with closed_in_any_case(open_runs, go_on or f"sweep resume {sweep.name}") as runs:
+    with closed_in_any_case(open_runs, command or Command.of_search(sweep.name)) as runs:
         search = search_of(sweep, workspace, runs, facts)
         ended = run_batch(
             search.batch,

@@ -74,7 +74,7 @@ MOST_FILES = 12
 HOMES = {
     "deepspeed": {"tinyattn/training/engine.py", "tinyattn/compat/deepspeed_compat.py"},
     "optuna": {"orchestrator/search/searcher.py", "orchestrator/search/optuna_compat.py"},
-    "click": {"orchestrator/cli/*"},
+    "click": {"orchestrator/cli/*", "orchestrator/cli/paper/*"},
     "ray": {"orchestrator/execution/*", "cluster/*"},
     "mlflow": {
         "orchestrator/tracking/*",

@@ -1,15 +1,14 @@
 """The command line: verbs, nothing else.
 
 main (here)   doctor, train
-sweeps.py     list, check, simulate, run, resume, extend, status, stop
+sweeps.py     list, check, simulate, run
+runs.py       resume, extend, status, stop: for every kind of run
 clusters.py   up, status, down, manifests
 compare.py    compare
 init.py       init
-pet.py        pet
-reproduce.py  reproduce
 results.py    leaderboard, finalize, promote, rollback, report, ui
 answers.py    predict, evaluate
-submit.py     glue
+paper/        reproduce, pet, submit
 
 Exit codes: 0 done, 1 failed, 2 wrong use. What costs seconds to import (torch, ray, mlflow) is
 imported by the verb that needs it.
@@ -33,10 +32,11 @@ from orchestrator.cli.clusters import cluster
 from orchestrator.cli.common import cluster_of, import_option, placed, store_addresses
 from orchestrator.cli.compare import compare
 from orchestrator.cli.init import init
-from orchestrator.cli.pet import pet
-from orchestrator.cli.reproduce import reproduce
+from orchestrator.cli.paper.pet import pet
+from orchestrator.cli.paper.reproduce import reproduce
+from orchestrator.cli.paper.submit import submit
 from orchestrator.cli.results import VERBS
-from orchestrator.cli.submit import submit
+from orchestrator.cli.runs import RUN_VERBS
 from orchestrator.cli.sweeps import sweep
 from orchestrator.driver.signals import end_by_exception
 from tinyattn.collector import imports_uncollected
@@ -170,5 +170,5 @@ main.add_command(pet)
 main.add_command(reproduce)
 main.add_command(predict)
 main.add_command(evaluate)
-for _verb in VERBS:
+for _verb in (*VERBS, *RUN_VERBS):
     main.add_command(_verb)

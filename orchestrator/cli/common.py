@@ -7,14 +7,16 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from orchestrator.spec.command import Command, Kind
 from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.errors import TinyAttnError, UsageError, did_you_mean
@@ -34,6 +36,8 @@ Verb = TypeVar("Verb", bound=Callable[..., None])
 _TYPED = f"{__name__}.typed"
 """Key in click's context of the place options that were typed, as in {"--on": "rack.yaml"}."""
 _IMPORTED = f"{__name__}.imported"
+_PLACES = ("runs", "tracking_uri", "data", "on")
+"""Parameters of the place options."""
 WHOLE = 10_000
 """Columns of a table that nothing is cut from; it is printed as wide as its values are."""
 _NOT_JUDGED = "the methods are not judged yet; the command that began them does so at its end"
@@ -156,6 +160,37 @@ def imported() -> list[str]:
     return names
 
 
+def typed_words(**resolved: object) -> tuple[str, ...]:
+    """Return the words of this command, without `tinyattn` and places, to be typed again.
+
+    Args:
+        resolved: what parameters were found to mean, by their names; others are as typed.
+    """
+    context = click.get_current_context()
+    words = [str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        is_typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        value = resolved.get(name, context.params.get(name) if is_typed else None)
+        if value is None or name in _PLACES:
+            continue
+        if isinstance(parameter, click.Argument):
+            words += map(str, value) if isinstance(value, tuple) else [str(value)]
+        elif isinstance(value, bool):
+            words += [parameter.opts[0]] if value else []
+        else:
+            words += [parameter.opts[0], f"{value:g}" if isinstance(value, float) else str(value)]
+    return (*words, *(word for module in imported() for word in ("--import", module)))
+
+
+def run_again(words: Sequence[str]) -> None:
+    """Run another command by its words, without `tinyattn`, in the places of this one."""
+    group = click.get_current_context().find_root().command
+    places = [word for pair in _typed_places().items() for word in pair]
+    with group.make_context("tinyattn", [*words, *places]) as context:
+        group.invoke(context)
+
+
 def cluster_of(on: Path | None) -> Cluster | None:
     """Return the cluster of the option `--on`; None: this machine."""
     from cluster.config import read_cluster
@@ -199,10 +234,10 @@ def workspace_of(places: Places) -> Workspace:
 
 def refuse_pet(workspace: Workspace, name: str) -> None:
     """Raise UsageError for a PET that no process works on: its members are a part of it alone."""
-    go_on = workspace.goes_on_by(name)
-    if go_on.startswith("pet ") and not workspace.is_held(name):
+    command = workspace.command_of(name)
+    if command.kind is Kind.PET and not workspace.is_held(name):
         raise UsageError(
-            f"'{name}' is a PET; `tinyattn {go_on}` goes on with it where it has not come to its "
+            f"'{name}' is a PET; `{command.resume}` goes on with it where it has not come to its "
             f"end, and `tinyattn promote {name}` takes its best classifier"
         )
 
@@ -240,13 +275,16 @@ def ray_of(on: Path | None) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def going_on_by(command: str) -> Iterator[None]:
-    """Name the command that goes on, without `tinyattn`, where Ctrl-C or SIGTERM ends the block."""
+def going_on_by(command: Command) -> Iterator[None]:
+    """Name the command that goes on where Ctrl-C or SIGTERM ends the block.
+
+    All of it is named: little or nothing may be on disk yet that `resume` could go on with.
+    """
     try:
         yield
     except KeyboardInterrupt:
         raise TinyAttnError(
-            f"interrupted; what had ended is kept; `tinyattn {command}` goes on where it was"
+            f"interrupted; what had ended is kept; `{command.typed}` goes on where it was"
         ) from None
 
 

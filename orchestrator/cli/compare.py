@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,8 +20,10 @@ from orchestrator.cli.common import (
     next_command,
     place_options,
     ray_of,
+    typed_words,
     workspace_of,
 )
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides, task_words
@@ -116,12 +117,14 @@ def compare(
     there = [budget for own in tasks for budget in budgets_of(own, workspace).values()]
     begun = max(there, key=lambda one: one.searches, default=None)
     budget = budget_of(trials, searches, begun, in_steps=wish.is_set)
-    words = [",".join(typed), *overrides, "--methods", methods, "--plm", plm]
-    go_on = shlex.join(
-        ["compare", *words, "--name", whole, *_amounts(budget, params, detect, hours)]
-    )
+    in_steps = detect is not None or hours is not None
+    words = typed_words(
+        task=",".join(typed), methods=methods, plm=plm, name=whole, trials=budget.total,
+        searches=None if in_steps else budget.searches,
+    )  # fmt: skip
+    command = Command(run=whole, kind=Kind.COMPARISON, phase=Phase.SEARCH, words=words)
     wanted = [
-        Wanted(own, task, plm, sized, chosen, imported(), go_on) for own, task in tasks.items()
+        Wanted(own, task, plm, sized, chosen, imported(), command) for own, task in tasks.items()
     ]
     echo(
         f"{budget.searches} searches of {budget.trials} trials each: {budget.total} trials a "
@@ -132,23 +135,8 @@ def compare(
     wishes = _plan(wanted, budget, wish, workspace, places, planned, is_begun=begun is not None)
     if planned:
         return
-    with going_on_by(go_on):
+    with going_on_by(command):
         _compare(whole, wanted, budget, wishes, size, workspace, places)
-
-
-def _amounts(
-    budget: Budget, params: int | None, detect: float | None, hours: float | None
-) -> Iterator[str]:
-    """Yield the options of a comparison that say how much, and the modules that it imports."""
-    yield from ("--trials", str(budget.total))
-    if detect is None and hours is None:
-        yield from ("--searches", str(budget.searches))
-    given = {"--params": params, "--detect": detect, "--hours": hours}
-    for option, value in given.items():
-        if value is not None:
-            yield from (option, f"{value:g}" if isinstance(value, float) else str(value))
-    for module in imported():
-        yield from ("--import", module)
 
 
 def _compare(
@@ -287,7 +275,13 @@ def _show(
 
     name, sweeps = wanted.name, searching.sweeps()
     found = judge(
-        sweeps, wanted.references, units, workspace, wanted.go_on, looks, searching.unnamed()
+        sweeps,
+        wanted.references,
+        units,
+        workspace,
+        wanted.command.typed,
+        looks,
+        searching.unnamed(),
     )
     console = Terminal(None if sys.stdout.isatty() else 120)
     for part in render(found, size):
@@ -297,7 +291,7 @@ def _show(
     files = keep(found, name, size, workspace.path_of(name), results)
     echo(f"kept: {files[0]}, and {files[1].name}, figures and results beside it")
     publish(found, name, size, files, workspace.tracker())
-    note_command(workspace, name, wanted.go_on, is_judged=True)
+    note_command(workspace, name, wanted.command, is_judged=True)
     echo(f"next: {next_command(f'tinyattn report {name}')}")
     return found
 

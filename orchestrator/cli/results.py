@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -235,7 +236,7 @@ def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], forc
 
     tracker, failed = workspace.tracker(), []
     begun = {sweep.name: sweep for sweep in tracker.sweeps()}
-    again = f"promote {name}{' --force' if force else ''}"
+    again = [name, *(["--force"] if force else [])]
     left_out = _without_adapter(tracker, name, sweeps)
     for member, sweep in sweeps.items():
         click.echo(f"{member} ({sweep})")
@@ -246,7 +247,7 @@ def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], forc
             if sweep not in begun:
                 raise UsageError("it has not begun: there is nothing to promote")
             if begun[sweep].outcome is not Outcome.COMPLETED:
-                hint = next_command(f"tinyattn {command_of_suite(workspace, name)}")
+                hint = next_command(command_of_suite(workspace, name).resume)
                 click.echo(f"note: its search has not ended; {hint} goes on with it")
             _promote(workspace, sweep, force, again)
         except InterruptedSweepError:
@@ -263,13 +264,15 @@ def _promote_suite(workspace: Workspace, name: str, sweeps: dict[str, str], forc
         )
 
 
-def _promote(workspace: Workspace, name: str, force: bool, go_on: str | None = None) -> None:
+def _promote(
+    workspace: Workspace, name: str, force: bool, typed: Sequence[str] | None = None
+) -> None:
     """Promote the winner of a sweep, or a trial, and say what came of it."""
     from orchestrator.registry.promotion import promote_adapter
     from orchestrator.registry.reign import budget_words
     from orchestrator.registry.versions import is_finalized
 
-    promotion = promote_adapter(workspace, name, force, echo, go_on)
+    promotion = promote_adapter(workspace, name, force, echo, typed)
     state = "is the champion" if promotion.moved else "is registered; the alias did not move"
     click.echo(f"{promotion.model} version {promotion.version} {state}: {promotion.reason}")
     if promotion.challenge is not None:

@@ -1,8 +1,7 @@
-"""Verbs on sweeps: list, check, simulate, run, resume, extend, status, stop."""
+"""Verbs that begin sweeps: list, check, simulate, run."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +22,6 @@ from orchestrator.cli.common import (
     place_options,
     placed,
     ray_of,
-    refuse_pet,
     say_at_terminal,
     show_leaderboard,
     show_pages,
@@ -193,7 +191,7 @@ def run(name: str, overrides: tuple[str, ...], without: tuple[str, ...], places:
     _say_remarks({"": sweep}, {"": facts}, places)
     with ray_of(places.on):
         run_sweep(sweep, facts, workspace, origin)
-    _say_done(workspace, sweep.name)
+    say_done(workspace, sweep.name)
 
 
 def _run_suite(suite: Suite, places: Places) -> None:
@@ -210,7 +208,7 @@ def _run_suite(suite: Suite, places: Places) -> None:
     _say_remarks({member.name: member.sweep for member in suite.members}, facts, places)
     with ray_of(places.on):
         result = run_suite(suite, facts, workspace)
-    _say_suite_done(workspace, suite.name, result)
+    say_suite_done(workspace, suite.name, result)
 
 
 def _say_remarks(sweeps: Mapping[str, Sweep], facts: Mapping[str, Facts], places: Places) -> None:
@@ -228,13 +226,14 @@ def _say_remarks(sweeps: Mapping[str, Sweep], facts: Mapping[str, Facts], places
             echo(f"note: {name}: {remark}" if name else f"note: {remark}")
 
 
-def _say_done(workspace: Workspace, name: str) -> None:
+def say_done(workspace: Workspace, name: str) -> None:
+    """Print the leaderboard of a sweep that has come to its end, and what to type next."""
     show_leaderboard(workspace, [name])
     show_pages(workspace, [name])
     echo(f"sweep {name} is done; next: {next_command(f'tinyattn finalize {name}')}")
 
 
-def _say_suite_done(workspace: Workspace, name: str, result: SuiteResult) -> None:
+def say_suite_done(workspace: Workspace, name: str, result: SuiteResult) -> None:
     """Print a suite's leaderboard and what became of its sweeps; exit 1 if one failed."""
     from orchestrator.state.suite_definition import SuiteDefinition
 
@@ -243,11 +242,11 @@ def _say_suite_done(workspace: Workspace, name: str, result: SuiteResult) -> Non
     if scored:
         show_leaderboard(workspace, [name], suite=True)
         show_pages(workspace, [name])
-    again = next_command(f"tinyattn sweep resume {name}")
+    again = next_command(f"tinyattn resume {name}")
     for member in result.stopped:
-        echo(f"{member} was stopped by itself; to go on with it: {again}")
+        echo(f"{member} was stopped on its own; to go on with it: {again}")
     if result.is_spent:
-        more = next_command(f"tinyattn sweep extend {name} gpu_hours=...")
+        more = next_command(f"tinyattn extend {name} gpu_hours=...")
         echo(f"note: the suite's GPU-hours are used up; trials that had not begun did not: {more}")
     if result.failed:
         for member, error in result.failed.items():
@@ -261,191 +260,18 @@ def _say_suite_done(workspace: Workspace, name: str, result: SuiteResult) -> Non
     echo(f"suite {name} is done; next: {next_command(f'tinyattn finalize {name}')}")
 
 
-@sweep.command("resume")
-@click.argument("name")
-@click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
-@without_option
-@place_options
-def resume(name: str, as_it_ran: bool, without: tuple[str, ...], places: Places) -> None:
-    """Resume a sweep or a suite, whatever ended it."""
-    _go_on(name, {}, as_it_ran, places, without)
-
-
-@sweep.command("extend")
-@click.argument("name")
-@click.argument("overrides", nargs=-1, required=True)
-@click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
-@without_option
-@place_options
-def extend(
-    name: str,
-    overrides: tuple[str, ...],
-    as_it_ran: bool,
-    without: tuple[str, ...],
-    places: Places,
-) -> None:
-    """Add trials to a sweep: `tinyattn sweep extend NAME trials=40` makes them 40 in all.
-
-    Of a suite all sweeps get as many; `gpu_hours=200` lets it use as much in all.
-    """
-    for word in overrides:
-        if "=" not in word:
-            number = word if word.isdecimal() else "40"
-            raise UsageError(
-                f"{word!r} came, allowed is the number of trials in all: type "
-                f"`tinyattn sweep extend {shlex.quote(name)} trials={number}`"
-            )
-    is_suite = _is_suite_here(name, places)
-    changes, gpu_hours = _extension(name, overrides, is_suite)
-    if changes and (unlike := _left_behind(name, without, is_suite, places)):
-        echo(f"note: not extended: {unlike}; the sweeps of the suite are not searched alike then")
-    _go_on(name, changes, as_it_ran, places, without, gpu_hours)
-
-
-def _extension(
-    name: str, overrides: tuple[str, ...], is_suite: bool
-) -> tuple[dict[str, int], float | None]:
-    """Return the changes that `extend` is to make, and a suite's GPU-hours.
-
-    Raises:
-        UsageError: something else came.
-    """
-    came, chosen = " ".join(overrides), parse_overrides(overrides)
-    some = [key for key in chosen if key.endswith(".trials") and key != "search.trials"]
-    if some and is_suite:
-        raise UsageError(
-            f"{came} came, allowed is the number of trials of all sweeps of the suite, as in "
-            "trials=40: with more for some they would not compare; one sweep by itself is extended "
-            f"by its own name, as in `tinyattn sweep extend {name}-rte trials=40`"
-        )
-    hours = chosen.pop("gpu_hours", None) if is_suite else None
-    trials = chosen.pop("trials", chosen.pop("search.trials", None))
-    if hours is not None and (isinstance(hours, bool) or not isinstance(hours, int | float)):
-        raise UsageError(f"gpu_hours: {hours!r} came, allowed is a number, as in gpu_hours=200")
-    is_number = isinstance(trials, int) and not isinstance(trials, bool)
-    if chosen or not (is_number or (trials is None and hours is not None)):
-        raise UsageError(
-            f"{came} came, allowed is the number of trials in all, as in trials=40; "
-            "whatever else is to change needs a sweep of its own"
-        )
-    changes = {} if trials is None else {"search.trials": trials}
-    return changes, None if hours is None else float(hours)
-
-
-def _left_behind(name: str, without: tuple[str, ...], is_suite: bool, places: Places) -> str:
-    """Return the sweeps of a suite that get no more trials where others of it do; empty: none."""
-    from orchestrator.state.suite_definition import SuiteDefinition
-
-    workspace = workspace_of(places)
-    if is_suite:
-        known = SuiteDefinition.read(workspace.path_of(name)).sweeps
-        return ", ".join(without) if set(without) <= known.keys() else ""
-    store = workspace.store() if workspace.has_store() else None
-    own = [one for one in store.sweeps() if one.name == name] if store is not None else []
-    if store is None or not own or own[0].suite is None:
-        return ""
-    others = store.sweeps_of_suite(own[0].suite) or {}
-    return ", ".join(sweep for sweep in others.values() if sweep != name)
-
-
-def _is_suite_here(name: str, places: Places) -> bool:
-    """Return whether a suite of this name was started in the runs folder."""
-    from orchestrator.state.suite_definition import SuiteDefinition
-
-    return SuiteDefinition.is_in(workspace_of(places).path_of(name))
-
-
-def _go_on(
-    name: str,
-    changes: dict[str, int],
-    as_it_ran: bool,
-    places: Places,
-    without: tuple[str, ...] = (),
-    gpu_hours: float | None = None,
-) -> None:
-    workspace = workspace_of(places)
-    workspace.require_writable(name)
-    if workspace.holds(name):
-        say_at_terminal(f"{name}: reading what it has found, its rows and its PLM")
-    with imports_uncollected():
-        from orchestrator.suite import resumable_suite, resume_suite
-        from orchestrator.sweep import resumable, resume_sweep
-
-    _refuse_comparison(name, workspace, changes)
-    if _is_suite_here(name, places):
-        suite = resumable_suite(
-            name, workspace, changes, gpu_hours=gpu_hours, as_it_ran=as_it_ran, without=without
-        )
-        with ray_of(places.on):
-            result = resume_suite(suite, workspace, echo)
-        _say_suite_done(workspace, name, result)
-        return
-    _refuse_without(name, without)
-    refuse_pet(workspace, name)
-    definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
-    with ray_of(places.on):
-        resume_sweep(definition, workspace, echo)
-    _say_done(workspace, name)
-
-
-def _refuse_comparison(name: str, workspace: Workspace, changes: dict[str, int]) -> None:
-    """Raise UsageError for a comparison or reproduction, and for a sweep of one.
-
-    After the searches its methods are yet to be judged, and they must be searched alike.
-    """
-    from orchestrator.state.suite_definition import SuiteDefinition, whole_of
-
-    folder = workspace.path_of(name)
-    is_whole = SuiteDefinition.is_in(folder)
-    found = SuiteDefinition.read(folder) if is_whole else whole_of(workspace, name)
-    if found is None or found.go_on is None:
-        return
-    what = "reproduction" if found.go_on.startswith("reproduce ") else "comparison"
-    part = "is" if is_whole else f"belongs to '{found.name}',"
-    more = ", for more trials with another --trials" if changes else ""
-    raise UsageError(
-        f"'{name}' {part} a {what}; `tinyattn {found.go_on}` goes on with searches and "
-        f"judgement{more}"
-    )
-
-
-@sweep.command("status")
-@click.argument("name", required=False)
-@place_options
-def show_status(name: str | None, places: Places) -> None:
-    """Show the status of a sweep or suite; without a name a line for each of the store."""
-    from orchestrator.reporting.suite.status import find_status, statuses
-
-    workspace = workspace_of(places)
-    if name is not None:
-        echo(str(find_status(workspace, name)))
-        return
-    for line in statuses(workspace) or [f"the store {workspace.place} has no sweep yet"]:
-        echo(line)
-
-
-@sweep.command("stop")
-@click.argument("name")
-@click.option("--trial", help="Only this trial: its name, or its number, as in 4.")
-@place_options
-def stop(name: str, trial: str | None, places: Places) -> None:
-    """End a sweep that runs on this machine, or one of its trials."""
-    from orchestrator.state.requests import request_stop
-
-    request_stop(workspace_of(places), name, trial, echo)
-
-
 def suite_of(name: str, chosen: dict[str, Json], without: tuple[str, ...]) -> Suite | None:
     """Return the suite of a short name or file; None: it names a sweep."""
     from orchestrator.spec.suite import is_suite, load_suite
 
     if is_suite(name):
         return load_suite(name, chosen, without).with_imports(imported())
-    _refuse_without(name, without)
+    refuse_without(name, without)
     return None
 
 
-def _refuse_without(name: str, without: tuple[str, ...]) -> None:
+def refuse_without(name: str, without: tuple[str, ...]) -> None:
+    """Raise UsageError if sweeps of a suite are to be left out of one sweep."""
     if without:
         raise UsageError(
             f"--without {without[0]} came, and {name} is one sweep; allowed is it with a suite"

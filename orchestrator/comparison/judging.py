@@ -288,7 +288,7 @@ def judge(
         references: names of methods that stand beside the match.
         units: of the workspace.
         workspace: where the sweeps are kept.
-        command: the command that was typed, without `tinyattn`.
+        command: what was typed.
         looks: how each pair stands, of a comparison in steps; None: all pairs are tested now.
         unnamed: methods that this comparison has too and that were not named.
 

@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.comparison.methods import Sized
 from orchestrator.comparison.suite import Budget, comparison_suite
 from orchestrator.selection.finalizer import repeat_suite
+from orchestrator.spec.command import Command
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
@@ -56,8 +57,8 @@ class Wanted:
     overrides: Mapping[str, Json]
     imports: Sequence[str]
     """Modules of the user's own."""
-    go_on: str
-    """The command that goes on with it, without `tinyattn`."""
+    command: Command
+    """What was typed."""
 
     def suite(self, budget: Budget, names: Collection[str] | None = None) -> Suite:
         """Return the suite of methods at a budget; None for all.
@@ -67,7 +68,7 @@ class Wanted:
         """
         methods = [one for one in self.methods if names is None or one.name in names]
         suite = comparison_suite(self.name, self.task, self.plm, methods, self.overrides, budget)
-        return replace(suite.with_imports(self.imports), go_on=self.go_on)
+        return replace(suite.with_imports(self.imports), command=self.command)
 
     @property
     def references(self) -> set[str]:
@@ -125,7 +126,7 @@ class Searching:
         is_known = known is not None and known[0] == searches
         prepared = known[1] if known and is_known else self._prepare(names, searches)
         if prepared is not None:
-            search_and_repeat(prepared, self._workspace, self._say, self._wanted.go_on)
+            search_and_repeat(prepared, self._workspace, self._say, self._wanted.command)
         return self.sweeps()
 
     def sweeps(self) -> dict[str, Sweep]:
@@ -249,7 +250,7 @@ def _word(value: Json) -> str:
 
 
 def search_and_repeat(
-    prepared: Prepared, workspace: Workspace, say: Callable[[str], None], go_on: str
+    prepared: Prepared, workspace: Workspace, say: Callable[[str], None], command: Command
 ) -> None:
     """Run what is left of the searches and of their winners' repeats; Ray must be running.
 
@@ -257,33 +258,33 @@ def search_and_repeat(
         prepared: from `prepare_comparison`.
         workspace: where its sweeps are kept.
         say: takes progress messages.
-        go_on: the command that goes on where it is interrupted.
+        command: what was typed.
 
     Raises:
         InterruptedSweepError: Ctrl-C.
         TinyAttnError: a method failed, so that there is nothing to compare it with.
     """
-    suite, result = replace(prepared.suite, go_on=go_on), SuiteResult()
+    suite, result = replace(prepared.suite, command=command), SuiteResult()
     if prepared.is_new:
         result = run_suite(suite, prepared.new, workspace)
     else:
-        note_command(workspace, suite.name, go_on, is_judged=False)
+        note_command(workspace, suite.name, command, is_judged=False)
     if not prepared.is_new and not prepared.is_searched:
         if prepared.new:
             grow_suite(suite, prepared.new, workspace)
         there = SuiteDefinition.read(workspace.path_of(suite.name))
         result = resume_suite(_resumable(suite, there, workspace), workspace, say)
-    _refuse_failed(result.failed, go_on)
+    _refuse_failed(result.failed, command)
     if result.stopped:
         raise TinyAttnError(
-            f"{', '.join(result.stopped)} was stopped; `tinyattn {go_on}` goes on with it"
+            f"{', '.join(result.stopped)} was stopped; `{command.resume}` goes on with it"
         )
     sweeps = {member.name: member.sweep for member in suite.members}
-    found = repeat_suite(suite.name, sweeps, workspace, go_on, say)
-    _refuse_failed({k: e for k, e in found.items() if isinstance(e, TinyAttnError)}, go_on)
+    found = repeat_suite(suite.name, sweeps, workspace, command.after_search(), say)
+    _refuse_failed({k: e for k, e in found.items() if isinstance(e, TinyAttnError)}, command)
 
 
-def _refuse_failed(failed: Mapping[str, TinyAttnError], go_on: str) -> None:
+def _refuse_failed(failed: Mapping[str, TinyAttnError], command: Command) -> None:
     if failed:
         lines = [f"{name}: {error}" for name, error in failed.items()]
-        raise TinyAttnError("\n".join([*lines, f"once that is mended, `tinyattn {go_on}` goes on"]))
+        raise TinyAttnError("\n".join([*lines, f"once that is mended, `{command.resume}` goes on"]))

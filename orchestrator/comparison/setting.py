@@ -61,7 +61,7 @@ class Setting:
             sweep: of any of its methods.
             plm: its PLM.
             data: its rows.
-            command: the command that was typed, without `tinyattn`.
+            command: what was typed.
         """
         train, tokens = sweep.train, data.train.flat().offsets
         found = {name: version_of(name) for name in LIBRARIES}
@@ -86,7 +86,7 @@ class Setting:
             date=datetime.now(UTC).replace(microsecond=0).isoformat(),
             commit=commit(),
             versions={name: version for name, version in found.items() if version is not None},
-            command=f"tinyattn {command}",
+            command=command,
         )
 
     @property

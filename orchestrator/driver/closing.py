@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from orchestrator.driver.context import NoMachineError, Stop
 from orchestrator.driver.signals import handled, signals_noted
+from orchestrator.spec.command import Command
 from orchestrator.spec.outcome import Outcome
 from orchestrator.tracking.sweep_runs import SweepRuns
 from tinyattn.errors import StorageError, TinyAttnError
@@ -19,26 +20,26 @@ class InterruptedSweepError(TinyAttnError):
 
 @contextmanager
 def closed_in_any_case(
-    open_runs: Callable[[], SweepRuns], go_on: str, sweep: Outcome | None = None
+    open_runs: Callable[[], SweepRuns], command: Command, sweep: Outcome | None = None
 ) -> Iterator[SweepRuns]:
     """Open a sweep's runs, and end all of them with a truthful outcome however the block ends.
 
     Args:
         open_runs: opens them; what it raises gets the same message as what the block raises.
-        go_on: the command that goes on, such as `sweep resume NAME`, for the message.
+        command: what is at work, for the message that says how to go on.
         sweep: outcome of the search, if it had ended before: what comes after does not change it.
 
     Raises:
         InterruptedSweepError: in the place of a KeyboardInterrupt.
         StorageError, NoMachineError: as they came, and what to type once the cause is mended.
     """
-    with all_closed_in_any_case([open_runs], go_on, [sweep]) as (runs,):
+    with all_closed_in_any_case([open_runs], command, [sweep]) as (runs,):
         yield runs
 
 
 @contextmanager
 def all_closed_in_any_case(
-    openers: Sequence[Callable[[], SweepRuns]], go_on: str, sweeps: Sequence[Outcome | None]
+    openers: Sequence[Callable[[], SweepRuns]], command: Command, sweeps: Sequence[Outcome | None]
 ) -> Iterator[list[SweepRuns]]:
     """Open the runs of several sweeps, and end them as `closed_in_any_case` does for one.
 
@@ -46,7 +47,7 @@ def all_closed_in_any_case(
 
     Args:
         openers: open the runs of each sweep.
-        go_on: the command that goes on.
+        command: what is at work.
         sweeps: outcome of each search that had ended before; None: it had not.
     """
     opened: list[SweepRuns] = []
@@ -68,10 +69,10 @@ def all_closed_in_any_case(
         if interrupted:
             raise InterruptedSweepError(
                 "interrupted; what had ended is kept with its adapters, what was running is closed "
-                f"in MLflow as interrupted; `tinyattn {go_on}` goes on where it was"
+                f"in MLflow as interrupted; `{command.resume}` goes on where it was"
             ) from None
         if isinstance(error, StorageError | NoMachineError):
-            raise type(error)(f"{error}; then `tinyattn {go_on}` goes on") from error
+            raise type(error)(f"{error}; then `{command.resume}` goes on") from error
         raise
     for runs, sweep in zip(opened, sweeps, strict=True):
         runs.end_sweep(sweep or Outcome.COMPLETED)

@@ -22,6 +22,7 @@ from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.driver.context import RetryBudget, Stop, TrialContext
 from orchestrator.driver.driver import Driver
 from orchestrator.driver.listeners import CheckpointListener, MlflowListener, ViewListener
+from orchestrator.driver.room import Wanted, have_room
 from orchestrator.driver.signals import handled, signals_noted
 from orchestrator.driver.suite import Share, SuiteDriver
 from orchestrator.driver.trial_queue import Source
@@ -49,7 +50,6 @@ from orchestrator.reporting.view import Progress, View, say
 from orchestrator.search.asha import asha_share, make_scheduler
 from orchestrator.spec.batch import TrialBatch
 from orchestrator.spec.outcome import Outcome
-from orchestrator.spec.room import Wanted, have_room
 from orchestrator.spec.trial import Trial
 from orchestrator.state.checkpoint_store import CheckpointStore
 from orchestrator.state.event_log import EventLog

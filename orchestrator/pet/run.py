@@ -39,6 +39,7 @@ from orchestrator.planning.preflight import check_warmup, inspect, run_tags
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.selection.finalizing import FRESH_SEED, batch_name, content_of
 from orchestrator.spec.batch import TrialBatch
+from orchestrator.spec.command import Command
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE, Trial
@@ -128,7 +129,7 @@ def prepare_pet(plan: PetPlan, unlabelled: Path | None, workspace: Workspace) ->
 
 
 def run_pet(
-    prepared: PreparedPet, workspace: Workspace, say: Callable[[str], None], go_on: str
+    prepared: PreparedPet, workspace: Workspace, say: Callable[[str], None], command: Command
 ) -> PetResult:
     """Run what is left of a PET; Ray must be running.
 
@@ -136,7 +137,7 @@ def run_pet(
         prepared: from `prepare_pet`.
         workspace: where its sweep is kept.
         say: takes progress messages while no trial runs.
-        go_on: the command that goes on where it is interrupted.
+        command: what was typed.
 
     Raises:
         InterruptedSweepError: Ctrl-C.
@@ -144,18 +145,19 @@ def run_pet(
     """
     sweep = prepared.plan.sweep
     if prepared.facts is not None:
-        run_sweep(sweep, prepared.facts, workspace, go_on=go_on)
+        run_sweep(sweep, prepared.facts, workspace, command=command)
     elif workspace.tracker(create=True).name_is_free(sweep.name) or (
         workspace.tracker().find_sweep(sweep.name).outcome is not Outcome.COMPLETED
     ):
-        resume_sweep(resumable(sweep.name, workspace, {}), workspace, say, go_on=go_on)
+        resume_sweep(resumable(sweep.name, workspace, {}), workspace, say, command=command)
     tracker = workspace.tracker()
-    with workspace.lock(sweep.name, go_on):
+    command = command.after_search()
+    with workspace.lock(sweep.name, command):
         refuse_damaged(workspace.path_of(sweep.name), tracker.names_of_trials(sweep.name))
         concurrency(sweep.resources)
         record = tracker.find_sweep(sweep.name)
         opened = functools.partial(tracker.reopen_sweep, sweep.name, search_goes_on=False)
-        with closed_in_any_case(opened, go_on, record.outcome or Outcome.INTERRUPTED) as runs:
+        with closed_in_any_case(opened, command, record.outcome or Outcome.INTERRUPTED) as runs:
             found = _Pet(prepared, workspace, runs, say).run()
             best = min(found.final, key=lambda trial: trial.last.order)
             winner = runs.run_of(best.name)

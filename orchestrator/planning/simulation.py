@@ -21,6 +21,7 @@ from typing import Self
 
 from orchestrator.driver.context import RetryBudget
 from orchestrator.driver.driver import Driver
+from orchestrator.driver.room import Wanted, have_room
 from orchestrator.driver.suite import Share, SuiteDriver
 from orchestrator.driver.work import Work
 from orchestrator.planning.curves import Curves
@@ -37,7 +38,6 @@ from orchestrator.spec.messages import (
     WorkerLost,
 )
 from orchestrator.spec.outcome import Outcome
-from orchestrator.spec.room import Wanted, have_room
 from orchestrator.spec.suite import Member, Suite
 from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog

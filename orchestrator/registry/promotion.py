@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from orchestrator.selection.significance import (
     permutations_for,
     primary_metric,
 )
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.trial import is_alone
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.records import TrialRun
@@ -68,7 +69,7 @@ def promote_adapter(
     name: str,
     force: bool,
     say: Callable[[str], None] = lambda line: None,
-    go_on: str | None = None,
+    typed: Sequence[str] | None = None,
 ) -> Promotion:
     """Register a run's adapter, and move the alias to it if it is better than the champion.
 
@@ -78,7 +79,7 @@ def promote_adapter(
         force: move the alias whatever the result of the test.
         say: called with progress messages: trials that were passed over, training of the
             classifier alone.
-        go_on: the command that goes on where it is interrupted; None: `promote NAME`.
+        typed: words after `tinyattn promote` that go on where it is interrupted; None: `name`.
 
     Raises:
         InterruptedSweepError: Ctrl-C while the classifier alone trained.
@@ -89,7 +90,13 @@ def promote_adapter(
         say(f"note: {line}")
 
     def train(trial: TrialRun, config: TrainConfig) -> None:
-        train_alone(workspace, tracker, trial, config, model_cache, say, go_on or f"promote {name}")
+        command = Command(
+            run=trial.sweep,
+            kind=Kind.SWEEP,
+            phase=Phase.PROMOTE,
+            words=("promote", *(typed or [name])),
+        )
+        train_alone(workspace, tracker, trial, config, model_cache, say, command)
 
     return promote(tracker, name, benchmarks(model_cache, train), force=force, say=say)
 

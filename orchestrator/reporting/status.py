@@ -16,6 +16,7 @@ from pathlib import Path
 from orchestrator.reporting.view import Progress, brief, clock, in_brackets
 from orchestrator.search.asha import Asha, make_scheduler, replay
 from orchestrator.spec.batch import SEARCH
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.space import count, endless
@@ -24,15 +25,13 @@ from orchestrator.state.definition import Definition
 from orchestrator.state.event_log import read_events
 from orchestrator.state.events import ResultEvent
 from orchestrator.state.ranking import best_of, no_candidate, passed_over, standing_of_run
-from orchestrator.state.suite_definition import whole_of
+from orchestrator.state.suite_definition import left_by
 from orchestrator.state.sweep_trials import current_runs
 from orchestrator.state.workspace import Workspace
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import FINAL_KINDS, SweepRecord, TrialRun, protocol_words
 from tinyattn.errors import StorageError, UsageError
 
-_REPEATING = ("finalize ", "compare ", "reproduce ")
-"""How the commands begin that run the best of a sweep on fresh seeds."""
 _PAGE_TRIALS = 20
 """Trials that are shown one by one."""
 
@@ -49,8 +48,8 @@ class Status:
     """Names of the trials that ASHA has paused, as far as its folder is on this machine."""
     total: int | None = None
     """Trials of its search in all, begun or not; None: not known."""
-    goes_on_by: str = ""
-    """Command that the last holder of its lock noted to go on with; empty: not known."""
+    command: Command | None = None
+    """What works on it, or did last; None: not known."""
     suite_runs: bool = False
     """Whether the search of the suite that it belongs to runs."""
     rungs: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
@@ -127,29 +126,50 @@ class Status:
     def _state(self) -> str:
         outcome = self.sweep.outcome
         words = f"last sign of life {clock(silence(self.sweep))} ago"
-        is_own = self.driver_here and self.goes_on_by.startswith(_REPEATING)
-        if outcome is not None and self.suite_runs and not is_own:
+        if outcome is not None and self.suite_runs and not (self.driver_here and self._is_final):
             return f"{outcome.value}; suite {self.sweep.suite}, to which it belongs, runs on"
         if self.driver_here:
             return f"{'running' if outcome is None else 'finalizing'}, {words}"
         if self._is_pet_left and self.driver_here is False:
-            return f"its driver is gone ({words}); `tinyattn {self.goes_on_by}` goes on"
+            return f"its driver is gone ({words}); {self._goes_on}"
         if outcome is not None and self.is_left_open and self.driver_here is False:
-            command = self._noted("finalize")
-            return f"{outcome.value}, its finalize is gone; `tinyattn {command}` goes on"
-        resume = self._noted("sweep resume")
+            return f"{outcome.value}, its finalize is gone; {self._goes_on}"
         if outcome not in (None, Outcome.COMPLETED) and self.driver_here is False:
-            return f"{outcome.value}; next: `tinyattn {resume}`"
+            return f"{outcome.value}; next: `{self.left.resume}`"
         if outcome is not None:
             return outcome.value
         if self.driver_here is False:
-            return f"its driver is gone ({words}); `tinyattn {resume}` goes on"
+            return f"its driver is gone ({words}); {self._goes_on}"
         return f"running, {words}"
+
+    @property
+    def _command(self) -> Command:
+        return self.command or Command.of_search(self.sweep.name)
+
+    @property
+    def left(self) -> Command:
+        """The command that goes on with what is left of it; where nothing is, the last one."""
+        last, name = self._command, self.sweep.name
+        if self.is_left_open and not self._is_final:
+            return Command.of_finalize(name, Kind.SWEEP)
+        is_searched = self.sweep.outcome is Outcome.COMPLETED or self.is_left_open
+        if not is_searched and last.kind is Kind.SWEEP:
+            return Command.of_search(name)
+        return last
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether what works on it runs its best again."""
+        return self._command.phase is Phase.FINAL
+
+    @property
+    def _goes_on(self) -> str:
+        return f"`{self.left.resume}` goes on"
 
     @property
     def _is_pet_left(self) -> bool:
         """Whether it is the first generation of a `tinyattn pet` that has not come to its end."""
-        return self.goes_on_by.startswith("pet ") and "winner" not in self.sweep.tags
+        return self._command.kind is Kind.PET and "winner" not in self.sweep.tags
 
     @property
     def running(self) -> int:
@@ -170,14 +190,6 @@ class Status:
     def is_left_open(self) -> bool:
         """Whether a trial of its finalizer has no outcome."""
         return any(run.trial.outcome is None for run in self.finalizing)
-
-    def _noted(self, verb: str) -> str:
-        """The command of a verb that goes on: that of its suite, or with overrides, if so noted.
-
-        A comparison's goes on with all that it began.
-        """
-        is_noted = self.goes_on_by.startswith((f"{verb} ", "compare ", "reproduce "))
-        return self.goes_on_by if is_noted else f"{verb} {self.sweep.name}"
 
     @property
     def best(self) -> TrialRun | None:
@@ -260,8 +272,8 @@ def status_of(workspace: Workspace, store: TrackingReader, sweep: SweepRecord) -
     """Return the status of a sweep of the store."""
     name, folder = sweep.name, workspace.path_of(sweep.name)
     here = workspace.is_held(name) if folder.is_dir() else None
-    runs, by = current_runs(folder, store, sweep), _goes_on_by(workspace, name)
-    found = Status(sweep, runs, here, goes_on_by=by, suite_runs=_suite_runs(workspace, sweep))
+    runs, command = current_runs(folder, store, sweep), left_by(workspace, name)
+    found = Status(sweep, runs, here, command=command, suite_runs=_suite_runs(workspace, sweep))
     try:
         spec = Definition.read(folder, name).sweep()
     except (UsageError, StorageError):
@@ -273,26 +285,12 @@ def status_of(workspace: Workspace, store: TrackingReader, sweep: SweepRecord) -
     return replace(found, paused=frozenset(asha.paused), rungs=asha.rungs)
 
 
-def _goes_on_by(workspace: Workspace, name: str) -> str:
-    """Return the command that goes on with a sweep, without `tinyattn`: of a comparison's or a
-    reproduction's part that of the whole, unless it is finalized by its own name."""
-    noted = workspace.goes_on_by(name)
-    try:
-        whole = whole_of(workspace, name)
-    except StorageError:  # damaged
-        whole = None
-    is_own = noted.startswith(("finalize ", "pet "))
-    return noted if whole is None or whole.go_on is None or is_own else whole.go_on
-
-
 def _suite_runs(workspace: Workspace, sweep: SweepRecord) -> bool:
     """Whether the search of a sweep's suite runs: a sweep that has ended is not held any more."""
     if sweep.suite is None or not workspace.is_held(sweep.suite):
         return False
-    command = workspace.goes_on_by(sweep.suite)
-    return (
-        command.startswith(("compare ", "reproduce ")) or command == f"sweep resume {sweep.suite}"
-    )
+    command = workspace.command_of(sweep.suite)
+    return command.kind.is_judged or command.phase is Phase.SEARCH
 
 
 def _total(sweep: Sweep) -> int:

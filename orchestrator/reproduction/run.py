@@ -14,6 +14,7 @@ from orchestrator.reproduction.methods import METHODS
 from orchestrator.reproduction.suite import Settings, Start, suite_of, waits
 from orchestrator.reproduction.tables import Need
 from orchestrator.spec.batch import SEARCH
+from orchestrator.spec.command import Command
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.suite import Suite
@@ -47,8 +48,8 @@ class Reproduction:
     """Its sweeps; those that others begin from come first."""
     settings: Settings
     """What is other than in the paper."""
-    go_on: str = ""
-    """Command that goes on with it, without `tinyattn`."""
+    command: Command
+    """What was typed."""
 
     def sweep(self, need: Need) -> str:
         """Return the name of a sweep of it."""
@@ -188,7 +189,7 @@ def _start(reproduction: Reproduction, parent: Need, workspace: Workspace) -> St
 def _stage(
     reproduction: Reproduction, needs: Mapping[Need, Start | None], workspace: Workspace
 ) -> Stage:
-    suite = suite_of(reproduction.name, needs, reproduction.settings, reproduction.go_on or None)
+    suite = suite_of(reproduction.name, needs, reproduction.settings, reproduction.command)
     folder = workspace.path_of(suite.name)
     if SuiteDefinition.is_in(folder):
         clear_unbegun(workspace, suite.name)
@@ -241,7 +242,7 @@ def _run(
     if stage.is_new:
         found.take_in(run_suite(suite, stage.new, workspace))
         return
-    note_command(workspace, suite.name, reproduction.go_on, is_judged=False)
+    note_command(workspace, suite.name, reproduction.command, is_judged=False)
     if stage.is_done:
         return
     if stage.new:

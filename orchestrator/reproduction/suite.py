@@ -17,6 +17,7 @@ from typing import Any
 import search_spaces
 from orchestrator.reproduction.methods import ALBERT, BASE, GPT_2, LARGE, METHODS, printed
 from orchestrator.reproduction.tables import Need
+from orchestrator.spec.command import Command
 from orchestrator.spec.config import Sweep, resolved
 from orchestrator.spec.suite import Member, Suite
 from orchestrator.spec.values import Json, Point
@@ -162,7 +163,7 @@ def suite_of(
     name: str,
     needs: Mapping[Need, Start | None],
     settings: Settings,
-    go_on: str | None = None,
+    command: Command,
 ) -> Suite:
     """Return the suite of some sweeps; each is called `name-METHOD-TASK`.
 
@@ -170,7 +171,7 @@ def suite_of(
         name: of the suite.
         needs: its sweeps, with what they begin from.
         settings: what is other than in the paper.
-        go_on: command that goes on with it.
+        command: what was typed.
 
     Raises:
         ConfigError: an override does not fit.
@@ -179,7 +180,7 @@ def suite_of(
         Member(need.name, sweep_of(name, need, settings, start), "", dict(settings.overrides))
         for need, start in needs.items()
     ]
-    return Suite(name, tuple(members), listed_by="--tasks or --methods", go_on=go_on)
+    return Suite(name, tuple(members), listed_by="--tasks or --methods", command=command)
 
 
 def sweep_of(name: str, need: Need, settings: Settings, start: Start | None = None) -> Sweep:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from orchestrator.driver.closing import closed_in_any_case
+from orchestrator.spec.command import Command
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.trial import ALONE, has_no_classifier, is_alone
 from orchestrator.spec.values import Point, Value
@@ -120,7 +121,7 @@ def train_alone(
     config: TrainConfig,
     model_cache: ModelCache,
     say: Callable[[str], None],
-    go_on: str,
+    command: Command,
 ) -> None:
     """Train the baseline of a trial in this process, at the rates that its sweep has not tried.
 
@@ -134,7 +135,7 @@ def train_alone(
         config: the config of that trial.
         model_cache: cache of PLM and data.
         say: takes the score of each baseline, for the user.
-        go_on: the command that goes on where it is interrupted.
+        command: what was typed.
 
     Raises:
         InterruptedSweepError: Ctrl-C.
@@ -149,10 +150,10 @@ def train_alone(
     tags = {key: trial.tags[key] for key in _INHERITED if key in trial.tags}
     tags["primary_metric"] = model_cache.task(config).metrics[0]
     trained: dict[str, Path | None] = {}
-    with workspace.lock(trial.sweep, go_on), tempfile.TemporaryDirectory() as scratch:
+    with workspace.lock(trial.sweep, command), tempfile.TemporaryDirectory() as scratch:
         outcome = tracker.find_sweep(trial.sweep).outcome or Outcome.INTERRUPTED
         open_runs = functools.partial(tracker.reopen_sweep, trial.sweep, search_goes_on=False)
-        with closed_in_any_case(open_runs, go_on, outcome) as runs:
+        with closed_in_any_case(open_runs, command, outcome) as runs:
             for number, params in enumerate(alone_settings({}, config), start=1):
                 if params["optimizer.lr"] not in missing:
                     continue

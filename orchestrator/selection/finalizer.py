@@ -15,7 +15,6 @@ sweeps share the machines, and then their experts.
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TypeVar
@@ -33,6 +32,7 @@ from orchestrator.selection.finalizing import (
     best_one_head,
 )
 from orchestrator.selection.verdict import Verdict
+from orchestrator.spec.command import Command, Kind
 from orchestrator.spec.config import Sweep
 from orchestrator.spec.trial import Trial
 from orchestrator.state.workspace import Workspace
@@ -66,9 +66,9 @@ def finalize(
     """
     tracker = workspace.tracker()
     tracker.find_sweep(sweep.name)  # a name that is wrong makes no folder for its lock
-    go_on = shlex.join(["finalize", sweep.name, *typed])
-    with workspace.lock(sweep.name, go_on):
-        (verdict,) = _finalized({"": sweep}, workspace, tracker, go_on, say, None).values()
+    command = Command.of_finalize(sweep.name, Kind.SWEEP, typed)
+    with workspace.lock(sweep.name, command):
+        (verdict,) = _finalized({"": sweep}, workspace, tracker, command, say, None).values()
     assert isinstance(verdict, Verdict), "what a sweep by itself fails by is raised"
     return verdict
 
@@ -97,16 +97,16 @@ def finalize_suite(
         InterruptedSweepError: Ctrl-C.
         TinyAttnError: what concerns all sweeps failed.
     """
-    go_on = shlex.join(["finalize", name, *typed])
-    with _locked(name, sweeps, workspace, go_on):
-        return _finalized(sweeps, workspace, workspace.tracker(), go_on, say, name)
+    command = Command.of_finalize(name, Kind.SUITE, typed)
+    with _locked(name, sweeps, workspace, command):
+        return _finalized(sweeps, workspace, workspace.tracker(), command, say, name)
 
 
 def repeat_suite(
     name: str,
     sweeps: Mapping[str, Sweep],
     workspace: Workspace,
-    go_on: str,
+    command: Command,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, list[Trial] | TinyAttnError]:
     """Run the best of each search of each sweep of a suite on fresh seeds.
@@ -118,7 +118,7 @@ def repeat_suite(
         name: the suite's.
         sweeps: its sweeps as they ran, by their names within the suite.
         workspace: where they are kept.
-        go_on: the command that goes on where it is interrupted.
+        command: what was typed.
         say: takes progress messages while no trial runs.
 
     Returns:
@@ -129,20 +129,28 @@ def repeat_suite(
         As `finalize_suite`.
     """
     steps, taken = [Finalizing.repeats], Finalizing.repeated
-    with _locked(name, sweeps, workspace, go_on):
+    with _locked(name, sweeps, workspace, command):
         return _through(
-            steps, taken, sweeps, workspace, workspace.tracker(), go_on, say, name, best_of_searches
+            steps,
+            taken,
+            sweeps,
+            workspace,
+            workspace.tracker(),
+            command,
+            say,
+            name,
+            best_of_searches,
         )
 
 
 @contextmanager
 def _locked(
-    name: str, sweeps: Mapping[str, Sweep], workspace: Workspace, go_on: str
+    name: str, sweeps: Mapping[str, Sweep], workspace: Workspace, command: Command
 ) -> Iterator[None]:
     """Hold the locks of a suite and of its sweeps within the block."""
     with ExitStack() as locks:
         for one in (name, *(sweep.name for sweep in sweeps.values())):
-            locks.enter_context(workspace.lock(one, go_on))
+            locks.enter_context(workspace.lock(one, command))
         yield
 
 
@@ -150,7 +158,7 @@ def _finalized(
     sweeps: Mapping[str, Sweep],
     workspace: Workspace,
     tracker: TrackingWriter,
-    go_on: str,
+    command: Command,
     say: Callable[[str], None],
     suite: str | None,
 ) -> dict[str, Verdict | TinyAttnError]:
@@ -158,7 +166,7 @@ def _finalized(
         return one.verdict(tracker)
 
     steps = [Finalizing.finalists, Finalizing.experts]
-    return _through(steps, verdict, sweeps, workspace, tracker, go_on, say, suite)
+    return _through(steps, verdict, sweeps, workspace, tracker, command, say, suite)
 
 
 def _through(
@@ -167,7 +175,7 @@ def _through(
     sweeps: Mapping[str, Sweep],
     workspace: Workspace,
     tracker: TrackingWriter,
-    go_on: str,
+    command: Command,
     say: Callable[[str], None],
     suite: str | None,
     choose: Choose = best_one_head,
@@ -193,7 +201,7 @@ def _through(
         for one in ready.values()
     ]
     outcomes = [one.outcome for one in ready.values()]
-    with all_closed_in_any_case(openers, go_on, outcomes) as opened:
+    with all_closed_in_any_case(openers, command, outcomes) as opened:
         for one, runs in zip(ready.values(), opened, strict=True):
             one.runs = runs
         for step in steps:

@@ -123,7 +123,7 @@ def best_of_searches(sweep: Sweep, ended: Iterable[Trial], outcome: Outcome | No
 
 def _goes_on(sweep: Sweep, outcome: Outcome | None) -> str:
     whole = outcome is Outcome.COMPLETED
-    return "" if whole else f"; `tinyattn sweep resume {sweep.name}` goes on with it"
+    return "" if whole else f"; `tinyattn resume {sweep.name}` goes on with it"
 
 
 def repeat_points(sweep: Sweep, best: Iterable[Trial]) -> list[Point]:

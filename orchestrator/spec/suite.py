@@ -24,6 +24,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 import search_spaces
+from orchestrator.spec.command import Command
 from orchestrator.spec.config import (
     SECTIONS,
     SHORT,
@@ -97,8 +98,8 @@ class Suite:
     listed_by: str | None = None
     """Option by which the user lists its members; None: it has all of a file, but for those that
     `--without` names."""
-    go_on: str | None = None
-    """Command that goes on with it, without `tinyattn`; None: `sweep resume NAME`."""
+    command: Command | None = None
+    """What judges its members in the end; None: it is searched, and no more."""
 
     @property
     def sweeps(self) -> list[Sweep]:

@@ -41,7 +41,7 @@ def request_stop(
         Definition.read(folder, name)  # UsageError that lists the sweeps there are
     if not workspace.is_held(name):
         raise UsageError(
-            f"no process works on sweep '{name}' in {workspace.runs}; `tinyattn sweep status "
+            f"no process works on sweep '{name}' in {workspace.runs}; `tinyattn status "
             f"{name}` shows how it stands"
         )
     if trial is not None:
@@ -49,7 +49,7 @@ def request_stop(
         _request(folder, live.name)
         say(f"trial {live.name} ends at its next evaluation, or at once if it waits at a rung")
         return
-    go_on = workspace.goes_on_by(name)
+    command = workspace.command_of(name)
     _request(folder, STOP_ALL)
     say(f"sweep {name} ends: waiting until its runs are closed")
     deadline = time.monotonic() + _WAIT_SECONDS
@@ -57,11 +57,11 @@ def request_stop(
         if time.monotonic() > deadline:
             raise TinyAttnError(
                 f"sweep '{name}' was asked to end and has not within {_WAIT_SECONDS:.0f} s; it "
-                f"may still, see `tinyattn sweep status {name}`, or kill its process: nothing is "
+                f"may still, see `tinyattn status {name}`, or kill its process: nothing is "
                 "lost by that"
             )
         time.sleep(0.5)
-    say(f"it has ended; `tinyattn {go_on}` goes on with it")
+    say(f"it has ended; `{command.resume}` goes on with it")
 
 
 def _refuse_trial(trial: str | None, suite: SuiteDefinition) -> None:
@@ -70,7 +70,7 @@ def _refuse_trial(trial: str | None, suite: SuiteDefinition) -> None:
         first = next(iter(suite.sweeps.values()))
         raise UsageError(
             f"--trial {trial} came with a suite, allowed is it with one of its sweeps, as in "
-            f"`tinyattn sweep stop {first} --trial {trial}`; they are "
+            f"`tinyattn stop {first} --trial {trial}`; they are "
             f"{', '.join(suite.sweeps.values())}"
         )
 

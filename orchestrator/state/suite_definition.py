@@ -7,11 +7,16 @@ its own beside it.
 
 from __future__ import annotations
 
+import glob
+import shlex
 import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from pydantic import model_validator
+
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.suite import Suite
 from orchestrator.state.definition import FILE as DEFINITION
 from orchestrator.state.definition import SUITE_FILE as FILE
@@ -35,11 +40,23 @@ class SuiteDefinition(StrictModel):
     """By name within the suite."""
     gpu_hours: float | None = None
     """GPU-hours after which no trial begins; None: no limit."""
-    go_on: str | None = None
-    """Of a comparison: the command that was typed last, without `tinyattn`, as in `compare rte
-    --name c`; None: it is no comparison, or one that an earlier version began."""
+    command: Command | None = None
+    """Of a comparison or reproduction: what was typed last; None: it is neither."""
     is_judged: bool = False
-    """Of a comparison: whether that command has come to its end."""
+    """Whether that command has come to its end."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: object) -> object:
+        """Read what 0.1 wrote, where the command is a text under `go_on`."""
+        if not isinstance(data, dict) or not isinstance(data.get("go_on"), str):
+            return data
+        words = shlex.split(data["go_on"])
+        kind = Kind.REPRODUCTION if words[:1] == ["reproduce"] else Kind.COMPARISON
+        run = words[words.index("--name") + 1] if "--name" in words[:-1] else data.get("name")
+        command = {"run": run, "kind": kind, "phase": Phase.SEARCH, "words": words}
+        rest = {key: value for key, value in data.items() if key != "go_on"}
+        return {**rest, "command": command}
 
     @staticmethod
     def is_in(folder: Path) -> bool:
@@ -54,7 +71,7 @@ class SuiteDefinition(StrictModel):
             sweeps={member.name: member.sweep.name for member in suite.members},
             weights={member.name: member.weight for member in suite.members},
             gpu_hours=suite.gpu_hours,
-            go_on=suite.go_on,
+            command=suite.command,
         )
 
     @classmethod
@@ -87,9 +104,14 @@ class SuiteDefinition(StrictModel):
         write_text(folder / FILE, self.model_dump_json(indent=1, exclude_defaults=True) + "\n")
 
     @property
-    def goes_on_by(self) -> str:
-        """Command that goes on with it, without `tinyattn`."""
-        return self.go_on or f"sweep resume {self.name}"
+    def works_by(self) -> Command:
+        """The command that goes on with it."""
+        return self.command or Command.of_search(self.name, Kind.SUITE)
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        return self.works_by.kind
 
     def with_gpu_hours(self, gpu_hours: float) -> Self:
         """Return a copy with another limit of GPU-hours."""
@@ -101,24 +123,36 @@ class SuiteDefinition(StrictModel):
         return self.model_copy(update={"sweeps": sweeps, "weights": weights})
 
 
-def note_command(workspace: Workspace, name: str, go_on: str, *, is_judged: bool) -> None:
+def note_command(workspace: Workspace, name: str, command: Command, *, is_judged: bool) -> None:
     """Note the command of a comparison on disk, and whether it has come to its end.
 
     Raises:
         UsageError: another process works on it.
     """
     folder = workspace.path_of(name)
-    with workspace.lock(name, go_on):
-        noted = {"go_on": go_on, "is_judged": is_judged}
+    with workspace.lock(name, command):
+        noted = {"command": command, "is_judged": is_judged}
         SuiteDefinition.read(folder).model_copy(update=noted).write(folder)
 
 
-def command_of_suite(workspace: Workspace, name: str) -> str:
-    """Return the command that goes on with a suite, without `tinyattn`."""
+def command_of_suite(workspace: Workspace, name: str) -> Command:
+    """Return the command that goes on with a suite."""
     folder = workspace.path_of(name)
     if SuiteDefinition.is_in(folder):
-        return SuiteDefinition.read(folder).goes_on_by
-    return f"sweep resume {name}"
+        return SuiteDefinition.read(folder).works_by
+    return Command.of_search(name, Kind.SUITE)
+
+
+def left_by(workspace: Workspace, name: str) -> Command:
+    """Return what works on a sweep, or did last: on a comparison's or a reproduction's part the
+    command of the whole, unless it is finalized or promoted by its own name."""
+    noted = workspace.command_of(name)
+    try:
+        whole = whole_of(workspace, name)
+    except StorageError:  # damaged
+        whole = None
+    is_own = noted.run == name and noted.phase is not Phase.SEARCH
+    return noted if whole is None or is_own else whole.works_by
 
 
 def whole_of(workspace: Workspace, sweep: str) -> SuiteDefinition | None:
@@ -130,9 +164,24 @@ def whole_of(workspace: Workspace, sweep: str) -> SuiteDefinition | None:
     for path in sorted(workspace.path_of(sweep).parent.glob(f"*/{FILE}")):
         if sweep.startswith(f"{path.parent.name}-"):
             found = SuiteDefinition.read(path.parent)
-            if found.go_on is not None and sweep in found.sweeps.values():
+            if found.kind.is_judged and sweep in found.sweeps.values():
                 return found
     return None
+
+
+def parts_of(workspace: Workspace, name: str) -> list[str]:
+    """Return the suites of a run that has several, as a comparison on several tasks, by their
+    names; empty: it is no such run.
+
+    Raises:
+        StorageError: a definition cannot be read that may be of it.
+    """
+    found = []
+    for path in sorted((workspace.runs / "sweeps").glob(f"{glob.escape(name)}-*/{FILE}")):
+        suite = SuiteDefinition.read(path.parent)
+        if suite.command is not None and suite.command.run == name:
+            found.append(suite.name)
+    return found
 
 
 def comparison_page(workspace: Workspace, name: str) -> Path | None:

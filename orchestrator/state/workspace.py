@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
+from pydantic import ValidationError
 
+from orchestrator.spec.command import Command
 from orchestrator.spec.config import check_name
 from orchestrator.tracking.database import FILE, may_be_written
 from tinyattn.errors import StorageError, UsageError
@@ -39,7 +41,7 @@ _FOLDER = "folder"
 _MOST_NOTE = 10_000
 """Largest size of that file, in bytes."""
 REQUESTS = "stop"
-"""Folder in a sweep's folder for the requests of `sweep stop`."""
+"""Folder in a sweep's folder for the requests of `stop`."""
 STOP_ALL = "all"
 """Name of the request to stop the whole sweep; other requests have the names of trials."""
 
@@ -240,12 +242,12 @@ class Workspace:
         return place
 
     @contextmanager
-    def lock(self, name: str, go_on: str | None = None) -> Iterator[None]:
+    def lock(self, name: str, command: Command | None = None) -> Iterator[None]:
         """Hold a sweep's lock within the block; the system releases it if the process dies.
 
         Args:
             name: the sweep.
-            go_on: command that goes on where the block is interrupted; None: `sweep resume NAME`.
+            command: what holds it; None: the search of this sweep.
 
         Raises:
             UsageError: another process holds it.
@@ -258,12 +260,13 @@ class Workspace:
         except Timeout:
             raise UsageError(
                 f"another process is working on sweep '{name}'; wait for it, or end it with "
-                f"`tinyattn sweep stop {name}`"
+                f"`tinyattn stop {name}`"
             ) from None
         try:
             shutil.rmtree(self.path_of(name) / REQUESTS, ignore_errors=True)  # of an earlier driver
             with suppress(OSError):  # on a full disk the work itself will say so
-                Path(lock.lock_file).write_text(go_on or f"sweep resume {name}")
+                noted = command or Command.of_search(name)
+                Path(lock.lock_file).write_text(noted.model_dump_json())
             yield
         finally:
             lock.release()
@@ -278,13 +281,12 @@ class Workspace:
         except OSError:  # a file, or a folder that may not be read
             return True
 
-    def goes_on_by(self, name: str) -> str:
-        """Return the command that goes on with what the holder of a sweep's lock does."""
+    def command_of(self, name: str) -> Command:
+        """Return the command that holds a sweep's lock, or that held it last."""
         try:
-            noted = read_text(self.path_of(name) / LOCK, _MOST_NOTE).strip()
-        except (OSError, UnfitError):
-            noted = ""
-        return noted or f"sweep resume {name}"
+            return Command.model_validate_json(read_text(self.path_of(name) / LOCK, _MOST_NOTE))
+        except (OSError, UnfitError, ValidationError):  # none yet, or cut off by a full disk
+            return Command.of_search(name)
 
     def is_held(self, name: str) -> bool:
         """Whether a process holds a sweep's lock; also works where the folder is read-only."""

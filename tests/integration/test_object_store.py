@@ -107,7 +107,7 @@ def test_a_sweep_killed_damaged_and_cut_off_ends_as_one_in_a_folder(
     s3.come()
     text = log.read_text()
     assert ": s3://sweep-tests/sweeps/s-" in text
-    assert f"then `tinyattn sweep resume s --runs {runs} --on {rack}` goes on" in text
+    assert f"then `tinyattn resume s --runs {runs} --on {rack}` goes on" in text
     assert "Traceback" not in text
 
     done = call("sweep", "resume", "s", "--runs", runs)  # it knows where its states are

@@ -100,7 +100,7 @@ def test_an_interrupted_sweep_leaves_nothing_running(
     assert "Traceback" not in stderr
     (line,) = stderr.splitlines()
     assert line.startswith("error: interrupted; what had ended is kept")
-    assert line.endswith(f"`tinyattn sweep resume s --runs {tmp_path}` goes on where it was")
+    assert line.endswith(f"`tinyattn resume s --runs {tmp_path}` goes on where it was")
     assert_ended_truthfully(tmp_path, children)
 
 
@@ -178,7 +178,7 @@ def assert_ends_truthfully_without(
     assert all(line.startswith("[") for line in stdout.splitlines()), "of the view alone"
     assert stderr == (
         "error: Ray has died on this machine, perhaps killed because memory ran out; free some; "
-        f"then `tinyattn sweep resume s --runs {runs}` goes on\n"
+        f"then `tinyattn resume s --runs {runs}` goes on\n"
     )
     tracker = Workspace(runs).tracker()
     record = tracker.find_sweep("s")

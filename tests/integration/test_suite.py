@@ -94,7 +94,7 @@ def test_one_sweep_of_a_suite_is_stopped_by_itself_and_goes_on_with_it(
     wait_for(lambda: b"rte search_00001 evaluation 1/" in log.read_bytes())
     asked = call("sweep", "stop", "s-rte", "--runs", runs)
     assert asked.exit_code == 0, asked.output
-    assert f"`tinyattn sweep resume s --runs {runs}` goes on with it" in asked.output
+    assert f"`tinyattn resume s --runs {runs}` goes on with it" in asked.output
     states = Workspace(runs).store().find_sweep("s-rte")
     assert str(states.outcome) == "interrupted", "it is closed while the others go on"
     assert driver.poll() is None

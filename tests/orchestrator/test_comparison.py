@@ -33,6 +33,7 @@ from orchestrator.comparison.table import render, sentences, summary
 from orchestrator.driver.closing import InterruptedSweepError
 from orchestrator.reporting.suite.page import publish_suite
 from orchestrator.reporting.suite.status import find_status
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.space import LogUniform
@@ -215,7 +216,19 @@ def test_a_method_that_does_not_fit_the_task_is_left_out_of_the_list(tmp_path: P
     assert not (tmp_path / "runs" / "sweeps" / "c").exists()
 
 
-COMMAND = "compare rte --methods tiny,lora --plm minilm --name c --trials 2"
+WORDS = [
+    "compare",
+    "rte",
+    "--methods",
+    "tiny,lora",
+    "--plm",
+    "minilm",
+    "--name",
+    "c",
+    "--trials",
+    "2",
+]
+COMMAND = Command(run="c", kind=Kind.COMPARISON, phase=Phase.SEARCH, words=tuple(WORDS))
 
 
 @pytest.fixture
@@ -231,7 +244,7 @@ def searched(sweeps: Sweeps, tmp_path: Path) -> Workspace:
     sweeps.tracker.settle(30)
     members = {"tiny": "c-tiny", "lora": "c-lora"}
     weights = dict.fromkeys(members, 1.0)
-    there = SuiteDefinition(name="c", sweeps=members, weights=weights, go_on=COMMAND)
+    there = SuiteDefinition(name="c", sweeps=members, weights=weights, command=COMMAND)
     there.write(workspace.sweep_folder("c"))
     for sweep in members.values():
         with workspace.lock(sweep, COMMAND):
@@ -254,47 +267,54 @@ def state_of(workspace: Workspace, name: str = "c") -> str:
 def test_what_goes_on_with_a_comparison_is_its_own_command(
     searched: Workspace, sweeps: Sweeps
 ) -> None:
-    assert state_of(searched) == f"searched, not judged; next: `tinyattn {COMMAND}`"
+    assert state_of(searched) == "searched, not judged; next: `tinyattn resume c`"
     run = sweeps.tracker.run_of_suite("c")
     assert run is not None
     for outcome in (Outcome.INTERRUPTED, Outcome.FAILED):
         run.end(outcome)
         sweeps.tracker.settle(30)
-        assert state_of(searched) == f"{outcome.value}; next: `tinyattn {COMMAND}`"
+        assert state_of(searched) == f"{outcome.value}; next: `tinyattn resume c`"
     run.reopen()
     sweeps.tracker.settle(30)
-    assert state_of(searched).endswith(f"`tinyattn {COMMAND}` goes on")
+    assert state_of(searched).endswith("`tinyattn resume c` goes on")
     run.end(Outcome.COMPLETED)
     sweeps.tracker.tag(sweeps.runs.run_id, {"outcome": "interrupted"})
     sweeps.tracker.settle(30)
-    assert state_of(searched, "c-lora") == f"interrupted; next: `tinyattn {COMMAND}`"
+    assert state_of(searched, "c-lora") == "interrupted; next: `tinyattn resume c`"
     note_command(searched, "c", COMMAND, is_judged=True)
     assert state_of(searched) == "completed; next: `tinyattn report c`"
     sweeps.trial("finalists-ab12_00001", [0.9], None, kind="finalist")
-    with searched.lock("c", "finalize c"):
+    finalize = Command.of_finalize("c", Kind.SUITE)
+    with searched.lock("c", finalize):
         pass
-    assert state_of(searched).endswith("its finalize is gone; `tinyattn finalize c` goes on")
+    assert find_status(searched, "c").left == finalize
+    assert state_of(searched).endswith("its finalize is gone; `tinyattn resume c` goes on")
 
 
-@pytest.mark.parametrize("words", [("resume", "c"), ("extend", "c", "trials=4")])
-def test_a_comparison_is_not_resumed_as_a_suite(
-    words: tuple[str, ...], searched: Workspace
+@pytest.mark.parametrize("verb", [["resume"], ["sweep", "resume"]])
+@pytest.mark.parametrize("name", ["c", "c-lora"])
+def test_a_comparison_goes_on_as_a_whole(
+    verb: list[str], name: str, searched: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would end after the searches, with a suite's table and no tests."""
-    refused = typed(searched, "sweep", *words, code=2).stderr
-    again = f"`tinyattn {COMMAND} --runs {searched.runs}` goes on"
-    assert f"'c' is a comparison; {again} with searches and judgement" in refused
-    assert ("for more trials with another --trials" in refused) == (words[0] == "extend")
-    part = typed(searched, "sweep", words[0], "c-lora", *words[2:], code=2).stderr
-    assert f"'c-lora' belongs to 'c', a comparison; {again} with searches and judgement" in part
+    asked: list[list[str]] = []
+    monkeypatch.setattr("orchestrator.cli.runs.run_again", lambda words: asked.append([*words]))
+    typed(searched, *verb, name)
+    more = typed(searched, "extend", name, "generations=4", code=2).stderr
+    assert "got generations=...; of a comparison allowed are searches=..., methods=..." in more
+    typed(searched, "extend", name, "searches=3")
+    assert asked == [WORDS, [*WORDS, "--searches", "3"]]
+    assert "--as-it-ran goes with" in typed(searched, *verb, name, "--as-it-ran", code=2).stderr
 
 
-def test_a_comparison_of_an_earlier_version_is_a_suite_as_before(searched: Workspace) -> None:
+def test_a_comparison_of_the_first_format_is_read(searched: Workspace) -> None:
     file = searched.path_of("c") / "suite.json"
     kept = json.loads(file.read_text())
-    assert kept.pop("go_on") == COMMAND
-    file.write_text(json.dumps(kept | {"gpu_hours": None}))
-    assert state_of(searched) == "completed; next: `tinyattn finalize c`"
+    assert kept.pop("command")["words"] == WORDS
+    file.write_text(json.dumps(kept | {"go_on": " ".join(WORDS), "gpu_hours": None}))
+    assert SuiteDefinition.read(file.parent).command == COMMAND
+    (searched.path_of("c-lora") / "driver.lock").write_text(" ".join(WORDS))
+    assert state_of(searched) == "searched, not judged; next: `tinyattn resume c`"
 
 
 def test_report_and_status_of_a_comparison_name_its_table_and_no_average(
@@ -354,15 +374,15 @@ def test_ctrl_c_in_the_searches_names_the_command_of_the_comparison(
     facts = Facts("rte", "accuracy", "p", "d", None, (), 9, 9, 9, 0, 9.0, 1, 9)
     new = {member.name: facts for member in suite.members}
     prepared = Prepared(suite, is_new=True, new=new, is_searched=False)
-    with pytest.raises(InterruptedSweepError, match=f"`tinyattn {COMMAND}` goes on"):
+    with pytest.raises(InterruptedSweepError, match="`tinyattn resume c` goes on"):
         search_and_repeat(prepared, workspace, print, COMMAND)
-    assert state_of(workspace) == f"interrupted; next: `tinyattn {COMMAND}`"
-    assert workspace.goes_on_by("c") == workspace.goes_on_by("c-lora") == COMMAND
-    longer = COMMAND.replace("--trials 2", "--trials 3")
+    assert state_of(workspace) == "interrupted; next: `tinyattn resume c`"
+    assert workspace.command_of("c") == workspace.command_of("c-lora") == COMMAND
+    longer = COMMAND.model_copy(update={"words": (*WORDS[:-1], "3")})
     again = replace(prepared, is_new=False, new={}, is_searched=True)
     monkeypatch.setattr("orchestrator.comparison.run.repeat_suite", lambda *_: {})
     search_and_repeat(again, workspace, print, longer)
-    assert SuiteDefinition.read(workspace.path_of("c")).go_on == longer, "the last typed counts"
+    assert SuiteDefinition.read(workspace.path_of("c")).command == longer, "the last typed counts"
 
 
 def settings(**changed: Any) -> Suite:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,13 +104,12 @@ def test_a_finalize_that_is_interrupted_goes_on_with_the_overrides_typed(
     sweeps.runs.settle()
     workspace = Workspace(tmp_path / "runs")
     begin(workspace, monkeypatch)
-    assert workspace.goes_on_by("first") == "finalize first"
+    assert workspace.command_of("first").typed == "tinyattn finalize first"
     monkeypatch.setattr(finalizer, "run_batches", interrupt)
     typed = ["finalize.seeds=1", "finalize.space.seed={type: int, low: 0, high: 1}"]
-    command = "finalize first finalize.seeds=1 'finalize.space.seed={type: int, low: 0, high: 1}'"
-    with pytest.raises(InterruptedSweepError, match=re.escape(f"`tinyattn {command}` goes on")):
+    with pytest.raises(InterruptedSweepError, match="`tinyattn resume first` goes on"):
         finalizer.finalize(SWEEP, workspace, typed=typed)
-    assert workspace.goes_on_by("first") == command
+    assert workspace.command_of("first").words == ("finalize", "first", *typed)
 
 
 def test_a_batch_keeps_its_name_when_the_runs_folder_moves(tmp_path: Path) -> None:
@@ -297,7 +295,7 @@ def test_nothing_that_ended_leads_to_resuming(
     sweeps.runs.close_all(Outcome.INTERRUPTED)
     sweeps.runs.settle()
     monkeypatch.setattr(finalizer, "concurrency", lambda resources: 1)
-    with pytest.raises(UsageError, match="`tinyattn sweep resume first` goes on with it"):
+    with pytest.raises(UsageError, match="`tinyattn resume first` goes on with it"):
         finalizer.finalize(SWEEP, Workspace(tmp_path / "runs"))
 
 

@@ -13,7 +13,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.cli import main
-from orchestrator.cli.common import echo, next_command, place_options, remember
+from orchestrator.cli.common import (
+    echo,
+    imported,
+    next_command,
+    place_options,
+    remember,
+    typed_words,
+)
+from orchestrator.cli.compare import compare
+from orchestrator.cli.paper.pet import pet
+from orchestrator.cli.paper.reproduce import reproduce
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.errors import TinyAttnError
 
@@ -53,7 +63,7 @@ def told(monkeypatch: pytest.MonkeyPatch, message: str, *places: str) -> str:
     return said
 
 
-GO_ON = "it is gone; `tinyattn sweep resume s` goes on"
+GO_ON = "it is gone; `tinyattn resume s` goes on"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +80,7 @@ def test_places_that_were_typed_are_typed_again(
     monkeypatch: pytest.MonkeyPatch, places: list[str], typed: str
 ) -> None:
     said = told(monkeypatch, GO_ON, *places)
-    assert said == f"it is gone; `tinyattn sweep resume s{typed}` goes on"
+    assert said == f"it is gone; `tinyattn resume s{typed}` goes on"
 
 
 def test_places_of_the_environment_are_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,3 +193,29 @@ def test_what_status_says_can_be_typed(tmp_path: Path) -> None:
     assert found, shown.output
     went_on = run(*shlex.split(found[1]))  # it has no definition, and is looked for there
     assert f"no sweep 's' was started in {runs}" in went_on.stderr
+
+
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [
+        (compare, ["rte,own file.yaml", "epochs=2", "--methods", "tiny,lora", "--detect", "1.5"]),
+        (pet, ["cb.yaml", "final.epochs=1", "--uniform", "--unlabelled", "rows of mine.jsonl"]),
+        (reproduce, ["table8", "table9", "lr=[1, 2]", "--plm", "minilm", "--rows", "64"]),
+    ],
+)
+def test_a_command_that_is_kept_means_what_was_typed(verb: click.Command, words: list[str]) -> None:
+    name = str(verb.name)
+    with verb.make_context(name, [*words, "--import", "json", "--runs", "elsewhere"]) as context:
+        kept = typed_words()
+        meant = context.params
+    assert kept[0] == name
+    assert "--runs" not in kept, "the next command has places of its own"
+    with verb.make_context(name, list(kept[1:])) as again:
+        assert again.params | {"runs": meant["runs"]} == meant
+        assert imported() == ["json"]
+
+
+def test_what_a_parameter_was_found_to_mean_is_kept() -> None:
+    with compare.make_context("compare", ["rte", "--trials", "7"]):
+        kept = typed_words(name="compare-rte", trials=9, searches=None)
+    assert kept == ("compare", "rte", "--trials", "9", "--name", "compare-rte")

@@ -40,6 +40,7 @@ from orchestrator.reproduction.scores import Cell, Found, Row, Scores
 from orchestrator.reproduction.suite import Settings, Start, is_searched, sweep_of, waits
 from orchestrator.reproduction.tables import TABLES, Need, needs_of, tables_named
 from orchestrator.selection.replication import Looks, Number
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result as Evaluated
 from orchestrator.spec.values import Point
@@ -49,6 +50,9 @@ from tinyattn.errors import StorageError, UsageError
 from tinyattn.tasks import find_task
 from tinyattn.training.evaluation import evaluation_steps
 
+COMMAND = Command(
+    run="r", kind=Kind.REPRODUCTION, phase=Phase.SEARCH, words=("reproduce", "table8")
+)
 FULL = Settings()
 SMALL = Settings.typed("minilm", 500, 2, 2, {})
 NAMES = {
@@ -368,12 +372,12 @@ def test_a_plan_for_cores_and_for_machines_without_gpus(tmp_path: Path) -> None:
     small = Settings.typed("minilm", 100, 1, 1, {})
     said = []
     for settings in (FULL, small):
-        whole = Reproduction("r", needs, settings)
+        whole = Reproduction("r", needs, settings, COMMAND)
         known, there = costs_of(whole), Workspace(tmp_path / "runs")
         said.append([*plan_lines(whole, known, Lacking(), there, where, cores)][2])
     assert said[0].endswith("farm has no GPU")
     assert said[1].endswith("on the 32 cores of farm, if they are as fast as this machine's")
-    pflop = costs_of(Reproduction("r", needs, small))[needs[0]].pflop
+    pflop = costs_of(Reproduction("r", needs, small, COMMAND))[needs[0]].pflop
     hours = pflop * 1e15 / cores.flops("fp32") / 3600  # one trial has one core
     assert 1 <= hours < 48
     assert f"about {hours:.1f} hours" in said[1]
@@ -388,7 +392,7 @@ def test_every_table_has_a_plan(name: str, tmp_path: Path) -> None:
             None,
         )
     )
-    whole = Reproduction("r", needs, FULL)
+    whole = Reproduction("r", needs, FULL, COMMAND)
     cores = Cores(seconds=lambda dtype: 1.0)
     lines = [
         *plan_lines(whole, costs_of(whole), Lacking(), Workspace(tmp_path / "runs"), None, cores)
@@ -482,7 +486,9 @@ def test_what_cannot_run_in_the_small_version_is_named_and_left_out(tmp_path: Pa
 def test_a_sweep_that_begins_from_one_that_is_left_out_is_left_out() -> None:
     needs = tuple(needs_of([TABLES["table11"]], chosen(None), None))
     assert [need.name for need in needs[:2]] == ["tiny-1h-cola", "tiny-4h-whole-cola"]
-    kept = without(Reproduction("r", needs, SMALL), lambda need: need.name == "tiny-1h-cola").needs
+    kept = without(
+        Reproduction("r", needs, SMALL, COMMAND), lambda need: need.name == "tiny-1h-cola"
+    ).needs
     assert [need.name for need in kept] == ["tiny-1h-rte", "tiny-4h-whole-rte", "tiny-4h-rte"]
 
 
@@ -600,7 +606,7 @@ def assert_is(ours: Number | None, value: float, error: float | None = None) -> 
 
 
 def scored(workspace: Workspace, name: str, settings: Settings = FULL) -> Found:
-    return Scores(Reproduction("r", (), settings), workspace).found(TABLES[name])
+    return Scores(Reproduction("r", (), settings, COMMAND), workspace).found(TABLES[name])
 
 
 def test_a_number_is_the_best_evaluation_of_the_best_trial_with_its_own_error(
@@ -769,7 +775,7 @@ def test_pages_have_all_tables_of_a_reproduction(workspace: Workspace, tmp_path:
     folder = tmp_path / "kept"
     folder.mkdir()
     assert known_tables(folder) == []
-    files = keep(found, Reproduction("r", (), FULL), ["<nothing>"], folder)
+    files = keep(found, Reproduction("r", (), FULL, COMMAND), ["<nothing>"], folder)
     assert {file.name for file in files} == {
         "comparison.html", "tables.md", "tables.json", "figure1.svg", "figure4.svg"
     }  # fmt: skip

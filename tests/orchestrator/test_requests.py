@@ -7,13 +7,26 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.state.definition import Definition
 from orchestrator.state.requests import request_stop
 from orchestrator.state.workspace import REQUESTS, STOP_ALL, Workspace
 
+PROMOTE = Command(run="s", kind=Kind.SWEEP, phase=Phase.PROMOTE, words=("promote", "0a1b"))
 
-@pytest.mark.parametrize("go_on", ["finalize s", "promote 0a1b", None])
-def test_a_stop_names_the_command_that_goes_on(tmp_path: Path, go_on: str | None) -> None:
+
+@pytest.mark.parametrize(
+    ("command", "again"),
+    [
+        (Command.of_finalize("s", Kind.SWEEP), "resume s"),
+        (PROMOTE, "promote 0a1b"),
+        (Command.of_search("glue", Kind.SUITE), "resume glue"),
+        (None, "resume s"),
+    ],
+)
+def test_a_stop_names_the_command_that_goes_on(
+    tmp_path: Path, command: Command | None, again: str
+) -> None:
     workspace = Workspace(tmp_path)
     folder = workspace.sweep_folder("s")
     Definition(
@@ -22,7 +35,7 @@ def test_a_stop_names_the_command_that_goes_on(tmp_path: Path, go_on: str | None
     held, asked = threading.Event(), threading.Event()
 
     def drive() -> None:
-        with workspace.lock("s", go_on):
+        with workspace.lock("s", command):
             held.set()
             while not (folder / REQUESTS / STOP_ALL).exists():
                 asked.wait(0.01)
@@ -33,4 +46,4 @@ def test_a_stop_names_the_command_that_goes_on(tmp_path: Path, go_on: str | None
     said: list[str] = []
     request_stop(workspace, "s", None, said.append)
     driver.join()
-    assert said[-1] == f"it has ended; `tinyattn {go_on or 'sweep resume s'}` goes on with it"
+    assert said[-1] == f"it has ended; `tinyattn {again}` goes on with it"

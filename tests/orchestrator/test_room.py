@@ -9,8 +9,8 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.driver.room import Wanted, have_room
 from orchestrator.spec.config import Resources
-from orchestrator.spec.room import Wanted, have_room
 
 Size = tuple[int, int]
 

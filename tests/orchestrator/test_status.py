@@ -10,6 +10,7 @@ from mlflow_sweeps import Sweeps
 
 from orchestrator.reporting.leaderboard import leaderboard
 from orchestrator.reporting.status import status
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.config import load_sweep
 from orchestrator.spec.outcome import BY_USER, Outcome
 from orchestrator.spec.result import Result
@@ -45,7 +46,7 @@ def test_finalists_are_no_trials_of_the_search(workspace: Workspace, sweeps: Swe
     assert lines["finalize"] == "1 completed, 1 running"
     assert lines["best"].startswith("accuracy 80.00 ")
     assert lines["running"].startswith("finalist finalists-ab12_00002 since")
-    gone = "completed, its finalize is gone; `tinyattn finalize first` goes on"
+    gone = "completed, its finalize is gone; `tinyattn resume first` goes on"
     assert shown(workspace)["state"] == gone
     assert shown(workspace)["finalize"] == "1 completed, 1 waiting"
     assert shown(workspace)["waiting"].startswith("finalist finalists-ab12_00002 since")
@@ -62,7 +63,7 @@ def test_a_driver_that_is_gone_on_this_and_on_another_machine(
     )  # its folder is elsewhere
     workspace.sweep_folder("first")
     assert "its driver is gone" in shown(workspace)["state"]
-    assert "sweep resume first" in shown(workspace)["state"]
+    assert "`tinyattn resume first` goes on" in shown(workspace)["state"]
     assert shown(workspace)["trials"] == "1 waiting"
     with workspace.lock("first"):
         assert shown(workspace)["state"].startswith("running")
@@ -162,7 +163,7 @@ def test_an_interrupted_sweep_says_what_is_left_and_what_to_type(
     sweeps.runs.settle()
     lines = shown(workspace)
     assert lines["trials"] == "2 of 3: 1 completed, 1 interrupted; 1 not begun"  # of 3 points
-    assert lines["state"] == "interrupted; next: `tinyattn sweep resume first`"
+    assert lines["state"] == "interrupted; next: `tinyattn resume first`"
 
 
 def test_a_finalize_that_is_gone_goes_on_with_its_overrides(
@@ -173,10 +174,11 @@ def test_a_finalize_that_is_gone_goes_on_with_its_overrides(
     sweeps.runs.end_sweep(Outcome.COMPLETED)
     sweeps.runs.settle()
     sweeps.trial("finalists-ab12_00001", [0.6], None, kind="finalist")
-    with workspace.lock("first", "finalize first finalize.seeds=2"):
+    command = Command.of_finalize("first", Kind.SWEEP, ["finalize.seeds=2"])
+    with workspace.lock("first", command):
         pass
-    state = shown(workspace)["state"]
-    assert "`tinyattn finalize first finalize.seeds=2` goes on" in state
+    assert "`tinyattn resume first` goes on" in shown(workspace)["state"]
+    assert status(workspace, "first").left == command
 
 
 def test_a_pet_that_is_gone_goes_on_by_its_own_command_until_it_has_a_winner(
@@ -187,10 +189,12 @@ def test_a_pet_that_is_gone_goes_on_by_its_own_command_until_it_has_a_winner(
     sweeps.runs.end_sweep(Outcome.COMPLETED)
     best = sweeps.trial("final-ab12_00001", [0.6], kind="classifier")
     sweeps.runs.settle()
-    with workspace.lock("first", "pet rte --generations 2 --name first"):
+    words = ("pet", "rte", "--generations", "2", "--name", "first")
+    command = Command(run="first", kind=Kind.PET, phase=Phase.FINAL, words=words)
+    with workspace.lock("first", command):
         pass
-    state = shown(workspace)["state"]
-    assert state.endswith("`tinyattn pet rte --generations 2 --name first` goes on")
+    assert shown(workspace)["state"].endswith("`tinyattn resume first` goes on")
+    assert status(workspace, "first").left == command
     sweeps.tracker.tag(sweeps.tracker.find_sweep("first").run_id, {"winner": best})
     sweeps.tracker.settle(30)  # another reader than the one that writes looks at the store
     assert shown(workspace)["state"] == "completed"

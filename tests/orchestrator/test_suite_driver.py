@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from orchestrator.driver.context import RetryBudget
 from orchestrator.driver.driver import Driver
+from orchestrator.driver.room import Wanted, have_room
 from orchestrator.driver.suite import Share, SuiteDriver
 from orchestrator.driver.trial_queue import Points
 from orchestrator.driver.work import Work
@@ -28,7 +29,6 @@ from orchestrator.spec.config import Resources, Sweep
 from orchestrator.spec.messages import Decision, Evaluated, StorageFailed, TrialKey, WorkerLost
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
-from orchestrator.spec.room import Wanted, have_room
 from orchestrator.spec.values import Point
 from orchestrator.state.event_log import EventLog
 from tinyattn.config import build

@@ -24,6 +24,7 @@ from orchestrator.reporting.suite.report import write_suite_report
 from orchestrator.reporting.suite.results import results_of
 from orchestrator.reporting.suite.status import find_status
 from orchestrator.spec import result as results
+from orchestrator.spec.command import Command, Kind
 from orchestrator.spec.config import load_sweep
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result as Evaluation
@@ -87,7 +88,7 @@ def define(workspace: Workspace, sweeps: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def held(workspace: Workspace, command: str) -> Iterator[None]:
+def held(workspace: Workspace, command: Command) -> Iterator[None]:
     """The locks that a suite's driver holds."""
     with contextlib.ExitStack() as locks:
         for name in ("glue", *NAMES.values()):
@@ -119,7 +120,7 @@ def table(text: str) -> dict[str, list[str]]:
 
 
 def test_the_status_has_a_line_for_each_task(folders: Workspace) -> None:
-    with held(folders, "sweep resume glue"):
+    with held(folders, Command.of_search("glue", Kind.SUITE)):
         text = str(find_status(folders, "glue"))
     lines = head(text)
     assert lines["suite"] == "glue: on roberta-large, protocol heldout v1"
@@ -162,7 +163,7 @@ def test_the_time_left_is_of_what_is_to_come_by_the_slots_of_now(
                 Evaluation(evaluation=index, total=4, score=0.9, best_score=0.9,
                            seconds=10.0 * index, outcome=outcome),
             )  # fmt: skip
-    with held(folders, "sweep resume glue"):
+    with held(folders, Command.of_search("glue", Kind.SUITE)):
         text = str(find_status(folders, "glue"))
     assert table(text)["qnli"][3] == "0:01:50"
     assert "left" not in head(text)
@@ -198,7 +199,7 @@ def test_the_status_reads_rungs_and_totals_from_the_folders(
             Evaluation(evaluation=1, total=4, score=score, best_score=score),
         )
     log.result("search_00001", Evaluation(evaluation=2, total=4, score=0.97, best_score=0.97))
-    with held(folders, "sweep resume glue"):
+    with held(folders, Command.of_search("glue", Kind.SUITE)):
         cells = table(str(find_status(folders, "glue")))["qnli"]
     assert cells == [
         "running",
@@ -213,15 +214,15 @@ def test_the_status_reads_rungs_and_totals_from_the_folders(
     ("outcome", "said"),
     [
         (None, "its driver is gone (last sign of life 0:00:"),
-        (Outcome.INTERRUPTED, "interrupted; next: `tinyattn sweep resume glue`"),
-        (Outcome.FAILED, "failed; next: `tinyattn sweep resume glue`"),
+        (Outcome.INTERRUPTED, "interrupted; next: `tinyattn resume glue`"),
+        (Outcome.FAILED, "failed; next: `tinyattn resume glue`"),
         (Outcome.COMPLETED, "completed; next: `tinyattn finalize glue`"),
     ],
 )
 def test_the_state_says_what_to_type_next(
     folders: Workspace, suite: SuiteRun, outcome: Outcome | None, said: str
 ) -> None:
-    with held(folders, "sweep resume glue"):
+    with held(folders, Command.of_search("glue", Kind.SUITE)):
         pass
     if outcome is not None:
         suite.end(outcome)
@@ -229,27 +230,27 @@ def test_the_state_says_what_to_type_next(
     assert head(text)["state"].startswith(said)
     assert table(text)["qnli"][0] == "waiting"
     if outcome is None:
-        assert head(text)["state"].endswith("; `tinyattn sweep resume glue` goes on")
+        assert head(text)["state"].endswith("; `tinyattn resume glue` goes on")
 
 
 def test_a_sweep_of_a_suite_names_the_suites_command(folders: Workspace) -> None:
-    with held(folders, "sweep resume glue"):
+    with held(folders, Command.of_search("glue", Kind.SUITE)):
         state = head(str(find_status(folders, "glue-rte")))["state"]
         assert state == "completed; suite glue, to which it belongs, runs on"
     with folders.lock("glue"):  # sweeps that have ended are held no more
         state = head(str(find_status(folders, "glue-sst2")))["state"]
         assert state == "failed; suite glue, to which it belongs, runs on"
-        with folders.lock("glue-rte", "finalize glue-rte"):
+        with folders.lock("glue-rte", Command.of_finalize("glue-rte", Kind.SWEEP)):
             state = head(str(find_status(folders, "glue-rte")))["state"]
             assert state.startswith("finalizing, last sign of life")
     state = head(str(find_status(folders, "glue-sst2")))["state"]
-    assert state == "failed; next: `tinyattn sweep resume glue`"
+    assert state == "failed; next: `tinyattn resume glue`"
     state = head(str(find_status(folders, "glue-qnli")))["state"]
-    assert state.endswith("`tinyattn sweep resume glue` goes on")
+    assert state.endswith("`tinyattn resume glue` goes on")
     with folders.lock("glue-sst2"):  # somebody goes on with this sweep by itself
         pass
     state = head(str(find_status(folders, "glue-sst2")))["state"]
-    assert state == "failed; next: `tinyattn sweep resume glue-sst2`"
+    assert state == "failed; next: `tinyattn resume glue-sst2`"
 
 
 def test_a_finalizer_of_a_suite(folders: Workspace, suite: SuiteRun, sweeps: Sweeps) -> None:
@@ -257,7 +258,8 @@ def test_a_finalizer_of_a_suite(folders: Workspace, suite: SuiteRun, sweeps: Swe
     sweeps.trial("finalists-ab12_00001", [0.9], None, kind="finalist")
     sweeps.runs.end_sweep(Outcome.COMPLETED)
     sweeps.tracker.settle(30)
-    with held(folders, "finalize glue finalize.seeds=2"):
+    command = Command.of_finalize("glue", Kind.SUITE, ["finalize.seeds=2"])
+    with held(folders, command):
         text = str(find_status(folders, "glue"))
         assert head(text)["state"].startswith("finalizing, last sign of life")
         assert table(text)["qnli"][:2] == [
@@ -265,8 +267,8 @@ def test_a_finalizer_of_a_suite(folders: Workspace, suite: SuiteRun, sweeps: Swe
             "1 completed, 1 running; finalize: 1 running",
         ]
     state = head(str(find_status(folders, "glue")))["state"]
-    gone = "completed, its finalize is gone; `tinyattn finalize glue finalize.seeds=2` goes on"
-    assert state == gone
+    assert state == "completed, its finalize is gone; `tinyattn resume glue` goes on"
+    assert find_status(folders, "glue").left == command
 
 
 def test_where_all_have_winners_promotion_is_next(workspace: Workspace, sweeps: Sweeps) -> None:
@@ -482,7 +484,9 @@ def test_ctrl_c_ends_the_promotion_of_all(
 
     def interrupted(*args: Any) -> None:
         asked.append(args[1])
-        raise InterruptedSweepError(f"interrupted; `tinyattn {args[-1]}` goes on where it was")
+        raise InterruptedSweepError(
+            f"interrupted; `tinyattn promote {args[-1][0]}` goes on where it was"
+        )
 
     monkeypatch.setattr("orchestrator.registry.promotion.promote_adapter", interrupted)
     done = run(folders, "promote", "glue", code=1)

@@ -41,6 +41,7 @@ from orchestrator.reporting import suite_view
 from orchestrator.reporting.view import LineView, LiveView, Progress
 from orchestrator.search.asha import Asha
 from orchestrator.spec.batch import TrialBatch
+from orchestrator.spec.command import Command
 from orchestrator.spec.config import Resources
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
@@ -141,7 +142,7 @@ def ran(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
         patch.setattr(suite_view, "view_of", lambda progress: Killer(progress, out))
         patch.setattr(tuner, "TuneScheduler", Pids)
         patch.setattr("orchestrator.driver.context.RETRIES", 1)  # a worker takes some time to start
-        with this_machine(num_cpus=2), closed_in_any_case(opening, "sweep resume s") as runs:
+        with this_machine(num_cpus=2), closed_in_any_case(opening, Command.of_search("s")) as runs:
             with pytest.raises(UsageError, match=r"call ray\.shutdown\(\) first"), this_machine():
                 pass  # a second one might be a cluster's, which listens everywhere
             ended = tuner.run_batch(
@@ -321,7 +322,7 @@ def test_runs_are_closed_whatever_ends_a_sweep(
     raised: type[BaseException],
     outcome: Outcome,
 ) -> None:
-    with pytest.raises(raised), closed_in_any_case(lambda: open_sweep, "sweep resume s"):
+    with pytest.raises(raised), closed_in_any_case(lambda: open_sweep, Command.of_search("s")):
         raise error
     sweep = tracker.find_sweep("s")
     assert sweep.outcome == outcome
@@ -389,7 +390,7 @@ def test_a_signal_while_runs_are_closed_waits(
     monkeypatch.setattr(open_sweep, "close_all", interrupted)
     with (
         pytest.raises(InterruptedSweepError),
-        closed_in_any_case(lambda: open_sweep, "sweep resume s"),
+        closed_in_any_case(lambda: open_sweep, Command.of_search("s")),
     ):
         raise KeyboardInterrupt
     assert tracker.find_sweep("s").outcome == Outcome.INTERRUPTED
@@ -406,7 +407,7 @@ def test_a_signal_while_runs_are_opened_leaves_none_open(tracker: TrackingWriter
 
     with (
         pytest.raises(InterruptedSweepError),
-        closed_in_any_case(interrupted, "sweep resume s"),
+        closed_in_any_case(interrupted, Command.of_search("s")),
     ):
         pytest.fail("the block ran")
     assert tracker.find_sweep("s").outcome == Outcome.INTERRUPTED

@@ -75,7 +75,7 @@ def describe(results: SuiteResults, note: str = "") -> str:
     body = [results.columns(_cells(member), _HEAD) for member in results.members]
     for shown in range(len(body), 0, -1):
         rest = len(body) - shown
-        more = f"{rest} more: `tinyattn sweep status {results.name}` shows all."
+        more = f"{rest} more: `tinyattn status {results.name}` shows all."
         # MLflow folds a long description: what matters most comes first.
         parts = [
             *filter(None, [note]),

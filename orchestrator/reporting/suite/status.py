@@ -11,6 +11,7 @@ from orchestrator.reporting.leaderboard import Suite, judging_rows, number_words
 from orchestrator.reporting.status import Status, best_words, silence, status, status_of
 from orchestrator.reporting.suite.results import Member, SuiteResults, begun, not_begun
 from orchestrator.reporting.view import clock, rung_words
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.outcome import Outcome
 from orchestrator.state.suite_definition import (
     SuiteDefinition,
@@ -88,10 +89,10 @@ class SuiteStatus:
     members: Sequence[MemberStatus]
     driver_here: bool | None
     """Whether a driver holds it; None: its folder is not on this machine."""
-    goes_on_by: str
-    """Command that the last holder of its lock noted to go on with."""
-    go_on: str | None = None
-    """Command of a comparison; None: it is none, or its folder is not on this machine."""
+    command: Command
+    """What works on it, or did last."""
+    judged_by: Command | None = None
+    """Command of a comparison or reproduction; None: it is neither, or its folder is not here."""
     is_judged: bool = False
     """Whether the methods of a comparison are judged by that command."""
     judged: Path | None = None
@@ -163,34 +164,50 @@ class SuiteStatus:
         known = [seconds for seconds in work if seconds is not None]
         return sum(known) / running if running and len(known) == len(work) else None
 
+    @property
+    def _is_left_open(self) -> bool:
+        """Whether a trial of its finalizer has no outcome."""
+        return any(found.is_left_open for found in self._begun)
+
+    @property
+    def left(self) -> Command:
+        """The command that goes on with what is left of it; where nothing is, the last one."""
+        outcome = None if self.record is None else self.record.outcome
+        if self.judged_by is not None and not self.is_judged:
+            return self.judged_by
+        if outcome is not Outcome.COMPLETED:
+            return Command.of_search(self.name, Kind.SUITE)
+        if self._is_left_open and self.command.phase is not Phase.FINAL:
+            return Command.of_finalize(self.name, Kind.SUITE)
+        return self.command
+
     def _state(self) -> str:
         outcome = None if self.record is None else self.record.outcome
         last = min((silence(found.sweep) for found in self._begun), default=None)
         words = "" if last is None else f"last sign of life {clock(last)} ago"
-        is_finalizer = self.goes_on_by.startswith("finalize ")
+        is_finalizer = self.command.phase is Phase.FINAL and not self.command.kind.is_judged
         if self.driver_here or (self.driver_here is None and outcome is None):
             doing = "finalizing" if self.driver_here and is_finalizer else "running"
             return ", ".join(filter(None, (doing, words)))
-        resume = self.go_on or f"sweep resume {self.name}"
+        resume = self.left.resume
         if outcome is None and self.deleted:
             return "not known: its run was deleted"
         if outcome is None:
             gone = f"its driver is gone{f' ({words})' if words else ''}"
-            return f"{gone}; `tinyattn {resume}` goes on"
+            return f"{gone}; `{resume}` goes on"
         if self.driver_here is None:
             return outcome.value
         if outcome is not Outcome.COMPLETED and not self.is_judged:
-            return f"{outcome.value}; next: `tinyattn {resume}`"
-        if self.go_on is not None and not self.is_judged:
-            return f"searched, not judged; next: `tinyattn {self.go_on}`"
-        if any(found.is_left_open for found in self._begun):
-            command = self.goes_on_by if is_finalizer else f"finalize {self.name}"
-            return f"completed, its finalize is gone; `tinyattn {command}` goes on"
+            return f"{outcome.value}; next: `{resume}`"
+        if self.judged_by is not None and not self.is_judged:
+            return f"searched, not judged; next: `{resume}`"
+        if self._is_left_open:
+            return f"completed, its finalize is gone; `{resume}` goes on"
         adapters = [one.status for one in self.members if not one.member.trains_alone]
         begun = [found.sweep for found in adapters if found is not None]
         done = [sweep for sweep in begun if sweep.outcome is Outcome.COMPLETED]
         is_done = bool(done) and all("winner" in sweep.tags for sweep in done)
-        verb = "promote" if is_done else "finalize" if self.go_on is None else "report"
+        verb = "promote" if is_done else "finalize" if self.judged_by is None else "report"
         return f"completed; next: `tinyattn {verb} {self.name}`"
 
 
@@ -244,17 +261,18 @@ def _suite_status(
             members.append(MemberStatus(not_begun(member, sweep, workspace), None))
     is_here = SuiteDefinition.is_in(workspace.path_of(name))
     here = workspace.is_held(name) if is_here else None
-    by = workspace.goes_on_by(name)
+    command = workspace.command_of(name)
     record, deleted = store.find_suite(name), []
     if record is None or any(one.status is None for one in members):
         deleted = store.deleted_lines([name, *sweeps.values()])
-    whole = SuiteStatus(name, record, members, here, by, deleted=deleted)
+    whole = SuiteStatus(name, record, members, here, command, deleted=deleted)
     try:
         definition = SuiteDefinition.read(workspace.path_of(name))
     except StorageError:  # not here, or damaged
         return whole
     judged = comparison_page(workspace, name)
-    return replace(whole, go_on=definition.go_on, is_judged=definition.is_judged, judged=judged)
+    by, is_judged = definition.command, definition.is_judged
+    return replace(whole, judged_by=by, is_judged=is_judged, judged=judged)
 
 
 def statuses(workspace: Workspace) -> list[str]:

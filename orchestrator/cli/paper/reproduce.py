@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,8 +21,10 @@ from orchestrator.cli.common import (
     placed,
     ray_of,
     table_width,
+    typed_words,
     workspace_of,
 )
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
@@ -89,25 +90,17 @@ def reproduce(
             raise UsageError(why)
     wanted = None if tasks is None else [word.strip() for word in tasks.split(",")]
     needs = needs_of(able, chosen(methods), wanted) if able else []
-    whole = Reproduction(name or settings.name, tuple(needs), settings, _again())
+    run = name or settings.name
+    command = Command(run=run, kind=Kind.REPRODUCTION, phase=Phase.SEARCH, words=typed_words())
+    whole = Reproduction(run, tuple(needs), settings, command)
     workspace = workspace_of(places)
     if planned:
         _plan(tables, why_not, whole, workspace, places)
         return
     for why in filter(None, why_not.values()):
         echo(f"left out: {why}")
-    with going_on_by(whole.go_on):
+    with going_on_by(command):
         _run(able, whole, workspace, places)
-
-
-def _again() -> str:
-    """Return the command that was typed, without `tinyattn` and its places."""
-    context = click.get_current_context()
-    typed = {key: value for key, value in context.params.items() if value is not None}
-    flags = ("plm", "rows", "epochs", "trials", "tasks", "methods", "name")
-    given = [word for key in flags if key in typed for word in (f"--{key}", str(typed[key]))]
-    own = [word for module in imported() for word in ("--import", module)]
-    return shlex.join(["reproduce", *typed["words"], *given, *own])
 
 
 def _plan(
@@ -181,12 +174,12 @@ def _run(
         with ray_of(places.on):
             trained = train(able, first, workspace, echo)
     _show(tables, earlier, able, workspace, trained.failed)
-    note_command(workspace, able.name, able.go_on, is_judged=not trained.failed)
+    note_command(workspace, able.name, able.command, is_judged=not trained.failed)
     for member, why in trained.failed.items():
         click.echo(placed(f"error: {member}: {why}"), err=True)
     if trained.failed:
         click.echo(
-            placed(f"error: what failed is missing; `tinyattn {able.go_on}` goes on"), err=True
+            placed(f"error: what failed is missing; `{able.command.resume}` goes on"), err=True
         )
         sys.exit(1)
     if answer:

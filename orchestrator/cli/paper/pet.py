@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -12,12 +11,13 @@ from orchestrator.cli.common import (
     Places,
     echo,
     import_option,
-    imported,
     next_command,
     place_options,
     ray_of,
+    typed_words,
     workspace_of,
 )
+from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.terminal import Terminal
 from tinyattn.collector import imports_uncollected
 from tinyattn.config import parse_overrides
@@ -82,15 +82,12 @@ def pet(
         name, task, plm, chosen, repeats=seeds, generations=generations, is_uniform=uniform
     )
     workspace = workspace_of(places)
-    words = [task, *overrides, "--plm", plm, "--generations", str(generations)]
-    words += ["--seeds", str(seeds), *(["--uniform"] if uniform else []), "--name", name]
-    words += ["--unlabelled", str(unlabelled)] if unlabelled is not None else []
-    words += [word for module in imported() for word in ("--import", module)]
-    go_on = shlex.join(["pet", *words])
+    words = typed_words(plm=plm, generations=generations, seeds=seeds, name=name)
+    command = Command(run=name, kind=Kind.PET, phase=Phase.SEARCH, words=words)
     prepared = prepare_pet(plan, unlabelled, workspace)
     echo(f"{name}: {plan.sweep.search.trials} members, {len(prepared.rows):,} rows without labels")
     with ray_of(places.on):
-        found = run_pet(prepared, workspace, echo, go_on)
+        found = run_pet(prepared, workspace, echo, command)
     Terminal(None if sys.stdout.isatty() else 120).print(render(found))
     if plan.sweep.train.protocol == "heldout":  # else no rows are left that could judge
         echo(f"next: {next_command(f'tinyattn promote {name}')}")

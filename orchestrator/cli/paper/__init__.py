@@ -1,0 +1,1 @@
+"""Verbs for readers of the paper: its tables, PET, and files for the GLUE server."""

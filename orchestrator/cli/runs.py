@@ -1,0 +1,278 @@
+"""Verbs for every kind of run: resume, extend, status, stop; also as `sweep resume` and so on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli.common import (
+    Places,
+    echo,
+    place_options,
+    ray_of,
+    run_again,
+    say_at_terminal,
+    workspace_of,
+)
+from orchestrator.cli.sweeps import (
+    refuse_without,
+    say_done,
+    say_suite_done,
+    sweep,
+    without_option,
+)
+from orchestrator.spec.command import Command, Kind, Phase
+from tinyattn.collector import imports_uncollected
+from tinyattn.config import parse_overrides
+from tinyattn.errors import UsageError
+
+if TYPE_CHECKING:  # these take seconds to import
+    from orchestrator.spec.values import Json
+    from orchestrator.state.workspace import Workspace
+
+_MORE = {
+    Kind.COMPARISON: ("searches", "methods", "detect", "hours"),
+    Kind.REPRODUCTION: ("trials",),
+    Kind.PET: ("generations",),
+}
+"""Options of the command of a run that make it more, by its kind."""
+
+
+@click.command("resume")
+@click.argument("name")
+@click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
+@without_option
+@place_options
+def resume(name: str, as_it_ran: bool, without: tuple[str, ...], places: Places) -> None:
+    """Go on with a run of any kind, whatever ended it: with what is left of its command."""
+    command = _command_left(workspace_of(places), name)
+    if _is_search(command):
+        _go_on(command.run, {}, as_it_ran, places, without)
+        return
+    if as_it_ran or without:
+        flag = "--as-it-ran" if as_it_ran else "--without"
+        raise UsageError(
+            f"{flag} goes with the search of a sweep or suite; '{name}' goes on with "
+            f"`{command.typed}`"
+        )
+    echo(f"{command.run}: {command.typed}")
+    run_again(command.words)
+
+
+@click.command("extend")
+@click.argument("name")
+@click.argument("overrides", nargs=-1, required=True)
+@click.option("--as-it-ran", is_flag=True, help="Also if the sweep's file has changed since.")
+@without_option
+@place_options
+def extend(
+    name: str,
+    overrides: tuple[str, ...],
+    as_it_ran: bool,
+    without: tuple[str, ...],
+    places: Places,
+) -> None:
+    """Make a run longer: `tinyattn extend NAME trials=40` makes them 40 in all.
+
+    Of a suite all sweeps get as many; `gpu_hours=200` lets it use as much in all. A comparison
+    takes searches=4 or methods=tiny,lora,ia3; a PET generations=3.
+    """
+    for word in overrides:
+        if "=" not in word:
+            number = word if word.isdecimal() else "40"
+            raise UsageError(
+                f"got {word!r}; expected the number of trials in all: type "
+                f"`tinyattn extend {shlex.quote(name)} trials={number}`"
+            )
+    workspace = workspace_of(places)
+    command = _whole_of(workspace, name)
+    if command.kind in _MORE:
+        run_again([*command.words, *_more(command, parse_overrides(overrides))])
+        return
+    is_suite = _is_suite_here(name, workspace)
+    changes, gpu_hours = _extension(name, overrides, is_suite)
+    if changes and (unlike := _left_behind(name, without, is_suite, workspace)):
+        echo(f"note: not extended: {unlike}; the sweeps of the suite are not searched alike then")
+    _go_on(name, changes, as_it_ran, places, without, gpu_hours)
+
+
+def _more(command: Command, chosen: Mapping[str, Json]) -> list[str]:
+    """Return the options that make more of a command's run.
+
+    Raises:
+        UsageError: it takes no such key.
+    """
+    known = _MORE[command.kind]
+    for key in chosen:
+        if key not in known:
+            raise UsageError(
+                f"got {key}=...; of a {command.kind} allowed are "
+                f"{', '.join(f'{one}=...' for one in known)}, or type `{command.typed}` with what "
+                "else is to join"
+            )
+    return [word for key, value in chosen.items() for word in (f"--{key}", str(value))]
+
+
+def _extension(
+    name: str, overrides: tuple[str, ...], is_suite: bool
+) -> tuple[dict[str, int], float | None]:
+    """Return the changes that `extend` is to make, and a suite's GPU-hours.
+
+    Raises:
+        UsageError: something else came.
+    """
+    came, chosen = " ".join(overrides), parse_overrides(overrides)
+    some = [key for key in chosen if key.endswith(".trials") and key != "search.trials"]
+    if some and is_suite:
+        raise UsageError(
+            f"got {came}; expected the number of trials of all sweeps of the suite, as in "
+            "trials=40: with more for some they would not compare; one sweep alone is extended "
+            f"by its own name, as in `tinyattn extend {name}-rte trials=40`"
+        )
+    hours = chosen.pop("gpu_hours", None) if is_suite else None
+    trials = chosen.pop("trials", chosen.pop("search.trials", None))
+    if hours is not None and (isinstance(hours, bool) or not isinstance(hours, int | float)):
+        raise UsageError(f"gpu_hours: got {hours!r}; expected a number, as in gpu_hours=200")
+    is_number = isinstance(trials, int) and not isinstance(trials, bool)
+    if chosen or not (is_number or (trials is None and hours is not None)):
+        raise UsageError(
+            f"got {came}; expected the number of trials in all, as in trials=40; "
+            "whatever else is to change needs a sweep of its own"
+        )
+    changes = {} if trials is None else {"search.trials": trials}
+    return changes, None if hours is None else float(hours)
+
+
+def _left_behind(name: str, without: tuple[str, ...], is_suite: bool, workspace: Workspace) -> str:
+    """Return the sweeps of a suite that get no more trials where others of it do; empty: none."""
+    from orchestrator.state.suite_definition import SuiteDefinition
+
+    if is_suite:
+        known = SuiteDefinition.read(workspace.path_of(name)).sweeps
+        return ", ".join(without) if set(without) <= known.keys() else ""
+    store = workspace.store() if workspace.has_store() else None
+    own = [one for one in store.sweeps() if one.name == name] if store is not None else []
+    if store is None or not own or own[0].suite is None:
+        return ""
+    others = store.sweeps_of_suite(own[0].suite) or {}
+    return ", ".join(sweep for sweep in others.values() if sweep != name)
+
+
+def _is_suite_here(name: str, workspace: Workspace) -> bool:
+    """Return whether a suite of this name was started in the runs folder."""
+    from orchestrator.state.suite_definition import SuiteDefinition
+
+    return SuiteDefinition.is_in(workspace.path_of(name))
+
+
+def _go_on(
+    name: str,
+    changes: dict[str, int],
+    as_it_ran: bool,
+    places: Places,
+    without: tuple[str, ...] = (),
+    gpu_hours: float | None = None,
+) -> None:
+    """Go on with the search of a sweep or suite."""
+    workspace = workspace_of(places)
+    workspace.require_writable(name)
+    if workspace.holds(name):
+        say_at_terminal(f"{name}: reading what it has found, its rows and its PLM")
+    with imports_uncollected():
+        from orchestrator.suite import resumable_suite, resume_suite
+        from orchestrator.sweep import resumable, resume_sweep
+
+    if _is_suite_here(name, workspace):
+        suite = resumable_suite(
+            name, workspace, changes, gpu_hours=gpu_hours, as_it_ran=as_it_ran, without=without
+        )
+        with ray_of(places.on):
+            result = resume_suite(suite, workspace, echo)
+        say_suite_done(workspace, name, result)
+        return
+    refuse_without(name, without)
+    definition = resumable(name, workspace, changes, as_it_ran=as_it_ran)
+    with ray_of(places.on):
+        resume_sweep(definition, workspace, echo)
+    say_done(workspace, name)
+
+
+def _is_search(command: Command) -> bool:
+    return command.phase is Phase.SEARCH and command.kind in (Kind.SWEEP, Kind.SUITE)
+
+
+def _whole_of(workspace: Workspace, name: str) -> Command:
+    """Return the command of the run that a name is of, or is a part of: of a suite's member, its
+    own search."""
+    from orchestrator.state.suite_definition import SuiteDefinition, parts_of, whole_of
+
+    for part in parts_of(workspace, name):
+        return SuiteDefinition.read(workspace.path_of(part)).works_by
+    folder = workspace.path_of(name)
+    if SuiteDefinition.is_in(folder):
+        return SuiteDefinition.read(folder).works_by
+    if (whole := whole_of(workspace, name)) is not None:
+        return whole.works_by
+    noted = workspace.command_of(name)
+    return noted if noted.kind is Kind.PET else Command.of_search(name)
+
+
+def _command_left(workspace: Workspace, name: str) -> Command:
+    """Return the command that goes on with what is left of a run.
+
+    The store knows which; where it has nothing of the run yet, the run is searched.
+    """
+    from orchestrator.reporting.suite.status import find_status
+    from orchestrator.state.definition import Definition
+
+    whole = _whole_of(workspace, name)
+    is_here = _is_suite_here(name, workspace) or Definition.is_in(workspace.path_of(name))
+    if not is_here or not workspace.has_store() or workspace.store().name_is_free(name):
+        return whole
+    left = find_status(workspace, name).left
+    if left.kind is not Kind.SUITE or left.run == name:
+        return left
+    # A suite's command was interrupted, and one of its sweeps shall go on alone.
+    if left.phase is Phase.FINAL:
+        return Command.of_finalize(name, Kind.SWEEP, left.words[2:])
+    return Command.of_search(name)
+
+
+@click.command("status")
+@click.argument("name", required=False)
+@place_options
+def show_status(name: str | None, places: Places) -> None:
+    """Show how a run stands, of whatever kind; without a name a line for each of the store."""
+    from orchestrator.reporting.suite.status import find_status, statuses
+    from orchestrator.state.suite_definition import parts_of
+
+    workspace = workspace_of(places)
+    if name is not None:
+        parts = parts_of(workspace, name)
+        echo("\n\n".join(str(find_status(workspace, part)) for part in parts or [name]))
+        return
+    for line in statuses(workspace) or [f"the store {workspace.place} has no sweep yet"]:
+        echo(line)
+
+
+@click.command("stop")
+@click.argument("name")
+@click.option("--trial", help="Only this trial: its name, or its number, as in 4.")
+@place_options
+def stop(name: str, trial: str | None, places: Places) -> None:
+    """End a run that works on this machine, or one of a sweep's trials."""
+    from orchestrator.state.requests import request_stop
+    from orchestrator.state.suite_definition import parts_of
+
+    workspace = workspace_of(places)
+    parts = parts_of(workspace, name)
+    held = next(filter(workspace.is_held, parts), next(iter(parts), name))
+    request_stop(workspace, held, trial, echo)
+
+
+RUN_VERBS: Sequence[click.Command] = (resume, extend, show_status, stop)
+for _verb in RUN_VERBS:
+    sweep.add_command(_verb)

@@ -1,0 +1,75 @@
+"""Command: what works on a run, or did last, and how it goes on where it is interrupted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Self
+
+from tinyattn.config import StrictModel
+
+
+class Kind(StrEnum):
+    """What a run is."""
+
+    SWEEP = "sweep"
+    SUITE = "suite"
+    COMPARISON = "comparison"
+    REPRODUCTION = "reproduction"
+    PET = "PET"
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether its command judges the members once their searches have ended."""
+        return self in (Kind.COMPARISON, Kind.REPRODUCTION)
+
+
+class Phase(StrEnum):
+    """How far a command is with the members of its run."""
+
+    SEARCH = "search"
+    FINAL = "final"
+    """After the search: the best of it on fresh seeds, experts, the later generations of a PET."""
+    PROMOTE = "promote"
+
+
+class Command(StrictModel):
+    """A command that works on a run.
+
+    The lock of the run, and those of its members, note it while it works; it stays there.
+    """
+
+    run: str
+    """Name of the run, which `tinyattn resume` takes: of a suite's member that of the suite, if the
+    suite's command works on it."""
+    kind: Kind
+    phase: Phase
+    words: tuple[str, ...]
+    """What to type to go on, without `tinyattn` and places."""
+
+    @classmethod
+    def of_search(cls, name: str, kind: Kind = Kind.SWEEP) -> Self:
+        """Return the command that goes on with the search of a sweep or suite."""
+        return cls(run=name, kind=kind, phase=Phase.SEARCH, words=("sweep", "resume", name))
+
+    @classmethod
+    def of_finalize(cls, name: str, kind: Kind, typed: Sequence[str] = ()) -> Self:
+        """Return the command that finalizes a sweep or suite, with what was typed after it."""
+        return cls(run=name, kind=kind, phase=Phase.FINAL, words=("finalize", name, *typed))
+
+    def after_search(self) -> Self:
+        """Return the same command, in its final phase."""
+        return self.model_copy(update={"phase": Phase.FINAL})
+
+    @property
+    def typed(self) -> str:
+        """The whole of it, as it is typed."""
+        return shlex.join(["tinyattn", *self.words])
+
+    @property
+    def resume(self) -> str:
+        """What goes on with it: by the name of the run, once something of it is on disk."""
+        if self.phase is Phase.PROMOTE:
+            return self.typed
+        return shlex.join(["tinyattn", "resume", self.run])
