@@ -52,6 +52,11 @@ def resume(name: str, as_it_ran: bool, without: tuple[str, ...], places: Places)
     if _is_search(command):
         _go_on(command.run, {}, as_it_ran, places, without)
         return
+    if command.phase is Phase.PROMOTE:  # it might be another challenge
+        raise UsageError(
+            f"'{name}' has been searched; `{command.typed}` goes on with its promotion, if that "
+            "was interrupted"
+        )
     if as_it_ran or without:
         flag = "--as-it-ran" if as_it_ran else "--without"
         raise UsageError(

@@ -90,9 +90,10 @@ def promote_adapter(
         say(f"note: {line}")
 
     def train(trial: TrialRun, config: TrainConfig) -> None:
+        is_pet = workspace.command_of(trial.sweep).kind is Kind.PET
         command = Command(
             run=trial.sweep,
-            kind=Kind.SWEEP,
+            kind=Kind.PET if is_pet else Kind.SWEEP,
             phase=Phase.PROMOTE,
             words=("promote", *(typed or [name])),
         )

@@ -7,7 +7,6 @@ its own beside it.
 
 from __future__ import annotations
 
-import glob
 import shlex
 import shutil
 from contextlib import ExitStack
@@ -174,10 +173,11 @@ def parts_of(workspace: Workspace, name: str) -> list[str]:
     names; empty: it is no such run.
 
     Raises:
+        UsageError: no run may have this name.
         StorageError: a definition cannot be read that may be of it.
     """
     found = []
-    for path in sorted((workspace.runs / "sweeps").glob(f"{glob.escape(name)}-*/{FILE}")):
+    for path in sorted(workspace.path_of(name).parent.glob(f"{name}-*/{FILE}")):
         suite = SuiteDefinition.read(path.parent)
         if suite.command is not None and suite.command.run == name:
             found.append(suite.name)

@@ -37,7 +37,7 @@ def test_a_comparison_that_was_killed_goes_on_and_grows(tmp_path: Path) -> None:
     wait_for(lambda: log.read_bytes().count(b" evaluation 2/") > 2)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    done = call("compare", *words, "--trials", "6")
+    done = call("resume", "compare-rte", *place)
     assert done.exit_code == 0, done.output
     for method in METHODS:
         assert untruths(runs, f"compare-rte-{method}", 6) == []

@@ -47,9 +47,9 @@ def test_a_comparison_over_tasks_that_was_killed_goes_on(tmp_path: Path) -> None
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     first = {path: text for path, text in logs(runs).items() if "-mrpc-rte-" in path}
-    status = call("sweep", "status", "compare-rte-mrpc-mrpc", *place[:2])
-    assert "`tinyattn compare rte,mrpc" in status.output
-    done = call("compare", ",".join(TASKS), *rest)
+    for name in ("compare-rte-mrpc-mrpc", "compare-rte-mrpc"):  # a task of it, and the whole
+        assert "`tinyattn resume compare-rte-mrpc --runs" in call("status", name, *place[:2]).output
+    done = call("resume", "compare-rte-mrpc", *place)
     assert done.exit_code == 0, done.output
     assert {path: text for path, text in logs(runs).items() if path in first} == first
     for task in TASKS:

@@ -110,7 +110,7 @@ def test_a_sweep_killed_damaged_and_cut_off_ends_as_one_in_a_folder(
     assert f"then `tinyattn resume s --runs {runs} --on {rack}` goes on" in text
     assert "Traceback" not in text
 
-    done = call("sweep", "resume", "s", "--runs", runs)  # it knows where its states are
+    done = call("resume", "s", "--runs", runs)  # it knows where its states are
     assert done.exit_code == 0, done.output
     assert untruths(runs, "s", SMALL["search.trials"]) == []
     assert not (runs / "sweeps" / "s" / "states").exists()

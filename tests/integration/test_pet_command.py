@@ -55,7 +55,7 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
         wait_for(lambda: until in log.read_bytes().rpartition(b"labelling")[2])  # noqa: B023
         driver.send_signal(signal.SIGKILL)
         driver.wait()
-    done = call("pet", *words)
+    done = call("resume", "pet-task", "--runs", str(runs))
     assert done.exit_code == 0, done.output
     assert untruths(runs, "pet-task", 4) == []
     assert final_untruths(runs, "pet-task") == []
@@ -73,10 +73,9 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
     again = call("pet", *words)
     assert again.exit_code == 0, again.output
     assert contents(folder) == before, "nothing is trained or labelled twice"
-    for verb in (("sweep", "resume"), ("finalize",)):
-        led_away = call(*verb, "pet-task", "--runs", str(runs))
-        assert led_away.exit_code == 2
-        assert "'pet-task' is a PET; `tinyattn pet " in led_away.stderr
+    led_away = call("finalize", "pet-task", "--runs", str(runs))
+    assert led_away.exit_code == 2
+    assert "'pet-task' is a PET; `tinyattn resume pet-task " in led_away.stderr
     other = call("pet", *words, "batch_size=2")
     assert other.exit_code == 2
     assert "a sweep is called 'pet-task', with other settings (batch_size)" in other.stderr

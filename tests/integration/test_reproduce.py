@@ -74,13 +74,10 @@ def test_tables_that_were_killed_go_on_and_others_join(
     wait_for(lambda: log.read_bytes().count(b" evaluation 2/") > 0)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    status = call("sweep", "status", NAME, *place[:2]).stdout
-    assert "`tinyattn reproduce table12 max_length=32 --plm" in status
-    refused = call("sweep", "resume", NAME, *place)
-    assert refused.exit_code == 2
-    assert f"'{NAME}' is a reproduction; `tinyattn reproduce table12" in refused.stderr
-    done = call("reproduce", "table12", *FEW, "--plm", plm, *place)
+    assert f"`tinyattn resume {NAME} --runs" in call("status", NAME, *place[:2]).stdout
+    done = call("resume", NAME, *place)
     assert done.exit_code == 0, done.output
+    assert f"{NAME}: tinyattn reproduce table12 max_length=32" in done.stdout
     first = [f"{method}-{task}" for method in ("tiny-1h4d", "tiny-1h") for task in ("cola", "rte")]
     for sweep in first:
         assert untruths(runs, f"{NAME}-{sweep}", 2) == []

@@ -423,8 +423,8 @@ def test_a_server_that_does_not_answer(here: Path) -> None:
         (["predict", "./nosuch", "rows.jsonl"], "'./nosuch' is not there; name the folder of an"),
         (["predict", "./file", "rows.jsonl"], "'./file' is a file; name the folder of an adapter"),
         (["predict", "x", "rows.jsonl", "-o", "no/dir/o.jsonl"], "no/dir is not there; make it"),
-        (["sweep", "extend", "s", "40"], "'40' came, allowed is the number of trials in all"),
-        (["sweep", "extend", "s", "40"], "`tinyattn sweep extend s trials=40`"),
+        (["sweep", "extend", "s", "40"], "got '40'; expected the number of trials in all"),
+        (["sweep", "extend", "s", "40"], "`tinyattn extend s trials=40`"),
     ],
 )
 def test_names_that_are_not_there(runs: Path, words: list[str], said: str) -> None:
@@ -851,11 +851,11 @@ def _signals() -> Iterator[None]:
     ("words", "said"),
     [
         (["trials=2", "gpu_hours=-5"], "gpu_hours: -5 came, allowed is a number above 0"),
-        (["trials=2", "gpu_hours=abc"], "gpu_hours: 'abc' came, allowed is a number"),
-        (["gpu_hours=true"], "gpu_hours: True came, allowed is a number"),
+        (["trials=2", "gpu_hours=abc"], "gpu_hours: got 'abc'; expected a number"),
+        (["gpu_hours=true"], "gpu_hours: got True; expected a number"),
         (["gpu_hours=5"], "was begun without a limit"),
-        (["rte.trials=5"], "allowed is the number of trials of all sweeps of the suite"),
-        (["trials=true"], "allowed is the number of trials in all"),
+        (["rte.trials=5"], "expected the number of trials of all sweeps of the suite"),
+        (["trials=true"], "expected the number of trials in all"),
         (["trials=9", "--without", "sst"], "'sst' is no sweep of suite 's'"),
     ],
 )

@@ -41,7 +41,7 @@ from orchestrator.reporting import suite_view
 from orchestrator.reporting.view import LineView, LiveView, Progress
 from orchestrator.search.asha import Asha
 from orchestrator.spec.batch import TrialBatch
-from orchestrator.spec.command import Command
+from orchestrator.spec.command import Command, Kind
 from orchestrator.spec.config import Resources
 from orchestrator.spec.outcome import Outcome
 from orchestrator.spec.result import Result
@@ -58,6 +58,7 @@ from tinyattn.training.evaluation import Evaluation
 from tinyattn.training.model_cache import ModelCache
 from tinyattn.training.trainer import Trainer
 
+FINALIZE = Command.of_finalize("s", Kind.SWEEP)
 TWIN, DOOMED, FAILS = {"seed": 1}, {"seed": 2, "epochs": 3}, {"max_length": 65}
 POINTS: list[dict[str, Any]] = [
     {"seed": 0},
@@ -331,8 +332,8 @@ def test_runs_are_closed_whatever_ends_a_sweep(
 
 def test_a_full_disk_says_what_to_type_once_there_is_room(open_sweep: SweepRuns) -> None:
     with (
-        pytest.raises(StorageError, match=r"disk is full; then `tinyattn finalize s` goes on"),
-        closed_in_any_case(lambda: open_sweep, "finalize s"),
+        pytest.raises(StorageError, match=r"disk is full; then `tinyattn resume s` goes on"),
+        closed_in_any_case(lambda: open_sweep, FINALIZE),
     ):
         raise StorageError("disk is full")
 
@@ -340,8 +341,8 @@ def test_a_full_disk_says_what_to_type_once_there_is_room(open_sweep: SweepRuns)
 @pytest.mark.parametrize(
     ("error", "raised", "said"),
     [
-        (StorageError("refused"), StorageError, "refused; then `tinyattn finalize s` goes on"),
-        (KeyboardInterrupt(), InterruptedSweepError, "`tinyattn finalize s` goes on where it was"),
+        (StorageError("refused"), StorageError, "refused; then `tinyattn resume s` goes on"),
+        (KeyboardInterrupt(), InterruptedSweepError, "`tinyattn resume s` goes on where it was"),
     ],
 )
 def test_a_sweep_that_cannot_be_opened_says_what_to_type(
@@ -350,7 +351,7 @@ def test_a_sweep_that_cannot_be_opened_says_what_to_type(
     def refuse() -> SweepRuns:
         raise error
 
-    with pytest.raises(raised, match=said), closed_in_any_case(refuse, "finalize s"):
+    with pytest.raises(raised, match=said), closed_in_any_case(refuse, FINALIZE):
         pytest.fail("the block ran")
 
 
@@ -418,7 +419,7 @@ def test_a_signal_while_runs_cannot_be_opened_is_an_interruption() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         raise StorageError("the store has not answered")
 
-    with pytest.raises(InterruptedSweepError), closed_in_any_case(interrupted, "finalize s"):
+    with pytest.raises(InterruptedSweepError), closed_in_any_case(interrupted, FINALIZE):
         pytest.fail("the block ran")
 
 
