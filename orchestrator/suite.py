@@ -319,7 +319,7 @@ class _Running:
         with signals_noted() as stop:  # a run that the store has made is known before all ends
             run = tracker.open_suite(name)
             if self._definition.kind.is_judged:
-                run.mark_comparison()
+                run.mark_comparison(self._definition.kind)
         openers = [partial(opener, suite=run) for opener in checked.values()]
         outcome = Outcome.FAILED
         try:

@@ -40,7 +40,6 @@ _PLACES = ("runs", "tracking_uri", "data", "on")
 """Parameters of the place options."""
 WHOLE = 10_000
 """Columns of a table that nothing is cut from; it is printed as wide as its values are."""
-_NOT_JUDGED = "the methods are not judged yet; the command that began them does so at its end"
 _COMMAND = re.compile(r"`(tinyattn (?!train|doctor)[^`]+)`")
 
 
@@ -357,7 +356,8 @@ def _show_suites(
             console.print(board.render_suite(table, name))
         if results.is_comparison:
             page = comparison_page(workspace, name)
-            echo(f"the table that judges the methods is {page}" if page else _NOT_JUDGED)
+            yet = f"it is not judged yet; `tinyattn resume {name}` goes on to that"
+            echo(f"the table that judges the methods is {page}" if page else yet)
         elif not results.tables:
             echo(f"suite {name} has no ranked trial yet")
     return any(sweeps is not None for sweeps in found.values())

@@ -12,12 +12,17 @@ from functools import partial
 from mlflow import MlflowClient
 from mlflow.entities import Metric, RunTag
 
+from orchestrator.spec.command import Kind
 from orchestrator.spec.outcome import Outcome
 from orchestrator.tracking.pages import NOTE_TAG
 from orchestrator.tracking.records import COMPARISON, PARENT_TAG, TAG, run_tags, shown
 from orchestrator.tracking.retry_queue import RetryQueue
 
-_NOT_JUDGED = "The methods are not judged yet."
+_NOT_YET = {
+    Kind.COMPARISON: "The methods are not judged yet.",
+    Kind.REPRODUCTION: "The tables are not made yet.",
+}
+"""What the page says of a run until its command has come to its end."""
 
 
 class SuiteRun:
@@ -49,9 +54,13 @@ class SuiteRun:
         note = [RunTag(NOTE_TAG, shown(text))]
         self._send(metrics=numbers, tags=note)
 
-    def mark_comparison(self) -> None:
-        """Queue that its sweeps are methods that are compared, unless a note says so already."""
-        self._retry_queue.send(self._mark_comparison)
+    def mark_comparison(self, kind: Kind = Kind.COMPARISON) -> None:
+        """Queue that its sweeps are methods that are compared, unless a note says so already.
+
+        Args:
+            kind: a comparison or a reproduction.
+        """
+        self._retry_queue.send(partial(self._mark_comparison, _NOT_YET[kind]))
 
     def note_comparison(self, text: str, metrics: Mapping[str, float]) -> None:
         """Queue what a comparison of its sweeps shows, in Markdown, which stands first on its page.
@@ -77,9 +86,9 @@ class SuiteRun:
         )
         self._send(tags=run_tags({"outcome": outcome.value}))
 
-    def _mark_comparison(self) -> None:
+    def _mark_comparison(self, text: str) -> None:
         if TAG + COMPARISON not in self._client.get_run(self.run_id).data.tags:
-            self._client.set_tag(self.run_id, TAG + COMPARISON, _NOT_JUDGED)
+            self._client.set_tag(self.run_id, TAG + COMPARISON, text)
 
     def _forget_outcome(self) -> None:
         if TAG + "outcome" in self._client.get_run(self.run_id).data.tags:
