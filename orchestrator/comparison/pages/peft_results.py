@@ -3,7 +3,7 @@
 peft keeps a JSON file a run in `method_comparison/TASK/results`, and its `processing.py` reads all
 of a folder into one table. A unit of ours, the winner of a search trained once more, is one such
 run. Its reader takes whole numbers where memory, sizes and tokens stand: what is not known there is
-0, elsewhere null. docs/compare.md says which these are.
+0, elsewhere null. docs/comparison-files.md says which these are.
 """
 
 from __future__ import annotations
