@@ -53,8 +53,9 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
         log = tmp_path / f"log{number}"
         driver = start("pet", *words, log=log)
         place = b"generation-2" if number == 2 else b"search"
-        wait_for(lambda: log.exists() and place in log.read_bytes())  # noqa: B023
-        wait_for(lambda: until in log.read_bytes().rpartition(b"labelling")[2])  # noqa: B023
+        wait_for(lambda: log.exists() and place in log.read_bytes(), seconds=600)  # noqa: B023
+        # On a busy machine a worker takes minutes to start.
+        wait_for(lambda: until in log.read_bytes().rpartition(b"labelling")[2], seconds=600)  # noqa: B023
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     done = call("pet", *words)
@@ -75,8 +76,9 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
     again = call("pet", *words)
     assert again.exit_code == 0, again.output
     assert contents(folder) == before, "nothing is trained or labelled twice"
-    promoted = call("promote", "pet-task", "--force", "--runs", runs)
+    promoted = call("promote", "pet-task", "--runs", runs)
     assert promoted.exit_code == 0, promoted.output
+    assert "version 1 " in promoted.output
     tracker = Workspace(runs).tracker()
     trained: dict[object, set[tuple[str, int]]] = {}
     for trial in tracker.trials_of(tracker.find_sweep("pet-task")):

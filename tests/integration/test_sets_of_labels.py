@@ -45,7 +45,7 @@ def test_a_sweep_of_sets_of_labels_that_was_killed_is_the_one_that_was_left_in_p
     whole = call(*words, "name=whole", "resources.concurrent=1")
     assert whole.exit_code == 0, whole.output
     driver = start(*words, "name=s", "resources.concurrent=1", log=log)
-    wait_for(lambda: b"search_00002 evaluation 2/" in log.read_bytes())
+    wait_for(lambda: b"search_00002 evaluation 2/" in log.read_bytes(), seconds=600)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     done = call("sweep", "resume", "s", "--runs", runs)
@@ -75,7 +75,7 @@ def test_a_suite_with_sets_of_labels_that_was_killed_loses_and_repeats_nothing(
         f"set: {{plm: {plm}}}\n"
     )
     driver = start("sweep", "run", file, "name=s", *SETTINGS, "--runs", runs, log=log)
-    wait_for(lambda: b"topics search_00001 evaluation 2/" in log.read_bytes())
+    wait_for(lambda: b"topics search_00001 evaluation 2/" in log.read_bytes(), seconds=600)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     done = call("sweep", "resume", "s", "--runs", runs)
