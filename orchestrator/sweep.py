@@ -21,6 +21,7 @@ from orchestrator.execution.nodes import concurrency
 from orchestrator.execution.tuner import BatchRun, run_batch
 from orchestrator.planning.preflight import (
     check_warmup,
+    file_tags,
     inspect,
     run_tags,
     warmup_note,
@@ -253,6 +254,7 @@ def search_of(sweep: Sweep, workspace: Workspace, runs: SweepRuns, facts: Facts)
         evaluations=facts.evaluations,
         resources=sweep.resources,
         tags=run_tags(facts),
+        file_tags=file_tags(facts),
         pflop=facts.trial_pflop,
         asha=sweep.asha,
         trials_a_search=sweep.search.trials_a_search,

@@ -124,12 +124,14 @@ def study_of(folder: Path, name: str) -> optuna.Study:
     return optuna.load_study(study_name=name, storage=optuna.storages.JournalStorage(backend))
 
 
-def histories(runs: Path, name: str, tracking_uri: str | None = None) -> dict[str, list[float]]:
-    """The losses by evaluation of each trial, by the trial's configuration."""
+def histories(
+    runs: Path, name: str, tracking_uri: str | None = None, key: str = "train_loss"
+) -> dict[str, list[float]]:
+    """A metric by evaluation, as the loss, of each trial, by the trial's configuration."""
     tracker = Workspace(runs, tracking_uri).tracker()
     return {
         str(sorted(record.trial.params.items())): [
-            m.value for m in tracker.client.get_metric_history(record.run_id, "train_loss")
+            m.value for m in tracker.client.get_metric_history(record.run_id, key)
         ]
         for record in tracker.trials_of(tracker.find_sweep(name))
         if record.kind == "trial"

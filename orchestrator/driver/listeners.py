@@ -52,7 +52,7 @@ class MlflowListener(Listener):
     def started(self, trial: Trial) -> None:
         """Open the trial's run, or go on in the one it has."""
         config = self._batch.base.with_overrides(trial.params)
-        tags = self._batch.tags
+        tags = {**self._batch.tags, **self._batch.file_tags.get(config.train_file or "", {})}
         identity = config.identity(tags["data_fingerprint"], tags["commit"])
         self._runs.start_trial(
             trial.name,

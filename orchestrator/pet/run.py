@@ -15,7 +15,7 @@ import contextlib
 import functools
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import datasets
@@ -35,7 +35,13 @@ from orchestrator.pet.ensemble import (
 )
 from orchestrator.pet.plan import PetPlan
 from orchestrator.pet.rows import as_rows, few_rows, key_of, labelled, train_file, unlabelled_rows
-from orchestrator.planning.preflight import check_warmup, inspect, run_tags
+from orchestrator.planning.preflight import (
+    check_warmup,
+    file_tags,
+    inspect,
+    run_tags,
+    train_files,
+)
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.selection.finalizing import FRESH_SEED, batch_name, content_of
 from orchestrator.spec.batch import TrialBatch
@@ -271,7 +277,8 @@ class _Pet:
         longest = self.sweep.model_copy(
             update={"train": base.with_overrides(points[0]), "space": {}}
         )
-        facts = inspect(longest, self.checks)
+        trials = [base.with_overrides(point) for point in points]
+        facts = replace(inspect(longest, self.checks), train_files=train_files(trials, self.checks))
         # Fingerprints are those of the common config, as workers compare them.
         tags = {**run_tags(facts), "data_fingerprint": self.facts.data_fingerprint}
         name = f"generation-{number}"
@@ -308,6 +315,7 @@ class _Pet:
             evaluations=facts.evaluations,
             resources=self.sweep.resources,
             tags=tags,
+            file_tags=file_tags(facts),
             pflop=facts.trial_pflop,
             plugins=self.sweep.imports,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from orchestrator.spec.config import Sweep, rungs
 from orchestrator.spec.facts import Facts
 from orchestrator.spec.space import merged, with_children, with_parents
-from orchestrator.tracking.provenance import code_tags
+from orchestrator.tracking.provenance import TRAIN_FINGERPRINT, code_tags
 from orchestrator.tracking.records import NO_CARVE
 from tinyattn.adapters.model import AdaptedModel, Counts
 from tinyattn.config import PeftAdapter, TrainConfig, WarpConfig
@@ -102,7 +102,7 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         task=data.task.name,
         primary_metric=data.task.metrics[0],
         plm_fingerprint=plm.fingerprint,
-        data_fingerprint=data.fingerprint,
+        data_fingerprint=model_cache.data(sweep.train).fingerprint,  # as workers compare it
         carve=sweep.train.carve_version if _is_carved(sweep, data.task) else None,
         carve_notes=(*data.carve_notes, *label_remarks(data)),
         train_rows=len(data.train),
@@ -119,8 +119,21 @@ def inspect(sweep: Sweep, model_cache: ModelCache) -> Facts:
         lacks_choice=lacks_choice(data),
         patterns=tuple(asked),
         targets=_targets(data, sweep, loss.scale),
+        train_files=train_files(extremes(sweep, ("train_file",)), model_cache),
         plm_notes=plm.notes,
     )
+
+
+def train_files(
+    configs: Iterable[TrainConfig], model_cache: ModelCache
+) -> dict[str, tuple[str, int]]:
+    """Return `Facts.train_files` of trials."""
+    found = {}
+    for config in configs:
+        if config.train_file is not None:
+            data = model_cache.data(config)
+            found[config.train_file] = data.fingerprint, len(data.train)
+    return found
 
 
 def _targets(data: TaskData, sweep: Sweep, scale: Scale) -> str:
@@ -156,6 +169,14 @@ def run_tags(facts: Facts) -> dict[str, str]:
         "truncated_rows": str(facts.truncated_rows),
         "primary_metric": facts.primary_metric,
         "commit": code_tags().get("commit", "unknown"),
+    }
+
+
+def file_tags(facts: Facts) -> dict[str, dict[str, str]]:
+    """Return `TrialBatch.file_tags`: what is recorded of each file that trials train on."""
+    return {
+        file: {TRAIN_FINGERPRINT: fingerprint, "train_rows": str(rows)}
+        for file, (fingerprint, rows) in facts.train_files.items()
     }
 
 

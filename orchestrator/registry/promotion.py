@@ -33,6 +33,7 @@ from orchestrator.selection.significance import (
 from orchestrator.spec.command import Command, Kind, Phase
 from orchestrator.spec.trial import is_alone
 from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.provenance import trained_on
 from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.writer import TrackingWriter
 from tinyattn.config import TrainConfig
@@ -192,8 +193,8 @@ class _Contest:
         """Return what is said where the champion had other rows under its task's name; or ''."""
         if self.previous is None:
             return ""
-        then = self.tracker.trial(self.previous.run_id or "").tags.get("data_fingerprint")
-        now = self.trial.tags.get("data_fingerprint")
+        then = trained_on(self.tracker.trial(self.previous.run_id or "").tags)
+        now = trained_on(self.trial.tags)
         if then == now or None in (then, now):
             return ""
         return (

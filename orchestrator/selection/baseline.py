@@ -24,6 +24,7 @@ from orchestrator.spec.trial import ALONE, has_no_classifier, is_alone
 from orchestrator.spec.values import Point, Value
 from orchestrator.state.ranking import BASELINE, candidates, standing_of_run
 from orchestrator.state.workspace import Workspace
+from orchestrator.tracking.provenance import TRAIN_FINGERPRINT, trained_on
 from orchestrator.tracking.reader import TrackingReader
 from orchestrator.tracking.records import TrialRun
 from orchestrator.tracking.sweep_runs import SweepRuns
@@ -38,7 +39,10 @@ RATES = (0.3, 1, 3, 10)
 larger rates are better: on three of four tasks with MiniLM the best was 10 to 100 times the
 finalist's. It needs no backward pass through the PLM, so four such trials cost about one of an
 adapter."""
-_INHERITED = ("carve", "data_fingerprint", "plm_fingerprint", "train_rows", "truncated_rows")
+_INHERITED = (
+    "carve", "data_fingerprint", TRAIN_FINGERPRINT, "plm_fingerprint", "train_rows",
+    "truncated_rows",
+)  # fmt: skip
 """Tags of the trial that hold for the baseline too, which has the same rows and PLM."""
 
 
@@ -102,14 +106,14 @@ def _head_rate(trial: TrialRun) -> float:
 
 def _alones(store: TrackingReader, trial: TrialRun) -> list[TrialRun]:
     """Return the baselines of a trial's sweep on the trial's data."""
-    data = trial.tags.get("data_fingerprint")
+    data = trained_on(trial.tags)
     trials = store.trials_of(store.find_sweep(trial.sweep))
     asked = trial.config.get("pattern")
     return [
         other
         for other in trials
         if is_alone(other.config)
-        and other.tags.get("data_fingerprint") == data
+        and trained_on(other.tags) == data
         and other.config.get("pattern") == asked
     ]
 

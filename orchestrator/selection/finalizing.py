@@ -14,7 +14,7 @@ from typing import Protocol
 from orchestrator.driver.listeners import MlflowListener
 from orchestrator.driver.trial_queue import Points, Source
 from orchestrator.execution.tuner import BatchRun
-from orchestrator.planning.preflight import inspect, run_tags, warmup_note
+from orchestrator.planning.preflight import file_tags, inspect, run_tags, warmup_note
 from orchestrator.search.asha import search_of
 from orchestrator.search.searcher import OptunaSearcher
 from orchestrator.selection.baseline import alone_settings
@@ -442,6 +442,7 @@ class Finalizing:
             evaluations=self.facts.evaluations,
             resources=self.sweep.resources,
             tags={**run_tags(self.facts), **tags},
+            file_tags=file_tags(self.facts),
             pflop=self.facts.trial_pflop,
             plugins=self.sweep.imports,
         )
@@ -583,10 +584,12 @@ class Finalizing:
         folder: Path,
     ) -> str:
         """Return the run of a collapsed adapter, which descends from its expert's."""
+        config = config.with_overrides(expert.params)
         own = {"lineage": self.runs.run_of(expert.name), "collapse_method": method}
+        own |= file_tags(self.facts).get(config.train_file or "", {})
         self.runs.start_trial(
             trial_id,
-            config=config.with_overrides(expert.params),
+            config=config,
             params={**expert.params, "collapse": method},
             tags={**run_tags(self.facts), **own},
             kind="collapsed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.spec.config import AshaConfig, Resources
 from tinyattn.config import TrainConfig
@@ -33,6 +33,8 @@ class TrialBatch:
     resources: Resources
     tags: Mapping[str, str]
     """Tags of its MLflow runs: fingerprints, counts."""
+    file_tags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Tags beside these of runs whose trial has a `train_file`, by this file."""
     pflop: float = 0.0
     """Predicted operations of one whole trial, in 10^15; 0: not known."""
     asha: AshaConfig | None = None

@@ -42,6 +42,8 @@ class Facts:
     """Why no score can choose between trials; empty: one can."""
     patterns: tuple[str, ...] = ()
     """The patterns that rows may be asked by, each with its words, in words."""
+    train_files: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """`train_file` of trials -> fingerprint of the data with its rows, and how many these are."""
     plm_notes: tuple[str, ...] = ()
     """Remarks on what the PLM's files hold and is not used."""
 

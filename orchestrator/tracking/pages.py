@@ -14,6 +14,8 @@ from urllib.parse import urlencode
 
 from mlflow.entities import Dataset, DatasetInput, InputTag
 
+from orchestrator.tracking.provenance import trained_on
+
 VIEW_TAG = "mlflow.sharedViewState."
 TRAINING = {"mlflow.experimentKind": "custom_model_development"}
 """Tag of an experiment with training runs; without it MLflow's pages may show traces of chats."""
@@ -96,14 +98,15 @@ def data_set(task: str, tags: Mapping[str, str]) -> list[DatasetInput]:
         task: name of the task.
         tags: tags of the run, without the project's prefix.
     """
-    if "data_fingerprint" not in tags:
+    fingerprint = trained_on(tags)
+    if fingerprint is None:
         return []
     rows = {"num_rows": int(tags["train_rows"])} if "train_rows" in tags else {}
     found = Dataset(
         name=task,
-        digest=tags["data_fingerprint"][:_DIGEST_LENGTH],
+        digest=fingerprint[:_DIGEST_LENGTH],
         source_type="task",
-        source=json.dumps({"task": task, "data_fingerprint": tags["data_fingerprint"]}),
+        source=json.dumps({"task": task, "data_fingerprint": fingerprint}),
         profile=json.dumps(rows),
     )
     return [DatasetInput(found, [InputTag("mlflow.data.context", "training")])]

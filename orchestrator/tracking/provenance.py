@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tinyattn.errors import UsageError
 
+TRAIN_FINGERPRINT = "train_fingerprint"
+"""Tag with the fingerprint of the data of a run whose trial has a `train_file`."""
 LIBRARIES = ("torch", "transformers", "deepspeed", "ray", "optuna", "mlflow", "tinyattn")
 
 
@@ -47,6 +49,15 @@ def code_tags() -> dict[str, str]:
     return {"commit": commit(), **dict(_versions())}
 
 
+def trained_on(tags: Mapping[str, str]) -> str | None:
+    """Return the fingerprint of the data that a run had; None: it has none.
+
+    A run's `data_fingerprint` is that of its sweep's common config. A trial with a `train_file` of
+    its own has another one for the data with these rows.
+    """
+    return tags.get(TRAIN_FINGERPRINT, tags.get("data_fingerprint"))
+
+
 def refuse_other_data(what: str, tags: Mapping[str, str], here: str) -> None:
     """Refuse data that differ from a run's, since scores on them cannot be compared.
 
@@ -58,7 +69,7 @@ def refuse_other_data(what: str, tags: Mapping[str, str], here: str) -> None:
     Raises:
         UsageError: the data differ.
     """
-    then = tags.get("data_fingerprint", here)
+    then = trained_on(tags) or here
     if then != here:
         raise UsageError(
             f"{what} was made from data with fingerprint {then}, the data found here have {here}: "

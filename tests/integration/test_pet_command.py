@@ -12,6 +12,8 @@ from prompt_files import WORDS, write_prompt_task
 from sweep_truth import final_untruths, untruths
 from tiny_plm import save_tiny_plm
 
+from orchestrator.state.workspace import Workspace
+
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.rare]
 
 THINGS = {"y": ["cat", "dog", "bird"], "n": ["stone", "chair", "lamp"]}
@@ -51,8 +53,9 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
         log = tmp_path / f"log{number}"
         driver = start("pet", *words, log=log)
         place = b"generation-2" if number == 2 else b"search"
-        wait_for(lambda: log.exists() and place in log.read_bytes())  # noqa: B023
-        wait_for(lambda: until in log.read_bytes().rpartition(b"labelling")[2])  # noqa: B023
+        wait_for(lambda: log.exists() and place in log.read_bytes(), seconds=600)  # noqa: B023
+        # On a busy machine a worker takes minutes to start.
+        wait_for(lambda: until in log.read_bytes().rpartition(b"labelling")[2], seconds=600)  # noqa: B023
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     done = call("resume", "pet-task", "--runs", str(runs))
@@ -73,6 +76,20 @@ def test_it_goes_on_wherever_it_was_killed(tmp_path: Path) -> None:
     again = call("pet", *words)
     assert again.exit_code == 0, again.output
     assert contents(folder) == before, "nothing is trained or labelled twice"
+    promoted = call("promote", "pet-task", "--runs", runs)
+    assert promoted.exit_code == 0, promoted.output
+    assert "version 1 " in promoted.output
+    tracker = Workspace(runs).tracker()
+    trained: dict[object, set[tuple[str, int]]] = {}
+    for trial in tracker.trials_of(tracker.find_sweep("pet-task")):
+        (given,) = tracker.client.get_run(trial.run_id).inputs.dataset_inputs
+        size = json.loads(given.dataset.profile)["num_rows"]
+        trained.setdefault(trial.config["train_file"], set()).add((given.dataset.digest, size))
+    assert all(len(own) == 1 for own in trained.values()), "one data set a file"
+    assert len(set.union(*trained.values())) == len(trained)
+    for named, ((_, size),) in trained.items():
+        lines = 12 if named is None else len(Path(str(named)).read_text().splitlines())
+        assert size == lines
     led_away = call("finalize", "pet-task", "--runs", str(runs))
     assert led_away.exit_code == 2
     assert "'pet-task' is a PET; `tinyattn resume pet-task " in led_away.stderr

@@ -35,6 +35,28 @@ def write_topics(folder: Path) -> Path:
     return folder / "topics.yaml"
 
 
+def test_a_sweep_of_sets_of_labels_that_was_killed_is_the_one_that_was_left_in_peace(
+    tmp_path: Path,
+) -> None:
+    """Alone in its place: every trial once, each evaluation once, and the same scores."""
+    task, plm = write_topics(tmp_path), save_tiny_plm(tmp_path / "plm", spread=0.2)
+    runs, log = tmp_path / "runs", tmp_path / "log"
+    words = ("sweep", "run", "minilm", f"task={task}", f"plm={plm}", *SETTINGS, "--runs", runs)
+    whole = call(*words, "name=whole", "resources.concurrent=1")
+    assert whole.exit_code == 0, whole.output
+    driver = start(*words, "name=s", "resources.concurrent=1", log=log)
+    wait_for(lambda: b"search_00002 evaluation 2/" in log.read_bytes(), seconds=600)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    done = call("sweep", "resume", "s", "--runs", runs)
+    assert done.exit_code == 0, done.output
+    assert untruths(runs, "s", 2) == []
+    for key in ("train_loss", "score", "select_loss"):
+        undisturbed = histories(runs, "whole", key=key)
+        assert [len(own) for own in undisturbed.values()] == [12, 12]
+        assert histories(runs, "s", key=key) == undisturbed
+
+
 def test_a_suite_with_sets_of_labels_that_was_killed_loses_and_repeats_nothing(
     tmp_path: Path,
 ) -> None:
@@ -53,7 +75,7 @@ def test_a_suite_with_sets_of_labels_that_was_killed_loses_and_repeats_nothing(
         f"set: {{plm: {plm}}}\n"
     )
     driver = start("sweep", "run", file, "name=s", *SETTINGS, "--runs", runs, log=log)
-    wait_for(lambda: b"topics search_00001 evaluation 2/" in log.read_bytes())
+    wait_for(lambda: b"topics search_00001 evaluation 2/" in log.read_bytes(), seconds=600)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
     done = call("sweep", "resume", "s", "--runs", runs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from generation_files import copying_rows, save_decoder, write_generation_task
 from tiny_plm import save_tiny_plm
 
 from orchestrator.cli import main
+from orchestrator.judging.page import sections
 from orchestrator.spec.trial import is_alone
 from orchestrator.state.workspace import Workspace
 from tinyattn.adapters.checkpoint import read_card
 from tinyattn.config import TrainConfig
+from tinyattn.judging.evaluation import Evaluation
 from tinyattn.predict import load_predictor
 from tinyattn.serving import save_model
 from tinyattn.tasks import compute_metrics, find_task
@@ -65,7 +68,19 @@ def test_a_sweep_is_finalized_and_its_winner_writes(
     forced = command("promote", "job", "--force", *place)
     assert forced.exit_code == 0, forced.output
 
+    assert command("report", "job", *place).exit_code == 0
     tracker = Workspace(tmp_path / "runs").tracker()
+    winner = tracker.trial(tracker.find_sweep("job").tags["winner"])
+    kept = tracker.heldout_of(winner.run_id)
+    assert kept is not None
+    found = Evaluation.from_json(kept)
+    measured = {own.name: own.value for own in found.metrics}
+    assert measured == pytest.approx(winner.trial.heldout)
+    page = (tmp_path / "runs" / "sweeps" / "job" / "report" / "report.html").read_text()
+    shown = sections(found, "The winner on held-out rows", [])
+    tables = [one for own in shown for one in re.findall(r"<table>.*?</table>", own, re.S)]
+    assert tables
+    assert [table for table in tables if table not in page] == []
     trials = tracker.trials_of(tracker.find_sweep("job"))
     rival = next(trial for trial in trials if trial.kind == "expert")
     compared = command("promote", rival.run_id, *place)

@@ -15,6 +15,8 @@ from tiny_plm import save_tiny_plm
 from orchestrator.cli import main
 from orchestrator.spec.config import load_sweep
 from orchestrator.state.definition import Definition, Origin
+from tinyattn.adapters.checkpoint import read_card
+from tinyattn.grouping.sample import DIGITS
 from tinyattn.tasks import find_task
 
 WHOLE = ("max_length=16", "name=x")
@@ -72,6 +74,32 @@ def test_from_a_file_to_answers_without_an_edited_line(here: Path, tiny: str) ->
     lines = "".join(f"another {at} text {at};billing\n" for at in range(4))
     (here / "fresh.csv").write_text("körper;team\n" + lines, "latin-1")
     assert "trained on" not in run("evaluate", "out/adapter", "fresh.csv").output
+
+
+def test_rows_of_an_adapter_to_start_from_are_known_to_the_one_trained_from_it(
+    here: Path, tiny: str
+) -> None:
+    lines = [f"the {at} th line {at * 7} is out;{'ab'[at % 2]}\n" for at in range(120)]
+    trained, start = [], "adapter.num_heads=1"
+    for name, own in (("one", lines[:40]), ("two", lines[40:80])):
+        (here / f"{name}.csv").write_text("text;label\n" + "".join(own))
+        words = ("train", f"task={name}.csv", f"plm={tiny}", *SHORT, start, "--output", name)
+        done = run(*words)
+        assert done.exit_code == 0, done.output
+        number = re.search(r"; (\d+) rows, ", done.output)
+        assert number is not None
+        trained.append(int(number[1]))
+        start = "start.adapter=one/adapter"
+    card = read_card(here / "two" / "adapter").task
+    assert card is not None
+    assert len(card.trained_on) == DIGITS * sum(trained)
+    first, second = trained
+    (here / "all.csv").write_text("text;label\n" + "".join(lines))
+    for file, known, rows in (("one", first, 40), ("two", second, 40), ("all", sum(trained), 120)):
+        told = run("evaluate", "two/adapter", f"{file}.csv")
+        assert told.exit_code == 0, told.output
+        assert f"beware: {known} of the {rows} rows are" in told.output
+    assert f"beware: {first} of the 120 rows" in run("evaluate", "one/adapter", "all.csv").output
 
 
 def test_code_beside_a_tokenizer_is_refused_and_a_yes_in_a_pipe_runs_nothing(

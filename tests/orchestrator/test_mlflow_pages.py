@@ -5,14 +5,27 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from mlflow import MlflowClient
 from mlflow_sweeps import Sweeps
+from prompt_files import write_prompt_task
+from tiny_plm import save_tiny_plm
 
+from orchestrator.driver.listeners import MlflowListener
+from orchestrator.planning.preflight import inspect, run_tags
+from orchestrator.registry.benchmarks import benchmarks
 from orchestrator.reporting.findings import Finding, Findings
 from orchestrator.reporting.mlflow_page import publish
 from orchestrator.reporting.report import write_report
+from orchestrator.spec.config import Sweep
 from orchestrator.spec.outcome import Outcome
-from tinyattn.config import TrainConfig
+from orchestrator.spec.trial import Trial
+from orchestrator.spec.values import Point
+from orchestrator.state.workspace import Workspace
+from orchestrator.sweep import search_of
+from tinyattn.config import TrainConfig, build
+from tinyattn.errors import UsageError
+from tinyattn.training.model_cache import ModelCache
 
 
 def _views(client: MlflowClient, experiment: str) -> dict[str, dict[str, object]]:
@@ -157,6 +170,52 @@ def test_runs_name_the_rows_that_they_train_on(sweeps: Sweeps) -> None:
         (found,) = client.get_run(run_id).inputs.dataset_inputs
         assert (found.dataset.name, found.dataset.digest) == ("sst2", "0123abcd")
         assert json.loads(found.dataset.profile) == {"num_rows": 300}
+
+
+def test_trials_on_files_of_their_own_name_these_rows_and_can_be_promoted(
+    tmp_path: Path, sweeps: Sweeps
+) -> None:
+    """As members and classifiers of a PET have them; MLflow had the task's rows for all of them."""
+    counts = {"train": 4, "select": 4, "validation": 4, "few": 6, "many": 8}
+    rows = {
+        split: [{"text": f"{split} {n}", "label": "yn"[n % 2]} for n in range(count)]
+        for split, count in counts.items()
+    }
+    task, plm = write_prompt_task(tmp_path, rows), str(save_tiny_plm(tmp_path / "plm", masked=True))
+    files = {"a": tmp_path / "few.jsonl", "b": tmp_path / "many.jsonl"}
+    train = {"task": task, "plm": plm, "max_length": 16}
+    space = {"train_file": {"type": "choice", "values": [str(file) for file in files.values()]}}
+    sweep = build(Sweep, {"name": "first", "train": train, "space": space}, "test")
+    cache = ModelCache()
+    facts, own = inspect(sweep, cache), cache.data(sweep.train).fingerprint
+    assert facts.data_fingerprint == own, "workers compare it with that of the common config"
+    runs = sweeps.tracker.start_sweep(
+        name="first", task="asked", plm=plm, protocol="heldout", config={}, tags=run_tags(facts)
+    )
+    search = search_of(sweep, Workspace(tmp_path / "runs"), runs, facts)
+    listener = MlflowListener(runs, search.batch, search.checkpoints)
+    for name in "abc":
+        params: Point = {"train_file": str(files[name])} if name in files else {}
+        listener.started(Trial(name, params))
+        runs.end_trial(name, Outcome.COMPLETED)
+    sweeps.tracker.settle(30)
+    client, digests, sizes = MlflowClient(sweeps.tracker.uri), [], []
+    for name in "abc":
+        (given,) = client.get_run(runs.run_of(name)).inputs.dataset_inputs
+        digests.append(given.dataset.digest)
+        sizes.append(json.loads(given.dataset.profile)["num_rows"])
+    assert sizes[:2] == [6, 8]
+    assert len(set(digests)) == 3
+    assert digests[2] == own
+
+    files["b"].write_text(files["b"].read_text().replace("many 0", "another"))
+    benchmark_of = benchmarks(ModelCache(), lambda trial, config: None)
+    for name in "ac":
+        held = benchmark_of(sweeps.tracker.trial(runs.run_of(name))).heldout
+        assert held is not None
+        assert len(held.labels) == 4
+    with pytest.raises(UsageError, match=f"made from data with fingerprint {digests[1]}"):
+        benchmark_of(sweeps.tracker.trial(runs.run_of("b")))
 
 
 def test_one_name_finds_a_trial_among_sweeps(sweeps: Sweeps) -> None:

@@ -107,6 +107,35 @@ def test_separators_of_several_signs_are_read_or_named(signs: str, tmp_path: Pat
         check_form(signs, "utf-8", None)
 
 
+@pytest.mark.parametrize(
+    ("lines", "signs"),
+    [
+        (('"text"::"is"', '"a::b"::"0"', '"c"::"1"'), "::"),
+        (("text::is", 'a "b" :: c::0', "d :: e::1"), None),  # two in one line, three in the others
+        (("text::is", 'a "b::b" c::0', "d::1"), "::"),
+        (("text::is", '"a ""b"" c"::0', "d::1"), "::"),
+        (("text", '"a :: b"', '"c :: d"'), None),
+        (("text", '"a ::', 'b"', '"c :: d"'), None),
+        (("text::is", 'a 5" wide::0', "d::1"), None),  # what does the quote enclose?
+    ],
+)
+def test_several_signs_are_looked_for_outside_of_quotes(
+    lines: tuple[str, ...], signs: str | None, tmp_path: Path
+) -> None:
+    file, content = tmp_path / "a.csv", "\n".join(lines) + "\n"
+    if signs is None:
+        assert len(read(file, content).column_names) == 1
+    else:
+        with pytest.raises(TaskError, match=f"got {re.escape(repr(signs))} between the cells"):
+            read(file, content)
+
+
+def test_quotes_that_enclose_nothing_do_not_hide_several_signs(tmp_path: Path) -> None:
+    content = 'text::is\na 5" wide::0\nd::1\n'
+    with pytest.raises(TaskError, match="got '::' between the cells"):
+        read(tmp_path / "a.csv", content, FileForm(quotes=False))
+
+
 def test_columns_without_names_are_called_by_their_numbers(tmp_path: Path) -> None:
     found = read(tmp_path / "a.csv", "v1,v2,,\nham,a b,,\nspam,c,d,\n")
     assert found.column_names == ["v1", "v2", "column3", "column4"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tinyattn.grouping.sample import DIGITS, MOST, recognised, row_digests, sample_of
+from tinyattn.grouping.sample import DIGITS, MOST, merged, recognised, row_digests, sample_of
 
 
 def digests(rows: list[list[int]]) -> np.ndarray:
@@ -43,3 +43,12 @@ def test_few_rows_are_recognised_exactly_and_of_many_an_even_share() -> None:
     assert 25 < found.looked_up < 85
     assert 0.3 < found.rows / found.looked_up < 0.7
     assert recognised(kept, digests(others)).rows == 0
+
+
+def test_the_merged_sample_is_that_of_all_rows_together() -> None:
+    for sizes in ((0, 0), (5, 0), (100, 100), (200, 200), (3_000, 10), (10, 3_000), (900, 900)):
+        one, other = (drawn(seed, size) for seed, size in enumerate(sizes))
+        both = merged(*(sample_of(digests(own)) if own else "" for own in (one, other)))
+        assert both == (sample_of(digests([*one, *other])) if one else "")
+    once = sample_of(digests(drawn(1, 300)))
+    assert merged(once, once) == once

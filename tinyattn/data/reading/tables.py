@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ SEPARATORS = (",", "\t", ";", "|")
 _SEVERAL = ("||", "\t\t", ";;", "::", " | ", " ; ")
 """Signs that are together between cells in some files; such a file is read where each of them alone
 parts cells as well, with an empty column between."""
+_QUOTED = re.compile(r'"[^"\n]*"')
+"""A cell in quotes on one line, or a part of it between two that are doubled."""
 _BLOCK = 2**19
 """Letters from which a text may be a file's beginning, and not all of it."""
 _LOOKED_AT = 50
@@ -90,7 +93,7 @@ def separator_of(path: Path, form: FileForm) -> str:
     text = beginning_of(path, form)
     widths = {separator: width_of(text, separator, form) for separator in signs}
     best = max(signs, key=lambda separator: widths[separator])
-    if not widths[best] and (several := _several_signs(text)) is not None:
+    if not widths[best] and (several := _several_signs(text, form)) is not None:
         raise UnfitError(
             f"got {several!r} between the cells, which is {len(several)} signs; expected one: put "
             "a tab in its place, or another sign that no text has; or, if it is part of the texts "
@@ -99,10 +102,16 @@ def separator_of(path: Path, form: FileForm) -> str:
     return best
 
 
-def _several_signs(text: str) -> str | None:
-    """Return the signs that stand together, and equally often, in each of the first lines."""
-    if '"' in text:  # cells in quotes may hold anything
-        return None
+def _several_signs(text: str, form: FileForm) -> str | None:
+    """Return the signs that stand together, and equally often, in each of the first lines.
+
+    Cells in quotes may hold anything and are passed over. Where a quote is left alone it is not
+    known what it encloses, so None.
+    """
+    if form.quotes:
+        text = _QUOTED.sub("", text)
+        if '"' in text:
+            return None
     lines = [line for line in text.split("\n")[: 2 * _LOOKED_AT] if line.strip()][:_LOOKED_AT]
     counts = {signs: {line.count(signs) for line in lines} for signs in _SEVERAL}
     found = (signs for signs, own in counts.items() if len(own) == 1 and own != {0})
