@@ -236,8 +236,8 @@ def refuse_pet(workspace: Workspace, name: str) -> None:
     command = workspace.command_of(name)
     if command.kind is Kind.PET and not workspace.is_held(name):
         raise UsageError(
-            f"'{name}' is a PET; `tinyattn resume {name}` goes on with it where it has not come to its "
-            f"end, and `tinyattn promote {name}` takes its best classifier"
+            f"'{name}' is a PET; `tinyattn resume {name}` goes on with it where it has not come to "
+            f"its end, and `tinyattn promote {name}` takes its best classifier"
         )
 
 
