@@ -127,7 +127,8 @@ class SplitsFile(StrictModel):
     train: str = "train"
     """Rows to train on."""
     validation: str | None = None
-    """Dev rows; None: the file `validation` if there is one, else rows carved from train."""
+    """Dev rows; without the key the file `validation` if there is one; None: rows carved from
+    train."""
     test: str = "test"
     """Rows to predict."""
     extra: dict[str, str] = Field(default_factory=dict)
@@ -502,7 +503,9 @@ def _refuse_kept_names(text_columns: Collection[str]) -> None:
 
 
 def _splits(names: SplitsFile, folder: Path) -> Splits:
-    validation = names.validation or ("validation" if find_split(folder, "validation") else None)
+    validation = names.validation
+    if "validation" not in names.model_fields_set and find_split(folder, "validation") is not None:
+        validation = "validation"
     files = [name for name in (names.train, validation, names.select) if name is not None]
     if len(set(files)) < len(files):
         raise TaskError(
